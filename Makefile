@@ -1,0 +1,42 @@
+# Two commands on a fresh machine: `make demo` and `make test`. They need git, python3 (3.11 or newer) with venv, make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ROOMS := photon idregistry eventstore dispatcher joiner
+PROTOS := $(wildcard photon/wire/*.proto)
+
+.PHONY: demo test check bench proto clean
+
+demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
+	$(BIN)/photon demo
+
+test: $(VENV)/.dev  ## all quick tests
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --config setup.cfg
+	PYTHON=$(BIN)/python sh photon/wire/generate.sh --check
+
+bench: $(VENV)/.dev  ## catch-up, steady rate, live latency, memory
+	$(BIN)/photon bench
+
+proto: $(VENV)/.dev  ## make the generated code anew
+	PYTHON=$(BIN)/python sh photon/wire/generate.sh
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(VENV)/bin/python setup.cfg requirements/run.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/run.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out
