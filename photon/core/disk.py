@@ -1,0 +1,77 @@
+"""What we ask of the disk: whole writes, durable names, one owner a directory; its errors in our words."""
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Self
+
+from photon.core.errors import DiskFullError, LockedError, StorageError
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_LOCK_NAME: Final = "lock"
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte at the file's offset. Raises OSError, with some of them written perhaps."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and deletions in the directory durable. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def storage_error(error: OSError, path: Path) -> StorageError:
+    """The error to raise (from the OSError) when a write, sync or open of `path` failed."""
+    if error.errno in _FULL:
+        return DiskFullError(
+            f"{path}: no space left ({error.strerror}); free some, nothing acknowledged is lost"
+        )
+    return StorageError(f"{path}: {error.strerror or error}; check the disk and the permissions")
+
+
+@contextlib.contextmanager
+def storage_errors(path: Path) -> Iterator[None]:
+    """An OSError inside becomes the storage error of `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(error, path) from error
+
+
+class DirectoryLock:
+    """Holds a directory for this process; the kernel lets go of it when the process ends, however it does."""
+
+    def __init__(self, directory: Path) -> None:
+        """LockedError if another process has it; StorageError if there can be no directory."""
+        path = directory / _LOCK_NAME
+        with storage_errors(path):
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise LockedError(
+                f"{directory}: another process works in this directory; stop it or use another directory"
+            ) from error
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()

@@ -1,0 +1,284 @@
+"""Making photon ids: unique, strictly increasing, and true to the time within a bound (paper 3.1).
+
+Time runs on the monotonic clock from the last answer of a trusted time source, which is asked every S
+seconds; the machine's wall clock, which steps and drifts, is never copied into an id.
+"""
+
+import fcntl
+import ipaddress
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+import numpy as np
+
+from photon.core.clock import Clock, TimeSource
+from photon.core.errors import LockedError, SkewError, StorageError, UsageError
+from photon.core.ids import DEFAULT_KEY, ID_BYTES, IdPacker
+
+DRIFT_PPM: Final = 200
+"""What a quartz clock may be wrong by, in us a second; the figure TrueTime counts with."""
+
+_TIME_US_MAX: Final = 10**18 - 1  # so much an id's text holds
+_POLLS_A_PERIOD: Final = 10
+
+
+class Mark(Protocol):
+    """Remembers, over restarts, a time that no id handed out has passed."""
+
+    def load(self) -> int: ...
+
+    def store(self, us: int) -> None: ...
+
+
+class FileMark:
+    """A Mark in a file of its own, durable before an id is handed out; held by one process at a time.
+
+    LockedError while another process holds it, StorageError if the file can't be read or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(self._fd)
+            raise LockedError(
+                f"{path}: another process makes ids with this mark; give each its own"
+            ) from error
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror}") from error
+
+    def load(self) -> int:
+        text = os.pread(self._fd, 64, 0)
+        if text and not text.strip().isdigit():
+            raise StorageError(f"{self._path}: holds no time; delete it once its last ids are in the past")
+        return int(text or b"0")
+
+    def store(self, us: int) -> None:
+        # A fixed width: a write that is cut off can't leave a shorter, smaller number that looks whole.
+        try:
+            os.pwrite(self._fd, b"%020d\n" % us, 0)
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise StorageError(f"{self._path}: {error.strerror}; no id was handed out") from error
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class EventIdGenerator:
+    """Ids of one server process. Thread-safe; ids are strictly increasing whatever any clock does.
+
+    Every id's time is within `max_skew_s` (S) of the source's, or SkewError is raised instead of an id:
+    when the source has been unreachable for so long that drift could exceed S, or when ids would have to
+    run ahead of the time by more than S to stay increasing. Then wait, slow down, or mend the source.
+
+    `with generator:` asks the source every S seconds in a thread; or call `synchronise_if_due` yourself.
+    `mark` keeps ids unique when a process starts again with the same address and process id within S of its
+    end (in a container it is always process 1); without one, give each incarnation its own process id.
+    `notice` is told, in a line, of answers that failed or made no sense: the last correction stays.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        process_id: int,
+        clock: Clock,
+        time_source: TimeSource,
+        max_skew_s: float = 1.0,
+        mark: Mark | None = None,
+        key: bytes = DEFAULT_KEY,
+        notice: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """UsageError for an address or process id that no id can hold; SkewError if the source has no answer."""
+        if not max_skew_s > 0:
+            raise UsageError(f"the bound of the skew must be more than 0 s, not {max_skew_s:g}")
+        self.head = _head(server, process_id)
+        self._server_key = IdPacker(key).pack([f"{self.head}:0"])[: ID_BYTES // 2]
+        self._clock = clock
+        self._source = time_source
+        self._period_s = max_skew_s
+        self._bound_us = round(max_skew_s * 1_000_000)
+        self._mark = mark
+        self._notice = notice
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._anchor: _Anchor | None = None
+        self._marked = self._last = mark.load() if mark else -1
+        self._next_ask = clock.monotonic()
+        if not self.synchronise():
+            raise SkewError(
+                "the time source has no answer: no id can be made; check its address and try again"
+            )
+
+    def next_us(self) -> int:
+        """The next id's time, in us since the epoch."""
+        return self._take(1)
+
+    def next_id(self) -> str:
+        """The next id as text, `ip:pid:timestamp`."""
+        return f"{self.head}:{self._take(1)}"
+
+    def next_texts(self, count: int) -> list[str]:
+        """The next ids as texts; their times follow each other by the microsecond."""
+        first = self._take(count)
+        return [f"{self.head}:{us}" for us in range(first, first + count)]
+
+    def next_ids(self, count: int) -> bytes:
+        """The next ids, packed: 16 x count bytes, the same as IdPacker makes of their texts."""
+        first = self._take(count)
+        column = np.empty((count, 2), ">u8")
+        column[:, 0] = np.frombuffer(self._server_key, ">u8")
+        column[:, 1] = np.arange(first, first + count, dtype=np.int64)
+        return column.tobytes()
+
+    @property
+    def uncertainty_us(self) -> int:
+        """How far the corrected clock may be from the source's now."""
+        anchor = self._anchor
+        assert anchor is not None
+        return anchor.uncertainty_us(self._clock.monotonic())
+
+    def synchronise_if_due(self) -> bool:
+        """Ask the source if S seconds have passed since it was last asked, or if the clocks disagree.
+
+        False if it was due and failed.
+        """
+        return self.synchronise() if self._due() else True
+
+    def synchronise(self) -> bool:
+        """Ask the source now; whether it gave an answer that can be trusted."""
+        asked = self._clock.monotonic()
+        self._next_ask = asked + self._period_s
+        try:
+            answer = self._source()
+        except Exception as error:  # noqa: BLE001 - the source is foreign code: whatever it raises, ids go on
+            return self._reject(f"failed: {error!r}")
+        now, wall = self._clock.monotonic(), self._clock.now_us()
+        half_us = round((now - asked) * 500_000)
+        if type(answer) is not int or not 0 <= answer <= _TIME_US_MAX:
+            return self._reject(f"answered {answer!r}, which is no time")
+        if half_us >= self._bound_us:
+            return self._reject(f"took {now - asked:.3f} s to answer, too long to vouch for the bound")
+        fresh = _Anchor(answer + half_us, now, wall, half_us)
+        if self._anchor and not self._anchor.allows(fresh, self._bound_us):
+            off_s = (fresh.source_us - self._anchor.now_us(now)) / 1_000_000
+            return self._reject(f"is off by {off_s:+.3f} s from its earlier answers")
+        self._anchor = fresh
+        return True
+
+    def __enter__(self) -> Self:
+        self._stop.clear()
+        self._thread = threading.Thread(target=self._keep_synchronised, name="time-source", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        if self._thread:
+            self._thread.join(self._period_s)
+
+    def _keep_synchronised(self) -> None:
+        while not self._stop.wait(self._period_s / _POLLS_A_PERIOD):
+            self.synchronise_if_due()
+
+    def _due(self) -> bool:
+        now, anchor = self._clock.monotonic(), self._anchor
+        assert anchor is not None
+        # A suspended machine's monotonic clock stands still and its wall clock does not: ask who is right.
+        return (
+            now >= self._next_ask or anchor.clocks_apart_us(now, self._clock.now_us()) > self._bound_us // 2
+        )
+
+    def _reject(self, why: str) -> bool:
+        self._notice(f"time source {why}; the last correction stays")
+        return False
+
+    def _take(self, count: int) -> int:
+        """Reserve `count` times that follow each other; the first of them."""
+        if count < 1:
+            raise UsageError(f"the number of ids must be 1 or more, not {count}")
+        with self._lock:
+            anchor, monotonic = self._anchor, self._clock.monotonic()
+            assert anchor is not None
+            now = anchor.now_us(monotonic)
+            first = max(now, self._last + 1)
+            last = first + count - 1
+            self._check_bound(last - now, anchor.uncertainty_us(monotonic))
+            if self._mark and last > self._marked:
+                reserved = last + self._bound_us // 4
+                self._mark.store(reserved)
+                self._marked = reserved
+            self._last = last
+            return first
+
+    def _check_bound(self, ahead_us: int, uncertainty_us: int) -> None:
+        if uncertainty_us > self._bound_us:
+            raise SkewError(
+                f"the clock may be off by {uncertainty_us / 1e6:.3f} s, more than {self._period_s:g} s: "
+                "the time source has not answered for too long; mend it and ids go on"
+            )
+        if ahead_us + uncertainty_us > self._bound_us:
+            raise SkewError(
+                f"ids would run {ahead_us / 1e6:.3f} s ahead of the time, beyond {self._period_s:g} s: "
+                "ask for fewer at once, or wait that long"
+            )
+
+
+class _Anchor:
+    """An answer of the time source, and where our own clocks stood when it came."""
+
+    __slots__ = ("_error_us", "_monotonic", "_wall_us", "source_us")
+
+    def __init__(self, source_us: int, monotonic: float, wall_us: int, error_us: int) -> None:
+        self.source_us = source_us
+        self._monotonic = monotonic
+        self._wall_us = wall_us
+        self._error_us = error_us
+
+    def now_us(self, monotonic: float) -> int:
+        return self.source_us + round((monotonic - self._monotonic) * 1_000_000)
+
+    def uncertainty_us(self, monotonic: float) -> int:
+        return self._error_us + round(abs(monotonic - self._monotonic) * DRIFT_PPM)
+
+    def clocks_apart_us(self, monotonic: float, wall_us: int) -> int:
+        return abs(wall_us - self._wall_us - round((monotonic - self._monotonic) * 1_000_000))
+
+    def allows(self, fresh: "_Anchor", bound_us: int) -> bool:
+        """Whether a later answer agrees with this one: by the monotonic clock, or, if that stood still
+        (a suspended machine), ahead of it and by the wall clock."""
+        ahead = fresh.source_us - self.now_us(fresh._monotonic)
+        slack = bound_us + self.uncertainty_us(fresh._monotonic) + fresh._error_us
+        if abs(ahead) <= slack:
+            return True
+        by_wall = fresh.source_us - self.source_us - (fresh._wall_us - self._wall_us)
+        return ahead > 0 and abs(by_wall) <= slack
+
+
+def _head(server: str, process_id: int) -> str:
+    """`ip:pid` in the one form that packs as a photon id."""
+    try:
+        address = ipaddress.ip_address(server)
+    except ValueError as error:
+        raise UsageError(
+            f"'{server}' is not an IP address; give the server's IPv4 or IPv6 address"
+        ) from error
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    if isinstance(address, ipaddress.IPv4Address) and address.packed[0] >= 224:
+        raise UsageError(f"{address} is a multicast or reserved address, which no server has; give its own")
+    if getattr(address, "scope_id", None):
+        raise UsageError(f"{address} holds only on one machine's link; give a global address")
+    if not 0 <= process_id < 1 << 32:
+        raise UsageError(f"a process id is from 0 to {(1 << 32) - 1}, not {process_id}")
+    host = f"[{address}]" if address.version == 6 else str(address)
+    return f"{host}:{process_id}"

@@ -1,0 +1,151 @@
+"""Event ids in 16 bytes (paper 3.1; docs/decisions/002-event-ids.md).
+
+Three kinds, told apart by the first nibble, so that an id carries its kind wherever it goes:
+
+    0x0-0xD  photon id of an IPv4 server   ip (4) | process id (4) | timestamp us (8)
+    0xF      photon id of an IPv6 server   keyed digest of ip and process id (8) | timestamp us (8)
+    0xE      opaque id                     keyed digest of the text (16)
+
+0xE0/4 is multicast and 0xF0/4 is reserved: no server has such an address. The first 8 bytes of a photon
+id are its *server key*; ids of one server and process sort by time.
+"""
+
+import hashlib
+import ipaddress
+import re
+from collections.abc import Sequence
+from itertools import compress
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+ID_BYTES: Final = 16
+DEFAULT_KEY: Final = b"photon"
+
+_SERVER_CACHE_MAX: Final = 65_536
+_DIGITS_MAX: Final = 18  # fits a signed 64-bit integer whatever the digits
+_OPAQUE_NIBBLE: Final = 0xE0
+_IPV6_NIBBLE: Final = 0xF0
+_SERVER: Final = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-f:]+)\]):(0|[1-9]\d*)", re.ASCII)
+
+
+class IdPacker:
+    """Packs id texts into 16-byte columns. `key` makes the digests unguessable; all rooms share it.
+
+    Not for several threads at once (it caches the servers it has seen).
+    """
+
+    def __init__(self, key: bytes = DEFAULT_KEY) -> None:
+        self._digest = hashlib.blake2b(digest_size=ID_BYTES, key=key)
+        self._servers: dict[str, bytes] = {}
+
+    def pack(self, texts: Sequence[str]) -> bytes:
+        """N texts -> 16 x N bytes, in order. A text that is no canonical photon id is an opaque id."""
+        if not texts:
+            return b""
+        if ":" not in texts[0] and not any(":" in t for t in texts):
+            return self._pack_opaque(texts)
+        heads, _, tails = zip(*[t.rpartition(":") for t in texts], strict=True)
+        keys = self._server_keys(heads)
+        if None not in keys and _all_canonical(tails):
+            return _photon_column(keys, tails)
+        return self._pack_mixed(texts, keys, tails)
+
+    def _pack_mixed(self, texts: Sequence[str], keys: Sequence[bytes | None], tails: Sequence[str]) -> bytes:
+        """Photon and opaque ids in one batch: each kind is packed by itself and put in its rows."""
+        photon = [key is not None and _all_canonical((tail,)) for key, tail in zip(keys, tails, strict=True)]
+        if not any(photon):
+            return self._pack_opaque(texts)
+        rows = np.array(photon, np.bool_)
+        column = np.empty(len(texts), f"V{ID_BYTES}")
+        column[~rows] = np.frombuffer(self._pack_opaque(list(compress(texts, ~rows))), f"V{ID_BYTES}")
+        packed = _photon_column(list(compress(keys, photon)), list(compress(tails, photon)))
+        column[rows] = np.frombuffer(packed, f"V{ID_BYTES}")
+        return column.tobytes()
+
+    def _pack_opaque(self, texts: Sequence[str]) -> bytes:
+        fresh = self._digest.copy
+        digests = []
+        for text in texts:
+            digest = fresh()
+            digest.update(text.encode("utf-8", "surrogatepass"))
+            digests.append(digest.digest())
+        column = np.frombuffer(bytearray(b"".join(digests)), np.uint8).reshape(-1, ID_BYTES)
+        column[:, 0] = column[:, 0] & 0x0F | _OPAQUE_NIBBLE
+        return column.tobytes()
+
+    def _server_keys(self, heads: Sequence[str]) -> list[bytes | None]:
+        try:
+            return list(map(self._servers.__getitem__, heads))
+        except KeyError:
+            keys = {head: self._servers.get(head) or self._parse_server(head) for head in set(heads)}
+        if len(self._servers) + len(keys) > _SERVER_CACHE_MAX:
+            self._servers.clear()
+        # Texts that only look like ids have a head each: they must not push the servers out.
+        self._servers |= {head: key for head, key in keys.items() if key is not None}
+        return list(map(keys.__getitem__, heads))
+
+    def _parse_server(self, head: str) -> bytes | None:
+        """`10.0.0.1:4242` or `[2001:db8::1]:4242` -> 8 bytes; None if not in canonical form."""
+        match = _SERVER.fullmatch(head)
+        if match is None or len(match[3]) > 10 or int(match[3]) > 0xFFFF_FFFF:
+            return None
+        process = int(match[3]).to_bytes(4, "big")
+        try:
+            if match[1]:
+                packed = ipaddress.IPv4Address(match[1]).packed
+                return packed + process if packed[0] < _OPAQUE_NIBBLE else None
+            address = ipaddress.IPv6Address(match[2])
+        except ValueError:
+            return None
+        # How Python writes a mapped IPv4 address depends on its version: no canonical form, so no photon id.
+        if address.ipv4_mapped is not None or str(address) != match[2]:
+            return None
+        digest = self._digest.copy()
+        digest.update(b"server" + address.packed + process)
+        key = digest.digest()[:8]
+        return bytes([key[0] & 0x0F | _IPV6_NIBBLE]) + key[1:]
+
+
+def _photon_column(keys: Sequence[bytes | None], tails: Sequence[str]) -> bytes:
+    """N server keys and N decimal timestamps -> 16 x N bytes."""
+    column = np.empty((len(keys), 2), ">u8")
+    column[:, 0] = np.frombuffer(b"".join(keys), ">u8")  # type: ignore[arg-type]
+    column[:, 1] = np.array(tails, dtype="U").astype(np.int64)
+    return column.tobytes()
+
+
+def _all_canonical(tails: Sequence[str]) -> bool:
+    """Decimal without sign or leading zeros and small enough: one text for one number."""
+    joined = "".join(tails)
+    if not (joined.isascii() and joined.isdigit()) or "" in tails or max(map(len, tails)) > _DIGITS_MAX:
+        return False
+    return not any(t[0] == "0" and t != "0" for t in tails)
+
+
+def opaque_mask(ids: bytes) -> npt.NDArray[np.bool_]:
+    """16 x N bytes -> N flags: which ids are opaque (found by the dense log file map only)."""
+    first: npt.NDArray[np.uint8] = np.frombuffer(ids, np.uint8)[::ID_BYTES]
+    mask: npt.NDArray[np.bool_] = (first & 0xF0) == _OPAQUE_NIBBLE
+    return mask
+
+
+def server_keys(ids: bytes) -> npt.NDArray[np.uint64]:
+    """16 x N bytes -> N server keys (native uint64, same order as the bytes). Meaningless for opaque ids."""
+    return np.frombuffer(ids, ">u8")[::2].astype(np.uint64)
+
+
+def timestamps_us(ids: bytes) -> npt.NDArray[np.int64]:
+    """16 x N bytes -> N event times in microseconds. Meaningless for opaque ids."""
+    return np.frombuffer(ids, ">i8")[1::2].astype(np.int64)
+
+
+def format_photon_id(packed: bytes) -> str | None:
+    """The text of an IPv4 photon id; None for other kinds, which can't be turned back."""
+    if len(packed) != ID_BYTES:
+        raise ValueError(f"an id has {ID_BYTES} bytes, not {len(packed)}")
+    if packed[0] >= _OPAQUE_NIBBLE:
+        return None
+    address = ipaddress.IPv4Address(packed[:4])
+    return f"{address}:{int.from_bytes(packed[4:8], 'big')}:{int.from_bytes(packed[8:], 'big')}"

@@ -1,0 +1,239 @@
+"""Settings: frozen dataclasses, read once from TOML, checked once, passed in (docs/configuration.md).
+
+An unknown key is an error that names the nearest known one; a value out of range says what it may be.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from photon.core.errors import SettingsError
+
+TIME_UNITS: Final = ("s", "ms", "us", "ns")
+
+MIB: Final = 1 << 20
+
+
+def _bounded(default: float | int, low: float, high: float) -> Any:
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+def _one_of(default: str, choices: tuple[str, ...]) -> Any:
+    return field(default=default, metadata={"choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """[primary]: names of the fields of a primary event."""
+
+    id: str = "id"
+    time: str = "ts_us"
+    time_unit: str = _one_of("us", TIME_UNITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """[foreign]: names of the fields of a foreign event."""
+
+    id: str = "id"
+    primary_id: str = "primary_id"
+    time: str = "ts_us"
+    time_unit: str = _one_of("us", TIME_UNITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """[ids]: the key of the digests of opaque ids. Never change it while ids are remembered."""
+
+    key: str = "photon"
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """[logs]: how log files are found and read."""
+
+    scan_interval_s: float = _bounded(1.0, 0.01, 3600)
+    poll_interval_ms: int = _bounded(10, 1, 60_000)
+    chunk_bytes: int = _bounded(1 * MIB, 4096, 64 * MIB)
+    line_bytes_max: int = _bounded(4 * MIB, 1024, 32 * MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Registry:
+    """[registry]: the IdRegistry (paper 2)."""
+
+    shards: int = _bounded(1, 1, 4096)
+    replicas: int = _bounded(3, 1, 9)
+    retention_days: float = _bounded(0.0, 0.0, 36_500)
+    """Ids older than this are forgotten and their events expire; 0 keeps all (for replayed history)."""
+    queue_ids_max: int = _bounded(200_000, 1, 100_000_000)
+    batch_ids_max: int = _bounded(16_384, 1, 1_000_000)
+    batches_in_flight_max: int = _bounded(16, 1, 1024)
+    election_timeout_ms: int = _bounded(300, 50, 60_000)
+    request_timeout_s: float = _bounded(10.0, 0.1, 600)
+    fsync: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class EventStore:
+    """[eventstore]: cache and logs of primary events (paper 3.4)."""
+
+    cache_bytes: int = _bounded(256 * MIB, 1 * MIB, 1 << 40)
+    map_interval_bytes: int = _bounded(16 * 1024, 512, 64 * MIB)
+    """M of the paper: a sparse entry points to at most so many bytes."""
+    map_interval_s: float = _bounded(10.0, 0.001, 86_400)
+    """W of the paper: a sparse entry covers at most so much event time."""
+    map_bytes_max: int = _bounded(64 << 30, 1 * MIB, 1 << 44)
+    request_timeout_s: float = _bounded(10.0, 0.1, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatcher:
+    """[dispatcher]: reading, sending and retrying foreign events (paper 3.2)."""
+
+    batch_events_max: int = _bounded(4096, 1, 65_536)
+    batches_in_flight_max: int = _bounded(6, 1, 256)
+    lookup_before_send: bool = True
+    retry_delay_ms_min: int = _bounded(20, 1, 3_600_000)
+    retry_delay_ms_max: int = _bounded(60_000, 1, 86_400_000)
+    retry_queue_events_max: int = _bounded(1_000_000, 1, 1_000_000_000)
+    """Reading pauses while so many events wait for their retry."""
+    state_bytes_max: int = _bounded(16 << 30, 1 * MIB, 1 << 44)
+    request_timeout_s: float = _bounded(30.0, 0.1, 600)
+
+
+@dataclass(frozen=True, slots=True)
+class Joiner:
+    """[joiner]: joining, registering and writing (paper 3.3)."""
+
+    requests_in_flight_max: int = _bounded(16, 1, 1024)
+    unjoinable_tries_min: int = _bounded(10, 1, 1_000_000)
+    unjoinable_age_s: float = _bounded(86_400.0, 0.0, 1e9)
+    """An event is unjoinable after so many tries and so long after it was first read."""
+    output_file_bytes_max: int = _bounded(256 * MIB, 1024, 1 << 40)
+    fsync: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """[adapter]: the user's code (paper 3.3.1), `module:Class`; empty for the default splice."""
+
+    use: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All of photon.toml."""
+
+    primary: Primary = field(default_factory=Primary)
+    foreign: Foreign = field(default_factory=Foreign)
+    ids: Ids = field(default_factory=Ids)
+    logs: Logs = field(default_factory=Logs)
+    registry: Registry = field(default_factory=Registry)
+    eventstore: EventStore = field(default_factory=EventStore)
+    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    joiner: Joiner = field(default_factory=Joiner)
+    adapter: Adapter = field(default_factory=Adapter)
+
+
+def load_settings(path: Path | None) -> Settings:
+    """Read photon.toml; the defaults without one. SettingsError names file, key and mend."""
+    if path is None:
+        return Settings()
+    try:
+        document = tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror}); name an existing file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not valid TOML: {error}") from error
+    return parse_settings(document, str(path))
+
+
+def parse_settings(document: Mapping[str, Any], source: str = "settings") -> Settings:
+    """A parsed document -> checked settings."""
+    settings: Settings = _build(Settings, document, source, "")
+    _check_together(settings, source)
+    return settings
+
+
+def to_document(settings: Settings) -> dict[str, Any]:
+    """The reverse of parse_settings, for handing settings to another process."""
+    return dataclasses.asdict(settings)
+
+
+def _build(cls: Any, document: Mapping[str, Any], source: str, section: str) -> Any:
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        where = f"{section}.{name}" if section else name
+        if name not in known:
+            raise SettingsError(
+                f"{source}: unknown {_kind(section)} '{where}'{_nearest(name, known, section)}"
+            )
+        hint = hints[name]
+        if dataclasses.is_dataclass(hint):
+            if not isinstance(value, Mapping):
+                raise SettingsError(f"{source}: '{where}' must be a section: write [{where}]")
+            values[name] = _build(hint, value, source, where)
+        else:
+            values[name] = _check_value(value, hint, known[name].metadata, f"{source}: '{where}'")
+    return cls(**values)
+
+
+def _kind(section: str) -> str:
+    return "setting" if section else "section"
+
+
+def _nearest(name: str, known: Mapping[str, Any], section: str) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    prefix = f"{section}." if section else ""
+    return f"; did you mean '{prefix}{matches[0]}'?" if matches else f"; known are: {', '.join(known)}"
+
+
+def _check_value(value: Any, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        raise TypeError(f"{where}: unions are not settings")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint:
+        raise SettingsError(f"{where} must be {_type_name(hint)}, not {value!r}")
+    if hint is str and not value and "choices" not in limits and not where.endswith("adapter.use'"):
+        raise SettingsError(f"{where} must not be empty")
+    if "choices" in limits and value not in limits["choices"]:
+        raise SettingsError(f"{where} must be one of {', '.join(limits['choices'])}, not {value!r}")
+    if "low" in limits and not limits["low"] <= value <= limits["high"]:
+        raise SettingsError(f"{where} must be from {limits['low']} to {limits['high']}, not {value!r}")
+    return value
+
+
+def _type_name(hint: Any) -> str:
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[hint]
+
+
+def _check_together(settings: Settings, source: str) -> None:
+    dispatcher = settings.dispatcher
+    if dispatcher.retry_delay_ms_max < dispatcher.retry_delay_ms_min:
+        raise SettingsError(
+            f"{source}: 'dispatcher.retry_delay_ms_max' is below 'dispatcher.retry_delay_ms_min'"
+        )
+    if settings.registry.replicas % 2 == 0:
+        raise SettingsError(
+            f"{source}: 'registry.replicas' must be odd: an even one more tolerates no more failures"
+        )
+    names = {f"foreign.{f.name}": getattr(settings.foreign, f.name) for f in dataclasses.fields(Foreign)}
+    del names["foreign.time_unit"]
+    if len(set(names.values())) < len(names):
+        raise SettingsError(f"{source}: {', '.join(map(repr, names))} must name different fields")
+    names |= {"primary.id": settings.primary.id, "primary.time": settings.primary.time}
+    for where, name in names.items():
+        if not name.isprintable() or '"' in name or "\\" in name:
+            raise SettingsError(f"{source}: '{where}' must have no quotes, backslashes or control characters")
+    if len(settings.ids.key.encode()) > 64:
+        raise SettingsError(f"{source}: 'ids.key' must be at most 64 bytes")
