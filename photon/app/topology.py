@@ -1,0 +1,90 @@
+"""Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from photon.core.errors import UsageError
+from photon.core.settings import Settings, parse_settings
+
+DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One registry process: it hosts a replica of every shard."""
+
+    name: str
+    grpc: str
+    raft_host: str
+    raft_port: int
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The processes of one datacenter (paper, Fig. 5)."""
+
+    datacenter: str
+    eventstore: str
+    joiner: str
+    dispatcher: str
+    directory: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One system. `drain`: the logs grow no more. `secret` (hex) authenticates the replicas to each other."""
+
+    settings: dict[str, Any]
+    primary: list[str]
+    foreign: list[str]
+    output: str
+    spool: str
+    secret: str
+    drain: bool
+    replicas: list[Replica]
+    pipelines: list[Pipeline]
+
+    def checked_settings(self) -> Settings:
+        return parse_settings(self.settings, "topology")
+
+    def replica(self, name: str) -> Replica:
+        return _named(self.replicas, [r.name for r in self.replicas], name, "registry replica")
+
+    def pipeline(self, datacenter: str) -> Pipeline:
+        return _named(self.pipelines, [p.datacenter for p in self.pipelines], datacenter, "datacenter")
+
+    def joined_directory(self, datacenter: str) -> Path:
+        return Path(self.output) / "joined" / datacenter
+
+    def dead_letters_directory(self, datacenter: str) -> Path:
+        return Path(self.output) / "dead-letters" / datacenter
+
+
+def _named(items: list[Any], names: list[str], name: str, what: str) -> Any:
+    if name not in names:
+        raise UsageError(f"no {what} '{name}' in the topology; there are: {', '.join(names)}")
+    return items[names.index(name)]
+
+
+def write_topology(topology: Topology, path: Path) -> None:
+    """For the owner's eyes only: it holds the secret."""
+    partial = path.with_suffix(".partial")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(topology), indent=2))
+    partial.replace(path)
+
+
+def read_topology(path: Path) -> Topology:
+    """UsageError if there is none or it is no topology."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Topology)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); `photon join` writes one") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path}: not a topology: {error}") from error

@@ -1,0 +1,82 @@
+"""Bad usage and bad settings: one line that says what, where and how to mend it; exit status 2."""
+
+import pytest
+
+from tests.app.kit import photon, write_lines
+
+
+@pytest.fixture
+def logs(tmp_path):
+    write_lines(tmp_path / "queries" / "q.jsonl", [{"id": "q1", "ts_us": 1}])
+    write_lines(tmp_path / "clicks" / "c.jsonl", [{"id": "c1", "primary_id": "q1", "ts_us": 2}])
+    return tmp_path
+
+
+def refused(*arguments):
+    done = photon(*arguments)
+    lines = done.stderr.strip().splitlines()
+    assert done.returncode == 2, done.stderr
+    assert len(lines) == 1, done.stderr
+    assert done.stdout == ""
+    return lines[0]
+
+
+def join_with(logs, config_text):
+    config = logs / "photon.toml"
+    config.write_text(config_text)
+    return refused(
+        "join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "out", "--config", config
+    )
+
+
+def test_a_misspelt_setting_names_the_nearest_known_one(logs):
+    line = join_with(logs, "[foreign]\nprimery_id = 'q'\n")
+    assert "foreign.primery_id" in line
+    assert "did you mean 'foreign.primary_id'" in line
+    assert "photon.toml" in line
+
+
+def test_a_setting_of_the_wrong_type_or_range_says_what_it_may_be(logs):
+    assert "must be a whole number" in join_with(logs, "[registry]\nshards = 'two'\n")
+    assert "from 1 to" in join_with(logs, "[registry]\nshards = 0\n")
+    assert "s, ms, us, ns" in join_with(logs, "[foreign]\ntime_unit = 'minutes'\n")
+
+
+def test_a_settings_file_that_is_no_toml_or_not_there_is_named(logs):
+    assert "not valid TOML" in join_with(logs, "[foreign\n")
+    line = refused(
+        "join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "out",
+        "--config", logs / "none.toml",
+    )  # fmt: skip
+    assert "none.toml" in line
+
+
+def test_a_directory_that_is_not_there_is_named(logs):
+    line = refused("join", "--primary", logs / "nowhere" / "*.jsonl", "--foreign", logs / "clicks", "--out", logs / "out")
+    assert str(logs / "nowhere") in line
+
+
+def test_an_adapter_that_cannot_be_loaded_is_named(logs):
+    line = join_with(logs, "[adapter]\nuse = 'no_such_module:Thing'\n")
+    assert "no_such_module" in line
+
+
+def test_an_output_that_cannot_be_made_is_named(logs):
+    (logs / "file").write_text("")
+    line = refused("join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "file" / "out")
+    assert str(logs / "file") in line
+
+
+def test_a_missing_option_is_bad_usage():
+    assert "--foreign" in refused("join", "--primary", "x", "--out", "y")
+
+
+def test_an_unknown_command_is_bad_usage():
+    assert "jion" in refused("jion")
+
+
+def test_help_lists_the_commands():
+    done = photon("--help")
+    assert done.returncode == 0
+    for name in ("join", "generate", "demo", "bench", "status", "registry", "eventstore", "joiner", "dispatcher"):
+        assert name in done.stdout

@@ -1,0 +1,50 @@
+from photon.app.summary import count_lines, merge_fates, percentiles_ms
+
+
+def ledger(events, **fates):
+    return {"foreign_events": events, "fates": fates}
+
+
+def test_one_datacenter_counts_add_up_to_the_events_read():
+    counts = merge_fates([ledger(10, joined=6, duplicate=1, unjoinable=2)], joined=6)
+    assert counts == {
+        "foreign_events": 10, "joined": 6, "duplicate": 1, "unjoinable": 2,
+        "filtered": 0, "expired": 0, "malformed": 0, "pending": 1,
+    }  # fmt: skip
+
+
+def test_two_datacenters_over_the_same_logs_count_each_event_once():
+    east = ledger(100, joined=60, duplicate=38, unjoinable=2)
+    west = ledger(100, joined=30, duplicate=68, unjoinable=2)
+    counts = merge_fates([east, west], joined=90)
+    assert (counts["foreign_events"], counts["joined"], counts["duplicate"]) == (100, 90, 8)
+    assert (counts["unjoinable"], counts["pending"]) == (2, 0)
+
+
+def test_an_event_that_one_datacenter_joined_is_not_unjoinable():
+    counts = merge_fates([ledger(10, duplicate=9, unjoinable=1), ledger(10, joined=10)], joined=10)
+    assert (counts["joined"], counts["unjoinable"], counts["duplicate"], counts["pending"]) == (10, 0, 0, 0)
+
+
+def test_an_event_joined_before_a_crash_and_read_again_counts_as_joined_not_as_duplicate():
+    counts = merge_fates([ledger(10, joined=7, duplicate=3)], joined=10)
+    assert (counts["joined"], counts["duplicate"]) == (10, 0)
+
+
+def test_lines_that_are_out_before_the_ledger_says_so_are_not_pending():
+    counts = merge_fates([ledger(10, joined=4)], joined=6)
+    assert (counts["joined"], counts["duplicate"], counts["pending"]) == (6, 0, 4)
+
+
+def test_percentiles_are_taken_over_all_datacenters_together():
+    first = {"edges": [1_000, 2_000, 4_000], "counts": [50, 0, 0]}
+    second = {"edges": [1_000, 2_000, 4_000], "counts": [0, 45, 5]}
+    assert percentiles_ms([first, second]) == {"p50": 1.0, "p90": 2.0, "p99": 4.0}
+    assert percentiles_ms([]) == {"p50": None, "p90": None, "p99": None}
+
+
+def test_only_whole_lines_of_joined_logs_are_counted(tmp_path):
+    (tmp_path / "east").mkdir()
+    (tmp_path / "east" / "a.jsonl").write_bytes(b"{}\n{}\n{tor")
+    (tmp_path / "b.jsonl").write_bytes(b"{}\n")
+    assert count_lines(tmp_path) == 3

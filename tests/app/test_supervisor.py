@@ -1,0 +1,117 @@
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from photon.app import supervisor as supervisor_module
+from photon.app.ports import free_ports
+from photon.app.supervisor import ProcessFailedError, Supervisor
+
+
+def eventually(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def sleepers(monkeypatch, tmp_path):
+    """A supervisor whose children run a little Python program instead of photon."""
+    made = Supervisor(tmp_path)
+    real = subprocess.Popen
+
+    def popen(command, **options):
+        return real([sys.executable, "-c", command[3], *command[4:]], **options)
+
+    monkeypatch.setattr(supervisor_module.subprocess, "Popen", popen)
+    yield made
+    made.kill()
+
+
+def test_a_killed_process_is_started_again(sleepers):
+    sleepers.start("a", ["import time; time.sleep(100)"])
+    first = sleepers.children["a"].process.pid
+    os.kill(first, signal.SIGKILL)
+
+    def restarted():
+        sleepers.poll()
+        process = sleepers.children["a"].process
+        return process is not None and process.pid != first
+
+    eventually(restarted)
+    assert sleepers.restarts() == 1
+
+
+def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(sleepers):
+    sleepers.start("a", ["raise SystemExit(1)"])
+    delays = []
+    for _ in range(4):
+        eventually(lambda: sleepers.children["a"].process.poll() is not None)
+        sleepers.poll()
+        delays.append(sleepers.children["a"].restart_at - time.monotonic())
+        eventually(lambda: sleepers.poll() or sleepers.children["a"].process is not None)
+    assert delays[3] > delays[2] > delays[1]
+
+
+def test_bad_settings_of_a_process_end_the_run_with_its_own_words(sleepers):
+    sleepers.start("a", ["import sys; print('photon: the port is taken', file=sys.stderr); sys.exit(2)"])
+
+    def failed():
+        try:
+            sleepers.poll()
+        except ProcessFailedError as error:
+            return str(error) == "a: the port is taken"
+        return False
+
+    eventually(failed)
+
+
+def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+    sleepers.start("a", ["import time; time.sleep(100)"])
+    sleepers.start("b", [stubborn])
+    eventually(lambda: "up" in sleepers.children["b"].log.read_text())
+    processes = [child.process for child in sleepers.children.values()]
+    sleepers.stop([["a"], ["b"]], grace_s=0.5)
+    assert [p.poll() for p in processes] == [-signal.SIGTERM, -signal.SIGKILL]
+
+
+def test_children_die_with_their_parent():
+    program = """
+import subprocess, sys, os, time
+child = "from photon.app.supervisor import die_with_parent; die_with_parent(); import time; print('up', flush=True); time.sleep(100)"
+p = subprocess.Popen([sys.executable, '-c', child], env={**os.environ, 'PHOTON_PARENT': str(os.getpid())}, stdout=subprocess.PIPE)
+p.stdout.readline()
+print(p.pid, flush=True)
+time.sleep(100)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.kill()
+    parent.wait()
+
+    def gone():
+        try:
+            with open(f"/proc/{child}/stat") as file:
+                return file.read().split()[2] == "Z"
+        except FileNotFoundError:
+            return True
+
+    eventually(gone)
+
+
+def test_free_ports_are_distinct_and_not_listened_on():
+    rng = random.Random(5)
+    with socket.socket() as taken:
+        port = free_ports(1, random.Random(5))[0]
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        ports = free_ports(20, rng)
+    assert port not in ports
+    assert len(set(ports)) == 20
