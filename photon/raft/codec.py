@@ -1,0 +1,159 @@
+"""The messages between replicas as bytes. Five kinds and nothing else; no pickle.
+
+A message is the dict that pysyncobj's handlers take, so that nothing is translated twice. What is read here
+is only well formed: whether it may be believed is for `guards`.
+"""
+
+import struct
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from photon.core.errors import PhotonError
+
+Message = dict[str, Any]
+
+APPEND_ENTRIES = "append_entries"
+NEXT_NODE_IDX = "next_node_idx"
+REQUEST_VOTE = "request_vote"
+RESPONSE_VOTE = "response_vote"
+TIMEOUT_NOW = "timeout_now"
+
+_APPEND, _PIECE, _ACK, _ASK_VOTE, _VOTE, _TIMEOUT = b"ASNRVT"
+_APPEND_FIXED = struct.Struct("<BQQQQI")  # kind, term, commit, previous index, previous term, entries
+_ENTRY = struct.Struct("<QI")  # term, length
+_PIECE_FIXED = struct.Struct("<BQQQQQQ")  # kind, term, commit, snapshot's index and term, offset, total
+_ACK_FIXED = struct.Struct("<BQQB")  # kind, term, next index, flags
+_ASK_VOTE_FIXED = struct.Struct("<BQQQ")  # kind, term, last index, last term
+_TERM_FIXED = struct.Struct("<BQ")  # kind, term
+_RESET, _SUCCESS = 1, 2
+
+
+class MessageError(PhotonError):
+    """Bytes of a peer that are no message of ours. Its connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPiece:
+    """Bytes from `offset` on of the snapshot file, of `total` bytes, that ends with entry `index` of
+    `term`.
+    """
+
+    index: int
+    term: int
+    offset: int
+    total: int
+    data: bytes
+
+    @property
+    def last(self) -> bool:
+        """Whether the file ends with this piece."""
+        return self.offset + len(self.data) == self.total
+
+
+def encode(message: Message) -> bytes:
+    """The bytes of a message; MessageError for a kind that is never sent."""
+    kind = message["type"]
+    term = message["term"]
+    if kind == APPEND_ENTRIES:
+        piece = message.get("serialized")
+        return _encode_append(message) if piece is None else _encode_piece(message, piece)
+    if kind == NEXT_NODE_IDX:
+        flags = _RESET * message["reset"] + _SUCCESS * message["success"]
+        return _ACK_FIXED.pack(_ACK, term, message["next_node_idx"], flags)
+    if kind == REQUEST_VOTE:
+        return _ASK_VOTE_FIXED.pack(_ASK_VOTE, term, message["last_log_index"], message["last_log_term"])
+    if kind == RESPONSE_VOTE:
+        return _TERM_FIXED.pack(_VOTE, term)
+    if kind == TIMEOUT_NOW:
+        return _TERM_FIXED.pack(_TIMEOUT, term)
+    raise MessageError(f"{kind!r} is not a message that replicas send")
+
+
+def decode(data: bytes) -> Message:
+    """The message; MessageError, and nothing else, for any other bytes."""
+    try:
+        return _decode(data)
+    except struct.error as error:
+        raise MessageError("a message of the wrong size") from error
+
+
+def _encode_append(message: Message) -> bytes:
+    entries = message["entries"]
+    lengths = [_ENTRY.pack(term, len(command)) for command, _, term in entries]
+    fixed = _APPEND_FIXED.pack(
+        _APPEND,
+        message["term"],
+        message["commit_index"],
+        message["prevLogIdx"],
+        message["prevLogTerm"],
+        len(entries),
+    )
+    return b"".join([fixed, *lengths, *[entry[0] for entry in entries]])
+
+
+def _encode_piece(message: Message, piece: SnapshotPiece) -> bytes:
+    fixed = _PIECE_FIXED.pack(
+        _PIECE, message["term"], message["commit_index"], piece.index, piece.term, piece.offset, piece.total
+    )
+    return fixed + piece.data
+
+
+def _decode(data: bytes) -> Message:
+    kind = data[0] if data else None
+    if kind == _APPEND:
+        return _decode_append(data)
+    if kind == _PIECE:
+        return _decode_piece(data)
+    if kind == _ACK:
+        _, term, index, flags = _ACK_FIXED.unpack(data)
+        if flags > _RESET + _SUCCESS:
+            raise MessageError("an acknowledgement with unknown flags")
+        return {
+            "type": NEXT_NODE_IDX,
+            "term": term,
+            "next_node_idx": index,
+            "reset": bool(flags & _RESET),
+            "success": bool(flags & _SUCCESS),
+        }
+    if kind == _ASK_VOTE:
+        _, term, index, last_term = _ASK_VOTE_FIXED.unpack(data)
+        return {"type": REQUEST_VOTE, "term": term, "last_log_index": index, "last_log_term": last_term}
+    if kind in (_VOTE, _TIMEOUT):
+        _, term = _TERM_FIXED.unpack(data)
+        return {"type": RESPONSE_VOTE if kind == _VOTE else TIMEOUT_NOW, "term": term}
+    raise MessageError(f"a message of unknown kind {kind}")
+
+
+def _decode_append(data: bytes) -> Message:
+    _, term, commit, previous, previous_term, count = _APPEND_FIXED.unpack_from(data)
+    start = _APPEND_FIXED.size
+    body = start + count * _ENTRY.size
+    if body > len(data):
+        raise MessageError("an append_entries that ends within its entries")
+    heads = list(_ENTRY.iter_unpack(data[start:body]))
+    ends = list(accumulate((length for _, length in heads), initial=body))
+    if ends[-1] != len(data):
+        raise MessageError("an append_entries whose entries do not add up to its size")
+    entries = [
+        (data[begin:end], index, entry_term)
+        for (entry_term, _), begin, end, index in zip(
+            heads, ends, ends[1:], range(previous + 1, previous + 1 + count), strict=False
+        )
+    ]
+    return {
+        "type": APPEND_ENTRIES,
+        "term": term,
+        "commit_index": commit,
+        "prevLogIdx": previous,
+        "prevLogTerm": previous_term,
+        "entries": entries,
+    }
+
+
+def _decode_piece(data: bytes) -> Message:
+    _, term, commit, index, snapshot_term, offset, total = _PIECE_FIXED.unpack_from(data)
+    piece = SnapshotPiece(index, snapshot_term, offset, total, data[_PIECE_FIXED.size :])
+    if offset + len(piece.data) > total:
+        raise MessageError("a piece that lies outside its snapshot")
+    return {"type": APPEND_ENTRIES, "term": term, "commit_index": commit, "serialized": piece}

@@ -1,0 +1,69 @@
+"""What we ask of the disk, in one place: write all of it, sync it, put it in place whole."""
+
+import errno
+import os
+from pathlib import Path
+
+from photon.core.errors import CorruptStateError, DiskFullError, StorageError
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write every byte at the file's offset. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def sync_data(fd: int) -> None:
+    """Make a file's bytes and size durable. Raises OSError; the file must not be trusted after a failure."""
+    os.fdatasync(fd)
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and deletions in the directory durable. Raises OSError."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace(temporary: Path, final: Path) -> None:
+    """Put a file that is already synced in place of another, durably. Raises OSError."""
+    temporary.rename(final)
+    sync_directory(final.parent)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Replace a small file, whole or not at all, durably. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    replace(temporary, path)
+
+
+def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
+    """The error to raise when the disk failed us (always chained from the OSError)."""
+    if error.errno in _FULL:
+        return DiskFullError(
+            f"{path}: no space left while {doing}; nothing unsynced was acknowledged: free space and restart"
+        )
+    return StorageError(
+        f"{path}: {error.strerror or error} while {doing}; nothing unsynced was acknowledged: "
+        "check the disk and restart"
+    )
+
+
+def corrupt(path: Path, what: str, directory: Path | None = None) -> CorruptStateError:
+    """The error to raise when a file does not hold what was written to it."""
+    return CorruptStateError(
+        f"{path}: {what}; restore it from a backup or remove {directory or path.parent} to let this replica "
+        "be rebuilt from its peers (safe only while a majority of the others is healthy and up to date, "
+        "and for one replica at a time)"
+    )

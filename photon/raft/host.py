@@ -1,0 +1,237 @@
+"""One process's replicas, of many groups, over one listening port and in one thread (the "raft thread").
+
+Each turn: wait for sockets, a wake-up or the next deadline; deliver what came; tick the replicas it concerns
+(apply, `on_tick`, send); write, sync each journal, and only then let the acknowledgements out.
+"""
+
+import logging
+import os
+import random
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from photon.core.errors import UsageError
+from photon.raft.codec import MessageError
+from photon.raft.core import now
+from photon.raft.jobs import BackgroundJobs
+from photon.raft.port import ReplicatedLog, StateMachine
+from photon.raft.replica import Replica
+from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.transport import Transport
+
+_log = logging.getLogger(__name__)
+
+# The longest sleep, though no deadline is near.
+_SLEEP_S_MAX = 1.0
+_JOIN_S = 10.0
+_GROUP_MAX = 0xFFFFFFFE
+_TIMING = RaftTiming()
+_LIMITS = RaftLimits()
+
+
+class _GroupWire:
+    """One group's share of the connections."""
+
+    def __init__(self, transport: Transport, group: int) -> None:
+        self._transport = transport
+        self._group = group
+
+    def send(self, peer: str, data: bytes) -> None:
+        self._transport.send(peer, self._group, data)
+
+    def room(self, peer: str) -> int:
+        return self._transport.room(peer)
+
+
+class RaftHost:
+    """Make one, `add_group` each group, `start`, and in the end `stop`.
+
+    The first error of a disk or a state machine stops all replicas of the host and is given to `on_fatal`,
+    in the raft thread: nothing was acknowledged that is not on disk, and a restart goes on from there.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        listen: tuple[str, int],
+        peers: Mapping[str, tuple[str, int]],
+        directory: Path,
+        secret: bytes,
+        timing: RaftTiming = _TIMING,
+        *,
+        rng: random.Random,
+        on_fatal: Callable[[BaseException], None],
+        limits: RaftLimits = _LIMITS,
+    ) -> None:
+        """`peers`: the OTHER nodes, by id, with the addresses to dial. Raises SettingsError."""
+        self._node = node
+        self._peers = list(peers)
+        self._directory = directory
+        self._timing = timing
+        self._limits = limits
+        self._rng = rng
+        self._on_fatal = on_fatal
+        self._transport = Transport(
+            node, listen, peers, secret, timing, self._limits, rng, now, self, MessageError
+        )
+        self._jobs = BackgroundJobs(self.wake)
+        self._replicas: dict[int, Replica] = {}
+        self._touched: set[int] = set()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
+        self._woken = False
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+        self._unknown_group_told = False
+
+    def add_group(
+        self, group: int, machine: StateMachine, on_tick: Callable[[ReplicatedLog], None]
+    ) -> ReplicatedLog:
+        """Open this node's replica of a group, before `start`; restores `machine` from its snapshot.
+
+        `on_tick` is called in the raft thread each turn: propose there what waits. Raises CorruptStateError,
+        LockedError, StorageError, UsageError.
+        """
+        if self._thread is not None or self._stopping:
+            raise UsageError(f"raft: group {group} must be added before the host is started")
+        if group in self._replicas or not 0 <= group <= _GROUP_MAX:
+            raise UsageError(
+                f"raft: {group} is no number for one more group; take another from 0 to {_GROUP_MAX}"
+            )
+        replica = Replica(
+            group=group,
+            node=self._node,
+            peers=self._peers,
+            machine=machine,
+            on_tick=on_tick,
+            directory=self._directory / f"group-{group:04d}",
+            wire=_GroupWire(self._transport, group),
+            jobs=self._jobs,
+            timing=self._timing,
+            limits=self._limits,
+            rng=self._rng,
+        )
+        self._replicas[group] = replica
+        return replica
+
+    def start(self) -> tuple[str, int]:
+        """Listen and run; returns the address listened on. Raises AddressInUseError, UsageError."""
+        address = self._transport.listen()
+        self._transport.watch(self._wake_fd)
+        self._touched.update(self._replicas)
+        self._thread = threading.Thread(target=self._run, name=f"raft-{self._node}", daemon=True)
+        self._thread.start()
+        return address
+
+    def stop(self) -> None:
+        """Hand leadership over, sync, close, and wait for the thread. Again, or before `start`, it does no
+        harm.
+        """
+        self._stopping = True
+        self.wake()
+        if self._thread is None:
+            self._close_all()
+        elif self._thread is not threading.current_thread():
+            self._thread.join()
+        self._jobs.join(_JOIN_S)
+
+    def wake(self) -> None:
+        """Have every group's `on_tick` called soon. Any thread; cheap, and once is as good as often."""
+        if self._woken:
+            return
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                self._woken = True
+                os.eventfd_write(self._wake_fd, 1)
+
+    # -- the raft thread --------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+            for replica in self._replicas.values():
+                replica.hand_over()
+            self._transport.flush()
+            self._close_all()
+        except BaseException as error:  # fail-stop: whatever it was, nothing more is acknowledged
+            self._abandon_all()
+            self._on_fatal(error)
+
+    def _turn(self) -> None:
+        self._transport.poll(self._sleep_s())
+        if self._woken:
+            with self._wake_lock:
+                os.eventfd_read(self._wake_fd)
+                # Cleared before on_tick is called: what is queued from here on wakes the next turn.
+                self._woken = False
+            self._touched.update(self._replicas)
+        at = now()
+        self._transport.tick(at)
+        touched, self._touched = self._touched, set()
+        due = [
+            replica
+            for group, replica in self._replicas.items()
+            if group in touched or replica.deadline() <= at
+        ]
+        for replica in due:
+            replica.tick()
+        # A leader's entries are on their way while its own disk works.
+        self._transport.flush()
+        for replica in due:
+            replica.sync()
+        self._transport.flush()
+
+    def _sleep_s(self) -> float:
+        if self._woken or self._touched:
+            return 0.0
+        first = min((replica.deadline() for replica in self._replicas.values()), default=now() + _SLEEP_S_MAX)
+        return min(_SLEEP_S_MAX, min(first, self._transport.deadline()) - now())
+
+    def _close_all(self) -> None:
+        self._transport.close()
+        self._close_wake()
+        replicas, self._replicas = self._replicas, {}
+        left = list(replicas.values())
+        try:
+            while left:
+                left.pop().stop()
+        except BaseException:
+            for replica in left:
+                replica.abandon()
+            raise
+
+    def _abandon_all(self) -> None:
+        self._transport.close()
+        self._close_wake()
+        replicas, self._replicas = self._replicas, {}
+        for replica in replicas.values():
+            replica.abandon()
+
+    def _close_wake(self) -> None:
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.close(self._wake_fd)
+                self._wake_fd = -1
+
+    # -- what the transport tells (transport.Receiver) --------------------------------------------------
+
+    def peer_up(self, peer: str) -> None:
+        for replica in self._replicas.values():
+            replica.peer_up(peer)
+        self._touched.update(self._replicas)
+
+    def peer_down(self, peer: str) -> None:
+        for replica in self._replicas.values():
+            replica.peer_down(peer)
+        self._touched.update(self._replicas)
+
+    def frame(self, peer: str, group: int, message: bytes) -> None:
+        replica = self._replicas.get(group)
+        if replica is not None:
+            self._touched.add(group)
+            replica.receive(peer, message)
+        elif not self._unknown_group_told:
+            self._unknown_group_told = True
+            _log.warning("raft %s: %s speaks of group %d, which is not hosted here", self._node, peer, group)

@@ -1,0 +1,73 @@
+"""A snapshot while it comes in from the leader, piece by piece. Nothing is replaced before all of it is
+verified.
+"""
+
+import logging
+import os
+from pathlib import Path
+from typing import IO
+
+from photon.core.errors import CorruptStateError
+from photon.raft import disk
+from photon.raft.codec import SnapshotPiece
+from photon.raft.snapshot import SnapshotId, read_chunks, read_id
+
+_log = logging.getLogger(__name__)
+
+
+class Incoming:
+    """Takes the pieces of one snapshot of one leader in one term, in order; any other begins anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: IO[bytes] | None = None
+        self._source: tuple[str, int, int, int, int] | None = None
+        self._received = 0
+
+    def take(self, peer: str, term: int, piece: SnapshotPiece) -> bool:
+        """Whether the snapshot is complete now, synced and verified, at `path`. Raises StorageError.
+
+        A piece out of order is dropped: the leader notices, when what follows the snapshot does not fit, and
+        sends it again.
+        """
+        source = (peer, term, piece.index, piece.term, piece.total)
+        try:
+            if piece.offset == 0 and piece.data:
+                self._begin(source)
+            if self._file is None or source != self._source or piece.offset != self._received:
+                return False
+            self._file.write(piece.data)
+            self._received += len(piece.data)
+            if self._received < piece.total:
+                return False
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise disk.storage_error(self.path, "writing a snapshot that comes in", error) from error
+        self.drop()
+        return self._verified(SnapshotId(piece.index, piece.term))
+
+    def drop(self) -> None:
+        """Give up what came in so far."""
+        if self._file is not None:
+            self._file.close()
+        self._file = self._source = None
+
+    def _begin(self, source: tuple[str, int, int, int, int]) -> None:
+        self.drop()
+        self._file = self.path.open("wb")
+        self._source = source
+        self._received = 0
+
+    def _verified(self, covers: SnapshotId) -> bool:
+        try:
+            if read_id(self.path) == covers:
+                for _ in read_chunks(self.path):
+                    pass
+                return True
+            _log.warning(
+                "%s: came in as another snapshot than it was said to be; asking for it again", self.path
+            )
+        except CorruptStateError as error:
+            _log.warning("a snapshot was damaged on its way and is asked for again: %s", error)
+        return False

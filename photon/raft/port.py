@@ -1,0 +1,111 @@
+"""The port: what a replicated log promises to who uses it, whatever engine is behind it."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class StateMachine(Protocol):
+    """What the log drives. Two replicas that applied the same commands are in the same state.
+
+    All methods are called in the raft thread, except that what `freeze` returned is consumed in another one.
+    """
+
+    def apply(self, command: bytes) -> object:
+        """Apply one committed command and return what its proposer is told (any object, kept as it is).
+
+        Deterministic: reads no clock, no dice, no other machine. Never raises: a raise stops the replica for
+        good (going on would let the replicas differ).
+        """
+
+    def freeze(self) -> Iterable[bytes]:
+        """Take a consistent cut of the state, in milliseconds.
+
+        The chunks (each up to a few MB, at most `snapshot.CHUNK_BYTES_MAX`) are drawn later, in a background
+        thread, WHILE `apply` goes on: copy on write is the state machine's matter.
+        """
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Replace the whole state by the chunks of an earlier `freeze`, in order and with the same
+        borders.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """The command is committed for ever, at `index`; `result` is what the state machine's `apply`
+    returned.
+    """
+
+    index: int
+    result: object
+
+
+class Refusal(Enum):
+    """Why a command certainly is not in the log."""
+
+    NOT_LEADER = "not_leader"
+    OVERLOADED = "overloaded"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The command certainly is not in the log. `leader` is the node to go to instead, where one is known."""
+
+    reason: Refusal
+    leader: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The command may or may not be in the log, now or later: repeat it, idempotent, at the leader."""
+
+
+Outcome = Applied | Refused | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What one replica knows of its group, read at one moment (fields may be a turn apart from each other).
+
+    `has_quorum`: a leader has heard from a majority within its fallback timeout; a follower knows a leader.
+    """
+
+    group: int
+    node: str
+    leader: str | None
+    is_leader: bool
+    term: int
+    commit_index: int
+    applied_index: int
+    log_entries: int
+    has_quorum: bool
+
+
+class ReplicatedLog(Protocol):
+    """One group's log, seen from one of its replicas."""
+
+    def propose(self, command: bytes, done: Callable[[Outcome], None]) -> None:
+        """Offer a command to the log. Raft thread only: call it from `on_tick` (or from a `done`).
+
+        `done` is called exactly once, in the raft thread, in bounded time: possibly before this returns (when
+        refused), with `Unknown` as soon as leadership is lost. Raises ValueError when the command is larger
+        than the settings allow: it could never be accepted, so a retry would be in vain.
+        """
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this replica believes it leads. Any thread."""
+
+    @property
+    def leader(self) -> str | None:
+        """The node id of the leader this replica knows of. Any thread."""
+
+    @property
+    def in_flight(self) -> int:
+        """How many proposed commands still wait for their outcome. Any thread."""
+
+    def status(self) -> Status:
+        """Any thread."""

@@ -1,0 +1,241 @@
+"""Parts for the tests of the raft room: a state machine, a wire that remembers, jobs that run when told."""
+
+import contextlib
+import hashlib
+import random
+import shutil
+import socket
+import struct
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from photon.raft.codec import Message, decode, encode
+from photon.raft.core import now
+from photon.raft.port import Outcome, ReplicatedLog
+from photon.raft.replica import Replica
+from photon.raft.settings import RaftLimits, RaftTiming
+
+TIMING = RaftTiming()
+# Small enough that a few commands roll segments, start snapshots, and fill the way to a peer.
+SMALL = RaftLimits(
+    command_bytes_max=64,
+    batch_bytes=200,
+    outgoing_bytes=1000,
+    compact_entries=15,
+    tail_entries=3,
+    segment_bytes=600,
+    snapshot_piece_bytes=100,
+    in_flight_max=8,
+)
+
+
+class Register:
+    """First token an id is registered with wins. `digests[n]` sums up the first n commands applied."""
+
+    def __init__(self) -> None:
+        self.tokens: dict[bytes, int] = {}
+        self.count = 0
+        self.digest = b""
+        self.on_apply: Callable[[int, bytes], None] = lambda count, digest: None
+
+    def apply(self, command: bytes) -> object:
+        key, (token,) = command[:-8], struct.unpack("<Q", command[-8:])
+        won = self.tokens.setdefault(key, token) == token
+        self.count += 1
+        self.digest = hashlib.md5(self.digest + command).digest()
+        self.on_apply(self.count, self.digest)
+        return won
+
+    def freeze(self) -> Iterable[bytes]:
+        rows = [key + struct.pack("<Q", token) for key, token in self.tokens.items()]
+        head = struct.pack("<Q", self.count) + self.digest
+        return iter([head, *rows])
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        head, *rows = chunks
+        self.count, self.digest = struct.unpack("<Q", head[:8])[0], head[8:]
+        self.tokens = {row[:-8]: struct.unpack("<Q", row[-8:])[0] for row in rows}
+
+
+def command(key: bytes, token: int) -> bytes:
+    return key + struct.pack("<Q", token)
+
+
+class RecordingWire:
+    """Keeps what was sent, by peer, in order."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Message]] = []
+        self.free = 1 << 20
+
+    def send(self, peer: str, data: bytes) -> None:
+        self.sent.append((peer, decode(data)))
+
+    def room(self, peer: str) -> int:
+        return self.free
+
+    def take(self, kind: str | None = None) -> list[tuple[str, Message]]:
+        sent, self.sent = self.sent, []
+        return [(peer, message) for peer, message in sent if kind is None or message["type"] == kind]
+
+
+class ManualJob:
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.work = work
+        self.finished = False
+
+    def done(self) -> bool:
+        return self.finished
+
+    def result(self) -> None:
+        self.work()
+
+
+class ManualJobs:
+    """A job runs when the test says `finish`."""
+
+    def __init__(self) -> None:
+        self.running: ManualJob | None = None
+        self.started = 0
+
+    def busy(self) -> bool:
+        return self.running is not None and not self.running.finished
+
+    def start(self, work: Callable[[], None]) -> ManualJob:
+        self.started += 1
+        self.running = ManualJob(work)
+        return self.running
+
+    def finish(self) -> None:
+        assert self.running is not None
+        self.running.finished = True
+
+
+class Lone:
+    """One replica, whose peers are played by the test."""
+
+    def __init__(
+        self,
+        directory: Path,
+        peers: Iterable[str] = ("b", "c"),
+        limits: RaftLimits = SMALL,
+        timing: RaftTiming = TIMING,
+    ) -> None:
+        self.machine = Register()
+        self.wire = RecordingWire()
+        self.jobs = ManualJobs()
+        self.waiting: deque[tuple[bytes, Callable[[Outcome], None]]] = deque()
+        self.replica = Replica(
+            group=0,
+            node="a",
+            peers=list(peers),
+            machine=self.machine,
+            on_tick=self._on_tick,
+            directory=directory,
+            wire=self.wire,
+            jobs=self.jobs,
+            timing=timing,
+            limits=limits,
+            rng=random.Random(1),
+        )
+        for peer in peers:
+            self.replica.peer_up(peer)
+
+    def _on_tick(self, log: ReplicatedLog) -> None:
+        while self.waiting:
+            log.propose(*self.waiting.popleft())
+
+    def propose(self, body: bytes, token: int = 1) -> list[Outcome]:
+        """Queue a command; the list gets its outcome."""
+        outcomes: list[Outcome] = []
+        self.waiting.append((command(body, token), outcomes.append))
+        return outcomes
+
+    def turn(self) -> None:
+        self.replica.tick()
+        self.replica.sync()
+
+    def hear(self, peer: str, **message: object) -> None:
+        self.replica.receive(peer, encode(message))
+
+    def hear_entries(
+        self,
+        terms: Iterable[int],
+        after: tuple[int, int] = (1, 0),
+        term: int = 1,
+        commit: int = 1,
+        peer: str = "b",
+    ) -> None:
+        """An append_entries with one entry of each of the terms; `after` is the (index, term) before them."""
+        entries = [
+            (b"\x00" + command(b"%d" % index, index), index, entry_term)
+            for index, entry_term in enumerate(terms, start=after[0] + 1)
+        ]
+        self.hear(
+            peer,
+            type="append_entries",
+            term=term,
+            commit_index=commit,
+            prevLogIdx=after[0],
+            prevLogTerm=after[1],
+            entries=entries,
+        )
+
+    def lead(self) -> int:
+        """Win an election with the vote of b; returns the term."""
+        core = self.replica.core
+        core.elect_now()
+        self.turn()
+        self.hear("b", type="response_vote", term=core.term)
+        self.turn()
+        assert self.replica.is_leader
+        return core.term
+
+    def acknowledge(self, peer: str, next_index: int, term: int | None = None, **flags: bool) -> None:
+        self.hear(
+            peer,
+            type="next_node_idx",
+            term=self.replica.core.term if term is None else term,
+            next_node_idx=next_index,
+            **{"success": True, "reset": False, **flags},
+        )
+
+    def terms(self) -> list[int]:
+        """The terms of the entries after the first."""
+        return [term for _, _, term in self.replica.store.journal.entries[1:]]
+
+    def crash(self) -> None:
+        self.replica.abandon()
+
+
+@contextlib.contextmanager
+def memory_directory() -> Iterator[Path]:
+    """A directory in memory where the machine has one: a sync costs nothing there."""
+    shm = Path("/dev/shm")
+    path = Path(tempfile.mkdtemp(prefix="photon-raft-", dir=shm if shm.is_dir() else None))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def clock() -> float:
+    return now()

@@ -1,0 +1,243 @@
+"""Whole hosts on loopback: threads, sockets, disks."""
+
+import pickle
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from photon.core.errors import AddressInUseError, DiskFullError, UsageError
+from photon.raft import disk
+from photon.raft.host import RaftHost
+from photon.raft.port import Refused
+from photon.raft.settings import RaftLimits
+from tests.raft.cluster import Cluster
+from tests.raft.kit import Register, command, free_ports, wait_until
+
+Make = Callable[..., Cluster]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[Cluster] = []
+
+    def factory(**settings: object) -> Cluster:
+        made.append(Cluster(tmp_path, **settings))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield factory
+    for cluster in made:
+        cluster.stop()
+
+
+def test_a_killed_and_restarted_leader_loses_nothing_and_no_id_is_won_twice(make: Make) -> None:
+    cluster = make()
+    cluster.start()
+    for number in range(20):
+        assert cluster.register(b"id%d" % number, 1) is True
+    first = cluster.wait_for_leader()
+    cluster.stop(first)
+    for number in range(40):
+        assert cluster.register(b"id%d" % number, 2) is (number >= 20)
+    cluster.start(first)
+    for number in range(40):
+        assert cluster.register(b"id%d" % number, 3) is False
+    cluster.wait_until_equal()
+    assert cluster.nodes[first].machines[0].tokens[b"id7"] == 1
+
+
+def test_all_killed_at_once_come_back_with_everything_acknowledged(make: Make) -> None:
+    cluster = make()
+    cluster.start()
+    for number in range(10):
+        cluster.register(b"id%d" % number, number)
+    cluster.stop()
+    cluster.start()
+    assert cluster.register(b"id3", 99) is False
+    cluster.wait_until_equal()
+
+
+def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make: Make) -> None:
+    limits = RaftLimits(compact_entries=50, tail_entries=5, snapshot_piece_bytes=1000, segment_bytes=2000)
+    cluster = make(limits=limits)
+    cluster.start("a", "b")
+    for number in range(300):
+        cluster.register(b"id%d" % number, 1)
+    stop = threading.Event()
+    count = 300
+
+    def go_on() -> None:
+        nonlocal count
+        while not stop.is_set():
+            cluster.register(b"id%d" % count, 1)
+            count += 1
+
+    client = threading.Thread(target=go_on)
+    client.start()
+    try:
+        cluster.start("c")
+        wait_until(lambda: b"id299" in cluster.nodes["c"].machines[0].tokens)
+    finally:
+        stop.set()
+        client.join()
+    assert count > 300
+    cluster.wait_until_equal()
+    assert (cluster.directory / "c" / "group-0000" / "snapshot").exists()
+
+
+def test_many_groups_share_one_port_and_one_thread(make: Make) -> None:
+    cluster = make(groups=4)
+    cluster.start()
+    for group in range(4):
+        assert cluster.register(b"same", group, group=group) is True
+    for group in range(4):
+        cluster.wait_until_equal(group)
+        assert {node.machines[group].tokens[b"same"] for node in cluster.nodes.values()} == {group}
+
+
+def test_a_follower_names_the_leader(make: Make) -> None:
+    cluster = make()
+    cluster.start()
+    leader = cluster.wait_for_leader()
+    follower = next(name for name in cluster.nodes if name != leader)
+    wait_until(lambda: cluster.nodes[follower].logs[0].leader == leader)
+    outcome = cluster.propose(follower, command(b"x", 1))
+    assert isinstance(outcome, Refused)
+    assert outcome.leader == leader
+    status = cluster.nodes[follower].logs[0].status()
+    assert (status.node, status.leader, status.is_leader, status.has_quorum) == (
+        follower,
+        leader,
+        False,
+        True,
+    )
+
+
+def test_a_group_of_one_leads_itself_at_once(make: Make) -> None:
+    cluster = make(names="a")
+    before = time.monotonic()
+    cluster.start()
+    assert cluster.register(b"x", 1) is True
+    assert time.monotonic() - before < 1.0
+
+
+def test_nothing_is_ever_unpickled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **named: object) -> object:
+        raise AssertionError("something was unpickled")
+
+    for name in ("loads", "load", "Unpickler", "_loads", "_load", "_Unpickler"):
+        monkeypatch.setattr(pickle, name, refuse)
+    monkeypatch.setattr("pysyncobj.pickle.loads", refuse)
+    monkeypatch.setattr("pysyncobj.pickle.load", refuse)
+    cluster = make(limits=RaftLimits(compact_entries=20, tail_entries=2))
+    cluster.start("a", "b")
+    for number in range(60):
+        cluster.register(b"id%d" % number, 1)
+    cluster.start("c")
+    cluster.wait_until_equal()
+    cluster.stop()
+    cluster.start()
+    cluster.register(b"after", 1)
+    cluster.wait_until_equal()
+    assert not any(node.fatal for node in cluster.nodes.values())
+
+
+def test_a_disk_that_fails_stops_the_host_and_nothing_is_acknowledged(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make(names="a")
+    cluster.start()
+    cluster.register(b"before", 1)
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(disk, "sync_data", full)
+    outcome = cluster.propose("a", command(b"x", 1))
+    assert not hasattr(outcome, "result")
+    node = cluster.nodes["a"]
+    wait_until(lambda: bool(node.fatal))
+    assert isinstance(node.fatal[0], DiskFullError)
+    monkeypatch.undo()
+    cluster.stop()
+    cluster.start()
+    assert cluster.register(b"before", 2) is False
+
+
+def test_a_state_machine_that_raises_is_told_as_fatal(make: Make) -> None:
+    cluster = make(names="a")
+    cluster.start()
+    node = cluster.nodes["a"]
+
+    def broken(body: bytes) -> object:
+        raise RuntimeError("a bug")
+
+    node.machines[0].apply = broken  # type: ignore[method-assign]
+    cluster.propose("a", command(b"x", 1))
+    wait_until(lambda: bool(node.fatal))
+    assert "the state machine raised RuntimeError" in str(node.fatal[0])
+
+
+def lone_host(directory: Path, port: int = 0) -> RaftHost:
+    return RaftHost(
+        "a", ("127.0.0.1", port), {}, directory, b"", rng=random.Random(1), on_fatal=lambda error: None
+    )
+
+
+def test_stopping_is_clean_before_the_start_and_twice(tmp_path: Path) -> None:
+    host = lone_host(tmp_path)
+    host.add_group(0, Register(), lambda log: None)
+    host.stop()
+    host.stop()
+    host.wake()
+    again = lone_host(tmp_path)
+    again.add_group(0, Register(), lambda log: None)
+    again.start()
+    again.stop()
+    again.stop()
+    again.wake()
+    assert not [thread for thread in threading.enumerate() if thread.name == "raft-a"]
+
+
+def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        host = lone_host(tmp_path, taken.getsockname()[1])
+        with pytest.raises(AddressInUseError):
+            host.start()
+        host.stop()
+
+
+def test_a_group_is_added_once_and_before_the_start(tmp_path: Path) -> None:
+    host = lone_host(tmp_path, free_ports(1)[0])
+    host.add_group(0, Register(), lambda log: None)
+    with pytest.raises(UsageError):
+        host.add_group(0, Register(), lambda log: None)
+    host.start()
+    with pytest.raises(UsageError, match="before the host is started"):
+        host.add_group(1, Register(), lambda log: None)
+    host.stop()
+
+
+def test_waking_gets_on_tick_called_and_an_idle_host_sleeps(tmp_path: Path) -> None:
+    host = lone_host(tmp_path)
+    ticks: list[float] = []
+    host.add_group(0, Register(), lambda log: ticks.append(time.monotonic()))
+    host.start()
+    try:
+        wait_until(lambda: len(ticks) > 3)
+        for _ in range(20):
+            before = len(ticks)
+            asked = time.monotonic()
+            host.wake()
+            wait_until(lambda: len(ticks) > before)
+            assert ticks[before] - asked < 0.5
+        # Idle: a turn for each heartbeat, no more.
+        start, began = len(ticks), time.monotonic()
+        wait_until(lambda: len(ticks) >= start + 8)
+        assert time.monotonic() - began > 0.2
+    finally:
+        host.stop()

@@ -1,0 +1,234 @@
+"""The journal is a list that survives: any history of calls, any torn tail, any damaged byte."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from photon.core.errors import CorruptStateError, DiskFullError, StorageError
+from photon.raft import disk
+from photon.raft.journal import Entry, Journal
+from tests.raft.kit import memory_directory
+
+SEGMENT_BYTES = 300
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.binary(max_size=60)),
+        st.tuples(st.just("truncate"), st.integers(0, 12)),
+        st.tuples(st.just("drop"), st.integers(0, 12)),
+        st.tuples(st.just("reset"), st.integers(1, 5)),
+        st.tuples(st.just("sync"), st.none()),
+        st.tuples(st.just("reopen"), st.none()),
+    ),
+    max_size=60,
+)
+
+
+def entries_of(count: int, size: int = 20) -> list[Entry]:
+    return [(b"%d" % index * (size // 2), index, index // 3) for index in range(1, count + 1)]
+
+
+def filled(directory: Path, entries: list[Entry], segment_bytes: int = SEGMENT_BYTES) -> Journal:
+    journal = Journal(directory, segment_bytes)
+    for entry in entries:
+        journal.append(*entry)
+        journal.sync()
+    return journal
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("journal-*.log"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_any_history_of_calls_leaves_the_same_as_a_list(steps: list[tuple[str, object]]) -> None:
+    with memory_directory() as directory:
+        journal = Journal(directory, SEGMENT_BYTES)
+        journal.append(b"\x01", 1, 0)
+        model: list[Entry] = [(b"\x01", 1, 0)]
+        term = 0
+        for step, argument in steps:
+            first, last = model[0][1], model[-1][1]
+            if step == "append":
+                term += 1
+                journal.append(argument, last + 1, term)  # type: ignore[arg-type]
+                model.append((argument, last + 1, term))  # type: ignore[arg-type]
+            elif step == "truncate":
+                index = max(first + 1, last + 1 - argument)  # type: ignore[operator]
+                journal.truncate(index)
+                model = [entry for entry in model if entry[1] < index]
+            elif step == "drop":
+                index = min(last, first + argument)  # type: ignore[operator]
+                journal.drop_before(index)
+                model = [entry for entry in model if entry[1] >= index]
+            elif step == "reset":
+                index = last + argument  # type: ignore[operator]
+                journal.reset(index, term)
+                model = [(b"\x01", index, term)]
+            elif step == "sync":
+                journal.sync()
+            else:
+                journal.close()
+                journal = Journal(directory, SEGMENT_BYTES)
+            # Whole segments are dropped on disk: after a reopen older entries may be back, below the first.
+            held = [entry for entry in journal.entries if entry[1] >= model[0][1]]
+            assert held == model
+        journal.close()
+
+
+def test_a_torn_tail_is_cut_at_any_byte_and_the_rest_is_kept() -> None:
+    entries = entries_of(6)
+    with memory_directory() as directory:
+        journal = filled(directory, entries[:3], segment_bytes=1 << 20)
+        path = files(directory)[-1]
+        safe = path.stat().st_size
+        for entry in entries[3:]:
+            journal.append(*entry)
+        batch = b"".join(journal._pending)
+        journal.abandon()
+        whole = path.read_bytes() + batch
+        for length in range(safe, len(whole) + 1):
+            path.write_bytes(whole[:length])
+            again = Journal(directory, 1 << 20)
+            kept = len(again.entries)
+            assert again.entries == entries[:kept]
+            assert kept >= 3
+            # What is kept goes on: the next entry is there after one more opening.
+            again.append(b"next", kept + 1, 9)
+            again.close()
+            third = Journal(directory, 1 << 20)
+            assert third.entries == [*entries[:kept], (b"next", kept + 1, 9)]
+            third.abandon()
+
+
+def test_a_hole_in_what_was_not_synced_is_cut_off() -> None:
+    entries = entries_of(6)
+    with memory_directory() as directory:
+        journal = filled(directory, entries[:3], segment_bytes=1 << 20)
+        path = files(directory)[-1]
+        safe = path.read_bytes()
+        for entry in entries[3:]:
+            journal.append(*entry)
+        batch = b"".join(journal._pending)
+        journal.abandon()
+        path.write_bytes(safe + bytes(30) + batch[30:])
+        again = Journal(directory, 1 << 20)
+        assert again.entries == entries[:3]
+        again.abandon()
+
+
+@pytest.mark.parametrize("segment_bytes", [200, 1 << 20])
+def test_any_flipped_byte_in_what_was_synced_stops_or_changes_nothing(segment_bytes: int) -> None:
+    entries = entries_of(12)
+    with memory_directory() as directory:
+        journal = filled(directory, entries, segment_bytes)
+        journal.close()
+        stopped = 0
+        for path in files(directory):
+            good = path.read_bytes()
+            for at in range(len(good)):
+                path.write_bytes(good[:at] + bytes([good[at] ^ 0x41]) + good[at + 1 :])
+                before = {file: file.read_bytes() for file in files(directory)}
+                try:
+                    again = Journal(directory, segment_bytes)
+                except CorruptStateError:
+                    stopped += 1
+                    assert {file: file.read_bytes() for file in files(directory)} == before, (
+                        "evidence was touched"
+                    )
+                else:
+                    assert again.entries == entries, (path.name, at)
+                    again.abandon()
+                    for file in files(directory):
+                        if file not in before:
+                            file.unlink()
+                    for file, content in before.items():
+                        file.write_bytes(content)
+                path.write_bytes(good)
+        assert stopped > sum(len(command) for command, _, _ in entries)
+
+
+def test_a_missing_segment_stops_wherever_it_is() -> None:
+    with memory_directory() as directory:
+        filled(directory, entries_of(12), 200).close()
+        paths = files(directory)
+        assert len(paths) > 3
+        for path in paths[1:]:
+            content = path.read_bytes()
+            path.unlink()
+            with pytest.raises(CorruptStateError, match="missing"):
+                Journal(directory, 200)
+            path.write_bytes(content)
+
+
+def test_what_a_killed_process_left_unsynced_is_synced_before_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(2), 1 << 20)
+        journal.append(*entries_of(3)[2])
+        with files(directory)[-1].open("ab") as file:
+            file.write(b"".join(journal._pending))
+        journal.abandon()
+        synced = []
+        real = disk.sync_data
+        monkeypatch.setattr(disk, "sync_data", lambda fd: (synced.append(os.fstat(fd).st_size), real(fd))[1])
+        again = Journal(directory, 1 << 20)
+        assert len(again.entries) == 3
+        assert synced == [files(directory)[-1].stat().st_size - 25]
+        again.abandon()
+
+
+def test_dropping_deletes_whole_segments_and_a_gap_is_never_left() -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(30), 200)
+        before = len(files(directory))
+        journal.drop_before(25)
+        assert journal.first_index == 25
+        assert len(files(directory)) < before
+        journal.close()
+        again = Journal(directory, 200)
+        assert again.first_index <= 25
+        assert again.entries[-6:] == entries_of(30)[-6:]
+        again.abandon()
+
+
+def test_after_a_failed_sync_nothing_is_ever_accepted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(2), 1 << 20)
+        journal.append(b"x", 3, 1)
+        monkeypatch.setattr(disk, "sync_data", full)
+        with pytest.raises(DiskFullError, match="no space left"):
+            journal.sync()
+        monkeypatch.undo()
+        with pytest.raises(StorageError):
+            journal.sync()
+        with pytest.raises(StorageError):
+            journal.append(b"y", 4, 1)
+        journal.abandon()
+
+
+def test_a_command_that_looks_like_a_record_or_a_mark_is_only_a_command() -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(3), 1 << 20)
+        journal.close()
+        body = files(directory)[0].read_bytes()
+        again = Journal(directory, 1 << 20)
+        again.append(body, 4, 4)
+        again.sync()
+        again.append(body, 5, 4)
+        batch = b"".join(again._pending)
+        again.abandon()
+        path = files(directory)[0]
+        # Torn within a command that holds marks of this very file: still a torn tail, not damage.
+        path.write_bytes(path.read_bytes() + batch[:-3])
+        third = Journal(directory, 1 << 20)
+        assert [command for command, _, _ in third.entries[3:]] == [body]
+        third.abandon()

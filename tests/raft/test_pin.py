@@ -1,0 +1,58 @@
+"""The engine leans on private names of one version of pysyncobj: this fails when they move."""
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+from pysyncobj import SyncObj, SyncObjConf, syncobj
+from pysyncobj.transport import Transport
+from pysyncobj.version import VERSION
+
+from photon.raft import core
+
+
+def test_the_installed_version_is_the_pinned_one() -> None:
+    assert VERSION == core.PINNED_VERSION == "0.3.17"
+
+
+@pytest.mark.parametrize("name", core.PRIVATE_ATTRIBUTES)
+def test_the_library_still_sets_the_attributes_the_core_reads(name: str) -> None:
+    node = SyncObj(
+        None, [], SyncObjConf(autoTick=False, appendEntriesUseBatch=True), transport=Transport(None, None, [])
+    )
+    assert hasattr(node, f"_SyncObj__{name}")
+
+
+@pytest.mark.parametrize("name", core.REPLACED_METHODS)
+def test_the_library_still_has_and_calls_the_methods_the_core_replaces(name: str) -> None:
+    assert callable(getattr(SyncObj, name))
+    assert f"self.{name.removeprefix('_SyncObj')}" in inspect.getsource(syncobj)
+
+
+def test_the_core_names_every_private_it_uses() -> None:
+    source = Path(core.__file__).read_text()
+    named = {f"_SyncObj__{name}" for name in core.PRIVATE_ATTRIBUTES} | set(core.REPLACED_METHODS)
+    assert set(re.findall(r"_SyncObj__\w+", source)) <= named
+
+
+def test_the_library_reads_one_clock_which_a_simulation_can_replace() -> None:
+    assert callable(syncobj.monotonicTime)
+    tree = ast.parse(inspect.getsource(syncobj))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "time"]
+    assert not [call for call in calls if isinstance(call.value, ast.Name) and call.value.id == "time"]
+
+
+def test_messages_reach_the_handlers_that_the_guards_stand_before() -> None:
+    handler = inspect.getsource(SyncObj._SyncObj__onMessageReceived)
+    kinds = set(re.findall(r"message\['type'\] == '(\w+)'", handler))
+    assert kinds == {
+        "append_entries",
+        "apply_command",
+        "apply_command_response",
+        "next_node_idx",
+        "request_vote",
+        "response_vote",
+        "timeout_now",
+    }

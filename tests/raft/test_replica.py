@@ -1,0 +1,313 @@
+"""One replica: what becomes of proposals, snapshots and replays."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pysyncobj import syncobj
+
+from photon.core.errors import SettingsError, StorageError
+from photon.raft.compaction import StateMachineError
+from photon.raft.port import Applied, Refusal, Refused, Unknown
+from photon.raft.settings import RaftLimits, RaftTiming
+from tests.raft.kit import SMALL, TIMING, Lone
+from tests.raft.simulation import Clock
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[Lone]:
+    """A group of one, which leads itself."""
+    lone = Lone(tmp_path, peers=())
+    lone.turn()
+    assert lone.replica.is_leader
+    yield lone
+    lone.crash()
+
+
+def apply_some(lone: Lone, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        lone.propose(b"key%d" % number, number)
+        lone.turn()
+    lone.turn()
+
+
+def test_a_group_of_one_commits_by_itself_after_its_own_sync(alone: Lone) -> None:
+    first = alone.propose(b"x", 1)
+    second = alone.propose(b"x", 2)
+    alone.turn()
+    assert not first
+    assert alone.replica.deadline() == 0.0, "the host must come back at once"
+    alone.turn()
+    assert (first, second) == ([Applied(3, True)], [Applied(4, False)])
+
+
+def test_a_follower_refuses_at_once_and_names_the_leader(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    before = lone.propose(b"x")
+    lone.turn()
+    lone.hear_entries([1])
+    after = lone.propose(b"x")
+    lone.turn()
+    assert before == [Refused(Refusal.NOT_LEADER, None)]
+    assert after == [Refused(Refusal.NOT_LEADER, "b")]
+    lone.crash()
+
+
+def test_more_than_may_be_in_flight_is_refused_and_certainly_not_in_the_log(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.lead()
+    outcomes = [lone.propose(b"x%d" % number) for number in range(SMALL.in_flight_max + 2)]
+    lone.turn()
+    assert outcomes[-2:] == [[Refused(Refusal.OVERLOADED, "a")]] * 2
+    assert lone.replica.in_flight == SMALL.in_flight_max
+    assert lone.replica.store.journal.last_index == 2 + SMALL.in_flight_max
+    lone.crash()
+
+
+def test_a_command_that_is_too_large_is_the_callers_error(alone: Lone) -> None:
+    with pytest.raises(ValueError, match="command_bytes_max = 64"):
+        alone.replica.propose(bytes(65), lambda outcome: None)
+
+
+def test_a_proposal_that_nobody_confirms_is_unknown_in_bounded_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(syncobj, "monotonicTime", clock)
+    lone = Lone(tmp_path, timing=replace(TIMING, proposal_s=3.0))
+    lone.lead()
+    outcomes = lone.propose(b"x")
+    while not outcomes and clock.at < 110:
+        lone.acknowledge("b", 2, success=False)  # it hears the leader, but takes nothing
+        lone.turn()
+        clock.at += 0.1
+    assert outcomes == [Unknown()]
+    assert lone.replica.is_leader
+    lone.crash()
+
+
+def test_a_leader_without_a_majority_steps_down_and_tells_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(syncobj, "monotonicTime", clock)
+    lone = Lone(tmp_path)
+    lone.lead()
+    assert lone.replica.status().has_quorum
+    outcomes = lone.propose(b"x")
+    lone.turn()
+    clock.at += TIMING.leader_fallback_s + 0.01
+    assert not lone.replica.status().has_quorum
+    lone.turn()
+    assert outcomes == [Unknown()]
+    assert not lone.replica.is_leader
+    lone.crash()
+
+
+def test_stopping_tells_everybody_who_waits_and_refuses_the_rest(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.lead()
+    waiting = lone.propose(b"x")
+    lone.turn()
+    lone.replica.stop()
+    assert waiting == [Unknown()]
+    refused: list[object] = []
+    lone.replica.propose(b"y", refused.append)
+    assert refused == [Refused(Refusal.STOPPED, None)]
+
+
+def test_a_state_machine_that_raises_stops_the_replica(alone: Lone) -> None:
+    def broken(body: bytes) -> object:
+        raise RuntimeError("a bug")
+
+    alone.machine.apply = broken  # type: ignore[method-assign]
+    alone.propose(b"x")
+    alone.turn()
+    with pytest.raises(StateMachineError, match="entry 3: the state machine raised RuntimeError"):
+        alone.replica.tick()
+
+
+def test_a_restart_gives_the_same_state_from_snapshot_and_journal(tmp_path: Path) -> None:
+    lone = Lone(tmp_path, peers=())
+    lone.turn()
+    apply_some(lone, 20)
+    assert lone.jobs.busy()
+    lone.jobs.finish()
+    apply_some(lone, 5, first=20)
+    covers = lone.replica.store.snapshots.current
+    assert covers is not None and lone.replica.store.journal.first_index > 1
+    lone.crash()
+    again = Lone(tmp_path, peers=())
+    assert 0 < again.machine.count < 25
+    for _ in range(3):
+        again.turn()
+    assert (again.machine.tokens, again.machine.digest) == (lone.machine.tokens, lone.machine.digest)
+    again.crash()
+
+
+def test_the_state_goes_on_while_a_snapshot_of_it_is_written(tmp_path: Path) -> None:
+    lone = Lone(tmp_path, peers=())
+    lone.turn()
+    apply_some(lone, 20)
+    frozen = lone.jobs.started
+    apply_some(lone, 40, first=20)
+    assert lone.jobs.started == frozen == 1, "one snapshot at a time"
+    assert lone.machine.count == 60
+    lone.jobs.finish()
+    lone.turn()
+    covers = lone.replica.store.snapshots.current
+    assert covers is not None and covers.index < 20
+    lone.crash()
+
+
+def test_compaction_keeps_a_bounded_tail(tmp_path: Path) -> None:
+    lone = Lone(tmp_path, peers=())
+    lone.turn()
+    apply_some(lone, 16)
+    lone.jobs.finish()
+    lone.turn()
+    covers = lone.replica.store.snapshots.current
+    assert covers is not None
+    assert lone.replica.store.journal.first_index == covers.index - SMALL.tail_entries
+    lone.crash()
+
+
+def test_compaction_is_due_by_bytes_too(tmp_path: Path) -> None:
+    limits = replace(SMALL, compact_entries=1000, compact_bytes=200)
+    lone = Lone(tmp_path, peers=(), limits=limits)
+    lone.turn()
+    apply_some(lone, 20)
+    assert lone.jobs.started == 1
+    lone.crash()
+
+
+def test_a_leader_keeps_what_a_slow_but_live_follower_lacks(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.lead()
+    for number in range(16):
+        lone.propose(b"key%d" % number)
+        lone.turn()
+        lone.acknowledge("b", lone.replica.store.journal.last_index + 1)
+        lone.acknowledge("c", 6)
+        lone.turn()
+    lone.jobs.finish()
+    lone.turn()
+    assert lone.replica.store.snapshots.current is not None
+    assert lone.replica.store.journal.first_index == 5
+    lone.crash()
+
+
+def test_a_snapshot_that_fails_to_be_written_stops_the_replica(alone: Lone) -> None:
+    apply_some(alone, 16)
+    assert alone.jobs.running is not None
+    real = alone.jobs.running.work
+
+    def failing() -> None:
+        raise StorageError("no disk")
+
+    alone.jobs.running.work = failing
+    alone.jobs.finish()
+    with pytest.raises(StorageError, match="no disk"):
+        alone.replica.tick()
+    alone.jobs.running.work = real
+
+
+def test_a_long_replay_is_cut_into_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(syncobj, "monotonicTime", clock)
+    lone = Lone(tmp_path)
+    real = lone.machine.apply
+
+    def slow(body: bytes) -> object:
+        clock.at += 0.02
+        return real(body)
+
+    lone.machine.apply = slow  # type: ignore[method-assign]
+    lone.hear_entries([1] * 10, commit=11)
+    turns = 0
+    while lone.machine.count < 10:
+        before = lone.machine.count
+        lone.turn()
+        turns += 1
+        assert lone.machine.count - before <= 3
+        assert lone.machine.count == 10 or lone.replica.deadline() == 0.0
+    assert turns >= 4
+    lone.crash()
+
+
+def test_entries_go_out_in_batches_as_far_as_there_is_room(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.lead()
+    lone.wire.free = SMALL.batch_bytes - 1
+    for number in range(8):
+        lone.propose(bytes([number]) * 50)
+    lone.wire.take()
+    lone.turn()
+    assert all(not message["entries"] for _, message in lone.wire.take("append_entries"))
+    lone.wire.free = 1 << 20
+    lone.turn()
+    sent = [message["entries"] for peer, message in lone.wire.take("append_entries") if peer == "b"]
+    assert [index for entries in sent for _, index, _ in entries] == list(range(3, 11))
+    assert all(sum(len(body) for body, _, _ in entries) <= SMALL.batch_bytes for entries in sent)
+    lone.crash()
+
+
+def test_a_planned_stop_hands_leadership_to_a_follower_that_has_everything(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    term = lone.lead()
+    lone.acknowledge("c", 3)
+    lone.replica.hand_over()
+    assert lone.wire.take("timeout_now") == [("c", {"type": "timeout_now", "term": term})]
+    lone.crash()
+
+
+def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_election(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(syncobj, "monotonicTime", clock)
+    lone = Lone(tmp_path)
+    for peer in "bc":
+        lone.replica.peer_down(peer)
+    clock.at += 30
+    lone.turn()
+    lone.replica.peer_up("c")
+    lone.turn()
+    assert lone.wire.take("request_vote") == []
+    clock.at += TIMING.election_s_max
+    lone.turn()
+    assert {peer for peer, _ in lone.wire.take("request_vote")} == {"b", "c"}
+    lone.crash()
+
+
+def test_a_version_or_membership_command_does_nothing(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    for kind in (b"\x02", b"\x03", b""):
+        entries = [(kind + b"anything", 2, 1)]
+        lone.hear(
+            "b", type="append_entries", term=1, commit_index=2, prevLogIdx=1, prevLogTerm=0, entries=entries
+        )
+    lone.turn()
+    assert lone.machine.count == 0
+    assert lone.replica.core.applied_index == 2
+    lone.crash()
+
+
+def test_settings_that_cannot_work_are_refused_by_name() -> None:
+    for wrong in (
+        {"heartbeat_s": 0.1},
+        {"election_s_max": 0.2},
+        {"leader_fallback_s": 0.1},
+        {"silence_s": -1.0},
+    ):
+        with pytest.raises(SettingsError, match="RaftTiming"):
+            RaftTiming(**wrong)  # type: ignore[arg-type]
+    for limit in (
+        {"command_bytes_max": 1 << 30},
+        {"outgoing_bytes": 10},
+        {"compact_entries": 1},
+        {"in_flight_max": 0},
+    ):
+        with pytest.raises(SettingsError, match="RaftLimits"):
+            RaftLimits(**limit)
