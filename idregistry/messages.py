@@ -1,0 +1,42 @@
+"""What client and server agree on beyond the .proto: bounds and words. Pure."""
+
+from typing import Final
+
+from photon.core.ids import ID_BYTES
+
+TIME_BYTES: Final = 8
+
+IDS_MAX: Final = 65_536
+"""Ids in one request. A larger one could not stay one segment, and within a segment an id wins once."""
+
+TOKEN_BYTES_MAX: Final = 1024
+
+BATCH_BYTES_MAX: Final = 1_900_000
+"""A command's size; holds the largest request and stays under the log's own bound (RaftLimits: 2 MiB)."""
+
+LEADER_DETAILS: Final = "leader="
+"""Details of FAILED_PRECONDITION: after it the leader's gRPC address, or nothing where none is known."""
+
+
+def request_bytes(ids: bytes, token: bytes) -> int:
+    """What a request adds to a command: ids, times, token and its row in the segment table."""
+    return len(ids) + len(ids) // ID_BYTES * TIME_BYTES + len(token) + 8
+
+
+def columns_mistake(ids: bytes, times: bytes) -> str | None:
+    """What is wrong with a request's columns, or None."""
+    count, rest = divmod(len(ids), ID_BYTES)
+    if rest:
+        return f"ids has {len(ids)} bytes, no multiple of {ID_BYTES}"
+    if len(times) != count * TIME_BYTES:
+        return f"times has {len(times)} bytes, expected {count} x {TIME_BYTES}"
+    if count > IDS_MAX:
+        return f"{count} ids in one request, at most {IDS_MAX} are taken"
+    return None
+
+
+def token_mistake(token: bytes) -> str | None:
+    """What is wrong with a token, or None."""
+    if 0 < len(token) <= TOKEN_BYTES_MAX:
+        return None
+    return f"the token has {len(token)} bytes, it must have 1 to {TOKEN_BYTES_MAX}"

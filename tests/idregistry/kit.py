@@ -1,0 +1,52 @@
+"""Small parts that several tests of the registry use."""
+
+import hashlib
+from collections.abc import Iterable
+
+from idregistry import snapshot
+from idregistry.commands import Commit, encode
+from idregistry.state import ShardState
+from photon.core.columns import pack_times, split_ids
+from photon.core.fates import Committed
+
+NOW_US = 1_700_000_000_000_000
+WON, DUPLICATE, EXPIRED = bytes(Committed)
+
+
+def event_id(number: int) -> bytes:
+    """A 16-byte id, the same for the same number."""
+    return hashlib.md5(str(number).encode()).digest()
+
+
+def event_ids(*numbers: int) -> bytes:
+    return b"".join(map(event_id, numbers))
+
+
+def same_times(count: int, time_us: int = NOW_US) -> bytes:
+    return pack_times([time_us] * count)
+
+
+def commit_command(*segments: tuple[bytes, Iterable[int]], time_us: int = NOW_US) -> bytes:
+    """(token, id numbers) a segment, all events at one time."""
+    numbers = [list(of_segment) for _, of_segment in segments]
+    ids = event_ids(*(n for of_segment in numbers for n in of_segment))
+    return encode(
+        Commit(
+            NOW_US,
+            [token for token, _ in segments],
+            list(map(len, numbers)),
+            ids,
+            same_times(len(ids) // 16, time_us),
+        )
+    )
+
+
+def contents(state: ShardState) -> dict[bytes, bytes]:
+    """id -> token of all that is registered, as a snapshot tells it."""
+    _, parts = snapshot.unpack(state.freeze())
+    held: dict[bytes, bytes] = {}
+    for _, ids, tokens in parts:
+        for key, token in zip(split_ids(ids), tokens, strict=True):
+            assert key not in held, "an id stands twice in a snapshot"
+            held[key] = token
+    return held

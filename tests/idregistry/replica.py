@@ -1,0 +1,48 @@
+"""One registry replica as a process: `python -m tests.idregistry.replica '{...}'`. Ends with its parent."""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from idregistry.server import RegistryServer
+from photon.core.clock import SystemClock
+from photon.core.settings import parse_settings
+from photon.wire.rpc import on_termination
+
+
+def main() -> None:
+    replica = json.loads(sys.argv[1])
+    node, grpc, raft = replica["node"], replica["grpc"], replica["raft"]
+    stop = threading.Event()
+    on_termination(stop.set)
+
+    def fatal(error: BaseException) -> None:
+        print(f"{node}: {error!r}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    server = RegistryServer(
+        parse_settings({"registry": replica["settings"]}).registry,
+        node,
+        grpc[node],
+        ("127.0.0.1", raft[node]),
+        {name: ("127.0.0.1", port) for name, port in raft.items() if name != node},
+        grpc,
+        Path(replica["directory"]),
+        b"test secret",
+        SystemClock(),
+        random.Random(),
+        fatal,
+    )
+    server.start()
+    parent = os.getppid()
+    while not stop.wait(0.2) and os.getppid() == parent:
+        pass
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Service and client over real gRPC, with fake logs behind: routing, retries, refusals."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import pytest
+
+from idregistry.client import RegistryClient
+from idregistry.service import COMMITS_WAITING_MAX, WORKERS, IdRegistryService
+from idregistry.shard import Shard
+from photon.core.clock import SystemClock
+from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
+from photon.core.fates import Registered
+from photon.core.settings import Registry
+from photon.wire import idregistry_pb2 as pb
+from photon.wire.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
+from photon.wire.rpc import Server, open_channel
+from tests.idregistry.fake_log import FakeLog, Turner
+from tests.idregistry.kit import DUPLICATE, WON, event_ids, same_times
+
+ABSENT, PRESENT, _ = bytes(Registered)
+
+
+class Node:
+    """A replica of all shards, on fake logs, behind a real gRPC server."""
+
+    def __init__(self, name: str, shards: int, addresses: dict[str, str], **settings: float) -> None:
+        self.turner = Turner()
+        clock = SystemClock()
+        parsed = Registry(shards=shards, **settings)  # type: ignore[arg-type]
+        self.shards = [Shard(n, parsed, clock, self.turner.wake) for n in range(shards)]
+        self.logs = [FakeLog(shard.state, node=name, _leader=None) for shard in self.shards]
+        for shard, log in zip(self.shards, self.logs, strict=True):
+            self.turner.add(shard.on_tick, log)
+        service = IdRegistryService(self.shards, self.logs, addresses, clock, parsed.request_timeout_s)
+        self.rpc = Server("127.0.0.1:0", WORKERS)
+        self.rpc.add(add_IdRegistryServicer_to_server, service, "photon.idregistry.v1.IdRegistry")
+        self.rpc.start()
+        self.turner.start()
+        addresses[name] = self.address = self.rpc.listen
+
+    def stop(self) -> None:
+        self.rpc.stop(0.0)
+        self.turner.close()
+
+
+class Ensemble:
+    """Nodes that know each other's addresses; a leader is appointed, nothing is replicated."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.clients: list[RegistryClient] = []
+        self.addresses: dict[str, str] = {}
+
+    def add(self, count: int, shards: int = 1, **settings: float) -> list[Node]:
+        self.nodes += [Node(f"r{n}", shards, self.addresses, **settings) for n in range(count)]
+        return self.nodes
+
+    def lead(self, leader: str | None, shard: int = 0) -> None:
+        for node in self.nodes:
+            node.logs[shard]._leader = leader
+
+    def client(self, shards: int = 1, timeout_s: float = 5.0) -> RegistryClient:
+        addresses = [node.address for node in self.nodes]
+        self.clients.append(RegistryClient(addresses, shards, timeout_s, SystemClock(), random.Random(1)))
+        return self.clients[-1]
+
+
+@pytest.fixture
+def ensemble() -> Iterator[Ensemble]:
+    made = Ensemble()
+    yield made
+    for client in made.clients:
+        client.close()
+    for node in made.nodes:
+        node.stop()
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.005)
+
+
+def test_the_client_finds_the_leader_though_it_asks_another_first(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(3)
+    ensemble.lead("r2")
+    client = ensemble.client()
+    assert client.commit(event_ids(1, 2, 1), same_times(3), b"a") == bytes([WON, WON, DUPLICATE])
+    assert client.commit(event_ids(1, 3), same_times(2), b"b") == bytes([DUPLICATE, WON])
+    assert nodes[2].shards[0].state.ids == 3
+    assert nodes[0].shards[0].state.ids == nodes[1].shards[0].state.ids == 0
+
+
+def test_a_batch_is_split_over_the_shards_and_its_outcomes_are_in_order(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(2, shards=5)
+    for shard in range(5):
+        ensemble.lead(f"r{shard % 2}", shard)
+    client = ensemble.client(shards=5)
+    assert client.commit(event_ids(*range(0, 200, 2)), same_times(100), b"a") == bytes(100)
+    expected = bytes([DUPLICATE, WON] * 100)
+    assert client.commit(event_ids(*range(200)), same_times(200), b"b") == expected
+    assert sum(shard.state.ids for node in nodes for shard in node.shards) == 200
+
+
+def test_lookups_are_answered_by_the_nearest_replica_whoever_leads(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(2)
+    ensemble.lead("r1")
+    client = ensemble.client()
+    client.commit(event_ids(1), same_times(1), b"a")
+    assert client.lookup(event_ids(1, 2), same_times(2)) == bytes([ABSENT, ABSENT]), "stale, as it may be"
+    nodes[0].logs[0].machine.apply(nodes[1].logs[0].proposed[0])
+    assert client.lookup(event_ids(1, 2), same_times(2)) == bytes([PRESENT, ABSENT])
+
+
+def test_lookups_go_to_the_next_replica_when_the_nearest_is_down(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(3)
+    ensemble.lead("r1")
+    client = ensemble.client()
+    client.commit(event_ids(1), same_times(1), b"a")
+    nodes[0].rpc.stop(0.0)
+    assert client.lookup(event_ids(1), same_times(1)) == bytes([PRESENT])
+
+
+def test_a_commit_whose_outcome_is_unknown_is_retried_with_the_same_token(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(1)
+    ensemble.lead("r0")
+    nodes[0].logs[0].held = True
+    client = ensemble.client()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        wait_until(lambda: nodes[0].logs[0].in_flight == 1)
+        nodes[0].logs[0].held = False
+        nodes[0].logs[0].forget_held(applied=True)
+        assert future.result() == bytes([WON])
+
+
+def test_a_commit_follows_the_leadership_while_it_waits(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(3)
+    client = ensemble.client()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        nodes[0].rpc.stop(0.0)
+        ensemble.lead("r1")
+        assert future.result() == bytes([WON])
+
+
+def test_without_a_leader_the_client_says_no_quorum(ensemble: Ensemble) -> None:
+    ensemble.add(3)
+    client = ensemble.client(timeout_s=0.4)
+    with pytest.raises(NoQuorumError, match="shard 0"):
+        client.commit(event_ids(1), same_times(1), b"a")
+
+
+def test_when_no_server_is_there_the_client_says_unavailable(ensemble: Ensemble) -> None:
+    for node in ensemble.add(2):
+        node.rpc.stop(0.0)
+    client = ensemble.client(timeout_s=0.4)
+    for call in (
+        lambda: client.commit(event_ids(1), same_times(1), b"a"),
+        lambda: client.lookup(event_ids(1), same_times(1)),
+    ):
+        with pytest.raises(UnavailableError) as raised:
+            call()
+        assert type(raised.value) is UnavailableError
+
+
+def test_overload_is_refused_and_the_client_says_that_nothing_was_done(ensemble: Ensemble) -> None:
+    (node,) = ensemble.add(1, queue_ids_max=10, batches_in_flight_max=1, request_timeout_s=3.0)
+    ensemble.lead("r0")
+    node.logs[0].held = True
+    client, hasty = ensemble.client(), ensemble.client(timeout_s=0.3)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        wait_until(lambda: node.logs[0].in_flight == 1)
+        second = pool.submit(client.commit, event_ids(*range(2, 12)), same_times(10), b"b")
+        wait_until(lambda: node.shards[0].waiting_ids == 10)
+        with pytest.raises(OverloadedError, match="queue_ids_max"):
+            hasty.commit(event_ids(20), same_times(1), b"c")
+        node.logs[0].held = False
+        node.logs[0].apply_held()
+        node.turner.wake()
+        assert first.result() == bytes([WON])
+        assert second.result() == bytes([WON] * 10)
+    assert node.shards[0].state.ids == 11
+
+
+def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
+    (node,) = ensemble.add(1)
+    ensemble.lead("r0")
+    node.logs[0].held = True
+    stub = IdRegistryStub(open_channel(node.address))
+    calls = [
+        stub.Commit.future(pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=b"a"), timeout=20)
+        for n in range(COMMITS_WAITING_MAX)
+    ]
+    wait_until(lambda: node.logs[0].in_flight + node.shards[0].waiting_ids >= 1)
+    client = ensemble.client(timeout_s=3.0)
+    assert client.lookup(event_ids(1), same_times(1)) == bytes([ABSENT])
+    assert client.status(node.address)["shards"][0]["is_leader"]
+    node.logs[0].held = False
+    wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
+    assert {call.result().outcomes for call in calls} == {bytes([WON])}
+
+
+@pytest.mark.parametrize(
+    ("request_", "mistake"),
+    [
+        (pb.CommitRequest(ids=bytes(15), times=bytes(8), token=b"a"), "no multiple of 16"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(7), token=b"a"), "expected 1 x 8"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(16), token=b"a"), "expected 1 x 8"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(8)), "token has 0 bytes"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(8), token=bytes(5000)), "token has 5000 bytes"),
+        (pb.CommitRequest(shard=7, ids=bytes(16), times=bytes(8), token=b"a"), "shard 7 does not exist"),
+        (pb.CommitRequest(ids=bytes(16 * 65537), times=bytes(8 * 65537), token=b"a"), "at most 65536"),
+        (pb.LookupRequest(ids=bytes(15), times=bytes(8)), "no multiple of 16"),
+        (pb.LookupRequest(ids=bytes(16), times=b""), "expected 1 x 8"),
+        (pb.LookupRequest(shard=1, ids=bytes(16), times=bytes(8)), "shard 1 does not exist"),
+    ],
+)
+def test_a_strangers_malformed_request_is_refused(ensemble: Ensemble, request_: object, mistake: str) -> None:
+    (node,) = ensemble.add(1)
+    ensemble.lead("r0")
+    stub = IdRegistryStub(open_channel(node.address))
+    method = stub.Commit if isinstance(request_, pb.CommitRequest) else stub.Lookup
+    with pytest.raises(grpc.RpcError) as raised:
+        method(request_, timeout=5)
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert mistake in raised.value.details()
+    assert node.shards[0].state.ids == 0
+
+
+def test_a_client_set_to_more_shards_than_there_are_is_told_so(ensemble: Ensemble) -> None:
+    ensemble.add(1)
+    ensemble.lead("r0")
+    with pytest.raises(UsageError, match=r"registry\.shards"):
+        ensemble.client(shards=50).commit(event_ids(*range(100)), same_times(100), b"a")
+
+
+def test_the_client_checks_its_callers_columns(ensemble: Ensemble) -> None:
+    ensemble.add(1)
+    client = ensemble.client()
+    for ids, times, token in (
+        (bytes(3), bytes(8), b"a"),
+        (bytes(16), bytes(9), b"a"),
+        (bytes(16), bytes(8), b""),
+    ):
+        with pytest.raises(ValueError, match="bytes"):
+            client.commit(ids, times, token)
+    assert client.commit(b"", b"", b"a") == b""
+    assert client.lookup(b"", b"") == b""
+
+
+def test_closing_the_client_ends_its_calls(ensemble: Ensemble) -> None:
+    ensemble.add(1)
+    client = ensemble.client(timeout_s=30.0)
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        time.sleep(0.05)  # so that it is under way; whenever the close comes, the end is the same
+        client.close()
+        with pytest.raises(UnavailableError, match="closed"):
+            future.result(timeout=5.0)
+
+
+def test_many_threads_with_one_client_win_every_id_once(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(2, shards=3)
+    for shard in range(3):
+        ensemble.lead("r1", shard)
+    client = ensemble.client(shards=3)
+    won: list[int] = []
+    lock = threading.Lock()
+
+    def work(worker: int) -> None:
+        rng = random.Random(worker)
+        for batch in range(15):
+            numbers = rng.sample(range(600), 60)
+            outcomes = client.commit(event_ids(*numbers), same_times(60), b"%d-%d" % (worker, batch))
+            with lock:
+                won.extend(n for n, o in zip(numbers, outcomes, strict=True) if o == WON)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(work, range(6)))
+    assert len(won) == len(set(won)) == sum(shard.state.ids for shard in nodes[1].shards)

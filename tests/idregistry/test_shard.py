@@ -1,0 +1,203 @@
+"""The registry thread of Fig. 3 over a fake log: queue, batch, answer; collection by the leader (2.3)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
+from idregistry.batching import Request
+from idregistry.boundary import DAY_US, boundary_due
+from idregistry.buckets import BUCKET_US
+from idregistry.shard import Shard
+from idregistry.state import NO_BOUNDARY
+from photon.core.clock import ManualClock
+from photon.core.settings import Registry
+from tests.idregistry.fake_log import FakeLog
+from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_ids, same_times
+
+SECOND_US = 1_000_000
+
+
+class Bench:
+    """A shard, its log, and the answers in the order in which they came."""
+
+    def __init__(self, **settings: float) -> None:
+        self.clock = ManualClock(NOW_US)
+        self.woken = 0
+        self.shard = Shard(0, Registry(**settings), self.clock, self._wake)  # type: ignore[arg-type]
+        self.log = FakeLog(self.shard.state)
+        self.answers: dict[str, Answer] = {}
+
+    def offer(self, name: str, numbers: list[int], time_us: int = NOW_US) -> Answer | None:
+        ids = event_ids(*numbers)
+        times = same_times(len(numbers), time_us)
+        request = Request(ids, times, name.encode(), self.clock.monotonic() + 10.0, self._answer(name))
+        return self.shard.offer(request)
+
+    def tick(self) -> None:
+        self.shard.on_tick(self.log)
+
+    def _answer(self, name: str) -> Callable[[Answer], None]:
+        def answer(what: Answer) -> None:
+            assert name not in self.answers, "answered twice"
+            self.answers[name] = what
+
+        return answer
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+
+def test_requests_that_wait_go_into_one_command_and_each_gets_its_own_answer() -> None:
+    """2.2.1: "dequeues multiple requests and batches them into a single PaxosDB transaction"."""
+    bench = Bench()
+    for name, numbers in (("a", [1, 2]), ("b", [2, 3]), ("c", [])):
+        assert bench.offer(name, numbers) is None
+    assert bench.woken == 3
+    assert not bench.answers
+    bench.tick()
+    assert len(bench.log.proposed) == 1
+    assert bench.answers == {
+        "a": Settled(bytes([WON, WON])),
+        "b": Settled(bytes([DUPLICATE, WON])),
+        "c": Settled(b""),
+    }
+
+
+def test_while_commands_are_in_flight_requests_gather_into_the_next() -> None:
+    bench = Bench(batches_in_flight_max=2)
+    bench.log.held = True
+    for n in range(5):
+        bench.offer(f"request {n}", [n])
+        bench.tick()
+    assert len(bench.log.proposed) == 2
+    bench.log.apply_held()
+    bench.tick()
+    bench.log.apply_held()
+    assert len(bench.log.proposed) == 3
+    assert len(bench.answers) == 5
+
+
+def test_a_batch_stops_at_batch_ids_max() -> None:
+    bench = Bench(batch_ids_max=4)
+    for n in range(5):
+        bench.offer(f"request {n}", [2 * n, 2 * n + 1])
+    bench.tick()
+    assert len(bench.log.proposed) == 3
+
+
+def test_overload_is_refused_at_once_and_nothing_is_done() -> None:
+    bench = Bench(queue_ids_max=3)
+    assert bench.offer("a", [1, 2]) is None
+    assert isinstance(bench.offer("b", [3, 4]), Overloaded)
+    bench.tick()
+    assert bench.shard.state.ids == 2
+    assert "b" not in bench.answers
+
+
+def test_who_asks_a_follower_is_sent_to_the_leader() -> None:
+    bench = Bench()
+    bench.offer("a", [1])
+    bench.log.lose_leadership("r2")
+    bench.tick()
+    assert bench.answers == {"a": NotLeader("r2")}
+    assert bench.shard.state.ids == 0
+
+
+def test_when_leadership_is_lost_the_outcome_is_unknown_and_a_retry_finds_out() -> None:
+    bench = Bench()
+    bench.log.held = True
+    bench.offer("a", [1])
+    bench.tick()
+    bench.log.forget_held(applied=True)
+    assert bench.answers.pop("a") == OutcomeUnknown()
+    bench.log.held = False
+    bench.offer("a", [1])
+    bench.tick()
+    assert bench.answers == {"a": Settled(bytes([WON]))}
+
+
+def test_a_request_past_its_deadline_is_not_proposed() -> None:
+    bench = Bench()
+    bench.offer("a", [1])
+    bench.clock.advance(11.0)
+    bench.offer("b", [2])
+    bench.tick()
+    assert isinstance(bench.answers["a"], Overloaded)
+    assert bench.answers["b"] == Settled(bytes([WON]))
+    assert bench.shard.state.ids == 1
+
+
+def test_a_closed_shard_sends_everybody_elsewhere() -> None:
+    bench = Bench()
+    bench.offer("a", [1])
+    bench.shard.close()
+    assert bench.answers == {"a": NotLeader(None)}
+    assert bench.offer("b", [1]) == NotLeader(None)
+
+
+# --- garbage collection (2.3)
+
+
+def test_without_retention_everything_is_kept() -> None:
+    bench = Bench(retention_days=0.0)
+    bench.offer("a", [1], time_us=-(1 << 62))
+    bench.tick()
+    bench.clock.advance(1e9)
+    bench.tick()
+    assert bench.shard.state.boundary_us == NO_BOUNDARY
+    assert len(bench.log.proposed) == 1
+
+
+def test_the_leader_moves_the_boundary_and_collects_what_is_older() -> None:
+    bench = Bench(retention_days=1.0)
+    bench.offer("a", [1, 2])
+    bench.tick()
+    assert bench.shard.state.boundary_us == NOW_US - DAY_US
+    bench.clock.advance(86_400 + 2 * BUCKET_US / SECOND_US)
+    bench.tick()
+    bench.tick()
+    assert bench.shard.state.ids == 0
+    assert bench.shard.state.boundary_us == NOW_US + 2 * BUCKET_US
+
+
+def test_a_follower_never_moves_the_boundary() -> None:
+    """2.3: "The garbage collection thread runs only at the master"."""
+    bench = Bench(retention_days=1.0)
+    bench.log.lose_leadership("r1")
+    bench.tick()
+    assert not bench.log.proposed
+
+
+def test_a_new_leader_whose_clock_is_behind_leaves_the_boundary_where_it_is() -> None:
+    """2.3: "To guard against time differences ... when the master changes, we store the ... boundary"."""
+    bench = Bench(retention_days=1.0)
+    bench.tick()
+    before = bench.shard.state.boundary_us
+    bench.clock.advance(-3600)
+    bench.tick()
+    assert bench.shard.state.boundary_us == before
+
+
+def test_one_step_of_housekeeping_is_in_flight_at_a_time_and_an_unknown_outcome_does_not_end_it() -> None:
+    bench = Bench(retention_days=1.0)
+    bench.log.held = True
+    for _ in range(3):
+        bench.tick()
+    assert len(bench.log.proposed) == 1
+    bench.log.forget_held()
+    bench.log.held = False
+    bench.tick()
+    assert bench.shard.state.boundary_us == NOW_US - DAY_US
+
+
+@pytest.mark.parametrize(
+    ("days", "behind_s", "due"),
+    [(0.0, 1e9, False), (1.0, 86.3, False), (1.0, 86.4, True), (0.001, 9.9, False), (0.001, 10.0, True)],
+)
+def test_the_boundary_moves_by_a_thousandth_of_the_retention_or_ten_seconds(
+    days: float, behind_s: float, due: bool
+) -> None:
+    wanted = NOW_US - round(days * DAY_US)
+    boundary = boundary_due(NOW_US, wanted - round(behind_s * SECOND_US), days)
+    assert boundary == (wanted if due else None)
