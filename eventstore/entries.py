@@ -1,0 +1,95 @@
+"""How the entries of the log file map are packed (paper 3.4.2). Pure.
+
+sparse, at three levels   server key (8) | earliest event time us (8) | file number (4) | offset (8)
+                          -> length (4) | latest event time us (8)
+dense, for opaque ids     id (16) -> file number (4) | offset (8) | length (4)
+
+All big endian, so that keys sort by their numbers. A run of little event time goes to a level whose
+interval is a 16th or a 256th of W: a lookup scans just that much of the keys there, not all of W.
+"""
+
+import struct
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from eventstore.runs import Ints, Run, Runs
+
+LEVEL_PARTS: Final = (1, 16, 256)
+
+_TIME_MAX: Final = (1 << 64) - 1
+_SPARSE_KEY: Final = struct.Struct(">QQIQ")
+_SPARSE_VALUE: Final = struct.Struct(">IQ")
+_DENSE_VALUE: Final = struct.Struct(">IQI")
+_KEYS: Final = np.dtype([("server", ">u8"), ("earliest", ">u8"), ("file", ">u4"), ("start", ">u8")])
+_VALUES: Final = np.dtype([("length", ">u4"), ("latest", ">u8")])
+_PLACES: Final = np.dtype([("file", ">u4"), ("offset", ">u8"), ("length", ">u4")])
+
+
+class Place(NamedTuple):
+    """Bytes of a log. Places sort by file, then offset."""
+
+    file: int
+    offset: int
+    length: int
+
+
+def level_of(run: Run, interval_us: int) -> int:
+    width = run.latest - run.earliest
+    return sum(width * part <= interval_us for part in LEVEL_PARTS[1:])
+
+
+def sparse_key(run: Run) -> bytes:
+    return _SPARSE_KEY.pack(run.server, run.earliest, run.file, run.start)
+
+
+def sparse_entries(runs: Runs, interval_us: int) -> list[list[tuple[bytes, bytes]]]:
+    """(key, value) for each level, in the order of their keys."""
+    order = np.lexsort((runs.earliest, runs.server))
+    keys = np.empty(len(runs), _KEYS)
+    keys["server"], keys["earliest"] = runs.server[order], runs.earliest[order]
+    keys["file"], keys["start"] = runs.file[order], runs.start[order]
+    values = np.empty(len(runs), _VALUES)
+    values["length"], values["latest"] = (runs.end - runs.start)[order], runs.latest[order]
+    width = (runs.latest - runs.earliest)[order]
+    levels = sum((width * part <= interval_us).astype(np.int8) for part in LEVEL_PARTS[1:])
+    return [
+        list(zip(_split(keys[levels == level]), _split(values[levels == level]), strict=True))
+        for level in range(len(LEVEL_PARTS))
+    ]
+
+
+def sparse_range(server: bytes, time_us: int, width_us: int) -> tuple[bytes, bytes]:
+    """Of the runs no wider than `width_us` that may hold this time: the least key, and one above all."""
+    low = server + max(0, time_us - width_us).to_bytes(8, "big")
+    return low, server + min(time_us + 1, _TIME_MAX).to_bytes(8, "big")
+
+
+def sparse_place(key: bytes, value: bytes, time_us: int) -> Place | None:
+    """Where the run is, if it reaches up to this time."""
+    length, latest = _SPARSE_VALUE.unpack(value)
+    if latest < time_us:
+        return None
+    _, _, file, offset = _SPARSE_KEY.unpack(key)
+    return Place(file, offset, length)
+
+
+def dense_entries(
+    ids: bytes, files: Ints, starts: Ints, lengths: Ints
+) -> tuple[npt.NDArray[np.intp], list[bytes], list[bytes]]:
+    """Rows in the order of their ids (the first of equal ones first), and their keys and values."""
+    halves = np.frombuffer(ids, ">u8")[::2].astype(np.uint64)
+    order = np.argsort(halves, kind="stable")
+    places = np.empty(len(order), _PLACES)
+    places["file"], places["offset"], places["length"] = files[order], starts[order], lengths[order]
+    return order, _split(np.frombuffer(ids, "V16")[order]), _split(places)
+
+
+def dense_place(value: bytes) -> Place:
+    return Place(*_DENSE_VALUE.unpack(value))
+
+
+def _split(column: npt.NDArray[np.void]) -> list[bytes]:
+    """N packed records -> N bytes objects."""
+    return list(struct.unpack(f"{column.itemsize}s" * len(column), column.tobytes()))

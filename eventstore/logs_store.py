@@ -1,0 +1,151 @@
+"""LogsEventStore: primary events straight from the logs, by log file map and short reads (paper 3.4.2)."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from eventstore.entries import Place
+from eventstore.log_file_map import LogFileMap
+from eventstore.open_logs import OpenLogs
+from photon.core.formats import LogFormat
+from photon.core.ids import opaque_mask
+from photon.core.logfiles import FileState
+
+Probe = Callable[[bytes, bytes], bytes | None]
+"""A packed photon id and a run's bytes -> the first line that may be its event, b"" if surely none, or None
+if only parsing can tell."""
+
+
+def probe_json_lines(key: bytes, run: bytes) -> bytes | None:
+    """The text of a photon id ends with its timestamp, so a search for that finds it without any parsing."""
+    needle = b':%d"' % int.from_bytes(key[8:], "big")
+    at = run.find(needle)
+    # A digit may be written as an escape: such a line, if before the hit, would be overlooked.
+    if run.find(b"\\u", 0, at if at >= 0 else len(run)) >= 0:
+        return None
+    if at < 0:
+        return b""
+    end = run.find(b"\n", at)
+    return run[run.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(run)]
+
+
+class LogsEventStore:
+    """Thread-safe: each thread has its own open files and parser, and reading stops nobody from writing.
+
+    Of several lines with one id it finds the first: for an opaque id the first that was read, for a photon
+    id that of the lowest file number and offset.
+    """
+
+    def __init__(
+        self,
+        log_file_map: LogFileMap,
+        make_format: Callable[[], LogFormat],
+        probe: Probe = probe_json_lines,
+    ) -> None:
+        self._map = log_file_map
+        self._make_format = make_format
+        self._probe = probe
+        self._local = threading.local()
+        self._counting = threading.Lock()
+        self.hits = 0
+        self.misses = 0
+        self.bytes_read = 0
+
+    def get_many(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[bool]]:
+        """For each distinct id its line or None, and whether a log that may hold it could not be read."""
+        places, states = self._map.look_up(keys)
+        search = self._search()
+        before = search.logs.bytes_read
+        lines = search.run(keys, places, states)
+        found = len(lines) - lines.count(None)
+        with self._counting:
+            self.hits += found
+            self.misses += len(lines) - found
+            self.bytes_read += search.logs.bytes_read - before
+        return lines, search.doubtful
+
+    def _search(self) -> "_Search":
+        if not hasattr(self._local, "search"):
+            self._local.search = _Search(self._make_format(), self._probe)
+        search: _Search = self._local.search
+        return search
+
+
+class _Search:
+    """One thread's search for a batch of ids."""
+
+    def __init__(self, log_format: LogFormat, probe: Probe) -> None:
+        self.logs = OpenLogs()
+        self.doubtful: list[bool] = []
+        self._format = log_format
+        self._probe = probe
+
+    def run(
+        self, keys: Sequence[bytes], places: Sequence[Sequence[Place]], states: Mapping[int, FileState]
+    ) -> list[bytes | None]:
+        rows_at: dict[Place, list[int]] = {}
+        for row, found in enumerate(places):
+            for place in found:
+                rows_at.setdefault(place, []).append(row)
+        in_order = sorted(rows_at)
+        if len(in_order) > 1:
+            self.logs.read_ahead(in_order, states)
+        self.doubtful = [False] * len(keys)
+        exact = opaque_mask(b"".join(keys)).tolist()
+        lines: list[bytes | None] = [None] * len(keys)
+        for place in in_order:
+            rows = [row for row in rows_at[place] if lines[row] is None]
+            data = self.logs.read(place, states[place.file]) if rows else b""
+            if data is None:
+                for row in rows:
+                    self.doubtful[row] = True
+            elif rows and exact[rows[0]]:
+                lines[rows[0]] = data
+            elif rows:
+                self._look_into(data, rows, keys, lines)
+        for row in self._verify(keys, lines):
+            if exact[row]:
+                self.doubtful[row] = True  # the log was overwritten, and not yet found to be
+            else:
+                lines[row] = self._by_parsing(keys[row], places[row], states)
+        return lines
+
+    def _look_into(
+        self, data: bytes, rows: Sequence[int], keys: Sequence[bytes], lines: list[bytes | None]
+    ) -> None:
+        parsed: dict[bytes, bytes] | None = None
+        for row in rows:
+            line = self._probe(keys[row], data)
+            if line is None:
+                parsed = self._parse(data) if parsed is None else parsed
+                line = parsed.get(keys[row])
+            lines[row] = line or None
+
+    def _verify(self, keys: Sequence[bytes], lines: list[bytes | None]) -> list[int]:
+        """Forget the lines that are not the event looked for; their rows."""
+        found = [(row, line) for row, line in enumerate(lines) if line is not None]
+        if not found:
+            return []
+        batch = self._format.parse_primary(b"\n".join([line for _, line in found]))
+        if batch.ids == b"".join([keys[row] for row, _ in found]):
+            for (row, _), line in zip(found, batch.lines, strict=True):
+                lines[row] = line
+            return []
+        for row, line in found:
+            lines[row] = self._parse(line).get(keys[row])
+        return [row for row, _ in found if lines[row] is None]
+
+    def _by_parsing(
+        self, key: bytes, places: Sequence[Place], states: Mapping[int, FileState]
+    ) -> bytes | None:
+        """The slow way, where the text of an id stands in another field too."""
+        for place in places:
+            line = self._parse(self.logs.read(place, states[place.file]) or b"").get(key)
+            if line is not None:
+                return line
+        return None
+
+    def _parse(self, data: bytes) -> dict[bytes, bytes]:
+        """The first line of each id."""
+        batch = self._format.parse_primary(data)
+        keys = [batch.ids[start : start + 16] for start in range(0, len(batch.ids), 16)]
+        return dict(zip(reversed(keys), reversed(batch.lines), strict=True))

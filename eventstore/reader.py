@@ -1,0 +1,238 @@
+"""The reader of the primary logs: fills the log file map and the cache, in one thread (paper 3.4.1, 3.4.2).
+
+What it takes up is kept as a group until the map has it on disk; then the cache gets it. While it catches
+up a group is many chunks: the dense map takes keys in random order, and is fast with many at once only.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Final
+
+import numpy as np
+
+from eventstore.cache import CacheEventStore
+from eventstore.log_file_map import Counts, LogFileMap, Rows
+from eventstore.runs import Ints
+from photon.core.clock import Clock
+from photon.core.columns import split_ids
+from photon.core.errors import CorruptStateError, StorageError
+from photon.core.fates import Fate
+from photon.core.follow import LogFollower
+from photon.core.formats import LogFormat
+from photon.core.logfiles import Chunk, FileState
+from photon.core.logwriter import DeadLetter, RotatingLog, dead_letter_lines
+from photon.core.settings import Logs
+
+GROUP_BYTES_MAX: Final = 32 << 20
+_OVERSIZED_KEPT_BYTES: Final = 1024
+_RETRY_S_MIN: Final = 0.05
+_RETRY_S_MAX: Final = 5.0
+_NOTICES_MAX: Final = 20
+_UNENDED_EVERY_S: Final = 1.0
+
+
+class Notices:
+    """The last things worth a line; read by other threads."""
+
+    def __init__(self) -> None:
+        self.lines: tuple[str, ...] = ()
+
+    def add(self, line: str) -> None:
+        self.lines = (*self.lines, line)[-_NOTICES_MAX:]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Chunks that are parsed and not yet in the map."""
+
+    ids: list[bytes] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    files: list[Ints] = field(default_factory=list)
+    starts: list[Ints] = field(default_factory=list)
+    letters: list[DeadLetter] = field(default_factory=list)
+    states: dict[int, FileState] = field(default_factory=dict)
+    tails: set[int] = field(default_factory=set)
+    bytes: int = 0
+
+    def rows(self) -> Rows | None:
+        if not self.lines:
+            return None
+        lengths = np.fromiter(map(len, self.lines), np.int64, len(self.lines))
+        return Rows(b"".join(self.ids), np.concatenate(self.files), np.concatenate(self.starts), lengths)
+
+
+class Reader:
+    """Use `start` and `stop`, or call `step` (tests). `on_failure` is told of what no retry can mend."""
+
+    def __init__(
+        self,
+        follower: LogFollower,
+        log_file_map: LogFileMap,
+        cache: CacheEventStore,
+        log_format: LogFormat,
+        dead_letters: RotatingLog,
+        settings: Logs,
+        clock: Clock,
+        notices: Notices,
+        on_failure: Callable[[Exception], None] = lambda _: None,
+    ) -> None:
+        self._follower = follower
+        self._map = log_file_map
+        self._cache = cache
+        self._format = log_format
+        self._dead_letters = dead_letters
+        self._settings = settings
+        self._clock = clock
+        self._notices = notices
+        self._on_failure = on_failure
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="primary-reader", daemon=True)
+        self._group = _Group()
+        self._dead_letters.truncate(log_file_map.counts.dead_letters)
+        self._letters_beyond = False  # what the map says: they are cut off before the next append
+        self._next_unended = float("-inf")
+        self.caught_up = False
+        """Every byte that the follower has seen is in map and cache."""
+        self.storage_error: str | None = None
+        self.unended: dict[str, int] = {}
+        self.unreadable: dict[str, str] = {}
+
+    @property
+    def counts(self) -> Counts:
+        return self._map.counts
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the group under way; what is not committed is read again at the next start."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def step(self) -> bool:
+        """Read and store one group; was there anything? StorageError: call again, the group is kept."""
+        group = self._group
+        for state in self._follower.scan_if_due():
+            group.states[state.number] = state
+        self._follower.poll()
+        self.caught_up = self.caught_up and self._follower.caught_up
+        while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
+            found = self._follower.next_chunk()
+            if found is None:
+                break
+            self.caught_up = False
+            if self._take(*found):
+                break
+        worked = bool(group.states)
+        if worked:
+            self._write()
+        self.caught_up = self._follower.caught_up
+        self.unreadable = self._follower.unreadable
+        if worked or self._clock.monotonic() >= self._next_unended:
+            self.unended = self._follower.unended()
+            self._next_unended = self._clock.monotonic() + _UNENDED_EVERY_S
+        return worked
+
+    def _run(self) -> None:
+        pause_s = self._settings.poll_interval_ms / 1000
+        retry_s = _RETRY_S_MIN
+        try:
+            while not self._stopping.is_set():
+                try:
+                    worked = self.step()
+                except CorruptStateError:
+                    raise
+                except StorageError as error:
+                    self._tell(error)
+                    self._stopping.wait(retry_s)
+                    retry_s = min(2 * retry_s, _RETRY_S_MAX)
+                    continue
+                retry_s = _RETRY_S_MIN
+                self.storage_error = None
+                if not worked:
+                    self._stopping.wait(pause_s)
+        except Exception as error:
+            self.caught_up = False
+            self.storage_error = str(error)
+            self._notices.add(f"the reader stopped: {error}")
+            self._on_failure(error)
+
+    def _tell(self, error: StorageError) -> None:
+        if self.storage_error != str(error):
+            self._notices.add(f"{error}; tried again until it works")
+        self.storage_error = str(error)
+
+    def _take(self, file: FileState, chunk: Chunk) -> bool:
+        """Add a chunk to the group. True if its file grows by little bits: then they wait no longer."""
+        group = self._group
+        group.bytes += chunk.end - chunk.start
+        if chunk.oversized:
+            group.letters.append(self._oversized(file, chunk))
+        else:
+            batch = self._format.parse_primary(chunk.data)
+            group.ids.append(batch.ids)
+            group.lines += batch.lines
+            group.starts.append(batch.starts + chunk.start)
+            group.files.append(np.full(len(batch.lines), file.number, np.int64))
+            group.letters += [
+                DeadLetter(Fate.MALFORMED, bad.reason, bad.line, file.name, chunk.start + bad.start)
+                for bad in batch.malformed
+            ]
+        group.states[file.number] = self._follower.advanced(file.number, chunk.end)
+        if chunk.end - chunk.start >= self._settings.chunk_bytes // 2:
+            return False
+        again = file.number in group.tails
+        group.tails.add(file.number)
+        return again
+
+    def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
+        reason = (
+            f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
+            f"{self._settings.line_bytes_max}; only its beginning is kept here"
+        )
+        try:
+            with open(file.path, "rb", buffering=0) as log:
+                log.seek(chunk.start)
+                beginning = log.read(_OVERSIZED_KEPT_BYTES)
+        except OSError:
+            beginning = b""
+        return DeadLetter(Fate.MALFORMED, reason, beginning, file.name, chunk.start)
+
+    def _write(self) -> None:
+        """The group to the dead letters, the map (one transaction), the cache; then a new group begins."""
+        group, counts = self._group, self._map.counts
+        rows = group.rows()
+        repeats = self._map.write(rows, group.states.values(), self._with_letters(counts))
+        self._letters_beyond = False
+        self._group = _Group()
+        if rows is None:
+            return
+        keys, lines = split_ids(rows.ids), group.lines
+        if repeats:
+            first = np.ones(len(lines), np.bool_)
+            first[repeats] = False
+            keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
+        self._cache.put_many(keys, lines)
+
+    def _with_letters(self, counts: Counts) -> Counts:
+        """Append the group's dead letters, durably. What the map's transaction shall say of them.
+
+        If it fails they are cut off again before the next try: each letter is kept exactly once.
+        """
+        group = self._group
+        position = counts.dead_letters
+        if group.letters:
+            if self._letters_beyond:
+                self._dead_letters.truncate(position)
+            self._letters_beyond = True
+            position = self._dead_letters.append(dead_letter_lines(group.letters))
+            self._dead_letters.sync()
+        return Counts(
+            counts.primary_events + len(group.lines),
+            counts.malformed + len(group.letters),
+            position.file,
+            position.offset,
+        )

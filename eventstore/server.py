@@ -1,0 +1,124 @@
+"""An event store process: reader, cache, log file map and logs store behind gRPC (paper 3.4)."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from eventstore.cache import CacheEventStore
+from eventstore.log_file_map import LogFileMap
+from eventstore.logs_store import LogsEventStore
+from eventstore.lookup import EventLookup, ReaderState
+from eventstore.reader import Notices, Reader
+from eventstore.service import SERVICE_NAME, EventStoreService
+from photon.core.clock import Clock
+from photon.core.follow import LogFollower
+from photon.core.formats import JsonLines
+from photon.core.ids import IdPacker
+from photon.core.logwriter import RotatingLog
+from photon.core.settings import MIB, Settings
+from photon.wire import eventstore_pb2_grpc
+from photon.wire.rpc import Server
+
+_WORKERS: Final = 8
+_IN_FLIGHT_MAX: Final = 64
+_DEAD_LETTER_FILE_BYTES_MAX: Final = 256 * MIB
+
+
+class EventStoreServer:
+    """Serves EventStore on `listen`; reads the logs that match `patterns` and keeps a map in `directory`.
+
+    Malformed lines go to `dead_letters`/primary-NNNNNN.jsonl. `drain`: the logs will grow no more.
+    `on_fatal` is told, from the reader's thread, of an error that only a restart or the user can mend.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        listen: str,
+        directory: Path,
+        patterns: Sequence[str],
+        dead_letters: Path,
+        clock: Clock,
+        drain: bool = False,
+        on_fatal: Callable[[BaseException], None] = lambda _: None,
+    ) -> None:
+        """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
+        self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX)
+        identity = f"[primary] id = {settings.primary.id!r}, [ids] key = {settings.ids.key!r}"
+        self._map = LogFileMap(directory / "map", settings.eventstore, identity)
+        self._cache = CacheEventStore(settings.eventstore.cache_bytes)
+        self._notices = Notices()
+        self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
+
+        def make_format() -> JsonLines:
+            return JsonLines(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+
+        follower = LogFollower(
+            patterns,
+            directory / "spool",
+            settings.logs,
+            clock,
+            self._map.states(),
+            drain,
+            self._notices.add,
+        )
+        self._reader = Reader(
+            follower,
+            self._map,
+            self._cache,
+            make_format(),
+            self._dead_letters,
+            settings.logs,
+            clock,
+            self._notices,
+            on_fatal,
+        )
+        self._logs = LogsEventStore(self._map, make_format)
+        self._lookup = EventLookup(self._cache, self._logs, self._reader_state)
+        service = EventStoreService(self._lookup, self.status)
+        self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
+
+    @property
+    def listen(self) -> str:
+        """The address it serves on; after `start` with the port that was chosen for `:0`."""
+        return self._server.listen
+
+    def start(self) -> None:
+        """Serve and read. AddressInUseError if the port is taken."""
+        self._server.start()
+        self._reader.start()
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """Let lookups and the reader's transaction end. What is not on disk is read again next time."""
+        self._server.stop(grace_s)
+        self._reader.stop()
+        self._dead_letters.close()
+        self._map.close()
+
+    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+        """What the Lookup call answers: core.fates.Found column and lines."""
+        return self._lookup.look_up(ids)
+
+    def status(self) -> dict[str, Any]:
+        """What the Status call says."""
+        reader, cache, logs = self._reader, self._cache, self._logs
+        return {
+            "primary_events": reader.counts.primary_events,
+            "malformed": reader.counts.malformed,
+            "caught_up": reader.caught_up,
+            "cache": {
+                "hits": cache.hits,
+                "misses": cache.misses,
+                "bytes": cache.held_bytes,
+                "events": cache.events,
+            },
+            "logs": {"hits": logs.hits, "misses": logs.misses, "bytes_read": logs.bytes_read},
+            "map_bytes": self._map.disk_bytes,
+            "notices": list(self._notices.lines),
+            "unended": reader.unended,
+            "unreadable": reader.unreadable,
+            "storage_error": reader.storage_error,
+        }
+
+    def _reader_state(self) -> ReaderState:
+        return ReaderState(self._reader.caught_up, bool(self._reader.unreadable))

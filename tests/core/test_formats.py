@@ -1,0 +1,273 @@
+"""Chunks of JSON lines to columns, against Python's own json module."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from photon.core.columns import unpack_times
+from photon.core.formats import ForeignBatch, JsonLines, PrimaryBatch
+from photon.core.ids import IdPacker
+from photon.core.settings import Foreign, Primary
+
+
+def logs(time_unit: str = "us") -> JsonLines:
+    return JsonLines(Primary(), Foreign(time_unit=time_unit), IdPacker())
+
+
+def foreign_line(**fields: object) -> bytes:
+    return json.dumps({"id": "c", "primary_id": "q", "ts_us": 5} | fields).encode() + b"\n"
+
+
+def times_of(unit: str, *values: object) -> list[int]:
+    batch = logs(unit).parse_foreign(
+        b"".join(foreign_line(id=f"c{n}", ts_us=v) for n, v in enumerate(values))
+    )
+    assert not batch.malformed
+    return unpack_times(batch.times).tolist()
+
+
+# What is in a line: any JSON, in many spellings, or something that is none.
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+id_values = st.text(max_size=6) | st.integers(-(2**70), 2**70) | st.uuids().map(str)
+events = st.builds(
+    lambda event, rest: rest | event,
+    st.fixed_dictionaries(
+        {"id": id_values, "primary_id": id_values, "ts_us": st.integers(-(2**63), 2**63 - 1)}
+    ),
+    st.dictionaries(st.text(max_size=5), json_values, max_size=3),
+)
+spellings = st.builds(
+    lambda event, ascii, spaces: json.dumps(
+        event, ensure_ascii=ascii, separators=(" , ", " : ") if spaces else (",", ":")
+    ).encode("utf-8"),
+    events,
+    st.booleans(),
+    st.booleans(),
+)
+cut_lines = st.builds(lambda line, share: line[: int(len(line) * share)], spellings, st.floats(0.05, 0.95))
+odd_lines = st.sampled_from(
+    [
+        b"",
+        b"   ",
+        b"\t",
+        b"null",
+        b"[]",
+        b"{}",
+        b"5",
+        b'"id"',
+        b"{",
+        b"}",
+        b'{"id":"a","primary_id":"b"}',
+        b'{"id":"a","primary_id":"b","ts_us":5}}',
+        b'{"id":"a","primary_id":"b","ts_us":5}{"id":"c","primary_id":"b","ts_us":5}',
+        b'{"id":"a","primary_id":"b","ts_us":5} {"id":"c","primary_id":"b","ts_us":5}',
+        b'{"id":"a","primary_id":"b","ts_us":5',
+        b'{"id":"a","primary_id":"b","ts_us":5,"x":{}',
+        b'{"id":"a","primary_id":"b","ts_us":5,"x":"\xff"}',
+        b'{"id":"a","primary_id":"b","ts_us":5,"x":"\x07"}',
+        b'{"id":["a"],"primary_id":"b","ts_us":5}',
+        b'{"id":"a","primary_id":null,"ts_us":5}',
+        b'{"id":true,"primary_id":"b","ts_us":5}',
+        b'{"id":1.5,"primary_id":"b","ts_us":5}',
+        b'{"id":"a","primary_id":"b","ts_us":"5"}',
+        b'{"id":"a","primary_id":"b","ts_us":9223372036854775808}',
+        b'{"id":"a","primary_id":"b","ts_us":1e400}',
+        b'{"id":"a","primary_id":"b","ts_us":NaN}',
+        b"\xef\xbb\xbf{}",
+    ]
+)
+lines = st.one_of(spellings, spellings, cut_lines, odd_lines)
+line_ends = st.sampled_from([b"\n", b"\r\n", b" \n"])
+margins = st.sampled_from([b"", b"", b"", b" ", b"\t"])
+
+
+def what_json_says(line: bytes) -> tuple[str, str, int] | None:
+    """(id, primary_id, time) if the line is a foreign event."""
+    try:
+        event = json.loads(line.decode("utf-8"), parse_constant=lambda text: pytest.fail(text))
+    except (ValueError, pytest.fail.Exception):
+        return None
+    if not isinstance(event, dict):
+        return None
+    named = [event.get(name) for name in ("id", "primary_id")]
+    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in named):
+        return None
+    time = event.get("ts_us")
+    if isinstance(time, bool) or not isinstance(time, int | float) or not -(2**63) <= time < 2**63:
+        return None
+    return str(named[0]), str(named[1]), time if isinstance(time, int) else round(time)
+
+
+@given(st.lists(st.tuples(margins, lines, line_ends), max_size=12), st.booleans())
+def test_a_chunk_parses_to_what_the_json_module_finds_in_each_line(
+    parts: list[tuple[bytes, bytes, bytes]], ended: bool
+) -> None:
+    chunk = b"".join(margin + line + end for margin, line, end in parts)
+    chunk = chunk if ended else chunk.removesuffix(b"\n")
+    batch = logs().parse_foreign(chunk)
+    expected, bad, offset = [], [], 0
+    for raw in chunk.split(b"\n"):
+        line = raw.strip()
+        start = offset + len(raw) - len(raw.lstrip())
+        offset += len(raw) + 1
+        if line:
+            found = what_json_says(line)
+            (bad if found is None else expected).append((line, start, found))
+    packer = IdPacker()
+    assert batch.lines == [line for line, _, _ in expected]
+    assert batch.starts.tolist() == [start for _, start, _ in expected]
+    assert batch.ids == packer.pack([found[0] for _, _, found in expected])
+    assert batch.primary_ids == packer.pack([found[1] for _, _, found in expected])
+    assert unpack_times(batch.times).tolist() == [found[2] for _, _, found in expected]
+    assert [(m.line, m.start) for m in batch.malformed] == [(line, start) for line, start, _ in bad]
+    assert all(m.reason and "\n" not in m.reason for m in batch.malformed)
+
+
+@given(st.lists(st.tuples(margins, spellings | cut_lines, line_ends), max_size=12))
+def test_primary_lines_need_an_id_only(parts: list[tuple[bytes, bytes, bytes]]) -> None:
+    batch = logs().parse_primary(b"".join(margin + line + end for margin, line, end in parts))
+    good = [line.strip() for _, line, _ in parts if what_json_says(line)]
+    assert batch.lines == good
+    assert batch.ids == IdPacker().pack([str(json.loads(line)["id"]) for line in good])
+    assert len(batch.malformed) == sum(bool(line.strip()) for _, line, _ in parts) - len(good)
+
+
+def test_an_object_that_reaches_over_lines_does_not_shift_its_neighbours() -> None:
+    """Three lines that hold three objects, but not one each: only whole lines count."""
+    good = foreign_line(id="good")
+    chunk = (
+        b'{"id":"a"\n,"primary_id":"q","ts_us":1}\n' + foreign_line(id="b")[:-1] + foreign_line(id="c") + good
+    )
+    batch = logs().parse_foreign(chunk)
+    assert batch.lines == [good[:-1]]
+    assert batch.ids == IdPacker().pack(["good"])
+    assert len(batch.malformed) == 3
+
+
+def test_every_bad_line_of_many_is_found_and_no_good_one_is_lost() -> None:
+    rows = [foreign_line(id=f"c{n}") if n % 7 else b"# %d\n" % n for n in range(1000)]
+    batch = logs().parse_foreign(b"".join(rows))
+    assert [m.line for m in batch.malformed] == [row[:-1] for n, row in enumerate(rows) if n % 7 == 0]
+    assert batch.lines == [row[:-1] for n, row in enumerate(rows) if n % 7]
+
+
+def test_a_margin_before_the_first_line_is_no_part_of_it() -> None:
+    batch = logs().parse_foreign(b"  " + foreign_line())
+    assert batch.lines == [foreign_line()[:-1]]
+    assert batch.starts.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"primary_id":"q","ts_us":5}', "not a valid event: Object missing required field `id`"),
+        (b'{"id":"c","ts_us":5}', "not a valid event: Object missing required field `primary_id`"),
+        (b'{"id":"c","primary_id":"q"}', "field 'ts_us' is missing (an opaque id needs its event's time)"),
+        (b'{"id":"c","primary_id":"q","ts_us":1e30}', "field 'ts_us' is out of range"),
+        (b'{"id":"c","primary_id":"q","ts_us":1,"x":"\xff"}', "not UTF-8: byte 0xff at 42"),
+        (b'{"id":"c","primary_id":"q","ts_us":1}' * 2, "not a valid event: not one JSON object"),
+    ],
+)
+def test_the_reason_says_what_is_wrong_with_the_line(line: bytes, reason: str) -> None:
+    batch = logs().parse_foreign(foreign_line() + line + b"\n" + foreign_line())
+    assert [m.reason for m in batch.malformed] == [reason]
+    assert batch.malformed[0].start == len(foreign_line())
+
+
+def test_nesting_too_deep_to_parse_is_malformed_and_the_rest_goes_on() -> None:
+    deep = b'{"id":"c","primary_id":"q","ts_us":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+    batch = logs().parse_foreign(foreign_line() + deep + foreign_line(id="d"))
+    assert len(batch.lines) == 2 and len(batch.malformed) == 1
+
+
+def test_a_number_and_its_text_are_the_same_id() -> None:
+    batch = logs().parse_foreign(foreign_line(id=17) + foreign_line(id="17") + foreign_line(id=10**30))
+    assert batch.ids == IdPacker().pack(["17", "17", str(10**30)])
+
+
+def test_unicode_ids_are_the_same_however_they_are_escaped() -> None:
+    batch = logs().parse_primary('{"id":"né🚲"}\n{"id":"n\\u00e9\\ud83d\\udeb2"}\n'.encode())
+    assert batch.ids == IdPacker().pack(["né🚲"] * 2)
+
+
+def test_fields_have_the_names_of_the_settings() -> None:
+    own = JsonLines(
+        Primary(id="q q"), Foreign(id="primary_id", primary_id="id", time="größe", time_unit="s"), IdPacker()
+    )
+    batch = own.parse_foreign(b'{"primary_id":"c","id":"q","gr\xc3\xb6\xc3\x9fe":2,"ts_us":"no matter"}\n')
+    assert (batch.ids, batch.primary_ids) == (IdPacker().pack(["c"]), IdPacker().pack(["q"]))
+    assert unpack_times(batch.times).tolist() == [2_000_000]
+    assert own.parse_primary(b'{"q q":"q"}\n').ids == batch.primary_ids
+
+
+@pytest.mark.parametrize(
+    ("unit", "given", "expected"),
+    [
+        ("s", [1_700_000_000, -5, 0], [1_700_000_000_000_000, -5_000_000, 0]),
+        ("ms", [1_700_000_000_123, -1], [1_700_000_000_123_000, -1_000]),
+        ("us", [2**63 - 1, -(2**63)], [2**63 - 1, -(2**63)]),
+        ("ns", [1_700_000_000_123_456_789, -1], [1_700_000_000_123_456, -1]),
+        ("s", [1_700_000_000.123456, -0.5], [1_700_000_000_123_456, -500_000]),
+        ("ms", [1.0005, 2.5], [1_000, 2_500]),
+        ("ns", [1e9, 1_700_000_000_123_456_789], [1_000_000, 1_700_000_000_123_456]),
+        (
+            "s",
+            [9_223_372_036_854, -9_223_372_036_854],
+            [9_223_372_036_854_000_000, -9_223_372_036_854_000_000],
+        ),
+    ],
+)
+def test_times_are_microseconds_whatever_their_unit(unit: str, given: list, expected: list[int]) -> None:
+    assert times_of(unit, *given) == expected
+
+
+@given(
+    st.sampled_from(["s", "ms", "us", "ns"]), st.lists(st.integers(-(2**62), 2**62) | st.floats(-1e9, 1e9))
+)
+def test_an_events_time_does_not_depend_on_its_batch(unit: str, values: list[int | float]) -> None:
+    fits = [v for v in values if abs(v) * {"s": 10**6, "ms": 10**3}.get(unit, 1) < 2**63]
+    assert times_of(unit, *fits) == [times_of(unit, value)[0] for value in fits]
+
+
+@pytest.mark.parametrize(
+    ("unit", "value"),
+    [("us", 2**63), ("us", -(2**63) - 1), ("s", 9_223_372_036_855), ("ms", 2**62), ("s", 1e13)],
+)
+def test_a_time_that_does_not_fit_is_malformed_and_its_neighbours_are_not(unit: str, value: float) -> None:
+    batch = logs(unit).parse_foreign(
+        foreign_line(id="a") + foreign_line(id="b", ts_us=value) + foreign_line(id="c")
+    )
+    assert batch.ids == IdPacker().pack(["a", "c"])
+    assert [m.reason for m in batch.malformed] == ["field 'ts_us' is out of range"]
+
+
+def test_the_time_of_a_photon_id_is_the_events_time() -> None:
+    """Paper 3.1. A field that says otherwise, or none, does not matter."""
+    mixed = [
+        foreign_line(id="10.0.0.1:7:1700", ts_us=5),
+        foreign_line(id="opaque", ts_us=-6),
+        b'{"id":"[2001:db8::1]:7:1800","primary_id":"q"}\n',
+    ]
+    assert unpack_times(logs().parse_foreign(b"".join(mixed)).times).tolist() == [1700, -6, 1800]
+    assert unpack_times(logs().parse_foreign(mixed[0] + mixed[2]).times).tolist() == [1700, 1800]
+
+
+@pytest.mark.parametrize("chunk", [b"", b"\n", b"\r\n\r\n", b"  \n\t\n"])
+def test_nothing_and_blank_lines_make_empty_columns(chunk: bytes) -> None:
+    foreign: ForeignBatch = logs().parse_foreign(chunk)
+    primary: PrimaryBatch = logs().parse_primary(chunk)
+    assert foreign.ids == foreign.primary_ids == foreign.times == primary.ids == b""
+    assert foreign.lines == primary.lines == foreign.malformed == primary.malformed == []
+    assert foreign.starts.dtype == np.int64 and math.prod(foreign.starts.shape) == 0

@@ -1,0 +1,140 @@
+"""Rotating logs: whole lines or none, shared syncs, repair after a crash."""
+
+import errno
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from photon.core import disk
+from photon.core.disk import DirectoryLock
+from photon.core.errors import DiskFullError, LockedError, StorageError
+from photon.core.logwriter import LogPosition, RotatingLog
+
+
+def test_a_log_rotates_before_it_grows_over_its_size_and_splits_no_append(tmp_path):
+    log = RotatingLog(tmp_path / "deep" / "er", "a", 10)
+    ends = [log.append(data) for data in (b"12345\n", b"123\n", b"x\n", b"longer than a file\n", b"y\n")]
+    assert ends == [
+        LogPosition(0, 6),
+        LogPosition(0, 10),
+        LogPosition(1, 2),
+        LogPosition(2, 19),
+        LogPosition(3, 2),
+    ]
+    assert ends == sorted(ends)
+    assert log.path(0).read_bytes() == b"12345\n123\n"
+    log.close()
+    again = RotatingLog(tmp_path / "deep" / "er", "a", 10)
+    assert again.append(b"z\n") == LogPosition(3, 4)
+
+
+def test_logs_of_similar_names_do_not_mix(tmp_path):
+    for stem in ("joiner", "joiner-1", "[joiner"):
+        RotatingLog(tmp_path, stem, 10).append(stem.encode())
+    assert RotatingLog(tmp_path, "joiner", 10).path(0).read_bytes() == b"joiner"
+    assert RotatingLog(tmp_path, "[joiner", 10).file_numbers() == [0]
+
+
+def test_a_torn_last_line_is_cut_and_the_rest_is_kept(tmp_path):
+    (tmp_path / "a-000000.jsonl").write_bytes(b"one\ntwo\nthr")
+    log = RotatingLog(tmp_path, "a", 100)
+    assert log.cut_torn_line() == 3
+    assert log.cut_torn_line() == 0
+    log.append(b"three\n")
+    assert log.path(0).read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_truncate_cuts_later_files_too(tmp_path):
+    log = RotatingLog(tmp_path, "a", 4)
+    for data in (b"one\n", b"two\n", b"six\n"):
+        log.append(data)
+    log.truncate(LogPosition(1, 0))
+    assert log.file_numbers() == [0, 1]
+    assert log.append(b"new\n") == LogPosition(1, 4)
+
+
+def test_a_failed_append_leaves_no_partial_line_and_the_next_one_works(tmp_path, monkeypatch):
+    log = RotatingLog(tmp_path, "a", 100)
+    log.append(b"one\n")
+    real = os.write
+    with monkeypatch.context() as full:
+        answers = iter([lambda fd, data: real(fd, data[:2]), lambda *_: no_space()])
+        full.setattr(disk.os, "write", lambda fd, data: next(answers)(fd, data))
+        with pytest.raises(DiskFullError, match=r"a-000000\.jsonl: no space left"):
+            log.append(b"two\n")
+    log.append(b"three\n")
+    assert log.path(0).read_bytes() == b"one\nthree\n"
+
+
+def test_after_a_failed_sync_nothing_is_written_or_synced_any_more(tmp_path, monkeypatch):
+    log = RotatingLog(tmp_path, "a", 100)
+    log.append(b"one\n")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fdatasync", lambda _: no_space())
+        with pytest.raises(DiskFullError):
+            log.sync()
+    for act in (log.sync, lambda: log.append(b"two\n"), log.rotate):
+        with pytest.raises(DiskFullError):
+            act()
+
+
+def no_space():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_threads_that_wait_together_share_a_sync(tmp_path, monkeypatch):
+    log = RotatingLog(tmp_path, "a", 1 << 20)
+    running, go_on = threading.Event(), threading.Event()
+    syncs = []
+
+    def slow_sync(_fd):
+        syncs.append(log.position)
+        running.set()
+        assert go_on.wait(20)
+
+    monkeypatch.setattr(os, "fdatasync", slow_sync)
+    with ThreadPoolExecutor(9) as pool:
+        first = pool.submit(lambda: log.sync(log.append(b"first\n")))
+        assert running.wait(20)
+        ends = [log.append(b"line\n") for _ in range(8)]
+        others = [pool.submit(log.sync, end) for end in ends]
+        assert not any(waiter.done() for waiter in others)
+        go_on.set()
+        for waiter in (first, *others):
+            waiter.result(20)
+    assert syncs == [LogPosition(0, 6), ends[-1]]
+    assert log.synced == ends[-1]
+    log.sync(ends[3])
+    assert len(syncs) == 2
+
+
+def test_a_sync_survives_the_rotation_of_its_file(tmp_path):
+    log = RotatingLog(tmp_path, "a", 8)
+
+    def write(number):
+        for row in range(50):
+            log.sync(log.append(f"{number}{row:03}\n".encode()))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    lines = b"".join(log.path(number).read_bytes() for number in log.file_numbers()).split()
+    assert len(lines) == len(set(lines)) == 200
+
+
+def test_a_closed_log_says_so(tmp_path):
+    log = RotatingLog(tmp_path, "a", 8)
+    log.close()
+    log.close()
+    with pytest.raises(StorageError, match="already closed"):
+        log.append(b"x\n")
+
+
+def test_a_directory_has_one_owner_at_a_time(tmp_path):
+    lock = DirectoryLock(tmp_path / "state")
+    with pytest.raises(LockedError, match="another process works in this directory"):
+        DirectoryLock(tmp_path / "state")
+    lock.release()
+    with DirectoryLock(tmp_path / "state"):
+        pass

@@ -1,0 +1,100 @@
+"""The parts of an event store over real files, driven step by step."""
+
+import time
+from pathlib import Path
+
+from eventstore.cache import CacheEventStore
+from eventstore.log_file_map import LogFileMap
+from eventstore.logs_store import LogsEventStore
+from eventstore.lookup import EventLookup, ReaderState
+from eventstore.reader import Notices, Reader
+from photon.core.clock import SystemClock
+from photon.core.follow import LogFollower
+from photon.core.formats import JsonLines
+from photon.core.ids import IdPacker
+from photon.core.logwriter import RotatingLog
+from photon.core.settings import EventStore, Foreign, Logs, Primary
+
+MIB = 1 << 20
+PACKER = IdPacker()
+LOGS = Logs(scan_interval_s=0.01, poll_interval_ms=1)
+
+
+def pack(text):
+    return PACKER.pack([text])
+
+
+def line(ident, payload=""):
+    return b'{"id":"%s","ts_us":1,"payload":"%s"}' % (ident.encode(), str(payload).encode())
+
+
+def make_format():
+    return JsonLines(Primary(), Foreign(), IdPacker())
+
+
+def append(path, *lines, end=b"\n"):
+    with open(path, "ab") as file:
+        file.write(b"\n".join(lines) + end)
+
+
+class Parts:
+    """Reader, cache, map, logs store in one thread: `read_all` reads until caught up."""
+
+    def __init__(
+        self, root: Path, *patterns, settings=EventStore(), logs_settings=LOGS, drain=False, cache_bytes=MIB
+    ):
+        self.root = root
+        self.notices = Notices()
+        self.map = LogFileMap(root / "map", settings)
+        self.cache = CacheEventStore(cache_bytes)
+        self.dead_letters = RotatingLog(root / "dead-letters", "primary", MIB)
+        follower = LogFollower(
+            [str(p) for p in patterns or [root / "logs"]],
+            root / "spool",
+            logs_settings,
+            SystemClock(),
+            self.map.states(),
+            drain,
+            self.notices.add,
+        )
+        self.reader = Reader(
+            follower,
+            self.map,
+            self.cache,
+            make_format(),
+            self.dead_letters,
+            logs_settings,
+            SystemClock(),
+            self.notices,
+        )
+        self.logs = LogsEventStore(self.map, make_format)
+        self.lookup = EventLookup(
+            self.cache,
+            self.logs,
+            lambda: ReaderState(self.reader.caught_up, bool(self.reader.unreadable)),
+        )
+
+    def read_all(self):
+        """A whole scan begins after this call, and all that it finds is read."""
+        time.sleep(LOGS.scan_interval_s)  # the next step scans
+        deadline = time.monotonic() + 20
+        while self.reader.step() or not self.reader.caught_up:
+            assert time.monotonic() < deadline, "not caught up"
+        return self
+
+    def in_logs(self, *idents):
+        return self.logs.get_many([pack(i) for i in idents])[0]
+
+    def letters(self):
+        return sorted((self.root / "dead-letters").glob("primary-*.jsonl"))[-1].read_bytes().splitlines()
+
+    def close(self):
+        self.dead_letters.close()
+        self.map.close()
+
+
+def wait_until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)

@@ -1,0 +1,279 @@
+"""The reader: nothing skipped, nothing counted twice, whatever happens to logs and disk (paper 3.4.1)."""
+
+import gzip
+import json
+import os
+
+import pytest
+
+from photon.core.errors import DiskFullError, StorageError
+from photon.core.fates import Found
+from photon.core.settings import Logs
+from tests.eventstore.kit import Parts, append, line, pack, wait_until
+
+IDS = ["10.0.0.1:1:5", "opaque-a"]
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+def outcomes(parts, *idents):
+    column, lines = parts.lookup.look_up(b"".join(pack(i) for i in idents))
+    return [Found(byte) for byte in column], lines
+
+
+def test_an_event_is_found_in_the_cache_and_after_a_restart_in_the_logs(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS))
+    parts = Parts(tmp_path).read_all()
+    assert outcomes(parts, *IDS) == ([Found.FOUND] * 2, [line(i) for i in IDS])
+    assert (parts.cache.hits, parts.logs.hits) == (2, 0)
+    parts.close()
+    parts = Parts(tmp_path).read_all()
+    assert outcomes(parts, *IDS) == ([Found.FOUND] * 2, [line(i) for i in IDS])
+    assert (parts.cache.hits, parts.logs.hits) == (0, 2)
+    assert outcomes(parts, *IDS)[0] == [Found.FOUND] * 2
+    assert (parts.cache.hits, parts.logs.hits) == (2, 2)
+    assert parts.map.counts.primary_events == 2
+
+
+def test_an_event_that_is_not_there_is_absent_only_when_all_is_read(logs, tmp_path):
+    append(logs / "a.jsonl", line("here"))
+    parts = Parts(tmp_path)
+    assert outcomes(parts, "here", "not")[0] == [Found.BEHIND, Found.BEHIND]
+    parts.read_all()
+    assert outcomes(parts, "here", "not", "10.0.0.1:1:5") == (
+        [Found.FOUND, Found.ABSENT, Found.ABSENT],
+        [line("here"), b"", b""],
+    )
+    append(logs / "a.jsonl", line("not"))
+    parts.reader._follower.poll()
+    parts.reader.caught_up = parts.reader._follower.caught_up
+    assert outcomes(parts, "not")[0] == [Found.BEHIND]
+
+
+def test_an_id_that_stands_several_times_in_a_batch_is_looked_for_once(logs, tmp_path):
+    append(logs / "a.jsonl", line("x"))
+    Parts(tmp_path).read_all().close()
+    parts = Parts(tmp_path).read_all()
+    assert outcomes(parts, "x", "y", "x", "y") == (
+        [Found.FOUND, Found.ABSENT, Found.FOUND, Found.ABSENT],
+        [line("x"), b"", line("x"), b""],
+    )
+    assert (parts.logs.hits, parts.logs.misses) == (1, 1)
+
+
+def test_an_answer_too_great_for_a_message_is_cut_short_and_goes_on_when_asked_again(
+    logs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("eventstore.lookup.ANSWER_BYTES_MAX", 2500)
+    idents = [f"id-{n}" for n in range(5)]
+    append(logs / "a.jsonl", *[line(i, "x" * 1000) for i in idents])
+    parts = Parts(tmp_path).read_all()
+    column, lines = outcomes(parts, *idents)
+    assert column == [Found.FOUND] * 2 + [Found.BEHIND] * 3
+    assert lines[2:] == [b""] * 3
+    assert outcomes(parts, *idents[2:])[0][0] is Found.FOUND
+
+
+def test_malformed_and_oversized_lines_become_dead_letters_and_the_rest_goes_on(logs, tmp_path):
+    bad = [b"no json", b'{"ts_us":5}', b'{"id":"\xff"}', b'["id"]', b'{"id":{}}', b'{"id":null}']
+    long = b'{"id":"long","payload":"' + b"x" * 5000 + b'"}'
+    append(logs / "a.jsonl", line("one"), *bad, long, line("two"))
+    settings = Logs(scan_interval_s=0.01, line_bytes_max=4096)
+    parts = Parts(tmp_path, logs_settings=settings).read_all()
+    assert parts.in_logs("one", "two") == [line("one"), line("two")]
+    counts = parts.map.counts
+    assert (counts.primary_events, counts.malformed) == (2, 7)
+    letters = [json.loads(letter) for letter in parts.letters()]
+    assert [letter["fate"] for letter in letters] == ["malformed"] * 7
+    assert [letter["event"] for letter in letters[:2]] == ["no json", '{"ts_us":5}']
+    assert "line_bytes_max" in letters[6]["reason"]
+    assert letters[6]["event"] == long[:1024].decode()
+    data = (logs / "a.jsonl").read_bytes()
+    for letter, text in zip(letters, [*bad, long]):
+        assert letter["file"] == str(logs / "a.jsonl")
+        assert data[letter["offset"] :].startswith(text)
+
+
+def test_dead_letters_beyond_what_the_map_knows_are_cut_at_start(logs, tmp_path):
+    append(logs / "a.jsonl", b"bad one")
+    parts = Parts(tmp_path).read_all()
+    parts.dead_letters.append(b"written before a crash, its transaction was not\n")
+    parts.close()
+    append(logs / "a.jsonl", b"bad two")
+    parts = Parts(tmp_path)
+    assert len(parts.letters()) == 1
+    parts.read_all()
+    assert [json.loads(letter)["event"] for letter in parts.letters()] == ["bad one", "bad two"]
+
+
+def test_a_removed_map_is_rebuilt_from_the_logs_with_its_dead_letters(logs, tmp_path):
+    append(logs / "a.jsonl", b"bad", *map(line, IDS))
+    Parts(tmp_path).read_all().close()
+    for file in (tmp_path / "map").iterdir():
+        file.unlink()
+    parts = Parts(tmp_path).read_all()
+    assert parts.in_logs(*IDS) == [line(i) for i in IDS]
+    assert len(parts.letters()) == parts.map.counts.malformed == 1
+
+
+@pytest.mark.parametrize("place", ["map", "dead letters"])
+def test_a_full_disk_loses_and_doubles_nothing(logs, tmp_path, monkeypatch, place):
+    append(logs / "a.jsonl", b"bad", *map(line, IDS))
+    parts = Parts(tmp_path)
+    what, name = (parts.map, "write") if place == "map" else (parts.dead_letters, "sync")
+    real = getattr(what, name)
+
+    def full(*_):
+        raise DiskFullError("no space left on the device")
+
+    monkeypatch.setattr(what, name, full)
+    for _ in range(3):
+        with pytest.raises(DiskFullError):
+            parts.reader.step()
+        assert outcomes(parts, *IDS)[0] == [Found.BEHIND] * 2
+    monkeypatch.setattr(what, name, real)
+    parts.read_all()
+    counts = parts.map.counts
+    assert (counts.primary_events, counts.malformed, len(parts.letters())) == (2, 1, 1)
+    assert outcomes(parts, *IDS)[0] == [Found.FOUND] * 2
+
+
+def test_a_storage_error_is_told_and_tried_again_by_the_thread(logs, tmp_path, monkeypatch):
+    append(logs / "a.jsonl", *map(line, IDS))
+    parts = Parts(tmp_path)
+    real = parts.map.write
+
+    def broken(*_):
+        raise StorageError("the disk is not there")
+
+    monkeypatch.setattr(parts.map, "write", broken)
+    parts.reader.start()
+    wait_until(lambda: parts.reader.storage_error is not None)
+    assert not parts.reader.caught_up
+    monkeypatch.setattr(parts.map, "write", real)
+    wait_until(lambda: parts.reader.caught_up)
+    parts.reader.stop()
+    assert parts.reader.storage_error is None
+    assert parts.notices.lines == ("the disk is not there; tried again until it works",)
+    assert outcomes(parts, *IDS)[0] == [Found.FOUND] * 2
+
+
+def test_an_error_that_no_retry_mends_is_told(logs, tmp_path, monkeypatch):
+    append(logs / "a.jsonl", *map(line, IDS))
+    parts = Parts(tmp_path)
+    told = []
+    monkeypatch.setattr(parts.reader, "_on_failure", told.append)
+    monkeypatch.setattr(parts.reader, "_take", None)
+    parts.reader.start()
+    wait_until(lambda: told)
+    assert isinstance(told[0], TypeError)
+    assert not parts.reader.caught_up
+
+
+def test_a_partly_written_last_line_is_found_when_it_is_whole(logs, tmp_path):
+    whole = line("10.0.0.1:1:6")
+    append(logs / "a.jsonl", line("10.0.0.1:1:5"), whole[:20], end=b"")
+    parts = Parts(tmp_path).read_all()
+    assert outcomes(parts, "10.0.0.1:1:6")[0] == [Found.ABSENT]
+    assert parts.reader.unended == {str(logs / "a.jsonl"): 20}
+    append(logs / "a.jsonl", whole[20:])
+    parts.read_all()
+    assert outcomes(parts, "10.0.0.1:1:6")[1] == [whole]
+    assert parts.map.counts.malformed == 0
+
+
+def test_drain_finds_a_last_line_without_newline_once(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS), end=b"")
+    for _ in range(2):
+        parts = Parts(tmp_path, drain=True).read_all()
+        assert parts.in_logs(*IDS) == [line(i) for i in IDS]
+        assert parts.map.counts.primary_events == 2
+        parts.close()
+
+
+def test_events_stay_found_when_their_file_is_renamed(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS))
+    parts = Parts(tmp_path, logs / "*.jsonl").read_all()
+    (logs / "a.jsonl").rename(logs / "a.jsonl.1")
+    append(logs / "a.jsonl", line("new"))
+    parts.read_all()
+    parts.logs._local.__dict__.clear()
+    assert parts.in_logs(*IDS, "new") == [line(i) for i in [*IDS, "new"]]
+    assert parts.map.counts.primary_events == 3
+
+
+def test_a_file_that_is_gone_is_unreadable_not_absent(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS))
+    Parts(tmp_path).read_all().close()
+    parts = Parts(tmp_path)
+    (logs / "a.jsonl").unlink()
+    parts.read_all()
+    assert outcomes(parts, *IDS, "never")[0] == [Found.UNREADABLE, Found.UNREADABLE, Found.ABSENT]
+
+
+def test_a_replaced_file_is_read_again_and_its_events_are_found_where_they_are_now(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS), line("only-before"))
+    Parts(tmp_path).read_all().close()
+    (logs / "a.jsonl").unlink()
+    append(logs / "b.jsonl", line("before", "x" * 99))
+    append(logs / "a.jsonl", line("before", "x" * 99), *map(line, IDS))
+    parts = Parts(tmp_path).read_all()
+    assert outcomes(parts, *IDS) == ([Found.FOUND] * 2, [line(i) for i in IDS])
+    Parts.close(parts)
+    parts = Parts(tmp_path).read_all()
+    assert parts.in_logs(*IDS) == [line(i) for i in IDS]
+    assert outcomes(parts, "only-before")[0] == [Found.UNREADABLE]
+
+
+def test_a_truncated_file_that_grows_again_is_read_from_its_start(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS), line("last"))
+    parts = Parts(tmp_path).read_all()
+    os.truncate(logs / "a.jsonl", 0)
+    parts.read_all()
+    append(logs / "a.jsonl", line("last"), line("new"))
+    parts.read_all()
+    parts.close()
+    parts = Parts(tmp_path).read_all()
+    assert parts.in_logs("last", "new") == [line("last"), line("new")]
+
+
+def test_a_log_overwritten_under_a_lookup_never_gives_a_wrong_line(logs, tmp_path):
+    append(logs / "a.jsonl", *map(line, IDS))
+    Parts(tmp_path).read_all().close()
+    parts = Parts(tmp_path)
+    size = (logs / "a.jsonl").stat().st_size
+    (logs / "a.jsonl").write_bytes((line("10.0.0.9:9:9") + b"\n" + b"x" * size)[:size])
+    lines, doubtful = parts.logs.get_many([pack(i) for i in IDS])
+    assert lines == [None, None]
+    assert doubtful[1]
+
+
+def test_gz_files_empty_files_and_files_without_events_are_fine(logs, tmp_path):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(line(i) + b"\n" for i in IDS)))
+    (logs / "b.jsonl").touch()
+    (logs / "c.jsonl").write_bytes(b"\n \n\r\n")
+    parts = Parts(tmp_path).read_all()
+    assert parts.in_logs(*IDS) == [line(i) for i in IDS]
+    assert (parts.map.counts.primary_events, parts.map.counts.malformed) == (2, 0)
+
+
+def test_while_a_log_cannot_be_read_nothing_is_called_absent(logs, tmp_path):
+    (logs / "a.jsonl.gz").write_bytes(b"no gzip")
+    append(logs / "b.jsonl", line("here"))
+    parts = Parts(tmp_path).read_all()
+    assert outcomes(parts, "here", "not")[0] == [Found.FOUND, Found.UNREADABLE]
+
+
+def test_many_small_files_go_into_few_transactions(logs, tmp_path):
+    for n in range(300):
+        append(logs / f"{n:03d}.jsonl", line(f"10.0.0.1:{n}:5"), line(f"opaque-{n}"))
+    parts = Parts(tmp_path)
+    parts.reader.step()
+    assert parts.map.counts.primary_events == 600
+    parts.read_all()
+    assert None not in parts.in_logs(*[f"opaque-{n}" for n in range(300)])
+    assert None not in parts.in_logs(*[f"10.0.0.1:{n}:5" for n in range(300)])
