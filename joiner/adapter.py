@@ -1,0 +1,149 @@
+"""The user's code between the two events (paper 3.3.1): join them, change the joined event, or skip it.
+
+    from joiner.adapter import Adapter, Event, Result, Skip
+
+    class OnlyPaid(Adapter):
+        def join(self, primary: Event, foreign: Event) -> Result:
+            if not primary.data["paid"]:
+                return Skip("not paid")
+            return None  # the default joined line
+
+The guide is docs/adapters.md.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+import msgspec
+
+from photon.core.errors import AdapterError
+
+_OPEN: Final = b',"primary":'
+_CLOSE: Final = b"}\n"
+
+
+class Event:
+    """One event. `raw` is its line, the bytes of a JSON object; `data` is parsed when first asked for."""
+
+    __slots__ = ("_data", "raw")
+
+    def __init__(self, raw: bytes) -> None:
+        self.raw = raw
+        self._data: dict[str, Any] | None = None
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The object as a dict, this event's own: changing it changes no line."""
+        if self._data is None:
+            self._data = msgspec.json.decode(self.raw, type=dict[str, Any])
+        return self._data
+
+    def __repr__(self) -> str:
+        return f"Event({self.raw!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Do not join this event: its fate is `filtered`, for this reason."""
+
+    reason: str
+
+
+Result = Mapping[str, Any] | bytes | Skip | None
+"""What `Adapter.join` returns: None for the default joined line, a mapping to encode as JSON, the bytes of
+one JSON object, or a Skip."""
+
+
+class Adapter:
+    """Base of all adapters. One instance a process, made without arguments; `join` is called by one thread at
+    a time. An exception in `join` filters that event alone."""
+
+    def join(self, primary: Event, foreign: Event) -> Result:
+        """The joined event: a function of the two events, for it may run again for the same pair (after a
+        failure, in another datacenter)."""
+        return None
+
+
+class SpliceAdapter(Adapter):
+    """The default: the foreign event's object, byte for byte, and in it one more field, `primary`."""
+
+
+def splice(primary: Event, foreign: Event) -> bytes:
+    """The default joined line of a pair, for adapters that choose."""
+    return splice_column([primary.raw], foreign.raw + b"\n")[:-1]
+
+
+def splice_column(primaries: Sequence[bytes], foreign: bytes) -> bytes:
+    """N primary lines and N foreign lines (each closed by a newline) -> N joined lines, likewise.
+
+    Foreign lines are JSON objects with a field at least, and end in `}`; ValueError if they don't.
+    """
+    heads = foreign.split(_CLOSE)
+    if heads.pop() or len(heads) != len(primaries):
+        raise ValueError(
+            f"expected {len(primaries)} foreign events, each a JSON object without space around it"
+        )
+    pieces = [b"", _OPEN, b"", _CLOSE] * len(heads)
+    pieces[0::4] = heads
+    pieces[2::4] = primaries
+    return b"".join(pieces)
+
+
+def load_adapter(use: str) -> Adapter:
+    """`module:Class` -> an instance; the default for "". AdapterError says what is wrong with it.
+
+    The module may lie in the current directory.
+    """
+    if not use:
+        return SpliceAdapter()
+    where = f"adapter.use = '{use}'"
+    module_name, colon, class_name = use.partition(":")
+    if not (module_name and colon and class_name):
+        raise AdapterError(f"{where}: not of the form 'module:Class'; write it as in 'my_adapters:OnlyPaid'")
+    found = getattr(_import(module_name, where), class_name, None)
+    if found is None:
+        raise AdapterError(f"{where}: module '{module_name}' has no '{class_name}'; check the class's name")
+    if not (isinstance(found, type) and issubclass(found, Adapter)):
+        raise AdapterError(
+            f"{where}: '{class_name}' is no adapter; make it a subclass of joiner.adapter.Adapter"
+        )
+    try:
+        return found()
+    except Exception as error:
+        raise AdapterError(
+            f"{where}: {class_name}() raised {describe(error)}; it must be constructible without arguments"
+        ) from error
+
+
+def describe(error: BaseException) -> str:
+    """An exception in a line, with the place it came from."""
+    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    if isinstance(error, SyntaxError):
+        return text  # says the place itself
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
+    return f"{text} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
+
+
+def _import(module_name: str, where: str) -> ModuleType:
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if module_name == missing or module_name.startswith(f"{missing}."):
+            raise AdapterError(
+                f"{where}: no module '{missing}' in {here} or on PYTHONPATH; check its name or add its path"
+            ) from error
+        raise AdapterError(
+            f"{where}: importing '{module_name}' raised {describe(error)}; install it"
+        ) from error
+    except Exception as error:
+        raise AdapterError(f"{where}: importing '{module_name}' raised {describe(error)}; mend it") from error

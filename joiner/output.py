@@ -1,0 +1,93 @@
+"""The joined log: DIR/joined/<datacenter>/<joiner>-NNNNNN.jsonl, a joined event a line (paper 3.3.1)."""
+
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+from joiner.intent_records import Range
+from photon.core.disk import storage_errors
+from photon.core.errors import CorruptStateError
+from photon.core.logwriter import LogPosition, RotatingLog
+
+_READ_BYTES: Final = 1 << 20
+
+
+class JoinedLog:
+    """Appends columns of joined lines. For many threads at once; a log has one writing process."""
+
+    def __init__(self, directory: Path, stem: str, file_bytes_max: int, fsync: bool) -> None:
+        self._fsync = fsync
+        self._log = RotatingLog(directory, stem, file_bytes_max)
+        self.torn_bytes = self._log.cut_torn_line()
+        """Bytes of an unfinished last line that a crash had left; cut off."""
+
+    def position(self) -> LogPosition:
+        """No line that is not yet appended can stand before it."""
+        return self._log.position
+
+    def append(self, lines: bytes) -> Range:
+        """Write lines, readable at once. DiskFullError or StorageError: none of them is there."""
+        end = self._log.append(lines) if lines else self._log.position
+        return Range(end.file, end.offset - len(lines), end.offset)
+
+    def sync(self, written: Range) -> None:
+        """Return when the range is durable. Threads that wait together share one fdatasync."""
+        if self._fsync:
+            self._log.sync(LogPosition(written.file, written.end))
+
+    def prepare(self, earliest: LogPosition, latest: LogPosition) -> None:
+        """See that all lines that were written after `earliest` will be found, also by the next start.
+
+        CorruptStateError if a file is missing: lines might be written a second time.
+        """
+        current = self._log.position
+        there = {*self._log.file_numbers()}
+        missing = [n for n in range(earliest.file, max(current.file, latest.file) + 1) if n not in there]
+        if missing:
+            raise CorruptStateError(
+                f"{self._log.path(missing[0])} is missing, and lines of unfinished batches may stand in it; "
+                "put it back, or move the joiner's intents away and let recovery find what was not written"
+            )
+        if current < latest:
+            # A power cut took lines that were not synced. What comes now must stand after `latest`, or the
+            # next start would not look for it.
+            self._log.rotate()
+
+    def count(self, wanted: Container[bytes], start: LogPosition, but: Iterable[Range]) -> Counter[bytes]:
+        """How often each wanted line (no newline) stands after `start`, outside of the ranges in `but`."""
+        found: Counter[bytes] = Counter()
+        end = self._log.position
+        for number in self._log.file_numbers():
+            if not start.file <= number <= end.file:
+                continue
+            path = self._log.path(number)
+            with storage_errors(path):
+                size = path.stat().st_size
+                low = start.offset if number == start.file else 0
+                skipped = sorted((r.start, r.end) for r in but if r.file == number and r.end > r.start)
+                for gap in _gaps(low, size, skipped):
+                    found.update(line for line in _lines(path, *gap) if line in wanted)
+        return found
+
+    def close(self) -> None:
+        self._log.close()
+
+
+def _gaps(low: int, high: int, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """What of `low` to `high` is outside of the ranges (ascending)."""
+    for start, end in ranges:
+        if start > low:
+            yield low, min(start, high)
+        low = max(low, end)
+    if low < high:
+        yield low, high
+
+
+def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:
+    with path.open("rb", buffering=_READ_BYTES) as file:
+        file.seek(start)
+        left = end - start
+        while left > 0 and (line := file.readline()):
+            left -= len(line)
+            yield line[:-1]

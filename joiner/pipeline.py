@@ -1,0 +1,207 @@
+"""One request through the joiner (paper 3.3.1): look up, adapt, intend, register, write.
+
+Register before writing: a crash between the two loses a join, which the intent brings back; the other order
+would double one.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from joiner import rules
+from joiner.adapting import BatchAdapter
+from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.intent_records import Draft, Intent, Range
+from joiner.intents import IntentJournal
+from joiner.output import JoinedLog
+from joiner.ports import Checkpoint, EventStore
+from joiner.resolver import Resolver
+from joiner.settling import Settler, Unended
+from joiner.storage_gate import StorageGate
+from joiner.tokens import TokenSource
+from photon.core.clock import Clock
+from photon.core.columns import take_ids, take_times
+from photon.core.errors import OverloadedError, StorageError, UnavailableError
+from photon.core.fates import Committed, Found, Joined
+
+UNRESOLVED_MAX: Final = 64
+UNRESOLVED_BYTES_MAX: Final = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the pipeline works with."""
+
+    eventstore: EventStore
+    adapter: BatchAdapter
+    journal: IntentJournal
+    output: JoinedLog
+    settler: Settler
+    resolver: Resolver
+    gate: StorageGate
+    tokens: TokenSource
+    clock: Clock
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Events with a joined line, each id once: K of the batch's rows (None: all of them)."""
+
+    rows: rules.Rows | None
+    ids: bytes
+    times: bytes
+    lines: bytes
+    repeats: dict[int, int]
+    """Rows of the batch whose id stands at an earlier candidate -> that one's row."""
+
+
+class Pipeline:
+    """Handles requests, several at a time. It remembers nothing of an event but its intent."""
+
+    def __init__(self, parts: Parts, patience: rules.Patience, requests_in_flight_max: int) -> None:
+        self._parts = parts
+        self._patience = patience
+        self._requests_in_flight_max = requests_in_flight_max
+        self._lock = threading.Lock()
+        self._in_flight = 0
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def join(self, batch: ForeignColumns) -> JoinOutcomes:
+        """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done."""
+        with self._admitted():
+            parts = self._parts
+            try:
+                found, primaries = parts.eventstore.lookup(batch.primary_ids)
+            except UnavailableError:
+                return JoinOutcomes(bytes([Joined.RETRY_UNAVAILABLE]) * len(batch), {})
+            parts.checkpoint("looked up")
+            outcomes, reasons = rules.outcomes_of_lookup(found, batch, parts.clock.now_us(), self._patience)
+            candidates = self._adapt(batch, found, primaries, outcomes, reasons)
+            if candidates.ids:
+                self._place(candidates, self._register(candidates), outcomes, reasons)
+            return JoinOutcomes(outcomes.tobytes(), reasons)
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Throttle (paper 3.3.1, 3.3.2): what is in flight or unresolved is what a crash leaves to repair."""
+        resolver = self._parts.resolver
+        if resolver.unresolved >= UNRESOLVED_MAX or resolver.unresolved_bytes >= UNRESOLVED_BYTES_MAX:
+            raise OverloadedError(
+                f"{resolver.unresolved} batches wait for their registration or for the disk; send again later"
+            )
+        with self._lock:
+            if self._in_flight >= self._requests_in_flight_max:
+                raise OverloadedError(
+                    f"{self._in_flight} requests are in flight; send again later "
+                    "or raise joiner.requests_in_flight_max"
+                )
+            self._in_flight += 1
+        try:
+            self._parts.gate.check()
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+
+    def _adapt(
+        self,
+        batch: ForeignColumns,
+        found: bytes,
+        primaries: list[bytes],
+        outcomes: rules.Outcomes,
+        reasons: dict[int, str],
+    ) -> _Candidates:
+        """Joined lines of the events whose primary was found. Notes what the adapter filters."""
+        rows: rules.Rows | None = None
+        events = batch.events
+        if found.count(Found.FOUND) != len(found):
+            mask = np.frombuffer(found, np.uint8) == Found.FOUND
+            rows = np.flatnonzero(mask)
+            events = rules.take_lines(events, mask)
+            primaries = [primaries[row] for row in rows]
+        adapted = self._parts.adapter.join(primaries, events)
+        if adapted.rows is not None:
+            for row, reason in adapted.reasons.items():
+                place = row if rows is None else int(rows[row])
+                outcomes[place] = Joined.FILTERED
+                reasons[place] = reason
+            kept = np.asarray(adapted.rows, np.intp)
+            rows = kept if rows is None else rows[kept]
+        ids, times = batch.ids, batch.times
+        if rows is not None:
+            ids, times = take_ids(ids, rows), take_times(times, rows)
+        return _once_each(_Candidates(rows, ids, times, adapted.lines, {}), len(batch))
+
+    def _register(self, candidates: _Candidates) -> bytes | None:
+        """Intend, register, write. K core.fates.Committed; None where the outcome will be known later."""
+        parts = self._parts
+        batch = Unended(self._intend(candidates))
+        settled = False
+        try:
+            committed = parts.settler.settle(batch)
+            settled = True
+            return committed
+        except (UnavailableError, StorageError):
+            return None
+        finally:
+            if not settled:
+                parts.resolver.add(batch)
+
+    def _intend(self, candidates: _Candidates) -> Intent:
+        parts = self._parts
+        draft = Draft(parts.tokens.next(), candidates.ids, candidates.times, candidates.lines)
+        intent: Intent | None = None
+        try:
+            intent = parts.journal.append(draft, parts.output.position)
+            parts.checkpoint("intent appended")
+            parts.journal.sync(intent)
+        except StorageError as error:
+            parts.gate.failed("journal", error)
+            if intent is not None:  # nothing is asked of the registry, so nothing is left to end
+                parts.journal.done(intent, Range(intent.position.file, 0, 0))
+            raise
+        parts.gate.worked("journal")
+        parts.checkpoint("intent synced")
+        return intent
+
+    @staticmethod
+    def _place(
+        candidates: _Candidates, committed: bytes | None, outcomes: rules.Outcomes, reasons: dict[int, str]
+    ) -> None:
+        """Put the registry's answers in their rows."""
+        rows = slice(None) if candidates.rows is None else candidates.rows
+        if committed is None:
+            outcomes[rows] = Joined.RETRY_UNAVAILABLE
+        else:
+            outcomes[rows] = np.frombuffer(rules.outcomes_of_commit(committed), np.uint8)
+            if Committed.EXPIRED in committed:
+                expired = np.flatnonzero(outcomes == Joined.EXPIRED)
+                reasons.update(dict.fromkeys(expired.tolist(), rules.EXPIRED_REASON))
+        for row, original in candidates.repeats.items():
+            outcomes[row] = rules.outcome_of_repeat(int(outcomes[original]))
+            if original in reasons:
+                reasons[row] = reasons[original]
+
+
+def _once_each(candidates: _Candidates, batch_events: int) -> _Candidates:
+    """An id can win only once with one token: later candidates of the same id go with the first."""
+    repeats = rules.repeated_rows(candidates.ids)
+    if not repeats:
+        return candidates
+    rows = np.arange(batch_events) if candidates.rows is None else candidates.rows
+    mask = ~rules.mask_of(list(repeats), len(rows))
+    return _Candidates(
+        rows[mask],
+        take_ids(candidates.ids, mask),
+        take_times(candidates.times, mask),
+        rules.take_lines(candidates.lines, mask),
+        {int(rows[row]): int(rows[original]) for row, original in repeats.items()},
+    )

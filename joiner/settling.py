@@ -1,0 +1,117 @@
+"""The end of a batch: register, write the winners, end the intent. One way for requests and resolver."""
+
+import threading
+from collections import Counter
+
+from joiner.intent_records import Intent, Range
+from joiner.intents import IntentJournal
+from joiner.output import JoinedLog
+from joiner.ports import Checkpoint, Registry
+from joiner.rules import winning_lines
+from joiner.storage_gate import StorageGate
+from photon.core.columns import join_lines, split_lines
+from photon.core.errors import StorageError, UnavailableError
+
+
+class WrittenLines:
+    """Lines in the joined log that belong to intents without an end; each counts for one of them, once."""
+
+    def __init__(self, counts: Counter[bytes]) -> None:
+        self._counts = counts
+
+    def take(self, lines: list[bytes]) -> list[bytes]:
+        """The lines that are missing in the log; those that are there are used up."""
+        missing = []
+        for line in lines:
+            if self._counts[line] > 0:
+                self._counts[line] -= 1
+            else:
+                missing.append(line)
+        return missing
+
+
+class Unended:
+    """An intent on the way to its end; each step is taken once, however often the whole is tried.
+
+    `written`: what a process before this one may have written of it.
+    """
+
+    def __init__(self, intent: Intent, written: WrittenLines | None = None) -> None:
+        self.intent = intent
+        self.committed: bytes | None = None
+        """The registry's answer (core.fates.Committed), once it is known."""
+        self._written = written
+        self._missing: bytes | None = None
+        self.place: Range | None = None
+        """Where its lines stand, once they do."""
+
+    def missing_lines(self) -> bytes:
+        """What of the lines that won is not in the joined log."""
+        assert self.committed is not None
+        if self._missing is None:
+            won = winning_lines(self.committed, self.intent.lines)
+            self._missing = won if self._written is None else join_lines(self._written.take(split_lines(won)))
+        return self._missing
+
+
+class Settler:
+    """Registers and writes. For many threads at once, each with a batch of its own."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        journal: IntentJournal,
+        output: JoinedLog,
+        gate: StorageGate,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._registry = registry
+        self._journal = journal
+        self._output = output
+        self._gate = gate
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._joined = 0
+
+    @property
+    def joined(self) -> int:
+        """Lines written by this process."""
+        return self._joined
+
+    def settle(self, batch: Unended) -> bytes:
+        """Take the batch to its end; the registry's answer (K core.fates.Committed).
+
+        UnavailableError, StorageError: it is not there yet, to be called again with the same batch.
+        """
+        if batch.committed is None:
+            batch.committed = self._commit(batch.intent)
+        self._checkpoint("registered")
+        try:
+            self._write(batch)
+        except StorageError as error:
+            self._gate.failed("output", error)
+            raise
+        self._checkpoint("done")
+        return batch.committed
+
+    def _commit(self, intent: Intent) -> bytes:
+        committed = self._registry.commit(intent.ids, intent.times, intent.token)
+        if len(committed) != len(intent):
+            raise UnavailableError(
+                f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: mixed versions?"
+            )
+        return committed
+
+    def _write(self, batch: Unended) -> None:
+        lines = batch.missing_lines()
+        if batch.place is None:
+            batch.place = self._output.append(lines)
+            with self._lock:
+                self._joined += lines.count(b"\n")
+        self._checkpoint("output appended")
+        # Also when nothing is missing: what a crashed process wrote may not be durable yet.
+        self._output.sync(batch.place)
+        if lines:
+            self._gate.worked("output")
+        self._checkpoint("output synced")
+        self._journal.done(batch.intent, batch.place)

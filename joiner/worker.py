@@ -1,0 +1,124 @@
+"""A joiner without its network: the parts, wired, and what a crashed one left, taken over."""
+
+import contextlib
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from joiner.adapter import load_adapter
+from joiner.adapting import BatchAdapter
+from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.intents import IntentJournal
+from joiner.output import JoinedLog
+from joiner.pipeline import Parts, Pipeline
+from joiner.ports import Checkpoint, EventStore, Registry
+from joiner.recovery import take_over
+from joiner.resolver import Resolver
+from joiner.rules import Patience
+from joiner.settling import Settler
+from joiner.storage_gate import StorageGate
+from joiner.tokens import TokenSource
+from photon.core.clock import Clock
+from photon.core.disk import DirectoryLock
+from photon.core.settings import Settings
+
+_NOTICES_MAX: Final = 20
+
+
+class Worker:
+    """Joins batches; writes `<output_root>/joined/<datacenter>/<name>-NNNNNN.jsonl`.
+
+    `directory` is this joiner's own and keeps its intents; one restarted after a crash must find the same
+    directory, output and name. `address` goes into the tokens. `drain`: the primary logs grow no more, so an
+    absent primary event is final.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        datacenter: str,
+        address: str,
+        directory: Path,
+        output_root: Path,
+        registry: Registry,
+        eventstore: EventStore,
+        clock: Clock,
+        rng: Random,
+        drain: bool = False,
+        checkpoint: Checkpoint = lambda _: None,
+    ) -> None:
+        """Opens and repairs the logs. AdapterError, CorruptStateError, LockedError, StorageError."""
+        wanted = settings.joiner
+        self._notices: deque[str] = deque(maxlen=_NOTICES_MAX)
+        adapter = BatchAdapter(load_adapter(settings.adapter.use))
+        with contextlib.ExitStack() as opened:
+            opened.enter_context(DirectoryLock(directory))
+            output = JoinedLog(
+                output_root / "joined" / datacenter, name, wanted.output_file_bytes_max, wanted.fsync
+            )
+            opened.callback(output.close)
+            journal = IntentJournal(directory / "intents", wanted.fsync)
+            opened.callback(journal.close)
+            self._journal = journal
+            self._gate = StorageGate(clock)
+            self._settler = Settler(registry, journal, output, self._gate, checkpoint)
+            self._resolver = Resolver(self._settler.settle, rng, self._notices.append)
+            self._take_over(journal, output)
+            parts = Parts(
+                eventstore,
+                adapter,
+                journal,
+                output,
+                self._settler,
+                self._resolver,
+                self._gate,
+                TokenSource(address, clock, rng),
+                clock,
+                checkpoint,
+            )
+            patience = Patience(wanted.unjoinable_tries_min, wanted.unjoinable_age_s, drain)
+            self._pipeline = Pipeline(parts, patience, wanted.requests_in_flight_max)
+            self._opened = opened.pop_all()
+
+    def start(self) -> None:
+        """Begin to end what a crashed process left.
+
+        Requests need not wait for that: a new one for the same event wins or loses against it in the
+        registry as against any other joiner.
+        """
+        self._resolver.start()
+
+    def join(self, batch: ForeignColumns) -> JoinOutcomes:
+        """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done."""
+        return self._pipeline.join(batch)
+
+    def stop(self, grace_s: float) -> bool:
+        """Give unresolved batches `grace_s` to end, close; whether all did. The next start ends the rest."""
+        resolved = self._resolver.stop(grace_s)
+        self.close()
+        return resolved and not self._pipeline.in_flight
+
+    def close(self) -> None:
+        """Let go of all files at once."""
+        self._opened.close()
+
+    def status(self) -> dict[str, Any]:
+        """While something is `in_flight` or `unresolved` (intents without an end), lines may still come."""
+        return {
+            "joined": self._settler.joined,
+            "in_flight": self._pipeline.in_flight,
+            "unresolved": self._journal.open_count,
+            "storage_error": self._gate.error,
+            "notices": list(self._notices),
+        }
+
+    def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
+        left = take_over(journal, output)
+        for batch in left:
+            self._resolver.add(batch)
+        if output.torn_bytes:
+            self._notices.append(f"cut {output.torn_bytes} bytes of an unfinished line off the joined log")
+        if left:
+            self._notices.append(f"{len(left)} batches were under way when the joiner ended; ending them")

@@ -1,0 +1,158 @@
+"""A registry and an event store of the test's own, events, and joiners put together from real parts."""
+
+import json
+import os
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from joiner.batch import ForeignColumns
+from joiner.worker import Worker
+from photon.core.clock import ManualClock, SystemClock
+from photon.core.columns import join_lines, pack_times, split_ids, split_lines
+from photon.core.errors import UnavailableError
+from photon.core.fates import Committed, Found
+from photon.core.settings import Settings, parse_settings
+
+NOW_US = ManualClock().now_us()
+
+
+def packed_id(name: str) -> bytes:
+    return name.encode().ljust(16, b".")[:16]
+
+
+def primary_line(name: str) -> bytes:
+    return json.dumps({"id": name, "text": f"query {name}"}).encode()
+
+
+def foreign_line(name: str, primary: str) -> bytes:
+    return json.dumps({"id": name, "primary_id": primary}).encode()
+
+
+def joined_line(name: str, primary: str) -> bytes:
+    return foreign_line(name, primary)[:-1] + b',"primary":' + primary_line(primary) + b"}"
+
+
+def batch_of(
+    names: Sequence[str],
+    primaries: Sequence[str] | None = None,
+    events: Sequence[bytes] | None = None,
+    tries: int = 0,
+    first_seen_us: int = NOW_US,
+) -> ForeignColumns:
+    """Events of these names; each one's primary is `q-<name>` unless it is given."""
+    count = len(names)
+    primaries = primaries or [f"q-{name}" for name in names]
+    events = events or [foreign_line(n, p) for n, p in zip(names, primaries, strict=True)]
+    return ForeignColumns(
+        ids=b"".join(map(packed_id, names)),
+        primary_ids=b"".join(map(packed_id, primaries)),
+        times=pack_times([NOW_US] * count),
+        events=join_lines(events),
+        tries=np.full(count, tries, "<u4").tobytes(),
+        first_seen=pack_times([first_seen_us] * count),
+    )
+
+
+class FakeRegistry:
+    """Keeps its promises, in memory or (for processes that are killed) in a file."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.tokens: dict[bytes, bytes] = {}
+        self.expired: set[bytes] = set()
+        self.commits = 0
+        self.failures: list[str] = []
+        """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
+        self.down = False
+        self._lock = threading.Lock()
+        self._file = None
+        if path is not None:
+            self._file = path.open("ab", buffering=0)
+            for line in path.read_bytes().splitlines():
+                key, token = map(bytes.fromhex, line.decode().split())
+                self.tokens[key] = token
+
+    def commit(self, ids: bytes, times: bytes, token: bytes) -> bytes:
+        with self._lock:
+            self.commits += 1
+            failure = self.failures.pop(0) if self.failures else ""
+            if self.down or failure == "before":
+                raise UnavailableError("registry: no quorum")
+            keys = split_ids(ids)
+            new = [key for key in keys if key not in self.tokens and key not in self.expired]
+            self.tokens.update(dict.fromkeys(new, token))
+            if self._file is not None:
+                self._file.write(b"".join(f"{k.hex()} {token.hex()}\n".encode() for k in new))
+            if failure == "after":
+                raise UnavailableError("registry: the answer was lost")
+            return bytes(self._outcome(key, token) for key in keys)
+
+    def _outcome(self, key: bytes, token: bytes) -> Committed:
+        if key in self.expired:
+            return Committed.EXPIRED
+        return Committed.WON if self.tokens[key] == token else Committed.DUPLICATE
+
+
+class FakeEventStore:
+    """Has every primary event of the form `q-...` but those it is told to lack."""
+
+    def __init__(self) -> None:
+        self.lacks: dict[str, Found] = {}
+        self.down = False
+        self.hold: threading.Event | None = None
+        """While set and not yet happened, lookups wait for it."""
+
+    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+        if self.hold is not None:
+            assert self.hold.wait(20)
+        if self.down:
+            raise UnavailableError("event store: gone")
+        names = [key.rstrip(b".").decode() for key in split_ids(ids)]
+        found = bytes(self.lacks.get(name, Found.FOUND) for name in names)
+        return found, [b"" if name in self.lacks else primary_line(name) for name in names]
+
+
+def settings(adapter: str = "", **joiner: object) -> Settings:
+    """`joiner` may go below the bounds that users have to keep."""
+    made = parse_settings({"adapter": {"use": adapter}})
+    return replace(made, joiner=replace(made.joiner, **({"fsync": False} | joiner)))
+
+
+def make_worker(root: Path, registry: FakeRegistry, store: FakeEventStore | None = None, **options) -> Worker:
+    """A joiner on `root`, not yet started."""
+    values = {
+        "settings": settings(),
+        "name": "joiner",
+        "datacenter": "east",
+        "address": "127.0.0.1:1",
+        "directory": root / "state",
+        "output_root": root / "out",
+        "registry": registry,
+        "eventstore": store or FakeEventStore(),
+        "clock": SystemClock(),
+        "rng": random.Random(),
+    }
+    return Worker(**(values | options))
+
+
+def output_bytes(root: Path) -> bytes:
+    return b"".join(p.read_bytes() for p in sorted((root / "out" / "joined" / "east").glob("*.jsonl")))
+
+
+def output_lines(root: Path) -> Counter[bytes]:
+    data = output_bytes(root)
+    assert not data or data.endswith(b"\n")
+    return Counter(split_lines(data))
+
+
+def lines_of(names: Iterable[str]) -> Counter[bytes]:
+    return Counter(joined_line(name, f"q-{name}") for name in names)
+
+
+def cut_file(path: Path, size: int) -> None:
+    os.truncate(path, size)

@@ -1,0 +1,240 @@
+"""A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from photon.core.columns import split_lines
+from photon.core.errors import StorageError
+from tests.joiner import crash_child
+from tests.joiner.fakes import (
+    FakeRegistry,
+    batch_of,
+    cut_file,
+    lines_of,
+    make_worker,
+    output_bytes,
+    output_lines,
+    packed_id,
+    settings,
+)
+
+REPOSITORY = Path(__file__).parents[2]
+STEPS = [
+    "looked up",
+    "intent appended",
+    "intent synced",
+    "registered",
+    "output appended",
+    "output synced",
+    "done",
+]
+EVERYTHING = lines_of({name for batch in crash_child.BATCHES for name in batch})
+
+
+def run(root, die_at="never", passes=0):
+    return subprocess.run(
+        [sys.executable, "-m", "tests.joiner.crash_child", str(root), die_at, str(passes)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def check_no_event_is_there_twice_or_unregistered(root):
+    tokens = FakeRegistry(root / "registry").tokens
+    written = split_lines(output_bytes(root).rpartition(b"\n")[0] + b"\n")
+    written = [line for line in written if line]
+    assert len(written) == len(set(written))
+    for line in written:
+        assert packed_id(line.split(b'"')[3].decode()) in tokens
+
+
+@pytest.mark.parametrize("step", [*STEPS, crash_child.TORN])
+def test_a_joiner_killed_between_two_steps_and_again_in_its_recovery_loses_and_doubles_nothing(
+    tmp_path, step
+):
+    again = "output appended" if step == crash_child.TORN else step
+    for die_at, passes in ((step, 2), (again, 0)):
+        killed = run(tmp_path, die_at, passes)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        check_no_event_is_there_twice_or_unregistered(tmp_path)
+    ended = run(tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert output_lines(tmp_path) == EVERYTHING
+
+
+class Crash(BaseException):
+    """The end of a process, in a test that can't afford one."""
+
+
+class Life:
+    """One process of a joiner on `root`: dies at its n-th step if it is told to."""
+
+    def __init__(self, root, registry, steps_to_live=None, torn_bytes=0):
+        self._left = steps_to_live
+        self._torn_bytes = torn_bytes
+        self._root = root
+        self.worker = make_worker(
+            root, registry, settings=settings(output_file_bytes_max=300), checkpoint=self._checkpoint
+        )
+
+    def _checkpoint(self, step):
+        if self._left is None:
+            return
+        if self._left == 0:
+            self._left = -1
+            if step == "output appended":
+                log, size = self._end_of_log()
+                cut_file(log, max(self._before.get(log, 0), size - self._torn_bytes))
+            raise Crash
+        if step == "registered":
+            self._before = dict([self._end_of_log()])
+        self._left -= 1
+
+    def _end_of_log(self):
+        log = max((self._root / "out" / "joined" / "east").iterdir())
+        return log, log.stat().st_size
+
+
+BATCH = st.lists(st.sampled_from([f"e{n}" for n in range(8)]), min_size=1, max_size=4)
+STEP = st.tuples(
+    BATCH,
+    st.sampled_from(["", "", "before", "after"]),
+    st.none() | st.integers(0, 6),
+    st.integers(0, 120),
+)
+
+
+@hypothesis_settings(max_examples=80, deadline=None)
+@given(st.lists(STEP, min_size=1, max_size=8))
+def test_any_course_of_crashes_lost_answers_and_torn_lines_ends_with_each_event_once(steps):
+    """Lines torn off the end of an append: a kill in its midst, or of the machine before the sync."""
+    root = Path(tempfile.mkdtemp())
+    registry = FakeRegistry()
+    try:
+        life = Life(root, registry)
+        for names, failure, steps_to_live, torn_bytes in steps:
+            registry.failures = [failure]
+            life._left, life._torn_bytes = steps_to_live, torn_bytes
+            try:
+                life.worker.join(batch_of(names))
+            except Crash:
+                life.worker.close()
+                life = Life(root, registry)
+        registry.failures = []
+        for names, *_ in steps:
+            life._left = None
+            life.worker.join(batch_of(names))
+        life.worker.start()
+        assert life.worker.stop(20)
+        assert output_lines(root) == lines_of({name for names, *_ in steps for name in names})
+    finally:
+        shutil.rmtree(root)
+
+
+def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path, monkeypatch):
+    """An adapter may leave out the id: then only their place tells whose lines stand in the log already."""
+    (tmp_path / "alike_adapters.py").write_text(
+        "from joiner.adapter import Adapter\n"
+        "class Alike(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        return {'same': 'line'}\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    registry = FakeRegistry()
+
+    def crash(step):
+        if step == "output appended" and crashes:
+            raise crashes.pop()
+
+    crashes: list[Crash] = []
+    alike = settings("alike_adapters:Alike", output_file_bytes_max=40)
+    first = make_worker(tmp_path, registry, settings=alike, checkpoint=crash)
+    registry.failures = ["after"]
+    first.join(batch_of(["a", "b"]))  # registered, not written
+    first.join(batch_of(["c", "d", "e"]))  # done, after the place from which a's may stand
+    crashes.append(Crash())
+    with pytest.raises(Crash):
+        first.join(batch_of(["f"]))  # written, not done
+    first.close()
+    assert output_lines(tmp_path).total() == 4
+    second = make_worker(tmp_path, registry, settings=alike)
+    second.start()
+    assert second.stop(20)
+    assert output_lines(tmp_path).total() == 6
+
+
+def test_lines_that_a_power_cut_took_are_written_again_and_found_by_the_next_start(tmp_path):
+    """What was appended but not synced is lost; another crash follows in the midst of the repair."""
+    registry = FakeRegistry()
+    first = make_worker(tmp_path, registry)
+    first.join(batch_of(["a"]))
+    registry.failures = ["after"] * 2
+    first.join(batch_of(["b", "c"]))
+    first.join(batch_of(["d"]))
+    first.close()
+    log = tmp_path / "out" / "joined" / "east" / "joiner-000000.jsonl"
+    cut_file(log, 0)  # intents b, c and d remember a place behind the end of the log now
+    registry.failures = []
+
+    def crash_when_written(step):
+        if step == "output synced":
+            worker.close()
+
+    worker = make_worker(tmp_path, registry, checkpoint=crash_when_written)
+    worker.start()
+    assert not worker.stop(0.5)
+    assert output_lines(tmp_path) == lines_of(["b", "c"])
+    third = make_worker(tmp_path, registry)
+    third.start()
+    assert third.stop(20)
+    assert output_lines(tmp_path) == lines_of(["b", "c", "d"])
+
+
+def test_recovery_waits_for_the_registry_and_serves_meanwhile(tmp_path):
+    registry = FakeRegistry()
+    first = make_worker(tmp_path, registry)
+    registry.failures = ["after"]
+    first.join(batch_of(["a"]))
+    first.close()
+    registry.failures = ["before"] * 3
+    second = make_worker(tmp_path, registry)
+    assert second.status()["unresolved"] == 1
+    assert second.status()["notices"] == ["1 batches were under way when the joiner ended; ending them"]
+    second.start()
+    deadline = time.monotonic() + 20
+    while second.status()["unresolved"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    assert "no quorum" in second.status()["notices"][1]
+    assert output_lines(tmp_path) == lines_of("a")
+    assert second.stop(0)
+
+
+def test_a_stop_leaves_what_the_registry_does_not_answer_to_the_next_start(tmp_path):
+    registry = FakeRegistry()
+    first = make_worker(tmp_path, registry, rng=random.Random(1))
+    first.start()
+    registry.down = True
+    first.join(batch_of(["a"]))
+    assert not first.stop(0.05)
+    with pytest.raises(StorageError):
+        first.join(batch_of(["b"]))
+    registry.down = False
+    second = make_worker(tmp_path, registry, rng=random.Random(2))
+    second.start()
+    assert second.stop(20)
+    assert output_lines(tmp_path) == lines_of("a")

@@ -1,0 +1,246 @@
+"""The intent journal: what is durable is found again, a torn tail is cut, damage stops the start."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from joiner import intent_records
+from joiner.intent_records import Draft, Intent, Range
+from joiner.intents import IntentJournal
+from photon.core.columns import join_lines, pack_times
+from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
+from photon.core.logwriter import LogPosition
+
+
+def draft(number, events=2):
+    ids = b"".join(bytes([number % 256, row]) * 8 for row in range(events))
+    lines = join_lines([f'{{"n":{number},"row":{row}}}'.encode() for row in range(events)])
+    return Draft(b"token-%d" % number, ids, pack_times([number] * events), lines)
+
+
+def append(journal, number, events=2, synced=True):
+    intent = journal.append(draft(number, events), lambda: LogPosition(0, number))
+    if synced:
+        journal.sync(intent)
+    return intent
+
+
+def reopened(directory, **options):
+    journal = IntentJournal(directory, fsync=True, **options)
+    intents, ranges = journal.take_over()
+    journal.close()
+    return intents, ranges
+
+
+def segments(directory):
+    return sorted(directory.glob("*.journal"))
+
+
+def test_intents_without_an_end_are_found_again_whole_and_in_order(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True)
+    intents = [append(journal, number, events=number) for number in range(1, 5)]
+    journal.done(intents[1], Range(0, 10, 20))
+    journal.close()
+    found, ranges = reopened(tmp_path)
+    assert found == [intents[0], intents[2], intents[3]]
+    assert found[1].token == b"token-3"
+    assert found[1].position == LogPosition(0, 3)
+    assert len(found[1]) == 3
+    assert ranges == [Range(0, 10, 20)]
+
+
+def test_what_was_taken_over_is_handed_out_once(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True)
+    append(journal, 1)
+    journal.close()
+    journal = IntentJournal(tmp_path, fsync=True)
+    assert journal.open_count == 1
+    assert len(journal.take_over()[0]) == 1
+    assert journal.take_over() == ([], [])
+    journal.close()
+
+
+def test_a_tail_torn_at_any_byte_is_cut_and_the_rest_is_kept(tmp_path):
+    journal = IntentJournal(tmp_path / "whole", fsync=True)
+    ends, intents = [], []
+    for number in range(3):
+        intents.append(append(journal, number, synced=False))
+        ends.append(segments(tmp_path / "whole")[0].stat().st_size)
+    journal.close()
+    data = segments(tmp_path / "whole")[0].read_bytes()
+    for size in range(len(data)):
+        directory = tmp_path / "torn"
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        (directory / "intents-000000.journal").write_bytes(data[:size])
+        found, _ = reopened(directory)
+        whole = sum(end <= size for end in ends)
+        assert found == intents[:whole]
+        assert segments(directory)[0].stat().st_size == ([0, *ends][whole])
+
+
+def test_after_a_cut_the_journal_goes_on(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True)
+    first = append(journal, 1)
+    append(journal, 2, synced=False)
+    journal.close()
+    path = segments(tmp_path)[0]
+    path.write_bytes(path.read_bytes()[:-3])
+    journal = IntentJournal(tmp_path, fsync=True)
+    third = append(journal, 3)
+    journal.close()
+    assert reopened(tmp_path)[0] == [first, third]
+
+
+def test_a_damaged_record_that_was_synced_stops_the_start(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True)
+    append(journal, 1)
+    end = segments(tmp_path)[0].stat().st_size
+    append(journal, 2)
+    journal.close()
+    path = segments(tmp_path)[0]
+    data = path.read_bytes()
+    for place in range(end):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        with pytest.raises(CorruptStateError, match="damaged record at offset 0"):
+            IntentJournal(tmp_path, fsync=True)
+    path.write_bytes(data)
+    assert len(reopened(tmp_path)[0]) == 2
+
+
+def test_damage_in_an_older_segment_stops_the_start(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
+    append(journal, 1)
+    append(journal, 2)
+    journal.close()
+    first, _ = segments(tmp_path)
+    first.write_bytes(first.read_bytes()[:-1])
+    with pytest.raises(CorruptStateError, match=r"000000\.journal: damaged record"):
+        IntentJournal(tmp_path, fsync=True)
+
+
+def test_segments_are_deleted_when_all_before_them_is_done(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
+    intents = [append(journal, number) for number in range(4)]
+    assert len(segments(tmp_path)) == 4
+    journal.done(intents[1], Range(0, 0, 0))
+    assert len(segments(tmp_path)) == 4
+    journal.done(intents[0], Range(0, 0, 0))
+    assert [p.name[8:14] for p in segments(tmp_path)] == ["000002", "000003"]
+    journal.close()
+    assert reopened(tmp_path)[0] == intents[2:]
+
+
+def test_places_of_done_intents_are_kept_as_far_back_as_the_oldest_open_one(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
+    oldest = append(journal, 0)
+    for number in range(1, 6):
+        journal.done(append(journal, number), Range(0, number, number + 1))
+    journal.close()
+    found, ranges = reopened(tmp_path)
+    assert found == [oldest]
+    assert ranges == [Range(0, number, number + 1) for number in range(1, 6)]
+
+
+def test_no_sequence_comes_twice_after_all_segments_before_are_gone(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
+    sequences = []
+    for number in range(3):
+        intent = append(journal, number)
+        sequences.append(intent.sequence)
+        journal.done(intent, Range(0, 0, 0))
+    journal._log.rotate()
+    journal.close()
+    for path in segments(tmp_path)[:-1]:
+        path.unlink()
+    journal = IntentJournal(tmp_path, fsync=True)
+    assert append(journal, 9).sequence > max(sequences)
+    journal.close()
+
+
+def test_a_journal_at_its_bound_refuses_and_takes_again_when_intents_end(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1, bytes_max=300)
+    intents = []
+    with pytest.raises(OverloadedError, match="bring the IdRegistry back"):
+        for number in range(100):
+            intents.append(append(journal, number))
+    assert 1 < len(intents) < 10
+    for intent in intents:
+        journal.done(intent, Range(0, 0, 0))
+    append(journal, 100)
+    journal.close()
+
+
+def test_an_intent_that_could_not_be_written_leaves_nothing_behind(tmp_path, monkeypatch):
+    journal = IntentJournal(tmp_path, fsync=True)
+    first = append(journal, 1)
+    size = segments(tmp_path)[0].stat().st_size
+    with monkeypatch.context() as full:
+        write_half_then_fail(full, 40)
+        with pytest.raises(DiskFullError, match="no space left"):
+            append(journal, 2)
+        journal.done(first, Range(0, 1, 2))  # its record waits for space
+    assert segments(tmp_path)[0].stat().st_size == size
+    third = append(journal, 3)
+    journal.close()
+    assert reopened(tmp_path) == ([third], [Range(0, 1, 2)])
+
+
+def write_half_then_fail(patch, room):
+    import errno
+    import os
+
+    real = os.write
+    left = [room]
+
+    def write(fd, data):
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        written = real(fd, data[: left[0]])
+        left[0] -= written
+        return written
+
+    patch.setattr("photon.core.disk.os.write", write)
+
+
+STEP = st.one_of(
+    st.tuples(st.just("append"), st.integers(0, 3)),
+    st.tuples(st.just("done"), st.integers(0, 9)),
+    st.tuples(st.just("reopen"), st.integers(0, 60)),
+)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, max_size=25), st.sampled_from([1, 150, 1 << 20]))
+def test_the_journal_holds_what_a_model_says(steps, segment_bytes):
+    """`reopen n`: crash with the last n bytes of what was not synced torn off, then start again."""
+    directory = Path(tempfile.mkdtemp())
+    try:
+        journal = IntentJournal(directory, fsync=True, segment_bytes=segment_bytes)
+        opened: list[Intent] = []
+        for number, (what, value) in enumerate(steps):
+            if what == "append":
+                opened.append(append(journal, number, events=value))
+            elif what == "done" and opened:
+                intent = opened.pop(value % len(opened))
+                journal.done(intent, Range(0, number, number))
+                journal._log.sync()
+            elif what == "reopen":
+                torn = journal.append(draft(number), lambda: LogPosition(0, 0))
+                journal.close()
+                path = segments(directory)[-1]
+                length = intent_records.HEAD_BYTES + len(b"".join(draft(number)._parts))
+                cut = 1 + value % length
+                path.write_bytes(path.read_bytes()[:-cut])
+                journal = IntentJournal(directory, fsync=True, segment_bytes=segment_bytes)
+                assert torn not in opened
+                assert journal.take_over()[0] == opened
+        journal.close()
+        assert reopened(directory)[0] == opened
+    finally:
+        shutil.rmtree(directory)

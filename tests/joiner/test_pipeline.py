@@ -1,0 +1,401 @@
+"""One request through the joiner: every event its own outcome, refusals, full disks (paper 3.3.1, 3.3.2)."""
+
+import errno
+import os
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from joiner import pipeline, storage_gate
+from photon.core import disk
+from photon.core.clock import ManualClock
+from photon.core.errors import (
+    CorruptStateError,
+    DiskFullError,
+    LockedError,
+    OverloadedError,
+    StorageError,
+    UsageError,
+)
+from photon.core.fates import Found, Joined
+from tests.joiner.fakes import (
+    NOW_US,
+    FakeEventStore,
+    FakeRegistry,
+    batch_of,
+    joined_line,
+    lines_of,
+    make_worker,
+    output_lines,
+    packed_id,
+    settings,
+)
+
+DAY_US = 86_400_000_000
+
+
+@pytest.fixture
+def registry():
+    return FakeRegistry()
+
+
+@pytest.fixture
+def store():
+    return FakeEventStore()
+
+
+@pytest.fixture
+def make(tmp_path, registry, store):
+    made = []
+
+    def build(**options):
+        worker = make_worker(tmp_path, registry, store, **options)
+        made.append(worker)
+        return worker
+
+    yield build
+    for worker in made:
+        worker.stop(0)
+
+
+def fates(answer):
+    return [Joined(outcome).name for outcome in answer.outcomes]
+
+
+def wait_until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_joined_events_are_in_the_log_when_they_are_told(make, tmp_path):
+    answer = make().join(batch_of(["a", "b", "c"]))
+    assert fates(answer) == ["JOINED"] * 3
+    assert answer.reasons == {}
+    assert output_lines(tmp_path) == lines_of("abc")
+
+
+def test_an_empty_batch_is_answered_with_nothing(make):
+    answer = make().join(batch_of([]))
+    assert (answer.outcomes, answer.reasons) == (b"", {})
+
+
+def test_an_event_that_another_joiner_registered_is_not_written(make, registry, tmp_path):
+    registry.tokens[packed_id("b")] = b"another joiner's"
+    assert fates(make().join(batch_of(["a", "b", "c"]))) == ["JOINED", "DUPLICATE", "JOINED"]
+    assert output_lines(tmp_path) == lines_of("ac")
+
+
+def test_an_event_that_is_sent_again_is_a_duplicate(make, tmp_path):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    assert fates(worker.join(batch_of(["a", "b"]))) == ["DUPLICATE", "JOINED"]
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_an_expired_event_is_not_written_and_the_reason_is_told(make, registry, tmp_path):
+    registry.expired.add(packed_id("b"))
+    answer = make().join(batch_of(["a", "b", "b"]))
+    assert fates(answer) == ["JOINED", "EXPIRED", "EXPIRED"]
+    assert answer.reasons == dict.fromkeys((1, 2), "older than the IdRegistry remembers")
+    assert output_lines(tmp_path) == lines_of("a")
+
+
+def test_an_event_waits_for_its_primary_and_holds_no_other_back(make, store, tmp_path):
+    store.lacks = {"q-b": Found.ABSENT, "q-c": Found.BEHIND, "q-d": Found.UNREADABLE}
+    answer = make().join(batch_of(["a", "b", "c", "d", "e"]))
+    assert fates(answer) == ["JOINED", "RETRY_ABSENT", "RETRY_ABSENT", "RETRY_UNAVAILABLE", "JOINED"]
+    assert output_lines(tmp_path) == lines_of("ae")
+
+
+@pytest.mark.parametrize(
+    ("tries", "age_s", "outcome"),
+    [
+        (9, 200_000, "RETRY_ABSENT"),
+        (10, 86_399, "RETRY_ABSENT"),
+        (10, 86_400, "UNJOINABLE"),
+        (500, 90_000, "UNJOINABLE"),
+    ],
+)
+def test_an_event_is_unjoinable_after_so_many_tries_and_so_long(make, store, tries, age_s, outcome):
+    store.lacks = {"q-a": Found.ABSENT}
+    worker = make(clock=ManualClock())
+    answer = worker.join(batch_of(["a"], tries=tries, first_seen_us=NOW_US - age_s * 1_000_000))
+    assert fates(answer) == [outcome]
+    if outcome == "UNJOINABLE":
+        assert answer.reasons == {0: f"no primary event after {tries + 1} tries in {age_s} s"}
+
+
+@pytest.mark.parametrize("not_there", [Found.BEHIND, Found.UNREADABLE])
+def test_an_event_is_not_given_up_while_the_logs_are_not_read(make, store, not_there):
+    store.lacks = {"q-a": not_there}
+    worker = make(clock=ManualClock(), drain=True)
+    answer = worker.join(batch_of(["a"], tries=99, first_seen_us=NOW_US - 9 * DAY_US))
+    assert fates(answer)[0].startswith("RETRY")
+
+
+def test_absent_is_final_when_the_logs_grow_no_more(make, store):
+    store.lacks = {"q-a": Found.ABSENT}
+    answer = make(clock=ManualClock(), drain=True).join(batch_of(["a", "b"]))
+    assert fates(answer) == ["UNJOINABLE", "JOINED"]
+    assert answer.reasons == {0: "no primary event in the logs"}
+
+
+def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry):
+    store.down = True
+    assert fates(make().join(batch_of(["a", "b"]))) == ["RETRY_UNAVAILABLE"] * 2
+    assert registry.commits == 0
+
+
+def test_an_id_that_stands_twice_in_a_batch_is_joined_once(make, tmp_path):
+    answer = make().join(batch_of(["a", "b", "a", "c", "a"]))
+    assert fates(answer) == ["JOINED", "JOINED", "DUPLICATE", "JOINED", "DUPLICATE"]
+    assert output_lines(tmp_path) == lines_of("abc")
+
+
+def test_a_repeated_id_is_judged_by_its_own_primary(make, store, tmp_path):
+    store.lacks = {"q-gone": Found.ABSENT}
+    batch = batch_of(["a", "a", "b", "b"], primaries=["q-gone", "q-x", "q-y", "q-gone"])
+    assert fates(make(drain=True).join(batch)) == ["UNJOINABLE", "JOINED", "JOINED", "UNJOINABLE"]
+    assert output_lines(tmp_path) == Counter([joined_line("a", "q-x"), joined_line("b", "q-y")])
+
+
+def test_a_repeated_id_whose_first_one_is_unknown_is_unknown_too(make, registry):
+    registry.down = True
+    assert fates(make().join(batch_of(["a", "a"]))) == ["RETRY_UNAVAILABLE"] * 2
+
+
+ADAPTERS = """
+from joiner.adapter import Adapter, Skip
+
+class Choosy(Adapter):
+    def join(self, primary, foreign):
+        kind = foreign.data["id"][0]
+        if kind == "s":
+            return Skip("starts with s")
+        if kind == "x":
+            raise ValueError("no x")
+        return {"same": "line"} if kind == "m" else None
+"""
+
+
+@pytest.fixture
+def choosy(tmp_path, monkeypatch):
+    (tmp_path / "choosy_adapters.py").write_text(ADAPTERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    return settings("choosy_adapters:Choosy")
+
+
+def test_skipped_and_raising_events_are_filtered_and_batch_mates_go_on(make, store, choosy, tmp_path):
+    store.lacks = {"q-absent": Found.ABSENT}
+    answer = make(settings=choosy).join(batch_of(["absent", "s1", "a", "x1", "s2", "b", "a"]))
+    filtered = ["FILTERED", "JOINED", "FILTERED", "FILTERED", "JOINED", "DUPLICATE"]
+    assert fates(answer) == ["RETRY_ABSENT", *filtered]
+    assert answer.reasons[1] == answer.reasons[4] == "starts with s"
+    assert answer.reasons[3].startswith("adapter raised ValueError: no x (choosy_adapters.py:")
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_events_whose_joined_lines_are_alike_are_all_written(make, choosy, registry, tmp_path):
+    worker = make(settings=choosy)
+    worker.join(batch_of(["m1", "m2"]))
+    registry.tokens[packed_id("m4")] = b"another's"
+    worker.join(batch_of(["m3", "m4", "m5"]))
+    assert output_lines(tmp_path) == {b'{"same":"line"}': 4}
+
+
+def test_too_many_requests_in_flight_are_refused_and_nothing_is_done(make, store, registry):
+    worker = make(settings=settings(requests_in_flight_max=2))
+    store.hold = threading.Event()
+    threads = [threading.Thread(target=worker.join, args=(batch_of([name]),)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: worker.status()["in_flight"] == 2)
+    with pytest.raises(OverloadedError, match="2 requests are in flight"):
+        worker.join(batch_of(["c"]))
+    store.hold.set()
+    for thread in threads:
+        thread.join()
+    assert worker.status()["in_flight"] == 0
+    assert set(registry.tokens) == {packed_id("a"), packed_id("b")}
+    assert fates(worker.join(batch_of(["c"]))) == ["JOINED"]
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+def test_an_unknown_outcome_is_resolved_with_the_same_token(make, registry, tmp_path, lost):
+    """Paper 3.3.2: a lost answer loses no event, and the dispatcher's own retry doubles none."""
+    worker = make()
+    registry.failures = [lost, lost, lost]
+    assert fates(worker.join(batch_of(["a", "b"]))) == ["RETRY_UNAVAILABLE"] * 2
+    assert output_lines(tmp_path) == Counter()
+    assert worker.status()["unresolved"] == 1
+    registry.failures = [""]
+    again = fates(worker.join(batch_of(["a", "c"])))
+    assert again == (["JOINED", "JOINED"] if lost == "before" else ["DUPLICATE", "JOINED"])
+    registry.failures = ["before"]
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == lines_of("abc")
+    assert "no quorum" in worker.status()["notices"][0]
+
+
+def test_many_unresolved_batches_refuse_new_ones_until_the_registry_is_back(make, registry, tmp_path):
+    worker = make()
+    registry.down = True
+    for number in range(pipeline.UNRESOLVED_MAX):
+        worker.join(batch_of([f"a{number}"]))
+    with pytest.raises(OverloadedError, match="64 batches wait"):
+        worker.join(batch_of(["b"]))
+    registry.down = False
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
+    assert sum(output_lines(tmp_path).values()) == pipeline.UNRESOLVED_MAX + 1
+
+
+def test_a_registry_answer_of_the_wrong_length_is_taken_for_none(make, registry, monkeypatch, tmp_path):
+    worker = make()
+    with monkeypatch.context() as mixed:
+        mixed.setattr(registry, "commit", lambda *_: b"\x00")
+        assert fates(worker.join(batch_of(["a", "b"]))) == ["RETRY_UNAVAILABLE"] * 2
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+class FullDisk:
+    """Fails writes to the files whose path holds a word, after some bytes of each."""
+
+    def __init__(self, monkeypatch, word):
+        self.full = True
+        self._word = word
+        self._real = os.write
+        monkeypatch.setattr(disk.os, "write", self._write)
+
+    def _write(self, fd, data):
+        if self.full and self._word in os.readlink(f"/proc/self/fd/{fd}"):
+            if len(data) > 3:
+                return self._real(fd, data[:3])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._real(fd, data)
+
+
+def test_a_full_disk_under_the_joined_log_loses_and_doubles_nothing(make, registry, monkeypatch, tmp_path):
+    clock = ManualClock()
+    worker = make(clock=clock)
+    worker.join(batch_of(["a"]))
+    full = FullDisk(monkeypatch, "/joined/")
+    assert fates(worker.join(batch_of(["b", "c"]))) == ["RETRY_UNAVAILABLE"] * 2
+    assert output_lines(tmp_path) == lines_of("a")
+    assert "no space left" in worker.status()["storage_error"]
+    commits = registry.commits
+    with pytest.raises(DiskFullError, match="no space left"):
+        worker.join(batch_of(["d"]))
+    assert registry.commits == commits
+    full.full = False
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert worker.status()["storage_error"] is None
+    assert fates(worker.join(batch_of(["b", "d"]))) == ["DUPLICATE", "JOINED"]
+    assert output_lines(tmp_path) == lines_of("abcd")
+
+
+def test_a_full_disk_under_the_intents_registers_nothing_until_a_request_gets_through(
+    make, registry, monkeypatch, tmp_path
+):
+    clock = ManualClock()
+    worker = make(clock=clock)
+    full = FullDisk(monkeypatch, "/intents-")
+    for _ in range(3):
+        with pytest.raises(DiskFullError, match="no space left"):
+            worker.join(batch_of(["a"]))
+    assert registry.commits == 0
+    full.full = False
+    with pytest.raises(DiskFullError):
+        worker.join(batch_of(["a"]))
+    clock.advance(storage_gate.PROBE_INTERVAL_S)
+    assert fates(worker.join(batch_of(["a"]))) == ["JOINED"]
+    assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
+    assert worker.status()["storage_error"] is None
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_after_a_failed_sync_of_the_intents_nothing_is_registered(make, registry, monkeypatch):
+    worker = make(settings=settings(fsync=True))
+    with monkeypatch.context() as broken:
+
+        def fail(_fd):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        broken.setattr(os, "fdatasync", fail)
+        with pytest.raises(StorageError, match="Input/output error"):
+            worker.join(batch_of(["a"]))
+    assert registry.commits == 0
+    assert worker.status()["unresolved"] == 0
+
+
+def test_a_sync_that_could_not_begin_does_not_write_the_lines_twice(make, registry, monkeypatch, tmp_path):
+    worker = make(settings=settings(fsync=True))
+    worker.join(batch_of(["a"]))
+    real, failures = os.dup, [1]
+
+    def dup(fd):
+        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
+            failures.pop()
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return real(fd)
+
+    monkeypatch.setattr(os, "dup", dup)
+    assert fates(worker.join(batch_of(["b"]))) == ["RETRY_UNAVAILABLE"]
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_a_batch_whose_columns_differ_in_length_is_told_so():
+    batch = batch_of(["a", "b"])
+    short = type(batch)(batch.ids, batch.primary_ids[:-1], batch.times, batch.events[:-1], batch.tries, b"")
+    with pytest.raises(UsageError, match=r"columns of 2 events: primary_ids, first_seen, events of another"):
+        short.check()
+    batch.check()
+
+
+def test_two_joiners_cannot_work_in_one_directory(make):
+    make()
+    with pytest.raises(LockedError):
+        make()
+
+
+def test_requests_from_many_threads_write_each_event_once(make, tmp_path):
+    worker = make(settings=settings(output_file_bytes_max=2_000, requests_in_flight_max=4, fsync=True))
+    told = []
+
+    def send(thread):
+        for number in range(15):
+            names = [f"t{thread}-{number}", f"shared-{number}", f"u{thread}-{number}"]
+            told.extend(fates(worker.join(batch_of(names))))
+
+    threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    own = [f"{kind}{t}-{n}" for kind in "tu" for t in range(4) for n in range(15)]
+    assert output_lines(tmp_path) == lines_of([*own, *(f"shared-{n}" for n in range(15))])
+    assert Counter(told) == {"JOINED": 135, "DUPLICATE": 45}
+    assert len(list((tmp_path / "out" / "joined" / "east").iterdir())) > 5
+
+
+def test_a_missing_file_of_the_joined_log_stops_a_start_that_may_need_it(make, registry, tmp_path):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    registry.down = True
+    worker.join(batch_of(["b"]))
+    worker.close()
+    log = tmp_path / "out" / "joined" / "east" / "joiner-000000.jsonl"
+    log.rename(log.with_name("joiner-000001.jsonl"))
+    with pytest.raises(CorruptStateError, match=r"joiner-000000\.jsonl is missing"):
+        make()
