@@ -1,0 +1,49 @@
+"""The unit of work: a batch of events on its way, and what became of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dispatcher.events import Events
+from dispatcher.offsets import Span
+from photon.core.fates import Fate
+from photon.core.logwriter import DeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class FreshBatch:
+    """Events read for the first time. `spans`: the bytes of the files that they and `malformed` stood in."""
+
+    number: int
+    events: Events
+    malformed: list[DeadLetter]
+    spans: Sequence[Span]
+
+
+@dataclass(frozen=True, slots=True)
+class RetryBatch:
+    """Events that waited; `keys` are their entries in the ledger, row by row."""
+
+    keys: list[bytes]
+    events: Events
+
+
+Batch = FreshBatch | RetryBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What became of a batch: each event has a fate or is in `retries`, to be sent again at its `due_us`.
+
+    `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` is a histogram
+    (latency.BUCKETS,) of the joined ones.
+    """
+
+    fates: dict[Fate, int]
+    wasted_joins: int
+    latencies: npt.NDArray[np.int64]
+    letters: list[DeadLetter]
+    retries: Events | None
+    due_us: npt.NDArray[np.int64]

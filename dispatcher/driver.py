@@ -1,0 +1,273 @@
+"""The threads of the dispatcher: one reads, several send, one records; bounded all the way.
+
+    reader and retry queue -> [batches to send] -> senders -> [finished batches] -> recorder -> ledger
+
+A batch is in flight from when it is read until it is recorded, and only so many are: when joiners or the disk
+are slow, reading stops. A kill at any moment only means that what was not recorded is read and sent again,
+which the registry makes harmless.
+"""
+
+import random
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Final
+
+import numpy as np
+
+from dispatcher.backoff import Backoff
+from dispatcher.batches import Batch, FreshBatch, Resolved, RetryBatch
+from dispatcher.events import NO_EVENTS
+from dispatcher.latency import no_latencies
+from dispatcher.ledger import Ledger
+from dispatcher.pipeline import resolve
+from dispatcher.reader import LogReader
+from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder
+from dispatcher.retries import RetryQueue
+from dispatcher.sender import Sender
+from dispatcher.throttle import Throttle
+from photon.core.clock import Clock
+from photon.core.settings import Dispatcher
+
+GATHER_COMMITS_S: Final = 0.01
+"""What finishes within so long is one transaction: idle traffic costs few fsyncs."""
+FRESH_PER_SENDER: Final = 2  # so many batches read ahead, so that no sender waits for a commit
+
+_WAIT_S_MIN: Final = 0.001
+_NOTHING_RESOLVED: Final = Resolved({}, 0, no_latencies(), [], None, np.empty(0, np.int64))
+_FILES_CHANGED: Final = (RetryBatch([], NO_EVENTS), _NOTHING_RESOLVED)
+"""Wakes the recorder when there are only states of files to record."""
+
+
+class Driver:
+    """Runs from `start` to `stop`. `failure`: what ended it before, if anything did."""
+
+    def __init__(
+        self,
+        settings: Dispatcher,
+        poll_interval_s: float,
+        ledger: Ledger,
+        reader: LogReader,
+        retries: RetryQueue,
+        make_sender: Callable[[Callable[[float], bool]], Sender],
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
+        """`make_sender` is given the wait of Sender's."""
+        self._settings = settings
+        self._poll_interval_s = poll_interval_s
+        self._ledger = ledger
+        self._reader = reader
+        self._retries = retries
+        self._clock = clock
+        self._rng = rng
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._sender = make_sender(self._stopping.wait)
+        self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk)
+        self._backoff = Backoff(settings.retry_delay_ms_min * 1_000, settings.retry_delay_ms_max * 1_000)
+        self._to_send: SimpleQueue[Batch | None] = SimpleQueue()
+        self._finished: SimpleQueue[Finished | None] = SimpleQueue()
+        self._mutex = threading.Lock()  # over the throttle and the counts below
+        self._throttle = Throttle(settings.retry_queue_events_max)
+        self._fresh_batches = self._retry_batches = self._fresh_events = self._retry_events = 0
+        self._early_retries = 0
+        self._retry_batches_max = max(1, settings.batches_in_flight_max // 2)
+        self._caught_up = False
+        self.failure: BaseException | None = None
+        self.ended = threading.Event()
+        """Set on `stop` and on failure."""
+        self._senders = [self._thread("send", self._send_all) for _ in range(settings.batches_in_flight_max)]
+        self._source = self._thread("read", self._read_all)
+        self._writer = self._thread("record", self._record_all)
+
+    @property
+    def storage_error(self) -> str | None:
+        return self._recorder.storage_error
+
+    @property
+    def in_flight(self) -> int:
+        """Events read or taken for a retry, and not recorded."""
+        with self._mutex:
+            return self._fresh_events + self._retry_events
+
+    @property
+    def idle(self) -> bool:
+        """All whole lines that are there are read, each has its fate, and that is on disk."""
+        with self._mutex:
+            busy = self._fresh_batches or self._retry_batches
+            return self._caught_up and not busy and not self._ledger.pending
+
+    def start(self) -> None:
+        for thread in (self._writer, *self._senders, self._source):
+            thread.start()
+
+    def stop(self) -> None:
+        """Read no more, let what is under way end and record it. What a joiner does not answer is left."""
+        self._stopping.set()
+        self._wake.set()
+        self._source.join()
+        for _ in self._senders:
+            self._to_send.put(None)
+        for thread in self._senders:
+            thread.join()
+        self._finished.put(None)
+        self._writer.join()
+        self.ended.set()
+
+    def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # the process must end, not go on without one of its threads
+                self.failure = self.failure or error
+                self._stopping.set()
+                self._wake.set()
+                self.ended.set()
+
+        return threading.Thread(target=run, name=f"dispatcher-{name}", daemon=True)
+
+    # The reading thread.
+
+    def _read_all(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.clear()
+            if self._reader.look():
+                self._finished.put(_FILES_CHANGED)
+            sent = self._send_retries()
+            sent = self._send_fresh() or sent
+            if not sent:
+                self._wake.wait(self._wait_s())
+
+    def _wait_s(self) -> float:
+        due_us = self._retries.next_due_us()
+        if due_us is None or self._retry_batches >= self._retry_batches_max:
+            return self._poll_interval_s
+        with self._mutex:
+            pause_s = self._throttle.retry_wait(self._clock.monotonic())
+        wait_s = max(pause_s, (due_us - self._clock.now_us()) / 1e6)
+        return max(_WAIT_S_MIN, min(self._poll_interval_s, wait_s))
+
+    def _send_fresh(self) -> bool:
+        sent = False
+        while not self._stopping.is_set() and self._may_read():
+            batch = self._reader.next_batch()
+            if batch is None:
+                self._caught_up = self._reader.caught_up
+                break
+            self._caught_up = False
+            sent = True
+            with self._mutex:
+                self._fresh_batches += 1
+                self._fresh_events += len(batch.events) + len(batch.malformed)
+            self._submit(batch)
+        return sent
+
+    def _may_read(self) -> bool:
+        with self._mutex:
+            if self._fresh_batches >= FRESH_PER_SENDER * self._settings.batches_in_flight_max:
+                return False
+            now = self._clock.monotonic()
+            room = self._throttle.room(self._ledger.pending, self._fresh_events, now)
+            if room is not None and room > 0:
+                self._throttle.probed(now)
+            return room is None or room > 0
+
+    def _send_retries(self) -> bool:
+        sent = False
+        while not self._stopping.is_set() and self._may_retry():
+            now_us = self._clock.now_us()
+            batch = self._retries.take(now_us, self._settings.batch_events_max)
+            if batch is None and self._early_retries:
+                batch = self._retries.take_early(now_us, self._early_retries)
+                self._early_retries = 0
+            if batch is None:
+                break
+            sent = True
+            with self._mutex:
+                self._retry_batches += 1
+                self._retry_events += len(batch.events)
+            self._submit(batch)
+        return sent
+
+    def _may_retry(self) -> bool:
+        with self._mutex:
+            if self._retry_batches >= self._retry_batches_max:
+                return False
+            return self._throttle.retry_wait(self._clock.monotonic()) <= 0
+
+    def _submit(self, batch: Batch) -> None:
+        if batch.events:
+            self._to_send.put(batch)
+        else:
+            self._finished.put((batch, _NOTHING_RESOLVED))  # only malformed or blank lines
+
+    # The sending threads.
+
+    def _send_all(self) -> None:
+        while (batch := self._to_send.get()) is not None:
+            answer = self._sender.send(batch.events)
+            if answer is None:
+                continue  # stopped: it is not recorded, so it is read or taken again at the next start
+            resolved = resolve(
+                batch.events,
+                answer.verdicts,
+                answer.reasons,
+                self._backoff,
+                self._clock.now_us(),
+                self._rng,
+            )
+            self._finished.put((batch, resolved))
+
+    # The recording thread.
+
+    def _record_all(self) -> None:
+        running = True
+        while running:
+            running, group = self._take_finished()
+            if group:
+                self._settle(self._recorder.record(group))
+                self._learn(group)
+                self._wake.set()
+
+    def _take_finished(self) -> tuple[bool, list[Finished]]:
+        """All that is finished, and what follows shortly. False with it if nothing will come any more."""
+        item = self._finished.get()
+        group: list[Finished] = []
+        deadline = self._clock.monotonic() + GATHER_COMMITS_S
+        enough = self._settings.batches_in_flight_max
+        while item is not None:
+            group.append(item)
+            left = deadline - self._clock.monotonic() if len(group) < enough else 0.0
+            try:
+                item = self._finished.get(timeout=left) if left > 0 else self._finished.get_nowait()
+            except Empty:
+                return True, group
+        return False, group
+
+    def _settle(self, recorded: list[Batch]) -> None:
+        with self._mutex:
+            for batch in recorded:
+                if batch is _FILES_CHANGED[0]:
+                    continue
+                if isinstance(batch, RetryBatch):
+                    self._retry_batches -= 1
+                    self._retry_events -= len(batch.events)
+                else:
+                    self._fresh_batches -= 1
+                    self._fresh_events -= len(batch.events) + len(batch.malformed)
+
+    def _learn(self, group: list[Finished]) -> None:
+        with self._mutex:
+            for batch, resolved in group:
+                again = 0 if resolved.retries is None else len(resolved.retries)
+                if isinstance(batch, FreshBatch):
+                    self._throttle.observe(len(batch.events), again)
+                    continue
+                self._throttle.observe_retry(again, self._clock.monotonic())
+                if 2 * again < len(batch.events):
+                    # Primaries are coming in: those that wait for a later try may well succeed now.
+                    self._early_retries = min(2 * len(batch.events), self._settings.batch_events_max)
+
+    def _wait_for_disk(self, tries: int) -> bool:
+        return self._stopping.wait(STORAGE_BACKOFF.delay_us(tries, self._rng) / 1e6)

@@ -1,0 +1,132 @@
+"""The rules of one batch (paper 3.2): what an answer of registry or joiner makes of an event. Pure.
+
+A batch's verdicts are a byte an event: a core.fates.Joined, or one of the dispatcher's own.
+"""
+
+import dataclasses
+import random
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dispatcher.backoff import Backoff
+from dispatcher.batches import Resolved
+from dispatcher.events import Events, Rows
+from dispatcher.latency import count_latencies, no_latencies
+from photon.core.errors import UnavailableError
+from photon.core.fates import Fate, Joined, Registered
+from photon.core.logwriter import DeadLetter
+
+Verdicts = npt.NDArray[np.uint8]
+
+REGISTERED: Final = 100
+"""The registry had the event before it was sent."""
+TOO_OLD: Final = 101
+"""The registry no longer remembers events of its time."""
+SEND: Final = 255
+"""No verdict yet."""
+
+_VERDICTS: Final = 256
+_FATES: Final = {
+    Joined.JOINED: Fate.JOINED,
+    Joined.DUPLICATE: Fate.DUPLICATE,
+    REGISTERED: Fate.DUPLICATE,
+    Joined.FILTERED: Fate.FILTERED,
+    Joined.EXPIRED: Fate.EXPIRED,
+    TOO_OLD: Fate.EXPIRED,
+    Joined.UNJOINABLE: Fate.UNJOINABLE,
+}
+_LETTERS: Final = {
+    Joined.FILTERED: "the adapter skipped it",
+    Joined.EXPIRED: "older than the registry remembers: a duplicate could not be told",
+    TOO_OLD: "older than the registry remembers: a duplicate could not be told",
+    Joined.UNJOINABLE: "its primary event was not found",
+}
+_RETRIES: Final = (Joined.RETRY_ABSENT, Joined.RETRY_UNAVAILABLE)
+
+
+def judge_lookup(registered: bytes, count: int) -> Verdicts:
+    """The registry's answer (core.fates.Registered) -> verdicts, SEND where the joiner must decide.
+
+    UnavailableError if it is no answer to `count` events.
+    """
+    column = np.frombuffer(registered, np.uint8)
+    if len(column) != count or (count and column.max() > max(Registered)):
+        raise UnavailableError(
+            f"the registry's answer to a lookup of {count} ids is not understood; "
+            "run the same version everywhere"
+        )
+    verdicts = np.full(count, SEND, np.uint8)
+    verdicts[column == Registered.PRESENT] = REGISTERED
+    verdicts[column == Registered.EXPIRED] = TOO_OLD
+    return verdicts
+
+
+def judge_join(outcomes: bytes, count: int) -> Verdicts:
+    """The joiner's answer as verdicts. UnavailableError if it is no answer to `count` events."""
+    column = np.frombuffer(outcomes, np.uint8)
+    if len(column) != count or (count and column.max() > max(Joined)):
+        raise UnavailableError(
+            f"the joiner's answer to a batch of {count} events is not understood; "
+            "run the same version everywhere"
+        )
+    return column
+
+
+def resolve(
+    events: Events,
+    verdicts: Verdicts,
+    reasons: Mapping[int, str],
+    backoff: Backoff,
+    now_us: int,
+    rng: random.Random,
+) -> Resolved:
+    """Verdicts -> fates, dead letters and retries. `now_us`: when the verdicts came."""
+    counts = np.bincount(verdicts, minlength=_VERDICTS).tolist()
+    fates: dict[Fate, int] = {}
+    for verdict, fate in _FATES.items():
+        if counts[verdict]:
+            fates[fate] = fates.get(fate, 0) + counts[verdict]
+    latencies = no_latencies()
+    if counts[Joined.JOINED]:
+        latencies = count_latencies(now_us - events.first_seen[verdicts == Joined.JOINED])
+    retries, due_us = _retries(events, verdicts, counts, backoff, now_us, rng)
+    assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
+    letters = _letters(events, verdicts, counts, reasons)
+    return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, due_us)
+
+
+def _letters(
+    events: Events, verdicts: Verdicts, counts: list[int], reasons: Mapping[int, str]
+) -> list[DeadLetter]:
+    if not any(counts[verdict] for verdict in _LETTERS):
+        return []
+    letters = []
+    for row in np.flatnonzero(np.isin(verdicts, list(_LETTERS))).tolist():
+        verdict = int(verdicts[row])
+        reason = reasons.get(row) or _LETTERS[verdict]
+        offset = int(events.offsets[row])
+        letters.append(DeadLetter(_FATES[verdict], reason, events.lines[row], events.name(row), offset))
+    return letters
+
+
+def _retries(
+    events: Events,
+    verdicts: Verdicts,
+    counts: list[int],
+    backoff: Backoff,
+    now_us: int,
+    rng: random.Random,
+) -> tuple[Events | None, npt.NDArray[np.int64]]:
+    if not any(counts[verdict] for verdict in _RETRIES):
+        return None, np.empty(0, np.int64)
+    rows: Rows = np.flatnonzero(np.isin(verdicts, _RETRIES))
+    kept = events.take(rows)
+    sends = kept.sends + np.uint32(1)
+    # One draw for all that were sent equally often: they fall due together and travel in one batch again.
+    distinct, place = np.unique(sends, return_inverse=True)
+    due = np.array([now_us + backoff.delay_us(int(s), rng) for s in distinct], np.int64)[place]
+    tries = kept.tries + (verdicts[rows] == Joined.RETRY_ABSENT).astype(np.uint32)
+    return dataclasses.replace(kept, tries=tries, sends=sends), due

@@ -1,0 +1,260 @@
+"""New lines of the foreign logs as batches, and how far each file is taken care of (paper 3.2)."""
+
+import bisect
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from dispatcher.batches import FreshBatch
+from dispatcher.events import NO_EVENTS, Events
+from dispatcher.offsets import OffsetTracker, Span
+from photon.core.clock import Clock
+from photon.core.errors import StorageError
+from photon.core.fates import Fate
+from photon.core.follow import LogFollower
+from photon.core.formats import ForeignBatch, LogFormat
+from photon.core.logfiles import Chunk, FileState
+from photon.core.logwriter import DeadLetter
+from photon.core.settings import Logs
+
+BATCH_BYTES_MAX: Final = 8 << 20
+"""Lines of a batch; a longer line goes alone. Keeps a message well under its limit."""
+
+_OVERSIZED_BYTES_KEPT: Final = 1024
+
+Part = tuple[FileState, Chunk]
+Starts = npt.NDArray[np.int64]
+
+
+class LogReader:
+    """Reads in one thread (`look`, `next_batch`); another says what is finished and asks for file states."""
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        spool: Path,
+        log_format: LogFormat,
+        settings: Logs,
+        batch_events_max: int,
+        clock: Clock,
+        states: Sequence[FileState],
+        drain: bool,
+        notice: Callable[[str], None],
+    ) -> None:
+        """`states`: of the files as the ledger knows them."""
+        self._follower = LogFollower(patterns, spool, settings, clock, states, drain, notice)
+        self._tracker = OffsetTracker({state.number: state.offset for state in states})
+        self._mutex = threading.Lock()  # over the two above
+        self._format = log_format
+        self._settings = settings
+        self._batch_events_max = batch_events_max
+        self._clock = clock
+        self._notice = notice
+        self._ready: deque[FreshBatch] = deque()
+        self._next_number = 0
+        self._poll_at = self._scan_at = float("-inf")
+        self._changed: set[int] = set()
+
+    @property
+    def caught_up(self) -> bool:
+        """All whole lines that are there were given out as batches."""
+        return self._follower.caught_up and not self._ready
+
+    def look(self) -> bool:
+        """Look for new and grown files, as often as the settings say. True if a file's state changed."""
+        now = self._clock.monotonic()
+        if now < self._poll_at:
+            return False
+        self._poll_at = now + self._settings.poll_interval_ms / 1000
+        changed: list[FileState] = []
+        with self._mutex:
+            if now >= self._scan_at:
+                try:
+                    changed = self._follower.scan_if_due()
+                except (OSError, StorageError) as error:
+                    self._notice(f"looking for foreign logs: {error}; tried again at the next scan")
+                    self._scan_at = now + self._settings.scan_interval_s
+            self._changed.update(state.number for state in changed)
+            self._follower.poll()
+        return bool(changed)
+
+    def next_batch(self) -> FreshBatch | None:
+        """The next unread lines, whatever few there are; None when all that is known is read."""
+        if not self._ready:
+            parts, oversized = self._gather()
+            if parts:
+                self._ready.extend(self._batches(parts))
+            if oversized is not None:
+                self._ready.append(self._oversized(*oversized))
+            with self._mutex:
+                for batch in self._ready:
+                    self._tracker.sent(batch.number, batch.spans)
+        return self._ready.popleft() if self._ready else None
+
+    def finished(self, batch: int) -> list[int]:
+        """The batches to be recorded now that this one is finished, in order."""
+        with self._mutex:
+            return self._tracker.finished(batch)
+
+    def states(self, files: Iterable[int]) -> list[FileState]:
+        """The states to record: of these files and of all that changed since the last call."""
+        with self._mutex:
+            numbers = sorted(self._changed.union(files))
+            self._changed.clear()
+            return [self._follower.advanced(number, self._tracker.offset(number)) for number in numbers]
+
+    def unended(self) -> dict[str, int]:
+        """Files whose last line is not whole -> its bytes so far."""
+        with self._mutex:
+            return {_shown(name): size for name, size in self._follower.unended().items()}
+
+    def unreadable(self) -> dict[str, str]:
+        """Files that can't be read now -> why. They don't count for `caught_up`."""
+        with self._mutex:
+            return {_shown(name): reason for name, reason in self._follower.unreadable.items()}
+
+    def _gather(self) -> tuple[list[Part], Part | None]:
+        """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
+        parts: list[Part] = []
+        size = 0
+        while size < self._settings.chunk_bytes:
+            with self._mutex:
+                part = self._follower.next_chunk()
+            if part is None:
+                break
+            if part[1].oversized:
+                return parts, part
+            parts.append(part)
+            size += len(part[1].data)
+        return parts, None
+
+    def _batches(self, parts: list[Part]) -> list[FreshBatch]:
+        now_us = self._clock.now_us()
+        data = parts[0][1].data if len(parts) == 1 else b"".join([chunk.data for _, chunk in parts])
+        layout = _Layout(parts)
+        parsed = self._format.parse_foreign(data)
+        letters = [
+            DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *layout.origin(bad.start))
+            for bad in parsed.malformed
+        ]
+        bad_starts = [bad.start for bad in parsed.malformed]
+        offsets = layout.offsets(parsed.starts)
+        batches = []
+        for low, high, start, end in self._cuts(parsed, len(data)):
+            events = _slice(parsed, offsets, low, high, now_us, *layout.names(parsed.starts, low, high))
+            bad = slice(bisect.bisect_left(bad_starts, start), bisect.bisect_left(bad_starts, end))
+            batches.append(FreshBatch(self._number(), events, letters[bad], layout.spans(start, end)))
+        return batches
+
+    def _cuts(self, parsed: ForeignBatch, length: int) -> list[tuple[int, int, int, int]]:
+        """Rows from, to and bytes from, to of each batch; other lines go with the events before them."""
+        starts = parsed.starts
+        cuts, low, start = [], 0, 0
+        while True:
+            high = min(low + self._batch_events_max, len(starts))
+            if high > low and int(starts[high - 1]) - int(starts[low]) > BATCH_BYTES_MAX:
+                high = max(low + 1, int(np.searchsorted(starts, starts[low] + BATCH_BYTES_MAX)))
+            end = int(starts[high]) if high < len(starts) else length
+            cuts.append((low, high, start, end))
+            if end == length:
+                return cuts
+            low, start = high, end
+
+    def _oversized(self, state: FileState, chunk: Chunk) -> FreshBatch:
+        length = chunk.end - chunk.start
+        reason = (
+            f"a line of {length} bytes is longer than 'logs.line_bytes_max' "
+            f"({self._settings.line_bytes_max}); here are its first bytes"
+        )
+        try:
+            with open(state.path, "rb", buffering=0) as file:
+                head = os.pread(file.fileno(), _OVERSIZED_BYTES_KEPT, chunk.start)
+        except OSError as error:
+            head, reason = b"", f"{reason}, but they can't be read again ({error.strerror})"
+        letter = DeadLetter(Fate.MALFORMED, reason, head, _shown(state.name), chunk.start)
+        span = Span(state.number, chunk.start, chunk.end)
+        return FreshBatch(self._number(), NO_EVENTS, [letter], (span,))
+
+    def _number(self) -> int:
+        self._next_number += 1
+        return self._next_number - 1
+
+
+class _Layout:
+    """Where the chunks of several files stand in the text that was made of them."""
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        lengths = [len(chunk.data) for _, chunk in parts]
+        self._ends: Starts = np.cumsum(lengths, dtype=np.int64)
+        self._bases = self._ends - lengths
+        self._names = [_shown(state.name) for state, _ in parts]
+        self._shift: Starts = np.array([chunk.start for _, chunk in parts], np.int64) - self._bases
+
+    def offsets(self, starts: Starts) -> Starts:
+        """Places in the text -> offsets in the files."""
+        if len(self._parts) == 1:
+            return starts + int(self._shift[0])
+        part = np.searchsorted(self._bases, starts, "right") - 1
+        return starts + self._shift[part]
+
+    def origin(self, start: int) -> tuple[str, int]:
+        part = int(np.searchsorted(self._bases, start, "right")) - 1
+        return self._names[part], start + int(self._shift[part])
+
+    def names(self, starts: Starts, low: int, high: int) -> tuple[list[str], list[int]]:
+        """Events.names and name_from of rows low to high."""
+        if len(self._parts) == 1 or low == high:
+            return self._names[:1], [0]
+        first, last = np.searchsorted(self._bases, (starts[low], starts[high - 1]), "right") - 1
+        rows = np.searchsorted(starts[low:high], self._bases[first : last + 1])
+        return self._names[first : last + 1], rows.tolist()
+
+    def spans(self, start: int, end: int) -> list[Span]:
+        """The bytes of the files that a piece of the text stands for."""
+        first = int(np.searchsorted(self._ends, start, "right"))
+        last = int(np.searchsorted(self._bases, end, "left"))
+        spans = []
+        for part in range(first, last):
+            state, chunk = self._parts[part]
+            shift, whole = int(self._shift[part]), end >= int(self._ends[part])
+            # A last line without its newline was given one, so the text may be longer than the file.
+            to = chunk.end if whole else end + shift
+            spans.append(Span(state.number, max(chunk.start, start + shift), to))
+        return spans
+
+
+def _slice(
+    parsed: ForeignBatch,
+    offsets: Starts,
+    low: int,
+    high: int,
+    now_us: int,
+    names: list[str],
+    name_from: list[int],
+) -> Events:
+    count = high - low
+    whole = count == len(parsed.lines)
+    return Events(
+        ids=parsed.ids[16 * low : 16 * high],
+        primary_ids=parsed.primary_ids[16 * low : 16 * high],
+        times=parsed.times[8 * low : 8 * high],
+        lines=parsed.lines if whole else parsed.lines[low:high],
+        tries=np.zeros(count, np.uint32),
+        sends=np.zeros(count, np.uint32),
+        first_seen=np.full(count, now_us, np.int64),
+        offsets=offsets[low:high],
+        names=names,
+        name_from=name_from,
+    )
+
+
+def _shown(name: str) -> str:
+    """A file's name as text; bytes that are no UTF-8 are replaced."""
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,0 +1,101 @@
+"""Sending one batch until each of its events has a verdict, through failures of the servers below.
+
+While no joiner answers, the batch is held here and sent again: as few batches are in flight, reading stops
+(back-pressure) and nothing need be written down. A joiner that fails whenever a certain event comes must
+not stop the others: a batch that keeps failing goes on in smaller parts until that event stands alone.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from dispatcher.backoff import Backoff
+from dispatcher.events import Events, Rows
+from dispatcher.pipeline import SEND, Verdicts, judge_join, judge_lookup
+from dispatcher.ports import Joiner, Registry
+from photon.core.clock import Clock
+from photon.core.errors import OverloadedError, UnavailableError
+from photon.core.fates import Joined
+
+HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
+HALVE_AFTER_FAILURES: Final = 8  # about 3 s of backoff: a joiner that was restarted is back by then
+LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
+
+
+@dataclass(slots=True)
+class Answer:
+    """Verdicts (N,) of a batch, and the reasons of some of its rows."""
+
+    verdicts: Verdicts
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+class Sender:
+    """Shared by all sending threads. `wait(seconds)` sleeps, and is true when it is time to stop."""
+
+    def __init__(
+        self,
+        registry: Registry | None,
+        joiner: Joiner,
+        clock: Clock,
+        rng: random.Random,
+        wait: Callable[[float], bool],
+        notice: Callable[[str], None],
+    ) -> None:
+        """`registry`: None to send without looking up first."""
+        self._registry = registry
+        self._joiner = joiner
+        self._clock = clock
+        self._rng = rng
+        self._wait = wait
+        self._notice = notice
+        self._lookup_at = float("-inf")
+
+    def send(self, events: Events) -> Answer | None:
+        """Verdicts of all events; None if it was time to stop before: then nothing is known of any."""
+        answer = Answer(self._look_up(events))
+        rows = np.flatnonzero(answer.verdicts == SEND)
+        if not len(rows):
+            return answer
+        unsent = events.take(rows)
+        position, size, failures, strikes = 0, len(rows), 0, 0
+        while position < len(rows):
+            part = rows[position : position + size]
+            try:
+                self._join(answer, part, unsent.take(np.arange(position, position + len(part))))
+            except UnavailableError as error:
+                failures += 1
+                strikes += not isinstance(error, OverloadedError)
+                self._notice(f"joiner: {error}; sent again until it answers")
+                if strikes >= HALVE_AFTER_FAILURES:
+                    if len(part) == 1:
+                        answer.verdicts[part] = Joined.RETRY_UNAVAILABLE
+                        position += 1
+                    size = max(1, len(part) // 2)
+                if self._wait(HELD_BACKOFF.delay_us(failures, self._rng) / 1e6):
+                    return None
+            else:
+                position += len(part)
+                size = min(2 * size, len(rows))
+                failures = 0
+        return answer
+
+    def _look_up(self, events: Events) -> Verdicts:
+        """A lookup only saves work: when it fails, the joiner finds the duplicates itself."""
+        if self._registry is not None and self._clock.monotonic() >= self._lookup_at:
+            try:
+                registered = self._registry.lookup(events.ids, events.times)
+                return judge_lookup(registered, len(events))
+            except UnavailableError as error:
+                self._notice(f"registry: {error}; events are sent without looking them up")
+                self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S
+        return np.full(len(events), SEND, np.uint8)
+
+    def _join(self, answer: Answer, rows: Rows, part: Events) -> None:
+        said = self._joiner.join(part.columns())
+        answer.verdicts[rows] = judge_join(said.outcomes, len(part))
+        if said.reasons:
+            answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())

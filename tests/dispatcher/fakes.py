@@ -1,0 +1,203 @@
+"""A registry and a joiner in memory, log lines, and a dispatcher set up for a test."""
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from dispatcher.events import Events
+from dispatcher.server import DispatcherServer
+from joiner.client import ForeignColumns
+from photon.core.clock import SystemClock
+from photon.core.columns import split_ids, split_lines
+from photon.core.fates import Joined, Registered
+from photon.core.settings import Settings, parse_settings
+
+
+def click(number: int) -> dict:
+    return {"id": f"click-{number}", "primary_id": f"query-{number}", "ts_us": 1_000_000 + number}
+
+
+def lines(events: Iterable[object]) -> bytes:
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+def clicks(low: int, high: int) -> bytes:
+    return lines(click(number) for number in range(low, high))
+
+
+def click_number(line: bytes) -> int:
+    return int(json.loads(line)["id"].removeprefix("click-"))
+
+
+class FakeRegistry:
+    def __init__(self) -> None:
+        self.present: set[bytes] = set()
+        self.expired: set[bytes] = set()
+        self.fails: Exception | None = None
+        self.calls = 0
+
+    def lookup(self, ids: bytes, times: bytes) -> bytes:
+        assert len(ids) == 2 * len(times)
+        self.calls += 1
+        if self.fails is not None:
+            raise self.fails
+        return bytes(
+            Registered.PRESENT
+            if key in self.present
+            else Registered.EXPIRED
+            if key in self.expired
+            else Registered.ABSENT
+            for key in split_ids(ids)
+        )
+
+
+@dataclass
+class Outcomes:
+    outcomes: bytes
+    reasons: dict[int, str] = field(default_factory=dict)
+
+
+Answer = tuple[Joined, str | None]
+
+
+def always_joined(_line: bytes, _tries: int) -> Answer:
+    return Joined.JOINED, None
+
+
+class FakeJoiner:
+    """`answer(line, tries)` decides of an event, `before(batch)` may raise or wait."""
+
+    def __init__(
+        self,
+        answer: Callable[[bytes, int], Answer] = always_joined,
+        before: Callable[[list[bytes]], None] = lambda _: None,
+        registry: FakeRegistry | None = None,
+    ) -> None:
+        self.answer = answer
+        self.before = before
+        self.registry = registry
+        self.handed = Counter[bytes]()
+        self.joined = Counter[bytes]()
+        self.batches: list[int] = []
+        self.sent_at: list[tuple[float, list[bytes]]] = []
+        self._mutex = threading.Lock()
+
+    def join(self, batch: ForeignColumns) -> Outcomes:
+        events = split_lines(batch.events)
+        count = len(events)
+        assert len(batch.ids) == len(batch.primary_ids) == 16 * count
+        assert len(batch.times) == len(batch.first_seen) == 8 * count
+        tries = memoryview(batch.tries).cast("I")
+        assert len(tries) == count
+        self.before(events)
+        with self._mutex:
+            self.sent_at.append((time.monotonic(), events))
+            self.batches.append(count)
+            self.handed.update(events)
+            outcomes, reasons = bytearray(), {}
+            for row, (key, line) in enumerate(zip(split_ids(batch.ids), events, strict=True)):
+                outcome, reason = self.answer(line, tries[row])
+                if outcome is Joined.JOINED and self.registry is not None:
+                    if key in self.registry.present:
+                        outcome = Joined.DUPLICATE
+                    self.registry.present.add(key)
+                if outcome is Joined.JOINED:
+                    self.joined[line] += 1
+                outcomes.append(outcome)
+                if reason is not None:
+                    reasons[row] = reason
+        return Outcomes(bytes(outcomes), reasons)
+
+
+def fast_settings(**dispatcher: object) -> Settings:
+    return parse_settings(
+        {
+            "logs": {"scan_interval_s": 0.05, "poll_interval_ms": 5},
+            "dispatcher": {"retry_delay_ms_min": 2, "retry_delay_ms_max": 20} | dispatcher,
+        }
+    )
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about in time"
+        time.sleep(0.005)
+
+
+class Site:
+    """A directory with foreign logs in `logs`, and dispatchers over them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.logs = root / "logs"
+        self.logs.mkdir(exist_ok=True)
+        self.dead_letters = root / "dead-letters"
+        self.registry = FakeRegistry()
+        self.joiner = FakeJoiner()
+
+    def server(
+        self,
+        settings: Settings | None = None,
+        drain: bool = False,
+        patterns: Sequence[str] | None = None,
+        seed: int = 1,
+    ) -> DispatcherServer:
+        return DispatcherServer(
+            settings or fast_settings(),
+            "d0",
+            "dc0",
+            "127.0.0.1:0",
+            self.root / "state",
+            patterns or [str(self.logs / "*.jsonl")],
+            self.dead_letters,
+            self.registry,
+            self.joiner,
+            SystemClock(),
+            random.Random(seed),
+            drain,
+        )
+
+    def drain(self, settings: Settings | None = None, seconds: float = 20.0) -> dict:
+        """Run until all is drained; the last status."""
+        server = self.server(settings, drain=True)
+        server.start()
+        try:
+            until(lambda: server.wait(0) or server.status()["drained"], seconds)
+            return server.status()
+        finally:
+            server.stop()
+
+    def letters(self) -> list[dict]:
+        files = sorted(self.dead_letters.glob("foreign-*.jsonl"))
+        return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+def adds_up(status: dict) -> bool:
+    return status["foreign_events"] == sum(status["fates"].values()) + status["pending"]
+
+
+def some_events(count: int, tries: int = 0, names: int = 2, first: int = 0) -> Events:
+    """Events of several files, as a reader makes them."""
+    rows = [json.dumps(click(first + number)).encode() for number in range(count)]
+    ids = [number.to_bytes(16, "big") for number in range(first, first + count)]
+    steps = np.linspace(0, count, names, endpoint=False).astype(int).tolist()
+    return Events(
+        ids=b"".join(ids),
+        primary_ids=b"".join(key[::-1] for key in ids),
+        times=np.arange(-5, count - 5, dtype="<i8").tobytes(),
+        lines=rows,
+        tries=np.full(count, tries, np.uint32),
+        sends=np.zeros(count, np.uint32),
+        first_seen=np.full(count, 1_000, np.int64),
+        offsets=np.arange(count, dtype=np.int64) * 100,
+        names=[f"logs/file-ü{name}.jsonl" for name in range(names)],
+        name_from=steps,
+    )

@@ -1,0 +1,413 @@
+"""A whole dispatcher over real files and a real ledger, with a registry and a joiner in memory."""
+
+import os
+import random
+import resource
+import threading
+import time
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from dispatcher.client import DispatcherClient
+from photon.core.errors import LockedError, OverloadedError, UnavailableError, UsageError
+from photon.core.fates import Joined
+from photon.core.ids import IdPacker
+from photon.core.settings import parse_settings
+from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, lines, until
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def running(site):
+    """Starts dispatchers over the site and stops them at the end."""
+    servers = []
+
+    def start(*args, **kwargs):
+        server = site.server(*args, **kwargs)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        if not server.wait(0):
+            server.stop()
+
+
+class Moody:
+    """Answers by the dice, but always the same kind of end for a line."""
+
+    ENDS = (Joined.JOINED, Joined.DUPLICATE, Joined.FILTERED, Joined.EXPIRED, Joined.UNJOINABLE)
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.said = Counter()
+
+    def answer(self, line, _tries):
+        dice = self.rng.random()
+        if dice < 0.3:
+            return (Joined.RETRY_ABSENT if dice < 0.2 else Joined.RETRY_UNAVAILABLE), None
+        end = self.ENDS[click_number(line) % len(self.ENDS)]
+        self.said[end] += 1
+        return end, None
+
+    def before(self, _events):
+        dice = self.rng.random()
+        if dice < 0.1:
+            raise UnavailableError("connection reset")
+        if dice < 0.2:
+            raise OverloadedError("too much in flight")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_joiner_answers_each_line_gets_one_fate(site, seed):
+    moody = Moody(seed)
+    site.joiner.answer, site.joiner.before = moody.answer, moody.before
+    for number in range(5):
+        text = clicks(number * 300, number * 300 + 300)
+        (site.logs / f"{number}.jsonl").write_bytes(text[:500] + b"\nnot json\n" + text[500:])
+    status = site.drain(fast_settings(batch_events_max=64, batches_in_flight_max=4))
+    cut = 5 * 2  # each bad line broke a good one: both halves are malformed
+    fates = status["fates"]
+    assert adds_up(status) and status["pending"] == 0 and status["in_flight"] == 0
+    assert status["foreign_events"] == sum(fates.values()) == 1500 - 5 + cut + 5
+    said = {end.name.lower(): count for end, count in moody.said.items()}
+    assert {name: count for name, count in fates.items() if name != "malformed"} == said
+    assert status["wasted_joins"] == said["duplicate"]
+    assert sum(status["latency_us"]["counts"]) == said["joined"]
+    letters = Counter(letter["fate"] for letter in site.letters())
+    assert letters == {n: c for n, c in fates.items() if n not in ("joined", "duplicate")}
+    for letter in site.letters():
+        rest = Path(letter["file"]).read_bytes()[letter["offset"] :]
+        if letter["fate"] != "malformed":
+            assert rest.startswith(lines([letter["event"]]).rstrip())
+
+
+def test_what_is_in_the_registry_is_not_sent_again(site):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    ids = IdPacker(b"photon").pack([f"click-{n}" for n in range(10)])
+    site.registry.present = {ids[16 * n : 16 * n + 16] for n in range(4)}
+    site.registry.expired = {ids[16 * 4 : 16 * 5]}
+    status = site.drain()
+    assert (status["fates"]["duplicate"], status["fates"]["joined"], status["fates"]["expired"]) == (4, 5, 1)
+    assert status["registered"] == 9 and status["wasted_joins"] == 0
+    assert sorted(map(click_number, site.joiner.handed)) == list(range(5, 10))
+
+
+def test_without_the_lookup_the_registry_is_not_asked(site):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    assert site.drain(fast_settings(lookup_before_send=False))["fates"]["joined"] == 10
+    assert site.registry.calls == 0
+
+
+def test_run_again_over_the_same_directory_it_reads_only_what_is_new(site):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 100))
+    site.drain()
+    with (site.logs / "a.jsonl").open("ab") as file:
+        file.write(clicks(100, 130))
+    status = site.drain()
+    assert status["foreign_events"] == status["fates"]["joined"] == 130
+    assert set(site.joiner.handed.values()) == {1} and len(site.joiner.handed) == 130
+
+
+def test_lines_are_sent_as_they_are_written_and_a_torn_one_when_it_is_whole(site, running):
+    path = site.logs / "a.jsonl"
+    server = running()
+    with path.open("ab", buffering=0) as file:
+        for number in range(50):
+            text = clicks(number, number + 1)
+            file.write(text[:20])
+            until(lambda: server.status()["unended"] == {str(path): 20})
+            file.write(text[20:])
+            until(lambda: len(site.joiner.handed) == number + 1)
+    until(lambda: server.status()["fates"]["joined"] == 50)
+    assert server.status()["fates"]["malformed"] == 0
+
+
+def test_a_line_written_is_sent_within_tens_of_milliseconds(site, running):
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 1))
+    server = running(parse_settings({}))
+    until(lambda: server.status()["fates"]["joined"] == 1)
+    waits = []
+    with path.open("ab", buffering=0) as file:
+        for number in range(1, 21):
+            written = time.monotonic()
+            file.write(clicks(number, number + 1))
+            until(lambda: len(site.joiner.sent_at) == number + 1)
+            waits.append(site.joiner.sent_at[-1][0] - written)
+    assert sorted(waits)[10] < 0.05
+
+
+def test_a_click_whose_query_is_a_moment_late_joins_within_tens_of_milliseconds(site, running):
+    path = site.logs / "a.jsonl"
+    path.write_bytes(b"")
+    first: dict[bytes, float] = {}
+    took: list[float] = []
+
+    def late(line, _tries):
+        now = time.monotonic()
+        if now - first.setdefault(line, now) < 0.03:
+            return Joined.RETRY_ABSENT, None
+        took.append(now - first[line])
+        return Joined.JOINED, None
+
+    site.joiner.answer = late
+    running(parse_settings({}))
+    with path.open("ab", buffering=0) as file:
+        for number in range(10):
+            file.write(clicks(number, number + 1))
+            until(lambda: len(took) == number + 1)
+    assert sorted(took)[5] < 0.15
+
+
+def test_a_file_that_is_rotated_by_renaming_goes_on_where_it_was(site, running):
+    server = running()
+    current = site.logs / "current.jsonl"
+    for round_ in range(4):
+        current.write_bytes(clicks(round_ * 10, round_ * 10 + 5))
+        until(lambda: server.status()["fates"]["joined"] == round_ * 10 + 5)
+        with current.open("ab") as file:
+            current.rename(site.logs / f"old-{round_}.jsonl")
+            file.write(clicks(round_ * 10 + 5, round_ * 10 + 10))
+        until(lambda: server.status()["fates"]["joined"] == round_ * 10 + 10)
+    assert set(site.joiner.handed.values()) == {1}
+
+
+@pytest.mark.parametrize("how", ["truncated", "replaced"])
+def test_a_file_that_shrank_or_was_replaced_is_read_again_and_that_is_told(site, running, how):
+    server = running()
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 20))
+    until(lambda: server.status()["fates"]["joined"] == 20)
+    if how == "truncated":
+        path.write_bytes(clicks(100, 110))
+    else:
+        (site.root / "new").write_bytes(clicks(100, 110))
+        (site.root / "new").rename(path)
+    until(lambda: server.status()["fates"]["joined"] == 30)
+    assert any("a.jsonl" in notice for notice in server.status()["notices"])
+    assert adds_up(server.status())
+
+
+def test_an_empty_file_and_blank_lines_are_no_events(site):
+    (site.logs / "empty.jsonl").write_bytes(b"")
+    (site.logs / "blank.jsonl").write_bytes(b"\n\n  \n\n")
+    (site.logs / "some.jsonl").write_bytes(b"\n" + clicks(0, 1) + b"\n\n" + clicks(1, 2) + b"\n")
+    assert site.drain()["foreign_events"] == 2
+
+
+def test_draining_ends_though_a_last_line_is_not_whole_and_tells_of_it(site):
+    (site.logs / "whole.jsonl").write_bytes(clicks(0, 3).rstrip(b"\n"))
+    (site.logs / "torn.jsonl").write_bytes(clicks(3, 5)[:-9])
+    status = site.drain()
+    assert status["foreign_events"] == 4
+    assert status["unended"] == {str(site.logs / "torn.jsonl"): len(clicks(4, 5)) - 9}
+
+
+def test_a_directory_that_is_not_there_is_named(site):
+    with pytest.raises(UsageError, match=r"no such directory: .*/absent"):
+        site.server(patterns=[str(site.root / "absent" / "*.jsonl")])
+
+
+def test_two_dispatchers_do_not_share_a_directory(site, running):
+    running()
+    with pytest.raises(LockedError):
+        site.server()
+
+
+def test_malformed_lines_are_dead_letters_with_file_and_offset_and_the_rest_goes_on(site):
+    bad = [
+        b"{",
+        b"\xff\xfe",
+        b'{"id":1}',
+        b'{"id":"a","primary_id":"b"}',
+        b"[]",
+        b'{"id":"a\xff","primary_id":"b"}',
+    ]
+    text, places = b"", []
+    for number, line in enumerate(bad):
+        text += clicks(number, number + 1)
+        places.append(len(text))
+        text += line + b"\n"
+    (site.logs / "a.jsonl").write_bytes(text)
+    status = site.drain()
+    assert (status["fates"]["malformed"], status["fates"]["joined"]) == (len(bad), len(bad))
+    letters = site.letters()
+    assert [letter["offset"] for letter in letters] == places
+    assert {letter["file"] for letter in letters} == {str(site.logs / "a.jsonl")}
+    assert letters[1]["event_base64"] == "//4="
+    assert "ts_us" in letters[3]["reason"]
+
+
+def test_a_file_name_that_is_no_utf8_does_no_harm(site):
+    with open(os.fsencode(site.logs) + b"/\xff.jsonl", "wb") as file:
+        file.write(clicks(0, 3) + b"bad\n")
+    site.joiner.answer = lambda _line, tries: (Joined.RETRY_ABSENT if tries < 2 else Joined.FILTERED, None)
+    status = site.drain()
+    assert (status["fates"]["filtered"], status["fates"]["malformed"]) == (3, 1)
+    assert {letter["file"][-7:] for letter in site.letters()} == {"\ufffd.jsonl"}
+    assert site.drain()["foreign_events"] == 4
+
+
+def test_retries_wait_longer_and_longer_and_tell_the_joiner_how_often_the_primary_was_not_there(site):
+    seen: dict[bytes, list[float]] = {}
+
+    def answer(line, tries):
+        at = seen.setdefault(line, [])
+        assert tries == len(at)
+        at.append(time.monotonic())
+        return (Joined.JOINED if tries == 5 else Joined.RETRY_ABSENT), None
+
+    site.joiner.answer = answer
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 3))
+    status = site.drain(fast_settings(retry_delay_ms_min=20, retry_delay_ms_max=80))
+    assert status["fates"]["joined"] == 3
+    for at in seen.values():
+        gaps = [b - a for a, b in pairwise(at)]
+        assert all(gap >= least for gap, least in zip(gaps, [0.005, 0.015, 0.035, 0.035, 0.035], strict=True))
+
+
+def test_a_poison_event_does_not_block_the_others(site, running):
+    def before(events):
+        if any(click_number(line) == 77 for line in events):
+            raise UnavailableError("the joiner died")
+
+    site.joiner.before = before
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 500))
+    server = running()
+    until(lambda: server.status()["fates"]["joined"] == 499, 30)
+    with (site.logs / "a.jsonl").open("ab") as file:
+        file.write(clicks(500, 600))
+    until(lambda: server.status()["fates"]["joined"] == 599, 30)
+    assert server.status()["pending"] == 1
+    assert any("the joiner died" in notice for notice in server.status()["notices"])
+
+
+def test_reading_stops_while_no_joiner_answers_and_goes_on_after(site, running):
+    down = threading.Event()
+    down.set()
+
+    def before(_events):
+        if down.is_set():
+            raise UnavailableError("connection refused")
+
+    site.joiner.before = before
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 20_000))
+    server = running(fast_settings(batch_events_max=100, batches_in_flight_max=3))
+    until(lambda: server.status()["in_flight"] == 600)
+    time.sleep(0.2)
+    assert (server.status()["in_flight"], server.status()["pending"]) == (600, 0)
+    down.clear()
+    until(lambda: server.status()["fates"]["joined"] == 20_000)
+
+
+def test_reading_pauses_when_the_retry_queue_is_full_and_goes_on_as_it_empties(site, running):
+    open_ = threading.Event()
+    site.joiner.answer = lambda _line, _tries: (
+        Joined.JOINED if open_.is_set() else Joined.RETRY_ABSENT,
+        None,
+    )
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 5_000))
+    server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, retry_queue_events_max=300))
+    until(lambda: server.status()["pending"] >= 300)
+    time.sleep(0.3)
+    assert 300 <= server.status()["pending"] <= 300 + 4 * 50
+    open_.set()
+    until(lambda: server.status()["fates"]["joined"] == 5_000)
+
+
+def test_stopping_records_what_is_under_way_and_the_next_start_goes_on(site, running):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 30_000))
+    for _ in range(4):
+        server = running(fast_settings(batch_events_max=100))
+        before = len(site.joiner.handed)
+        until(lambda: len(site.joiner.handed) > before + 1_000)
+        server.stop()
+        assert server.wait(0)
+    assert site.drain()["fates"]["joined"] == 30_000
+    assert set(site.joiner.handed.values()) == {1}
+
+
+def test_stopping_while_no_joiner_answers_takes_a_moment_and_loses_nothing(site, running):
+    def refuse(_events):
+        raise UnavailableError("gone")
+
+    site.joiner.before = refuse
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 1_000))
+    server = running()
+    until(lambda: server.status()["in_flight"])
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < 2
+    site.joiner.before = lambda _: None
+    assert site.drain()["fates"]["joined"] == 1_000
+
+
+def test_a_full_disk_is_told_and_work_goes_on_when_there_is_space(site, running):
+    site.joiner.answer = lambda line, tries: (
+        Joined.RETRY_ABSENT if tries < 2 else Joined.FILTERED if click_number(line) % 2 else Joined.JOINED,
+        None,
+    )
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 20_000))
+    server = running(fast_settings(retry_delay_ms_max=10))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        until(lambda: server.status()["storage_error"])
+        assert "nothing is lost" in server.status()["storage_error"]
+        assert adds_up(server.status())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    until(lambda: sum(server.status()["fates"].values()) == 20_000, 30)
+    assert server.status()["storage_error"] is None
+    assert server.status()["fates"]["filtered"] == len(site.letters()) == 10_000
+    assert len({letter["offset"] for letter in site.letters()}) == 10_000
+
+
+def test_a_state_that_outgrows_its_bound_is_told_and_goes_on_with_a_larger_one(site, running):
+    site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 20_000))
+    server = running(fast_settings(state_bytes_max=1 << 20))
+    until(lambda: server.status()["storage_error"])
+    assert "dispatcher.state_bytes_max" in server.status()["storage_error"]
+    server.stop()
+    site.joiner.answer = lambda _line, _tries: (Joined.JOINED, None)
+    assert site.drain()["fates"]["joined"] == 20_000
+
+
+def test_an_unexpected_failure_ends_the_dispatcher_instead_of_a_thread(site, running):
+    def broken(_events):
+        raise ZeroDivisionError
+
+    site.joiner.before = broken
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    server = site.server()
+    server.start()
+    with pytest.raises(ZeroDivisionError):
+        server.wait(10)
+    server.stop()
+    site.joiner.before = lambda _: None
+    assert site.drain()["fates"]["joined"] == 10
+
+
+def test_status_is_served(site, running):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    server = running(drain=True)
+    client = DispatcherClient(server.address)
+    until(lambda: client.status()["drained"])
+    status = client.status()
+    assert status["fates"]["joined"] == status["registered"] == 10
+    assert len(status["latency_us"]["counts"]) == len(status["latency_us"]["edges"]) + 1
+    assert status.keys() >= {"in_flight", "notices", "pending", "storage_error", "unended", "wasted_joins"}
+    client.close()
+    with pytest.raises(UnavailableError, match=r"dispatcher 127\.0\.0\.1:1"):
+        DispatcherClient("127.0.0.1:1", 2.0).status()

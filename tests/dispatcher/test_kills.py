@@ -1,0 +1,178 @@
+"""A dispatcher process killed again and again: every line at least once, and the ledger always adds up."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from dispatcher.ledger import Ledger
+from joiner.client import ForeignColumns
+from photon.core.fates import Fate, Joined
+from photon.wire import idregistry_pb2, idregistry_pb2_grpc, joiner_pb2, joiner_pb2_grpc
+from photon.wire.rpc import Server
+from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, Site, click_number, clicks
+
+pytestmark = pytest.mark.cluster
+
+REPOSITORY = Path(__file__).parents[2]
+FILES = 3
+KILLS = 8
+
+
+class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistryServicer):
+    """The fakes of the tests, over real gRPC."""
+
+    def __init__(self, joiner: FakeJoiner, registry: FakeRegistry) -> None:
+        self.joiner, self.registry = joiner, registry
+
+    def Join(self, request, context):
+        said = self.joiner.join(
+            ForeignColumns(
+                request.ids,
+                request.primary_ids,
+                request.times,
+                request.events,
+                request.tries,
+                request.first_seen,
+            )
+        )
+        return joiner_pb2.JoinResponse(
+            outcomes=said.outcomes, reason_rows=list(said.reasons), reasons=list(said.reasons.values())
+        )
+
+    def Lookup(self, request, context):
+        return idregistry_pb2.LookupResponse(outcomes=self.registry.lookup(request.ids, request.times))
+
+
+@pytest.fixture
+def backends():
+    """Serves a joiner and a registry that remember, with a mind of their own about each line."""
+    rng = random.Random(11)
+    registry = FakeRegistry()
+
+    def answer(line, _tries):
+        if rng.random() < 0.3:
+            return Joined.RETRY_ABSENT, None
+        return (Joined.FILTERED if click_number(line) % 7 == 0 else Joined.JOINED), "a robot"
+
+    joiner = FakeJoiner(answer, registry=registry)
+    server = Server("127.0.0.1:0", 8)
+    servicer = Backends(joiner, registry)
+    server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, servicer, "photon.joiner.v1.Joiner")
+    server.add(
+        idregistry_pb2_grpc.add_IdRegistryServicer_to_server, servicer, "photon.idregistry.v1.IdRegistry"
+    )
+    server.start()
+    yield joiner, server.listen
+    server.stop(0.1)
+
+
+class Writer(threading.Thread):
+    """Writes clicks to growing files, each write ending in the middle of a line, now and then a bad one."""
+
+    def __init__(self, logs: Path) -> None:
+        super().__init__()
+        self.logs = logs
+        self.stopping = threading.Event()
+        self.bad = 0
+        self.written = 0
+
+    def run(self) -> None:
+        files = [(self.logs / f"{number}.jsonl").open("ab", buffering=0) for number in range(FILES)]
+        tails = [b""] * FILES
+        while not self.stopping.is_set():
+            turn = self.written % FILES
+            text = clicks(self.written * 20, self.written * 20 + 20)
+            if self.written % 5 == 0:
+                text += b'{"id": "no primary", "ts_us": 1}\n'
+                self.bad += 1
+            text = tails[turn] + text
+            files[turn].write(text[:-15])
+            tails[turn] = text[-15:]
+            self.written += 1
+            self.stopping.wait(0.004)
+        for file, tail in zip(files, tails, strict=True):
+            file.write(tail)
+            file.close()
+
+
+def start(site: Site, address: str, seed: int, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "tests.dispatcher.child", str(site.root), address, address, str(seed)]
+    return subprocess.Popen([*command, *more], cwd=REPOSITORY)
+
+
+def check_ledger(site: Site) -> int:
+    """Counted are exactly the lines before the recorded offsets; each has a fate or waits. Their number."""
+    ledger = Ledger(site.root / "state", site.dead_letters, 1 << 30)
+    try:
+        passed = sum(Path(f.path).read_bytes()[: f.offset].count(b"\n") for f in ledger.files())
+        waiting = len(ledger.retries_from(bytes(16), lambda _: True, 1 << 30))
+        totals = ledger.totals
+    finally:
+        ledger.close()
+    assert totals.foreign_events == passed == sum(totals.fates.values()) + waiting
+    kept = totals.fates[Fate.FILTERED] + totals.fates[Fate.MALFORMED]
+    assert len(site.letters()) == kept
+    return passed
+
+
+def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_path, backends):
+    joiner, address = backends
+    site = Site(tmp_path)
+    rng = random.Random(5)
+    writer = Writer(site.logs)
+    writer.start()
+    try:
+        passed = 0
+        for kill in range(KILLS):
+            process = start(site, address, kill)
+            handed = sum(joiner.handed.values())
+            deadline = time.monotonic() + 20
+            while sum(joiner.handed.values()) == handed and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(rng.random() * 0.25)
+            os.kill(process.pid, signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            before, passed = passed, check_ledger(site)
+            assert passed >= before
+    finally:
+        writer.stopping.set()
+        writer.join()
+    process = start(site, address, 99, "drain")
+    assert process.wait(40) == 0
+
+    total = writer.written * 20
+    assert check_ledger(site) == total + writer.bad
+    assert {click_number(line) for line in joiner.handed} == set(range(total))
+    assert set(joiner.joined.values()) == {1}
+    assert {click_number(line) for line in joiner.joined} == {n for n in range(total) if n % 7}
+    letters = Counter((letter["fate"], letter["file"], letter["offset"]) for letter in site.letters())
+    assert set(letters.values()) == {1}
+    assert Counter(fate for fate, _, _ in letters) == {
+        "filtered": len(range(0, total, 7)),
+        "malformed": writer.bad,
+    }
+
+
+def test_a_terminated_dispatcher_records_what_is_under_way_and_exits_with_status_0(tmp_path, backends):
+    joiner, address = backends
+    site = Site(tmp_path)
+    (site.logs / "0.jsonl").write_bytes(clicks(0, 20_000))
+    process = start(site, address, 1)
+    deadline = time.monotonic() + 20
+    while not joiner.handed and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(20) == 0
+    passed = check_ledger(site)
+    assert 0 < passed < 20_000
+    assert start(site, address, 2, "drain").wait(40) == 0
+    assert set(Counter(line for line in joiner.joined).values()) == {1}
+    assert check_ledger(site) == 20_000

@@ -1,0 +1,182 @@
+"""The durable state: what one transaction holds, and what a crash leaves."""
+
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from dispatcher.latency import BUCKETS
+from dispatcher.ledger import Entry, Ledger, Totals
+from dispatcher.retry_entries import pack_keys, pack_values
+from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
+from photon.core.fates import Fate
+from photon.core.logfiles import FileState
+from tests.dispatcher.fakes import some_events
+
+ROOMY = 1 << 30
+
+
+def totals(events: int, **fates: int) -> Totals:
+    return Totals(events, {Fate(name): count for name, count in fates.items()}, 0, [0] * BUCKETS)
+
+
+def waiting(count: int, due_us: int = 5_000, **kwargs) -> dict:
+    events = some_events(count, **kwargs)
+    due = np.full(count, due_us)
+    return {"retries": pack_values(events), "retries_due": lambda sequence: pack_keys(due, sequence)}
+
+
+@pytest.fixture
+def opened(tmp_path):
+    ledgers = []
+
+    def open_(bytes_max: int = ROOMY) -> Ledger:
+        while ledgers:
+            ledgers.pop().close()
+        ledgers.append(Ledger(tmp_path / "state", tmp_path / "dead", bytes_max))
+        return ledgers[-1]
+
+    yield open_
+    while ledgers:
+        ledgers.pop().close()
+
+
+def dead(tmp_path) -> bytes:
+    return b"".join(file.read_bytes() for file in sorted((tmp_path / "dead").glob("*.jsonl")))
+
+
+def everything(ledger: Ledger) -> list:
+    return ledger.retries_from(bytes(16), lambda _: True, 1 << 30)
+
+
+def test_what_was_recorded_is_there_after_reopening(opened, tmp_path):
+    ledger = opened()
+    file = FileState(3, "/logs/\udcff.jsonl", "\udcff.jsonl", 64769, 1 << 40, 77, 5, b"\x00\xff" * 8)
+    keys = ledger.record(Entry([file], totals(9, joined=4, filtered=2), b"one\ntwo\n", **waiting(3)))
+    ledger.record(Entry([], totals(0, joined=1), retries_removed=keys[:1]))
+    ledger = opened()
+    assert ledger.files() == [file]
+    assert ledger.totals.fates[Fate.JOINED] == 5
+    assert (ledger.totals.foreign_events, ledger.pending) == (9, 2)
+    assert [key for key, _ in everything(ledger)] == keys[1:]
+    assert dead(tmp_path) == b"one\ntwo\n"
+
+
+def test_keys_are_never_given_twice_though_due_at_the_same_moment(opened):
+    keys = opened().record(Entry([], totals(2), **waiting(2)))
+    keys += opened().record(Entry([], totals(2), **waiting(2)))
+    assert len(set(keys)) == 4
+
+
+def test_counts_that_do_not_add_up_are_not_committed(opened):
+    ledger = opened()
+    with pytest.raises(CorruptStateError, match="3 events read, but 1 have a fate and 1 wait"):
+        ledger.record(Entry([], totals(3, joined=1), **waiting(1)))
+    assert ledger.totals.foreign_events == 0
+    assert everything(opened()) == []
+
+
+def test_files_that_are_gone_are_forgotten_at_the_next_start(opened):
+    opened().record(Entry([FileState(0, "a", "a", 1, 1, gone=True), FileState(1, "b", "b", 1, 2)], totals(0)))
+    assert [state.number for state in opened().files()] == [1]
+    assert [state.number for state in opened().files()] == [1]
+
+
+def test_dead_letters_after_the_last_counted_one_are_cut_at_start(opened, tmp_path):
+    opened().record(Entry([], totals(1, filtered=1), b"counted\n"))
+    opened()
+    with (tmp_path / "dead" / "foreign-000000.jsonl").open("ab") as file:
+        file.write(b"not counted\ntorn")
+    (tmp_path / "dead" / "foreign-000001.jsonl").write_bytes(b"nor this\n")
+    opened().record(Entry([], totals(1, filtered=1), b"next\n"))
+    assert dead(tmp_path) == b"counted\nnext\n"
+
+
+def test_dead_letters_older_than_the_ledger_are_kept(opened, tmp_path):
+    (tmp_path / "dead").mkdir()
+    (tmp_path / "dead" / "foreign-000004.jsonl").write_bytes(b"old\nto")
+    opened().record(Entry([], totals(1, filtered=1), b"new\n"))
+    assert dead(tmp_path) == b"old\nnew\n"
+
+
+def test_dead_letters_that_someone_took_away_do_not_stop_it(opened, tmp_path):
+    opened().record(Entry([], totals(1, filtered=1), b"taken\n"))
+    ledger = opened()
+    (tmp_path / "dead" / "foreign-000000.jsonl").unlink()
+    ledger = opened()
+    ledger.record(Entry([], totals(1, filtered=1), b"next\n"))
+    assert dead(tmp_path) == b"next\n"
+
+
+def test_a_full_map_keeps_what_was_recorded_and_goes_on_with_more_room(opened, tmp_path):
+    ledger = opened(1 << 20)
+    big = waiting(100)
+    big["retries"] = [value + b"x" * 20_000 for value in big["retries"]]
+    entry = Entry([], totals(101, filtered=1), b"letter\n", **big)
+    for _ in range(2):
+        with pytest.raises(DiskFullError, match=r"dispatcher\.state_bytes_max"):
+            ledger.record(entry)
+    ledger.record(Entry([], totals(1, filtered=1), b"small\n"))
+    assert (ledger.totals.foreign_events, dead(tmp_path)) == (1, b"small\n")
+    ledger = opened(1 << 26)
+    ledger.record(entry)
+    assert (ledger.pending, dead(tmp_path)) == (100, b"small\nletter\n")
+
+
+def test_a_full_disk_keeps_what_was_recorded_and_goes_on_when_there_is_space(opened, tmp_path):
+    ledger = opened()
+    ledger.record(Entry([], totals(1, joined=1)))
+    entry = Entry([], totals(2000), **waiting(2000))
+    size = os.stat(tmp_path / "state" / "ledger" / "data.mdb").st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, limits[1]))
+    try:
+        for _ in range(3):
+            with pytest.raises(StorageError, match=r"no space left|disk is full"):
+                ledger.record(entry)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ledger.totals.foreign_events == 1
+    ledger.record(entry)
+    assert (ledger.pending, len(everything(ledger))) == (2000, 2000)
+    assert opened().pending == 2000
+
+
+def test_dead_letters_that_cannot_be_written_leave_nothing_counted(opened, tmp_path):
+    ledger = opened()
+    ledger.record(Entry([], totals(1, filtered=1), b"first\n"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
+    try:
+        with pytest.raises(StorageError):
+            ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (ledger.totals.foreign_events, dead(tmp_path)) == (1, b"first\n")
+    ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
+    assert dead(tmp_path) == b"first\nsecond\n"
+
+
+def test_a_directory_belongs_to_one_process(tmp_path, opened):
+    opened()
+    other = "import sys; from pathlib import Path; from dispatcher.ledger import Ledger\n"
+    other += "Ledger(Path(sys.argv[1]), Path(sys.argv[2]), 1 << 30)"
+    with pytest.raises(LockedError, match="another dispatcher"):
+        Ledger(tmp_path / "state", tmp_path / "dead", ROOMY)
+    done = subprocess.run(
+        [sys.executable, "-c", other, tmp_path / "state", tmp_path / "dead"], capture_output=True, text=True
+    )
+    assert "LockedError" in done.stderr
+
+
+def test_a_damaged_state_is_told_with_what_to_do(tmp_path, opened):
+    opened().close()
+    with pytest.raises(Exception):
+        opened()
+    data = tmp_path / "state" / "ledger" / "data.mdb"
+    data.write_bytes(b"\x55" * data.stat().st_size)
+    with pytest.raises(CorruptStateError, match="restore it, or delete the directory"):
+        Ledger(tmp_path / "state", tmp_path / "dead", ROOMY)

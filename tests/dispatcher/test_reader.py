@@ -1,0 +1,167 @@
+"""Lines of growing files as batches: nothing left out, nothing twice, everything traced to its place."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispatcher import reader as reader_module
+from dispatcher.reader import LogReader
+from photon.core.clock import ManualClock
+from photon.core.fates import Fate
+from photon.core.formats import JsonLines
+from photon.core.ids import IdPacker
+from photon.core.settings import Foreign, Logs, Primary
+from tests.dispatcher.fakes import clicks, lines
+
+
+class Reading:
+    def __init__(self, root, batch_events_max=4096, states=(), **logs) -> None:
+        root.mkdir(exist_ok=True)
+        self.root = root
+        self.clock = ManualClock()
+        self.notices = []
+        self.logs = Logs(**logs)
+        self.reader = LogReader(
+            [str(root / "*.jsonl")],
+            root / "spool",
+            JsonLines(Primary(), Foreign(), IdPacker()),
+            self.logs,
+            batch_events_max,
+            self.clock,
+            states,
+            False,
+            self.notices.append,
+        )
+
+    def all(self) -> list:
+        self.clock.advance(self.logs.scan_interval_s)
+        self.reader.look()
+        batches = []
+        while batch := self.reader.next_batch():
+            batches.append(batch)
+        return batches
+
+
+def read_back(batches) -> list[bytes]:
+    """The lines that the events' and dead letters' places point to."""
+    found = []
+    for batch in batches:
+        places = [
+            (batch.events.name(row), int(batch.events.offsets[row])) for row in range(len(batch.events))
+        ]
+        for (name, offset), line in zip(places, batch.events.lines, strict=True):
+            rest = Path(name).read_bytes()[offset:]
+            assert rest.split(b"\n")[0].strip() == line
+            found.append(line)
+        for letter in batch.malformed:
+            rest = Path(letter.name).read_bytes()[letter.offset :]
+            assert rest.split(b"\n")[0].strip() == letter.event[: len(rest)]
+            found.append(letter.event)
+    return found
+
+
+line_kinds = st.sampled_from(
+    [
+        b'{"id":"a","primary_id":"b","ts_us":1}',
+        b"",
+        b"   ",
+        b'  {"id":"c","primary_id":"d","ts_us":2} ',
+        b"bad",
+        b"\xff{",
+    ]
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.lists(line_kinds, max_size=12), min_size=1, max_size=4),
+    st.integers(1, 5),
+    st.integers(40, 300),
+)
+def test_every_line_is_in_one_batch_with_its_place_and_offsets_reach_the_ends(
+    tmp_path_factory, files, batch_events_max, batch_bytes
+):
+    root = tmp_path_factory.mktemp("read")
+    for number, content in enumerate(files):
+        (root / f"{number}.jsonl").write_bytes(b"".join(line + b"\n" for line in content))
+    old, reader_module.BATCH_BYTES_MAX = reader_module.BATCH_BYTES_MAX, batch_bytes
+    try:
+        reading = Reading(root, batch_events_max)
+        batches = reading.all()
+    finally:
+        reader_module.BATCH_BYTES_MAX = old
+    assert all(len(batch.events) <= batch_events_max for batch in batches)
+    expected = sorted(line.strip() for content in files for line in content if line.strip())
+    assert sorted(read_back(batches)) == expected
+    for batch in batches:
+        reading.reader.finished(batch.number)
+    states = reading.reader.states({span.file for batch in batches for span in batch.spans})
+    assert {s.name: s.offset for s in states if s.offset} == {
+        str(path): path.stat().st_size for path in root.glob("*.jsonl") if path.stat().st_size
+    }
+
+
+def test_a_batch_takes_what_is_waiting_in_many_files(tmp_path):
+    for number in range(50):
+        (tmp_path / f"{number}.jsonl").write_bytes(clicks(number, number + 1))
+    batches = Reading(tmp_path).all()
+    assert [len(batch.events) for batch in batches] == [50]
+
+
+def test_a_torn_last_line_is_left_until_it_is_whole(tmp_path):
+    path = tmp_path / "a.jsonl"
+    text = clicks(0, 3)
+    path.write_bytes(text[:-10])
+    reading = Reading(tmp_path)
+    assert [len(batch.events) for batch in reading.all()] == [2]
+    assert reading.all() == []
+    assert reading.reader.unended() == {str(path): len(text) // 3 - 10}
+    path.write_bytes(text)
+    assert [batch.events.lines for batch in reading.all()] == [[text.splitlines()[2]]]
+
+
+def test_a_line_longer_than_the_bound_is_a_dead_letter_with_its_head_and_the_rest_goes_on(tmp_path):
+    path = tmp_path / "a.jsonl"
+    long = b'{"id":"x","text":"' + b"y" * 20_000 + b'"}\n'
+    path.write_bytes(clicks(0, 2) + long + clicks(2, 4))
+    reading = Reading(tmp_path, line_bytes_max=8192, chunk_bytes=4096)
+    batches = reading.all()
+    letters = [letter for batch in batches for letter in batch.malformed]
+    assert sum(len(batch.events) for batch in batches) == 4
+    assert [(x.fate, x.offset, x.event) for x in letters] == [
+        (Fate.MALFORMED, len(clicks(0, 2)), long[:1024])
+    ]
+    assert "20021 bytes" in letters[0].reason and "'logs.line_bytes_max' (8192)" in letters[0].reason
+
+
+def test_it_goes_on_where_the_recorded_offset_stands(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(clicks(0, 10))
+    reading = Reading(tmp_path, batch_events_max=4)
+    batches = reading.all()
+    assert [len(batch.events) for batch in batches] == [4, 4, 2]
+    assert reading.reader.finished(batches[2].number) == []
+    assert reading.reader.finished(batches[0].number) == [batches[0].number]
+    states = reading.reader.states([])
+    again = Reading(tmp_path, states=states).all()
+    assert [json.loads(line)["id"] for line in again[0].events.lines] == [f"click-{n}" for n in range(4, 10)]
+
+
+@pytest.mark.parametrize("renamed", [True, False])
+def test_states_that_changed_come_with_the_offset_that_is_recorded_not_read(tmp_path, renamed):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"id": "a", "primary_id": "b", "ts_us": 1}]))
+    reading = Reading(tmp_path)
+    (batch,) = reading.all()
+    reading.reader.states([])
+    if renamed:
+        path.rename(tmp_path / "b.jsonl")
+        reading.all()
+        (state,) = reading.reader.states([])
+        assert (state.name, state.offset) == (str(tmp_path / "b.jsonl"), 0)
+    assert reading.reader.finished(batch.number) == [batch.number]
+    (state,) = reading.reader.states([batch.spans[0].file])
+    assert state.offset == batch.spans[0].end > 0

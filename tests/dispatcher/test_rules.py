@@ -1,0 +1,122 @@
+"""Backoff, throttle, latency histogram and the rules of a batch: all pure."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispatcher import pipeline
+from dispatcher.backoff import Backoff
+from dispatcher.latency import BUCKETS, EDGES_US, count_latencies
+from dispatcher.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
+from photon.core.errors import UnavailableError
+from photon.core.fates import Fate, Joined, Registered
+from tests.dispatcher.fakes import some_events
+
+
+def test_backoff_doubles_from_the_least_delay_to_the_cap():
+    backoff = Backoff(20_000, 1_000_000)
+    rng = random.Random(7)
+    for tries, full in [
+        (1, 20_000),
+        (2, 40_000),
+        (3, 80_000),
+        (6, 640_000),
+        (7, 1_000_000),
+        (10**9, 1_000_000),
+    ]:
+        delays = [backoff.delay_us(tries, rng) for _ in range(200)]
+        assert full // 2 <= min(delays) < full * 0.6
+        assert full * 0.9 < max(delays) <= full
+
+
+def test_reading_pauses_while_the_retry_queue_is_full():
+    throttle = Throttle(1_000)
+    assert throttle.room(999, 0, 0.0) is None
+    assert throttle.room(1_000, 0, 0.0) == 0
+    assert throttle.room(900, 100, 0.0) == 0
+
+
+def test_reading_pauses_while_most_fresh_events_fail_but_for_a_probe_now_and_then():
+    throttle = Throttle(1_000_000)
+    throttle.observe(4096, 4000)
+    assert throttle.room(CATCHING_UP_EVENTS - 1, 0, 0.0) is None
+    assert throttle.room(CATCHING_UP_EVENTS, 0, 0.0) == 1
+    throttle.probed(0.0)
+    assert throttle.room(CATCHING_UP_EVENTS, 0, PROBE_INTERVAL_S * 0.9) == 0
+    assert throttle.room(CATCHING_UP_EVENTS, 0, PROBE_INTERVAL_S) == 1
+    throttle.observe(4096, 1000)
+    assert throttle.room(CATCHING_UP_EVENTS, 0, 0.0) is None
+
+
+def test_many_orphans_do_not_stop_reading_while_most_fresh_events_join():
+    throttle = Throttle(1_000_000)
+    for _ in range(100):
+        throttle.observe(10, 4)
+    assert throttle.room(500_000, 0, 0.0) is None
+
+
+def test_retries_in_vain_slow_down_retries_and_successes_do_not():
+    throttle = Throttle(1_000_000)
+    throttle.observe_retry(0, 5.0)
+    assert throttle.retry_wait(5.0) <= 0
+    throttle.observe_retry(4096, 5.0)
+    assert 0.05 < throttle.retry_wait(5.0) < 0.5
+    assert throttle.retry_wait(6.0) < 0
+
+
+def test_latencies_fall_into_the_bucket_whose_upper_edge_is_next():
+    counts = count_latencies(np.array([0, -5, 100, 101, int(EDGES_US[-1]) + 1]))
+    assert len(counts) == BUCKETS == len(EDGES_US) + 1
+    assert (counts[0], counts[1], counts[-1], counts.sum()) == (3, 1, 1, 5)
+
+
+@given(
+    st.lists(st.sampled_from([*Joined, pipeline.REGISTERED, pipeline.TOO_OLD]), max_size=40),
+    st.integers(0, 3),
+)
+def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
+    events = some_events(len(verdicts), tries=tries)
+    column = np.array(verdicts, np.uint8)
+    resolved = pipeline.resolve(events, column, {}, Backoff(1_000, 8_000), 10_000, random.Random(1))
+    dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, pipeline.TOO_OLD)]
+    again = [row for row, v in enumerate(verdicts) if v in (5, 6)]
+    assert sum(resolved.fates.values()) + len(again) == len(verdicts)
+    assert resolved.fates.get(Fate.JOINED, 0) == verdicts.count(Joined.JOINED) == resolved.latencies.sum()
+    assert resolved.wasted_joins == verdicts.count(Joined.DUPLICATE)
+    assert [letter.event for letter in resolved.letters] == [events.lines[row] for row in dead]
+    assert [(x.name, x.offset) for x in resolved.letters] == [
+        (events.name(row), events.offsets[row]) for row in dead
+    ]
+    assert all(letter.reason for letter in resolved.letters)
+    if not again:
+        assert resolved.retries is None
+        return
+    assert resolved.retries.lines == [events.lines[row] for row in again]
+    assert resolved.retries.tries.tolist() == [
+        tries + (verdicts[row] == Joined.RETRY_ABSENT) for row in again
+    ]
+    assert set(resolved.retries.sends.tolist()) == {1}
+    assert ((resolved.due_us > 10_000) & (resolved.due_us <= 11_000)).all()
+
+
+def test_the_joiners_reason_stands_in_the_dead_letter_of_its_row():
+    events = some_events(3)
+    verdicts = np.array([Joined.JOINED, Joined.FILTERED, Joined.FILTERED], np.uint8)
+    resolved = pipeline.resolve(events, verdicts, {2: "a robot"}, Backoff(1, 1), 0, random.Random(1))
+    assert [letter.reason for letter in resolved.letters] == ["the adapter skipped it", "a robot"]
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x00", b"\x00\x00\x00", b"\x00\x63"])
+def test_an_answer_that_is_not_understood_is_no_answer(answer):
+    with pytest.raises(UnavailableError, match="same version"):
+        pipeline.judge_join(answer, 2)
+    with pytest.raises(UnavailableError, match="same version"):
+        pipeline.judge_lookup(answer, 2)
+
+
+def test_what_the_registry_has_or_no_longer_remembers_is_not_sent():
+    verdicts = pipeline.judge_lookup(bytes([Registered.ABSENT, Registered.PRESENT, Registered.EXPIRED]), 3)
+    assert verdicts.tolist() == [pipeline.SEND, pipeline.REGISTERED, pipeline.TOO_OLD]

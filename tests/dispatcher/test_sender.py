@@ -1,0 +1,136 @@
+"""One batch, through servers that fail."""
+
+import random
+import threading
+
+import pytest
+
+from dispatcher.pipeline import REGISTERED, TOO_OLD
+from dispatcher.sender import HALVE_AFTER_FAILURES, LOOKUP_PAUSE_S, Sender
+from photon.core.clock import ManualClock
+from photon.core.columns import split_ids
+from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
+from photon.core.fates import Joined
+from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
+
+
+class Bench:
+    """A sender on a manual clock; waits are only noted."""
+
+    def __init__(
+        self, joiner: FakeJoiner, registry: FakeRegistry | None = None, waits_max: int = 10**6
+    ) -> None:
+        self.clock = ManualClock()
+        self.waits: list[float] = []
+        self.notices: list[str] = []
+        self.waits_max = waits_max
+        self.sender = Sender(registry, joiner, self.clock, random.Random(3), self._wait, self.notices.append)
+
+    def _wait(self, seconds: float) -> bool:
+        self.waits.append(seconds)
+        self.clock.advance(seconds)
+        return len(self.waits) >= self.waits_max
+
+
+class Failing:
+    """Raises `error` the first `times` times, and whenever the poison is in the batch."""
+
+    def __init__(
+        self, error: Exception | None = None, times: int = 0, poison: set[bytes] = frozenset()
+    ) -> None:
+        self.error, self.left, self.poison = error, times, poison
+
+    def __call__(self, events: list[bytes]) -> None:
+        if self.left > 0:
+            self.left -= 1
+            raise self.error
+        if self.poison.intersection(events):
+            raise UnavailableError("the joiner died")
+
+
+def test_only_what_the_registry_does_not_have_is_sent_and_the_columns_stay_in_step():
+    registry, joiner = FakeRegistry(), FakeJoiner(lambda line, _: (Joined.FILTERED, line.decode()))
+    events = some_events(6)
+    keys = split_ids(events.ids)
+    registry.present, registry.expired = {keys[0], keys[3]}, {keys[4]}
+    answer = Bench(joiner, registry).sender.send(events)
+    assert answer.verdicts.tolist() == [REGISTERED, 2, 2, REGISTERED, TOO_OLD, 2]
+    assert answer.reasons == {row: events.lines[row].decode() for row in (1, 2, 5)}
+    assert joiner.batches == [3]
+
+
+def test_a_batch_that_the_registry_has_whole_is_not_sent():
+    registry, joiner = FakeRegistry(), FakeJoiner()
+    events = some_events(6)
+    registry.present = set(split_ids(events.ids))
+    assert set(Bench(joiner, registry).sender.send(events).verdicts) == {REGISTERED}
+    assert joiner.batches == []
+
+
+def test_when_the_lookup_fails_the_batch_goes_without_and_the_registry_is_left_alone_for_a_while():
+    registry, joiner = FakeRegistry(), FakeJoiner()
+    registry.fails = NoQuorumError("nobody leads")
+    bench = Bench(joiner, registry)
+    for _ in range(3):
+        assert set(bench.sender.send(some_events(4)).verdicts) == {Joined.JOINED}
+    assert registry.calls == 1
+    assert "nobody leads" in bench.notices[0]
+    bench.clock.advance(LOOKUP_PAUSE_S)
+    bench.sender.send(some_events(4))
+    assert registry.calls == 2
+
+
+@pytest.mark.parametrize("error", [OverloadedError("too much"), UnavailableError("connection refused")])
+def test_a_batch_that_a_joiner_refused_is_kept_and_sent_again_whole_after_growing_waits(error):
+    bench = Bench(joiner := FakeJoiner(before=Failing(error, 5)))
+    answer = bench.sender.send(some_events(100))
+    assert set(answer.verdicts) == {Joined.JOINED}
+    assert joiner.batches == [100]
+    assert len(bench.waits) == 5
+    assert bench.waits[0] <= 0.02 and bench.waits[4] > bench.waits[1]
+
+
+def test_an_overloaded_joiner_is_never_given_less_than_the_batch():
+    bench = Bench(joiner := FakeJoiner(before=Failing(OverloadedError("too much"), 50)))
+    bench.sender.send(some_events(100))
+    assert joiner.batches == [100]
+
+
+def test_events_that_make_the_joiner_fail_are_set_apart_and_the_others_join():
+    events = some_events(1000)
+    poison = {events.lines[row] for row in (0, 417, 418, 999)}
+    bench = Bench(joiner := FakeJoiner(before=Failing(poison=poison)))
+    answer = bench.sender.send(events)
+    failed = [row for row, v in enumerate(answer.verdicts) if v == Joined.RETRY_UNAVAILABLE]
+    assert failed == [0, 417, 418, 999]
+    assert set(joiner.handed.values()) == {1} and len(joiner.handed) == 996
+    assert len(bench.waits) < 100
+
+
+def test_a_joiner_that_was_long_away_soon_gets_whole_batches_again():
+    events = some_events(1000)
+    bench = Bench(joiner := FakeJoiner(before=Failing(UnavailableError("gone"), HALVE_AFTER_FAILURES + 12)))
+    answer = bench.sender.send(events)
+    lost = sum(v == Joined.RETRY_UNAVAILABLE for v in answer.verdicts)
+    assert lost < 5
+    assert sum(joiner.batches) == 1000 - lost
+    assert len(joiner.batches) < 15
+
+
+def test_it_stops_in_the_middle_of_waiting():
+    bench = Bench(FakeJoiner(before=Failing(UnavailableError("gone"), 10**9)), waits_max=3)
+    assert bench.sender.send(some_events(3)) is None
+    assert len(bench.waits) == 3
+
+
+def test_several_threads_share_a_sender():
+    joiner = FakeJoiner()
+    bench = Bench(joiner, FakeRegistry())
+    threads = [
+        threading.Thread(target=bench.sender.send, args=(some_events(50, first=1000 * n),)) for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(joiner.batches) == 400
