@@ -59,12 +59,12 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
         try:
             cluster.start()
             reader = StatusReader(topology)
-            run = _watch(job, cluster, reader, display, told_to_stop, began, joined_before)
+            run = _watch(job, cluster, reader, display, told_to_stop, began)
             cluster.stop()
         except BaseException:
             cluster.kill()
             raise
-        return _summary(topology, run, began, joined_before)
+        return _summary(topology, run, joined_before)
 
 
 class LocalCluster:
@@ -136,7 +136,6 @@ def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
 class _Run:
     """The last that was seen of a run."""
 
-    dispatchers: list[dict[str, Any]]
     eventstores: list[dict[str, Any]]
     restarts: int
     seconds: float
@@ -149,7 +148,6 @@ def _watch(
     display: RunDisplay,
     told_to_stop: Sequence[int],
     began: float,
-    joined_before: int,
 ) -> _Run:
     last_moved, last_seen = time.monotonic(), ""
     while True:
@@ -160,9 +158,14 @@ def _watch(
             _tell(display, name, status)
         counts = merge_fates(dispatchers, sum(j.get("joined", 0) for j in joiners))
         display.update(counts, counts["joined"] / (now - began))
-        drained = len(dispatchers) == job.datacenters and all(d["drained"] for d in dispatchers)
-        if told_to_stop or (drained and not job.follow and not _unresolved(joiners, job.datacenters)):
-            return _Run(dispatchers, eventstores, cluster.supervisor.restarts(), now - began)
+        answered = len(dispatchers) == len(eventstores) == len(joiners) == job.datacenters
+        # An open intent is a joined batch on its way from the journal to the output.
+        drained = (
+            answered and all(d["drained"] for d in dispatchers) and not any(j["unresolved"] for j in joiners)
+        )
+        if told_to_stop or (drained and not job.follow):
+            _tell_unended(display, [*dispatchers, *eventstores])
+            return _Run(eventstores, cluster.supervisor.restarts(), now - began)
         seen = json.dumps([[d["foreign_events"], d["fates"]] for d in dispatchers]) + json.dumps(
             [[e["primary_events"], e["caught_up"]] for e in eventstores]
         )
@@ -173,9 +176,10 @@ def _watch(
         time.sleep(POLL_S)
 
 
-def _unresolved(joiners: Sequence[dict[str, Any]], datacenters: int) -> bool:
-    """Whether some joined batch may still be on its way from an intent journal to the output."""
-    return len(joiners) < datacenters or any(j["unresolved"] for j in joiners)
+def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> None:
+    for status in statuses:
+        for file, size in status["unended"].items():
+            display.notice(f"{file} ends in a partly written line ({size} bytes), left for the next run")
 
 
 def _tell(display: RunDisplay, name: str, status: dict[str, Any]) -> None:
@@ -198,26 +202,36 @@ def _why_stalled(reader: StatusReader, seconds: float) -> str:
     )
 
 
-def _summary(topology: Topology, run: _Run, began: float, joined_before: int) -> dict[str, Any]:
+def _summary(topology: Topology, run: _Run, joined_before: int) -> dict[str, Any]:
     joined = _joined_lines(topology)
     seconds = run.seconds
     new = joined - joined_before
+    ledgers = [_ledger(topology, pipeline) for pipeline in topology.pipelines]
     per_datacenter = {
         pipeline.datacenter: count_lines(topology.joined_directory(pipeline.datacenter))
         for pipeline in topology.pipelines
     }
     return {
-        **merge_fates(run.dispatchers, joined),
-        "wasted_joins": sum(d["wasted_joins"] for d in run.dispatchers),
+        **merge_fates(ledgers, joined),
+        "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
         "seconds": round(seconds, 3),
         "joined_per_s": round(new / seconds, 1) if seconds > 0 else 0.0,
-        "latency_ms": percentiles_ms(d["latency_us"] for d in run.dispatchers),
+        "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
         "joined_this_run": new,
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e["primary_events"] for e in run.eventstores), default=0),
         "primary_malformed": max((e["malformed"] for e in run.eventstores), default=0),
         "restarts": run.restarts,
     }
+
+
+def _ledger(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
+    """What a dispatcher that has ended left on disk: the truth, however it ended."""
+    from dispatcher.server import read_totals
+
+    bytes_max = topology.checked_settings().dispatcher.state_bytes_max
+    letters = topology.dead_letters_directory(pipeline.datacenter)
+    return read_totals(Path(pipeline.directory) / "dispatcher", letters, bytes_max)
 
 
 def _joined_lines(topology: Topology) -> int:

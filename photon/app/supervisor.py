@@ -153,5 +153,3 @@ def _open_log(path: Path) -> IO[bytes]:
     if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
         path.replace(path.with_suffix(".log.1"))
     return path.open("ab")
-
-

@@ -3,12 +3,14 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, parse_settings
+
+_Item = TypeVar("_Item")
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
 
@@ -65,7 +67,7 @@ class Topology:
         return Path(self.output) / "dead-letters" / datacenter
 
 
-def _named(items: list[Any], names: list[str], name: str, what: str) -> Any:
+def _named(items: list[_Item], names: list[str], name: str, what: str) -> _Item:
     if name not in names:
         raise UsageError(f"no {what} '{name}' in the topology; there are: {', '.join(names)}")
     return items[names.index(name)]

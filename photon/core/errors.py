@@ -53,5 +53,5 @@ class AddressInUseError(UsageError):
     """The port to listen on is taken."""
 
 
-class AdapterError(PhotonError):
-    """The user's adapter can't be loaded or raised."""
+class AdapterError(UsageError):
+    """The adapter that the settings name can't be loaded."""

@@ -17,6 +17,7 @@ from photon.core.columns import pack_times
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Foreign, Primary
 
+_BRACES: Final = b"{}"
 _UNIT_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FLOAT_UNIT_US: Final = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 
@@ -134,8 +135,11 @@ def split_chunk(chunk: bytes) -> tuple[list[bytes], npt.NDArray[np.int64]]:
     starts = np.zeros(len(lines), np.int64)
     np.cumsum(lengths[:-1] + 1, out=starts[1:])
     # Clean lines, the common case, start with { and end with }: then nothing is to be stripped.
-    if _stand_alone(chunk.removesuffix(b"\n"), len(lines)):
-        return lines, starts
+    if lengths.all():
+        text = np.frombuffer(chunk, np.uint8)
+        if (text[starts] == _BRACES[0]).all() and (text[starts + lengths - 1] == _BRACES[1]).all():
+            return lines, starts
+    starts += [len(line) - len(line.lstrip()) for line in lines]
     lines = [line.strip() for line in lines]
     if not all(lines):
         filled = [row for row, line in enumerate(lines) if line]
@@ -244,6 +248,6 @@ def _whole_to_us(values: npt.NDArray[np.int64], unit: str) -> npt.NDArray[np.int
         return values // 1_000
     factor = _UNIT_US[unit]
     largest = (2**63 - 1) // factor
-    if values.max(initial=0) > largest or values.min(initial=0) < -largest:
+    if factor > 1 and (values.max(initial=0) > largest or values.min(initial=0) < -largest):
         raise OverflowError
     return values * factor

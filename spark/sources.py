@@ -1,0 +1,135 @@
+"""Log lines as DataFrames: the few named fields of each line, by Spark's own expressions.
+
+A line is judged as photon.core.formats judges it: UTF-8, one JSON object, the ids strings or whole numbers
+(compared as text); of a key that stands twice the last counts. What is not told apart here, such as a bad
+time, the dead letters tell.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from photon.core.fates import Fate
+from photon.core.settings import Foreign, Primary
+
+# A line is parsed as the first of `[line,"mark"]`: Spark's parser stops after the first value, so that only
+# the mark in its place says that there is nothing else on the line.
+_END_MARK: Final = "photon-end-of-line-5f0c9a51e7d24b6c"
+_BLANKS: Final = " \t\n\r\x0b\x0c"
+
+
+def read_lines(session: SparkSession, paths: Sequence[str]) -> DataFrame:
+    """-> line (without white space around it, blank ones left out), path. Lines end with a newline only."""
+    if not paths:
+        return session.range(0).select(F.lit("").alias("line"), F.lit("").alias("path"))
+    lines = session.read.option("lineSep", "\n").text(list(paths))
+    stripped = lines.select(
+        F.btrim("value", F.lit(_BLANKS)).alias("line"), F.col("_metadata.file_path").alias("path")
+    )
+    return stripped.where(F.col("line") != "")
+
+
+def foreign_events(lines: DataFrame, names: Foreign) -> DataFrame:
+    """Foreign lines -> id, primary_id. Both are null for a malformed line."""
+    parsed = _parsed(lines)
+    both = parsed.select(
+        _id_text("$[0]", names.id).alias("id"), _id_text("$[0]", names.primary_id).alias("primary_id")
+    )
+    return _without_halves(both)
+
+
+def _without_halves(events: DataFrame) -> DataFrame:
+    """An event that names no primary is malformed, whatever else it says."""
+    whole = F.col("id").isNotNull() & F.col("primary_id").isNotNull()
+    return events.select(*(F.when(whole, F.col(name)).alias(name) for name in events.columns))
+
+
+def joined_events(lines: DataFrame, foreign: Foreign, primary: Primary) -> DataFrame:
+    """Joined lines -> id, primary_id and content of the primary object inside (null: none), datacenter.
+
+    `id` is null for a line that can't be read.
+    """
+    return _parsed(lines).select(
+        _id_text("$[0]", foreign.id).alias("id"),
+        _id_text('$[0]["primary"]', primary.id).alias("primary_id"),
+        _content('$[0]["primary"]').alias("content"),
+        _datacenter().alias("datacenter"),
+    )
+
+
+def dead_letters(lines: DataFrame, names: Foreign) -> DataFrame:
+    """Dead letters of foreign events -> id, fate, datacenter. `id` is null for one that can't be read.
+
+    A malformed line's letter is kept only where its line can be read here: the others have no id to count by.
+    """
+    foreign = lines.where(~F.element_at(F.split("path", "/"), -1).startswith("primary-"))
+    letters = _parsed(foreign).select(
+        _text('$[0]["fate"]').alias("fate"),
+        F.when(_text('$[0]["fate"]') == Fate.MALFORMED.value, _text('$[0]["event"]')).alias("line"),
+        _id_text('$[0]["event"]', names.id).alias("id"),
+        _datacenter().alias("datacenter"),
+    )
+    malformed = _parsed(letters.where("line IS NOT NULL")).select(
+        _id_text("$[0]", names.id).alias("id"),
+        _id_text("$[0]", names.primary_id).alias("primary_id"),
+        "fate",
+        "datacenter",
+    )
+    readable = malformed.where("id IS NOT NULL AND primary_id IS NOT NULL")
+    others = letters.where(F.col("line").isNull())
+    known = F.col("fate").isin(*(fate.value for fate in Fate))
+    return others.select(F.when(known, F.col("id")).alias("id"), "fate", "datacenter").unionByName(
+        readable.select("id", "fate", "datacenter")
+    )
+
+
+def primary_events(lines: DataFrame, names: Primary) -> DataFrame:
+    """Primary lines -> id, content. Malformed ones are left out: no event can be joined with them."""
+    events = _parsed(lines).select(_id_text("$[0]", names.id).alias("id"), _content("$[0]").alias("content"))
+    return events.where("id IS NOT NULL")
+
+
+def _parsed(lines: DataFrame) -> DataFrame:
+    """Adds `json`: a variant array whose first item is the line's object; null if the line is none."""
+    marked = F.concat(F.lit("["), F.col("line"), F.lit(f',"{_END_MARK}"]'))
+    json = F.try_parse_json(F.when(F.is_valid_utf8("line") & F.col("line").startswith("{"), marked))
+    parsed = lines.withColumn("json", json)
+    alone = F.try_variant_get("json", "$[1]", "string") == _END_MARK
+    return parsed.withColumn("json", F.when(alone, F.col("json")))
+
+
+def _text(path: str) -> Column:
+    return F.try_variant_get("json", path, "string")
+
+
+def _id_text(parent: str, name: str) -> Column:
+    """The id in that field as text; null unless it is a string or a whole number.
+
+    Whole numbers of more than 64 bits are no whole numbers to a variant: their digits are read by from_json.
+    """
+    path = f'{parent}["{name}"]'
+    kind = F.schema_of_variant(F.try_variant_get("json", path, "variant"))
+    digits = _text(path)
+    return F.when(kind.isin("STRING", "BIGINT"), digits).when(
+        kind.startswith("DECIMAL") | (kind == "DOUBLE"), _long_digits(parent, name)
+    )
+
+
+def _long_digits(parent: str, name: str) -> Column:
+    quoted = "`" + name.replace("`", "``") + "`"
+    inner = F.from_json("line", f"{quoted} string").getField(name)
+    if parent != "$[0]":
+        outer = parent.removeprefix('$[0]["').removesuffix('"]')
+        inner = F.from_json("line", f"`{outer}` struct<{quoted}: string>").getField(outer).getField(name)
+    return F.when(inner.rlike(r"^-?[0-9]+$"), inner)
+
+
+def _content(path: str) -> Column:
+    """A digest of the object there, whatever its white space and the order of its keys; null if none."""
+    return F.sha2(F.to_json(F.try_variant_get("json", path, "variant")), 256)
+
+
+def _datacenter() -> Column:
+    return F.element_at(F.split("path", "/"), -2)
