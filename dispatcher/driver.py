@@ -106,6 +106,9 @@ class Driver:
         """Read no more, let what is under way end and record it. What a joiner does not answer is left."""
         self._stopping.set()
         self._wake.set()
+        if self._source.ident is None:
+            self.ended.set()
+            return  # never started
         self._source.join()
         for _ in self._senders:
             self._to_send.put(None)
@@ -149,19 +152,19 @@ class Driver:
         return max(_WAIT_S_MIN, min(self._poll_interval_s, wait_s))
 
     def _send_fresh(self) -> bool:
-        sent = False
-        while not self._stopping.is_set() and self._may_read():
-            batch = self._reader.next_batch()
-            if batch is None:
-                self._caught_up = self._reader.caught_up
-                break
-            self._caught_up = False
-            sent = True
-            with self._mutex:
-                self._fresh_batches += 1
-                self._fresh_events += len(batch.events) + len(batch.malformed)
-            self._submit(batch)
-        return sent
+        """One batch, so that a long backlog keeps neither retries nor new files waiting."""
+        if not self._may_read():
+            return False
+        batch = self._reader.next_batch()
+        if batch is None:
+            self._caught_up = self._reader.caught_up
+            return False
+        self._caught_up = False
+        with self._mutex:
+            self._fresh_batches += 1
+            self._fresh_events += len(batch.events) + len(batch.malformed)
+        self._submit(batch)
+        return True
 
     def _may_read(self) -> bool:
         with self._mutex:

@@ -9,8 +9,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from joiner.client import ForeignColumns
-from photon.core.columns import join_lines, take_ids, take_times
+from photon.core.columns import take_ids, take_times
 
 Rows = npt.NDArray[np.intp]
 
@@ -59,17 +58,6 @@ class Events:
             self.offsets[rows],
             [self.name(row) for row in chosen] if len(self.names) > 1 else self.names,
             range(len(chosen)) if len(self.names) > 1 else self.name_from,
-        )
-
-    def columns(self) -> ForeignColumns:
-        """The form in which a joiner takes them."""
-        return ForeignColumns(
-            ids=self.ids,
-            primary_ids=self.primary_ids,
-            times=self.times,
-            events=join_lines(self.lines),
-            tries=self.tries.astype("<u4").tobytes(),
-            first_seen=self.first_seen.astype("<i8").tobytes(),
         )
 
 

@@ -1,10 +1,12 @@
-"""The last things worth telling, for Status."""
+"""The last things worth telling: for Status, and for the log of the process."""
 
+import logging
 import threading
 from collections import deque
 from typing import Final
 
 _KEPT: Final = 20
+_LOG: Final = logging.getLogger("photon.dispatcher")
 
 
 class Notices:
@@ -17,8 +19,10 @@ class Notices:
     def tell(self, line: str) -> None:
         line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         with self._lock:
-            if line not in self._lines:
-                self._lines.append(line)
+            if line in self._lines:
+                return
+            self._lines.append(line)
+        _LOG.warning("%s", line)
 
     def lines(self) -> list[str]:
         with self._lock:

@@ -16,7 +16,9 @@ from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
 from dispatcher.pipeline import SEND, Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
+from joiner.client import ForeignColumns
 from photon.core.clock import Clock
+from photon.core.columns import join_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
 
@@ -95,7 +97,19 @@ class Sender:
         return np.full(len(events), SEND, np.uint8)
 
     def _join(self, answer: Answer, rows: Rows, part: Events) -> None:
-        said = self._joiner.join(part.columns())
+        said = self._joiner.join(_columns(part))
         answer.verdicts[rows] = judge_join(said.outcomes, len(part))
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
+
+
+def _columns(events: Events) -> ForeignColumns:
+    """The form in which a joiner takes them."""
+    return ForeignColumns(
+        ids=events.ids,
+        primary_ids=events.primary_ids,
+        times=events.times,
+        events=join_lines(events.lines),
+        tries=events.tries.astype("<u4").tobytes(),
+        first_seen=events.first_seen.astype("<i8").tobytes(),
+    )

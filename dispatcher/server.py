@@ -53,6 +53,7 @@ class DispatcherServer:
         own = settings.dispatcher
         self._identity = {"name": name, "datacenter": datacenter}
         self._drain = drain
+        self._stopped = False
         self._notices = Notices()
         self._ledger = Ledger(directory, dead_letters, own.state_bytes_max)
         self._reader = LogReader(
@@ -107,6 +108,9 @@ class DispatcherServer:
 
     def stop(self) -> None:
         """Read no more, record what is under way, close. What no joiner answers is sent at the next start."""
+        if self._stopped:
+            return
+        self._stopped = True
         self._driver.stop()
         self._rpc.stop()
         self._ledger.close()

@@ -1,11 +1,12 @@
 """How the entries of the log file map are packed (paper 3.4.2). Pure.
 
-sparse, at three levels   server key (8) | earliest event time us (8) | file number (4) | offset (8)
+sparse, at six levels     server key (8) | earliest event time us (8) | file number (4) | offset (8)
                           -> length (4) | latest event time us (8)
 dense, for opaque ids     id (16) -> file number (4) | offset (8) | length (4)
 
 All big endian, so that keys sort by their numbers. A run of little event time goes to a level whose
-interval is a 16th or a 256th of W: a lookup scans just that much of the keys there, not all of W.
+interval is a quarter of W, a 16th, and so on: a lookup scans just that much of the keys there, a few
+entries, where all of W may be thousands. A level without entries costs it nothing.
 """
 
 import struct
@@ -16,11 +17,10 @@ import numpy.typing as npt
 
 from eventstore.runs import Ints, Run, Runs
 
-LEVEL_PARTS: Final = (1, 16, 256)
+LEVEL_PARTS: Final = (1, 4, 16, 64, 256, 1024)
 
 _TIME_MAX: Final = (1 << 64) - 1
 _SPARSE_KEY: Final = struct.Struct(">QQIQ")
-_SPARSE_VALUE: Final = struct.Struct(">IQ")
 _DENSE_VALUE: Final = struct.Struct(">IQI")
 _KEYS: Final = np.dtype([("server", ">u8"), ("earliest", ">u8"), ("file", ">u4"), ("start", ">u8")])
 _VALUES: Final = np.dtype([("length", ">u4"), ("latest", ">u8")])
@@ -66,13 +66,14 @@ def sparse_range(server: bytes, time_us: int, width_us: int) -> tuple[bytes, byt
     return low, server + min(time_us + 1, _TIME_MAX).to_bytes(8, "big")
 
 
-def sparse_place(key: bytes, value: bytes, time_us: int) -> Place | None:
-    """Where the run is, if it reaches up to this time."""
-    length, latest = _SPARSE_VALUE.unpack(value)
-    if latest < time_us:
-        return None
+def sparse_latest(value: bytes) -> bytes:
+    """The latest event time of a run, as an id has it in its last 8 bytes."""
+    return value[4:]
+
+
+def sparse_place(key: bytes, value: bytes) -> Place:
     _, _, file, offset = _SPARSE_KEY.unpack(key)
-    return Place(file, offset, length)
+    return Place(file, offset, int.from_bytes(value[:4], "big"))
 
 
 def dense_entries(

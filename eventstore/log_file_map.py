@@ -25,6 +25,7 @@ from eventstore.entries import (
     level_of,
     sparse_entries,
     sparse_key,
+    sparse_latest,
     sparse_place,
     sparse_range,
 )
@@ -158,9 +159,10 @@ class LogFileMap:
         No place: the event is in no log that was read. An opaque id has at most one place, of its very line.
         """
         places: list[list[Place]] = [[] for _ in ids]
+        opaque = opaque_mask(b"".join(ids)).tolist()
         with self._transaction() as transaction:
-            self._look_up_dense(transaction, ids, places)
-            self._look_up_sparse(transaction, ids, places)
+            self._look_up_dense(transaction, ids, opaque, places)
+            self._look_up_sparse(transaction, ids, opaque, places)
             files = {place.file for found in places for place in found}
             states = {file: self._state(transaction, file) for file in files}
         return places, states
@@ -205,8 +207,9 @@ class LogFileMap:
                 transaction.cursor(db).putmulti(entries)
         return opened
 
-    def _look_up_dense(self, transaction: Any, ids: Sequence[bytes], places: list[list[Place]]) -> None:
-        opaque = opaque_mask(b"".join(ids)).tolist()
+    def _look_up_dense(
+        self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
+    ) -> None:
         wanted = sorted({key for key, is_opaque in zip(ids, opaque, strict=True) if is_opaque})
         if not wanted:
             return
@@ -215,23 +218,23 @@ class LogFileMap:
             if key in found:
                 places[row].append(dense_place(found[key]))
 
-    def _look_up_sparse(self, transaction: Any, ids: Sequence[bytes], places: list[list[Place]]) -> None:
-        opaque = opaque_mask(b"".join(ids)).tolist()
+    def _look_up_sparse(
+        self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
+    ) -> None:
         wanted = sorted((key, row) for row, key in enumerate(ids) if not opaque[row])
         for db, part in zip(self._sparse, LEVEL_PARTS, strict=True):
             width_us = self._meta.interval_us // part
             cursor = transaction.cursor(db)
             for key, row in wanted:
-                time_us = int.from_bytes(key[8:], "big")
-                low, high = sparse_range(key[:8], time_us, width_us)
+                time = key[8:]
+                low, high = sparse_range(key[:8], int.from_bytes(time, "big"), width_us)
                 if not cursor.set_range(low):
                     break  # no keys from here on, nor for the later ids
                 for entry, value in cursor.iternext():
                     if entry >= high:
                         break
-                    place = sparse_place(entry, value, time_us)
-                    if place is not None:
-                        places[row].append(place)
+                    if sparse_latest(value) >= time:
+                        places[row].append(sparse_place(entry, value))
         for _, row in wanted:
             places[row].sort()
 
@@ -245,7 +248,7 @@ class LogFileMap:
             self._env = lmdb.open(
                 str(self.directory),
                 map_size=self._settings.map_bytes_max,
-                max_dbs=8,
+                max_dbs=16,
                 max_readers=_READERS_MAX,
                 readahead=False,
                 # A power cut may take the last transaction, never more: its bytes are just read again.

@@ -19,8 +19,9 @@ def probe_json_lines(key: bytes, run: bytes) -> bytes | None:
     """The text of a photon id ends with its timestamp, so a search for that finds it without any parsing."""
     needle = b':%d"' % int.from_bytes(key[8:], "big")
     at = run.find(needle)
-    # A digit may be written as an escape: such a line, if before the hit, would be overlooked.
-    if run.find(b"\\u", 0, at if at >= 0 else len(run)) >= 0:
+    # Any character may be written as an escape: such a line, if before the hit, would be overlooked.
+    before = at if at >= 0 else len(run)
+    if run.find(b"\\", 0, before) >= 0 and run.find(b"\\u", 0, before) >= 0:
         return None
     if at < 0:
         return b""

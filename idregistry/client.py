@@ -112,8 +112,8 @@ class RegistryClient:
 
         def failed(call: PartCall, why: Failure, address: str, leader: str | None) -> None:
             # Many threads share what is known of the leader: only who was asked last may be replaced.
-            if why is not Failure.OVERLOADED and self._leaders[call.part.shard] == address:
-                self._leaders[call.part.shard] = next_address(self._addresses, address, leader)
+            if self._leaders[call.part.shard] == address:
+                self._leaders[call.part.shard] = next_address(self._addresses, address, why, leader)
 
         return self._run(calls, choose, send, failed, lambda: False)
 

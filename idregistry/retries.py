@@ -50,8 +50,13 @@ class PartCall:
         return True
 
 
-def next_address(addresses: list[str], asked: str, leader: str | None) -> str:
-    """Whom to ask after `asked` gave no outcomes: the leader named, else the next in the list."""
+def next_address(addresses: list[str], asked: str, failure: Failure, leader: str | None) -> str:
+    """Whom to ask after `asked` gave no outcomes: the leader named, else the next in the list.
+
+    Who is overloaded is still the leader: the others could only send us back to it.
+    """
+    if failure is Failure.OVERLOADED:
+        return asked
     if leader is not None:
         return leader
     return addresses[(addresses.index(asked) + 1) % len(addresses)]

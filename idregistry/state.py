@@ -26,9 +26,8 @@ NO_BOUNDARY: Final = -(1 << 63)
 
 SUB_DICTS: Final = 256
 # One dict of millions of ids stops everything while it grows (0.5 s at 5.6 M); 256 of them grow one by one.
-_SUB_DICT_SHIFT: Final = np.uint64(
-    56
-)  # the hash's top byte: its low bits are the shard's, alike in all ids here
+# The hash's top byte: its low bits are the shard's, alike in all ids here.
+_SUB_DICT_SHIFT: Final = np.uint64(56)
 
 SubDicts = list[dict[bytes, bytes]]
 

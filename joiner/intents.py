@@ -49,6 +49,11 @@ class IntentJournal:
         taken, self._taken_over = self._taken_over, ([], [])
         return taken
 
+    @property
+    def broken(self) -> bool:
+        """No write will work before a restart."""
+        return self._log.broken
+
     def append(self, draft: Draft, output_position: Callable[[], LogPosition]) -> Intent:
         """Write an intent; it counts when `sync` has returned.
 

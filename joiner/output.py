@@ -26,6 +26,11 @@ class JoinedLog:
         """No line that is not yet appended can stand before it."""
         return self._log.position
 
+    @property
+    def broken(self) -> bool:
+        """No write will work before a restart."""
+        return self._log.broken
+
     def append(self, lines: bytes) -> Range:
         """Write lines, readable at once. DiskFullError or StorageError: none of them is there."""
         end = self._log.append(lines) if lines else self._log.position

@@ -164,7 +164,7 @@ class Pipeline:
             parts.checkpoint("intent appended")
             parts.journal.sync(intent)
         except StorageError as error:
-            parts.gate.failed("journal", error)
+            parts.gate.failed("journal", error, parts.journal.broken)
             if intent is not None:  # nothing is asked of the registry, so nothing is left to end
                 parts.journal.done(intent, Range(intent.position.file, 0, 0))
             raise

@@ -1,5 +1,6 @@
 """A joiner process: the worker behind gRPC."""
 
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -31,6 +32,7 @@ class JoinerServer:
         clock: Clock,
         rng: Random,
         drain: bool = False,
+        on_fatal: Callable[[BaseException], None] = lambda _: None,
         checkpoint: Checkpoint = lambda _: None,
     ) -> None:
         """AdapterError, CorruptStateError, LockedError, StorageError, UsageError."""
@@ -48,6 +50,7 @@ class JoinerServer:
             clock,
             rng,
             drain,
+            on_fatal,
             checkpoint,
         )
         service = JoinerService(self._worker)

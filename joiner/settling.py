@@ -89,7 +89,7 @@ class Settler:
         try:
             self._write(batch)
         except StorageError as error:
-            self._gate.failed("output", error)
+            self._gate.failed("output", error, self._output.broken)
             raise
         self._checkpoint("done")
         return batch.committed

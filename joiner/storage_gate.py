@@ -1,6 +1,7 @@
 """Keeps requests away while this joiner can't write: a full disk is no reason to look up and register."""
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 from photon.core.clock import Clock
@@ -15,8 +16,10 @@ class StorageGate:
     While it is shut, one request passes every PROBE_INTERVAL_S, to try.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None] = lambda _: None) -> None:
+        """`on_fatal` is told of a failure that only a restart can mend."""
         self._clock = clock
+        self._on_fatal = on_fatal
         self._lock = threading.Lock()
         self._failures: dict[str, StorageError] = {}
         self._next_probe = 0.0
@@ -40,10 +43,13 @@ class StorageGate:
                 return
         raise type(failure)(str(failure))
 
-    def failed(self, log: str, error: StorageError) -> None:
+    def failed(self, log: str, error: StorageError, broken: bool) -> None:
+        """`broken`: no later write to that log will work."""
         with self._lock:
             self._failures[log] = error
             self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
+        if broken:
+            self._on_fatal(error)
 
     def worked(self, log: str) -> None:
         if log in self._failures:

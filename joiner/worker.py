@@ -2,6 +2,7 @@
 
 import contextlib
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -31,7 +32,7 @@ class Worker:
 
     `directory` is this joiner's own and keeps its intents; one restarted after a crash must find the same
     directory, output and name. `address` goes into the tokens. `drain`: the primary logs grow no more, so an
-    absent primary event is final.
+    absent primary event is final. `on_fatal` is told, from any thread, of what only a restart can mend.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Worker:
         clock: Clock,
         rng: Random,
         drain: bool = False,
+        on_fatal: Callable[[BaseException], None] = lambda _: None,
         checkpoint: Checkpoint = lambda _: None,
     ) -> None:
         """Opens and repairs the logs. AdapterError, CorruptStateError, LockedError, StorageError."""
@@ -62,7 +64,7 @@ class Worker:
             journal = IntentJournal(directory / "intents", wanted.fsync)
             opened.callback(journal.close)
             self._journal = journal
-            self._gate = StorageGate(clock)
+            self._gate = StorageGate(clock, on_fatal)
             self._settler = Settler(registry, journal, output, self._gate, checkpoint)
             self._resolver = Resolver(self._settler.settle, rng, self._notices.append)
             self._take_over(journal, output)

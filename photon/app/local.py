@@ -152,6 +152,8 @@ def _watch(
     last_moved, last_seen = time.monotonic(), ""
     while True:
         cluster.supervisor.poll()
+        while cluster.supervisor.notices:
+            display.notice(cluster.supervisor.notices.pop())
         dispatchers, eventstores, joiners = reader.read()
         now = time.monotonic()
         for name, status in reader.named():
@@ -180,6 +182,8 @@ def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> No
     for status in statuses:
         for file, size in status["unended"].items():
             display.notice(f"{file} ends in a partly written line ({size} bytes), left for the next run")
+        for file, reason in status.get("unreadable", {}).items():
+            display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
 def _tell(display: RunDisplay, name: str, status: dict[str, Any]) -> None:

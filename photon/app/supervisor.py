@@ -57,6 +57,8 @@ class Supervisor:
         self._log_directory = log_directory
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, Child] = {}
+        self.notices: list[str] = []
+        """What died and why, in a line each; the caller takes them."""
 
     def start(self, name: str, arguments: Sequence[str]) -> None:
         """`arguments` are those of the photon command."""
@@ -119,6 +121,8 @@ class Supervisor:
     def _on_exit(self, child: Child, status: int, now: float) -> None:
         if status in FINAL_STATUS:
             raise ProcessFailedError(f"{child.name}: {last_message(child.log)}")
+        why = f"killed by signal {-status}" if status < 0 else last_message(child.log)
+        self.notices.append(f"{child.name} ended ({why}); started again")
         child.process = None
         child.failures = 0 if now - child.started > STABLE_S else child.failures + 1
         delay = RESTART_DELAY_S_MIN * 2.0 ** max(0, child.failures - 1)

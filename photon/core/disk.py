@@ -30,6 +30,14 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
+def make_directory(directory: Path) -> None:
+    """Create it and what is missing above it, durably. Raises OSError."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
+
+
 def storage_error(error: OSError, path: Path) -> StorageError:
     """The error to raise (from the OSError) when a write, sync or open of `path` failed."""
     if error.errno in _FULL:
@@ -55,7 +63,7 @@ class DirectoryLock:
         """LockedError if another process has it; StorageError if there can be no directory."""
         path = directory / _LOCK_NAME
         with storage_errors(path):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from photon.core.disk import storage_error, storage_errors, sync_directory, write_all
+from photon.core.disk import make_directory, storage_error, storage_errors, sync_directory, write_all
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 
@@ -43,7 +43,7 @@ class RotatingLog:
         self._syncing = False
         self._synced = LogPosition(-1, 0)
         with storage_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
         numbers = self.file_numbers()
         self._file = numbers[-1] if numbers else 0
         self._fd = self._open(self._file)
@@ -69,6 +69,11 @@ class RotatingLog:
     def synced(self) -> LogPosition:
         """Everything before is durable."""
         return self._synced
+
+    @property
+    def broken(self) -> bool:
+        """No write will work any more: only a restart can tell what is on disk."""
+        return self._failure is not None
 
     def append(self, data: bytes) -> LogPosition:
         """Write whole lines (readable at once, durable after sync). The position after them.

@@ -77,7 +77,6 @@ class Registry:
     batches_in_flight_max: int = _bounded(16, 1, 1024)
     election_timeout_ms: int = _bounded(300, 50, 60_000)
     request_timeout_s: float = _bounded(10.0, 0.1, 600)
-    fsync: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,8 @@ def _build(cls: Any, document: Mapping[str, Any], source: str, section: str) -> 
     known = {f.name: f for f in dataclasses.fields(cls)}
     values: dict[str, Any] = {}
     for name, value in document.items():
-        where = f"{section}.{name}" if section else name
+        shown = name if name.isprintable() else repr(name)[1:-1]
+        where = f"{section}.{shown}" if section else shown
         if name not in known:
             raise SettingsError(
                 f"{source}: unknown {_kind(section)} '{where}'{_nearest(name, known, section)}"

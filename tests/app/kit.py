@@ -18,10 +18,8 @@ def photon(*arguments: object, timeout: float = 100.0, cwd: Path | None = None) 
     )
 
 
-def start_photon(*arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*PHOTON, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start_photon(*arguments: object, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    return subprocess.Popen([*PHOTON, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr, text=True)
 
 
 def join_arguments(logs: Path, out: Path, *more: object) -> list[object]:

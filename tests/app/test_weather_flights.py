@@ -169,6 +169,14 @@ def test_lines_that_are_no_joined_events_are_found(tmp_path: Path) -> None:
     assert [line.split(": ")[0].rpartition(":")[2] for line in report.examples] == ["2", "3", "4", "5"]
 
 
+def test_a_last_line_without_its_end_is_found(tmp_path: Path) -> None:
+    report = check_pairs(
+        write_joined(tmp_path, east_0=joined_line("c1", "q1") + joined_line("c2", "q1")[:-1])
+    )
+    assert (report.lines, report.unreadable, report.distinct) == (2, 1, 1)
+    assert report.problems(2, report.sha256)[0] == "1 lines are no joined event"
+
+
 def test_fields_have_the_names_of_the_settings(tmp_path: Path) -> None:
     settings = parse_settings({"primary": {"id": "span"}, "foreign": {"id": "log", "primary_id": "of"}})
     joined = write_joined(tmp_path, east_0=b'{"log":1,"of":"2","primary":{"span":2}}\n')

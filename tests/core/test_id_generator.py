@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -223,6 +224,16 @@ def test_a_suspended_machine_asks_at_once_and_goes_on_in_the_present() -> None:
     assert ids.next_us() == world.true_us
 
 
+def test_a_source_that_goes_back_together_with_the_machines_clock_is_not_believed() -> None:
+    """As when the source is the machine's own clock: no monotonic clock runs ahead by an hour."""
+    world = World()
+    ids = generator(world)
+    world.answer = lambda: world.true_us - 3_600_000_000
+    world.wall_off_us = -3_600_000_000
+    assert not ids.synchronise_if_due() and world.asked == 2
+    assert ids.next_us() == world.true_us
+
+
 def test_a_source_that_is_silent_from_the_start_makes_no_generator() -> None:
     world = World()
     world.answer = fail
@@ -271,6 +282,20 @@ def test_many_threads_never_get_the_same_id() -> None:
         batches = list(pool.map(lambda n: ids.next_texts(n % 7 + 1), range(2000)))
     texts = [text for batch in batches for text in batch]
     assert len(set(texts)) == len(texts)
+
+
+def test_threads_that_wait_for_the_mark_together_get_ids_of_their_own() -> None:
+    class SlowMark:
+        def load(self) -> int:
+            return 0
+
+        def store(self, us: int) -> None:
+            time.sleep(0.01)  # as a disk does, it lets the other threads run
+
+    ids = generator(World(), mark=SlowMark())
+    with ThreadPoolExecutor(8) as pool:
+        times = list(pool.map(lambda _: ids.next_us(), range(8)))
+    assert len(set(times)) == 8
 
 
 def test_the_thread_asks_the_source_while_the_generator_is_open() -> None:

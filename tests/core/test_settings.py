@@ -27,14 +27,14 @@ def test_without_a_file_the_defaults_hold() -> None:
 def test_settings_are_read_from_their_sections(tmp_path: Path) -> None:
     path = tmp_path / "photon.toml"
     path.write_text(
-        '[primary]\nid = "span"\n[foreign]\ntime_unit = "ns"\n[registry]\nshards = 4\nfsync = false\n'
+        '[primary]\nid = "span"\n[foreign]\ntime_unit = "ns"\n[registry]\nshards = 4\n[joiner]\nfsync = false\n'
         "[logs]\nscan_interval_s = 2\n"
     )
     settings = load_settings(path)
     assert (settings.primary.id, settings.foreign.time_unit) == ("span", "ns")
-    assert (settings.registry.shards, settings.registry.fsync) == (4, False)
+    assert (settings.registry.shards, settings.joiner.fsync) == (4, False)
     assert settings.logs.scan_interval_s == 2.0 and type(settings.logs.scan_interval_s) is float
-    assert settings.joiner == Settings().joiner
+    assert settings.dispatcher == Settings().dispatcher
 
 
 def test_settings_come_back_from_the_document_handed_to_another_process() -> None:
@@ -64,7 +64,7 @@ def test_settings_cannot_be_changed_once_read() -> None:
         ("[registry]\nshards = 4.0", "'registry.shards' must be a whole number, not 4.0"),
         ("[registry]\nshards = true", "'registry.shards' must be a whole number, not True"),
         ("[registry]\nshards = [4]", "'registry.shards' must be a whole number, not [4]"),
-        ("[registry]\nfsync = 1", "'registry.fsync' must be true or false, not 1"),
+        ("[joiner]\nfsync = 1", "'joiner.fsync' must be true or false, not 1"),
         ("[logs]\nscan_interval_s = '1'", "'logs.scan_interval_s' must be a number, not '1'"),
         ("[logs]\nscan_interval_s = true", "'logs.scan_interval_s' must be a number, not True"),
         ("[primary]\nid = 5", "'primary.id' must be a string, not 5"),
@@ -124,7 +124,7 @@ sections = [field.name for field in dataclasses.fields(Settings)]
     st.dictionaries(
         st.sampled_from(sections) | st.text(max_size=5),
         scalars
-        | st.dictionaries(st.sampled_from(["id", "time", "shards", "fsync", "x"]), scalars, max_size=3),
+        | st.dictionaries(st.sampled_from(["id", "time", "shards", "replicas", "x"]), scalars, max_size=3),
         max_size=3,
     )
 )

@@ -324,6 +324,26 @@ def test_reading_pauses_when_the_retry_queue_is_full_and_goes_on_as_it_empties(s
     until(lambda: server.status()["fates"]["joined"] == 5_000)
 
 
+def test_what_finishes_before_an_earlier_batch_of_its_file_is_not_counted_yet(site, running):
+    held = threading.Event()
+
+    def before(events):
+        if click_number(events[0]) == 0:
+            assert held.wait(20)
+
+    site.joiner.before = before
+    site.joiner.answer = lambda line, _tries: (Joined(2 if click_number(line) % 2 else 0), None)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 40))
+    server = running(fast_settings(batch_events_max=10, batches_in_flight_max=4))
+    until(lambda: sum(site.joiner.batches) == 30)
+    (site.logs / "b.jsonl").write_bytes(clicks(40, 50))
+    until(lambda: server.status()["foreign_events"] == 10)
+    assert (server.status()["in_flight"], len(site.letters())) == (40, 5)
+    held.set()
+    until(lambda: server.status()["foreign_events"] == 50)
+    assert (server.status()["in_flight"], len(site.letters())) == (0, 25)
+
+
 def test_stopping_records_what_is_under_way_and_the_next_start_goes_on(site, running):
     (site.logs / "a.jsonl").write_bytes(clicks(0, 30_000))
     for _ in range(4):
@@ -397,6 +417,13 @@ def test_an_unexpected_failure_ends_the_dispatcher_instead_of_a_thread(site, run
     server.stop()
     site.joiner.before = lambda _: None
     assert site.drain()["fates"]["joined"] == 10
+
+
+def test_stopping_twice_or_before_the_start_does_no_harm(site):
+    server = site.server()
+    server.stop()
+    server.stop()
+    site.server().stop()
 
 
 def test_status_is_served(site, running):

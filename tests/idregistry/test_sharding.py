@@ -37,6 +37,8 @@ def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shard
     assert len({part.shard for part in parts}) == len(parts)
     for part in parts:
         assert set(shard_of(part.ids, shards).tolist()) == {part.shard}
+        # In their old order: of an id that stands twice, the first must win.
+        assert part.rows is None or (np.diff(part.rows) > 0).all()
     # The id's own first byte stands for its outcome.
     outcomes = [part.ids[::16] for part in parts]
     assert merge_outcomes(parts, outcomes, count) == ids[::16] if parts else count == 0

@@ -1,8 +1,10 @@
 """Adapters: the default splice, users' code, and what goes wrong with it (paper 3.3.1)."""
 
 import json
+import re
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -187,3 +189,11 @@ def test_an_adapter_that_cannot_be_loaded_is_told_with_what_where_and_how_to_men
     assert message in str(told.value)
     assert str(told.value).startswith(f"adapter.use = '{use}': ")
     assert "\n" not in str(told.value)
+
+
+def test_the_examples_of_the_guide_work(module, capsys):
+    guide = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text("utf-8")
+    adapters, trying = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    module(adapters, "users_guide")
+    exec(trying.replace("my_adapters", "users_guide"))
+    assert capsys.readouterr().out == "{'id': 'c1', 'primary_id': 'q1', 'campaign': 7}\n"

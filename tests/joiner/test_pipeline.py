@@ -323,8 +323,11 @@ def test_a_full_disk_under_the_intents_registers_nothing_until_a_request_gets_th
     assert output_lines(tmp_path) == lines_of("ab")
 
 
-def test_after_a_failed_sync_of_the_intents_nothing_is_registered(make, registry, monkeypatch):
-    worker = make(settings=settings(fsync=True))
+def test_after_a_failed_sync_of_the_intents_nothing_is_registered_and_a_restart_is_asked_for(
+    make, registry, monkeypatch
+):
+    fatal = []
+    worker = make(settings=settings(fsync=True), on_fatal=fatal.append)
     with monkeypatch.context() as broken:
 
         def fail(_fd):
@@ -335,6 +338,7 @@ def test_after_a_failed_sync_of_the_intents_nothing_is_registered(make, registry
             worker.join(batch_of(["a"]))
     assert registry.commits == 0
     assert worker.status()["unresolved"] == 0
+    assert "Input/output error" in str(fatal[0])
 
 
 def test_a_sync_that_could_not_begin_does_not_write_the_lines_twice(make, registry, monkeypatch, tmp_path):

@@ -263,6 +263,7 @@ class Simulation:
         self.refused: dict[bytes, set[int]] = defaultdict(set)
         self.history: dict[int, bytes] = {}
         self.findings = Findings()
+        self._crash_chance = self.rng.choice([0.001, 0.005, 0.02])
         self._newest = 0
         self._token = 0
         self._retries: list[bytes] = []
@@ -322,7 +323,7 @@ class Simulation:
             network.slow[one, other] = rng.choice([0.0, 0.0, 0.1, 0.5, 1.5])
         elif dice < 0.038 and len(network.nodes) > 1:
             self._crash(rng.choice(sorted(network.nodes)))
-        self.disks.crash_chance = 0.002 if len(self.down) < len(self.names) - 1 else 0.0
+        self.disks.crash_chance = self._crash_chance if len(self.down) < len(self.names) - 1 else 0.0
         for name in [name for name, until in self.down.items() if until < self.clock.at]:
             del self.down[name]
             self._start(name)

@@ -197,6 +197,33 @@ def test_dropping_deletes_whole_segments_and_a_gap_is_never_left() -> None:
         again.abandon()
 
 
+def test_a_crash_after_dropping_finds_the_entry_that_follows_the_snapshot() -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(6), 100)
+        journal.append(b"x" * 100, 7, 3)
+        journal.drop_before(7)
+        journal.abandon()  # a crash, in the same turn
+        again = Journal(directory, 100)
+        assert again.entries == [(b"x" * 100, 7, 3)]
+        again.abandon()
+
+
+def test_a_sync_reaches_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(1), 1 << 20)
+        calls = []
+        for name in ("fdatasync", "fsync"):
+            real = getattr(os, name)
+            monkeypatch.setattr(os, name, lambda fd, name=name, real=real: (calls.append(name), real(fd))[1])
+        journal.append(b"x", 2, 1)
+        assert calls == []
+        journal.sync()
+        assert calls == ["fdatasync"]
+        disk.write_file(directory / "small", b"content")
+        assert calls == ["fdatasync", "fsync", "fsync"], "the file, then its directory"
+        journal.abandon()
+
+
 def test_after_a_failed_sync_nothing_is_ever_accepted_again(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")

@@ -1,0 +1,96 @@
+"""What a client makes of a failed call."""
+
+import pytest
+
+from idregistry.messages import LEADER_DETAILS
+from idregistry.retries import (
+    Failure,
+    PartCall,
+    delay_s,
+    final_error,
+    named_leader,
+    next_address,
+    try_timeout_s,
+)
+from idregistry.sharding import ShardPart
+from photon.core.errors import NoQuorumError, OverloadedError, PhotonError, UnavailableError
+
+ADDRESSES = ["a:1", "b:1", "c:1"]
+
+
+def call(shard: int = 0) -> PartCall:
+    return PartCall(ShardPart(shard, bytes(16), bytes(8), None))
+
+
+def failed(*failures: Failure, leader: str | None = None) -> PartCall:
+    made = call()
+    for failure in failures:
+        made.failed(failure, "a:1", "details", leader)
+    return made
+
+
+def test_the_leader_that_is_named_is_asked_next_else_the_next_in_the_list() -> None:
+    assert next_address(ADDRESSES, "a:1", Failure.NOT_LEADER, "c:1") == "c:1"
+    assert next_address(ADDRESSES, "a:1", Failure.NOT_LEADER, None) == "b:1"
+    assert next_address(ADDRESSES, "c:1", Failure.UNKNOWN, None) == "a:1"
+
+
+def test_an_overloaded_leader_is_asked_again() -> None:
+    assert next_address(ADDRESSES, "b:1", Failure.OVERLOADED, None) == "b:1"
+
+
+@pytest.mark.parametrize(
+    ("details", "leader"),
+    [
+        ("leader=b:1", "b:1"),
+        ("leader=", None),
+        ("leader=a:1", None),
+        ("leader=stranger:1", None),
+        ("b:1", None),
+    ],
+)
+def test_only_a_leader_among_our_own_addresses_is_followed(details: str, leader: str | None) -> None:
+    assert named_leader(details, LEADER_DETAILS, ADDRESSES, asked="a:1") == leader
+
+
+def test_replicas_that_send_us_round_in_a_circle_are_followed_only_so_far() -> None:
+    made = call()
+    followed = [made.failed(Failure.NOT_LEADER, "a:1", "details", "b:1") for _ in range(9)]
+    assert followed == [True, True, False] * 3
+
+
+def test_waits_grow_to_a_bound_with_jitter() -> None:
+    shortest = [delay_s(n, lambda low, _high: low) for n in range(100)]
+    longest = [delay_s(n, lambda _low, high: high) for n in range(100)]
+    assert longest[:4] == [0.005, 0.01, 0.02, 0.04]
+    assert longest[-1] == 0.25
+    assert shortest == [delay / 2 for delay in longest]
+
+
+def test_one_try_leaves_time_to_ask_another_replica() -> None:
+    assert try_timeout_s(10.0, 10.0) == 2.5
+    assert try_timeout_s(10.0, 1.0) == 1.0
+    assert try_timeout_s(0.1, 0.1) == 0.1
+
+
+@pytest.mark.parametrize(
+    ("calls", "error"),
+    [
+        ([failed(Failure.OVERLOADED)], OverloadedError),
+        ([failed(Failure.OVERLOADED), failed(Failure.OVERLOADED)], OverloadedError),
+        ([failed(Failure.UNKNOWN, Failure.OVERLOADED)], UnavailableError),
+        ([failed(Failure.OVERLOADED), failed(Failure.UNKNOWN)], UnavailableError),
+        ([failed(Failure.NOT_LEADER)], NoQuorumError),
+        ([failed(Failure.UNKNOWN)], UnavailableError),
+    ],
+)
+def test_overloaded_is_said_only_where_certainly_nothing_was_done(
+    calls: list[PartCall], error: type[PhotonError]
+) -> None:
+    assert type(final_error(calls, 1.0)) is error
+
+
+def test_a_call_of_which_one_shard_was_committed_is_not_called_overloaded() -> None:
+    done = call()
+    done.outcomes = b"\0"
+    assert type(final_error([done, failed(Failure.OVERLOADED)], 1.0)) is UnavailableError

@@ -1,0 +1,134 @@
+"""The joiner with the real IdRegistry (three replicas), the real EventStore and real logs, all over gRPC."""
+
+import json
+import random
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from eventstore.client import EventStoreClient
+from eventstore.server import EventStoreServer
+from joiner.client import ForeignColumns, JoinerClient
+from joiner.server import JoinerServer
+from photon.core.clock import SystemClock
+from photon.core.columns import join_lines, pack_times, split_lines
+from photon.core.fates import Joined
+from photon.core.ids import IdPacker
+from photon.core.settings import Settings, parse_settings
+from tests.idregistry.cluster import Cluster, wait_until
+
+pytestmark = pytest.mark.cluster
+
+QUERIES = 3_000
+
+
+def query(number):
+    return json.dumps({"id": f"query-{number}", "ts_us": number, "terms": "words"}).encode()
+
+
+def click(number):
+    return json.dumps({"id": f"click-{number}", "primary_id": f"query-{number}", "ts_us": number}).encode()
+
+
+def clicks(numbers):
+    packer = IdPacker()
+    count = len(numbers)
+    return ForeignColumns(
+        packer.pack([f"click-{n}" for n in numbers]),
+        packer.pack([f"query-{n}" for n in numbers]),
+        pack_times(list(numbers)),
+        join_lines([click(n) for n in numbers]),
+        np.zeros(count, "<u4").tobytes(),
+        pack_times([time.time_ns() // 1_000] * count),
+    )
+
+
+def joined_numbers(root):
+    lines = [line for log in (root / "joined").rglob("*.jsonl") for line in split_lines(log.read_bytes())]
+    for line in lines[:50]:
+        number = json.loads(line)["ts_us"]
+        assert line == click(number)[:-1] + b',"primary":' + query(number) + b"}"
+    return Counter(json.loads(line)["ts_us"] for line in lines)
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    cluster = Cluster(tmp_path / "registry")
+    cluster.start()
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path / "queries").mkdir()
+    (tmp_path / "queries" / "q.jsonl").write_bytes(join_lines([query(n) for n in range(QUERIES)]))
+    server = EventStoreServer(
+        Settings(), "127.0.0.1:0", tmp_path / "store", [str(tmp_path / "queries")], tmp_path / "letters",
+        SystemClock(), drain=True,
+    )  # fmt: skip
+    server.start()
+    client = EventStoreClient(server.listen, 10.0)
+    wait_until(lambda: client.status()["caught_up"])
+    yield client
+    client.close()
+    server.stop()
+
+
+def test_clicks_are_joined_once_though_the_registry_loses_its_leader_and_joiners_compete(
+    cluster, store, tmp_path
+):
+    settings = parse_settings({"registry": {"request_timeout_s": 10.0}})
+    servers = [
+        JoinerServer(
+            settings, f"joiner-{name}", name, "127.0.0.1:0", tmp_path / name, tmp_path,
+            cluster.client(timeout_s=10.0), store, SystemClock(), random.Random(), drain=True,
+        )
+        for name in ("east", "west")
+    ]  # fmt: skip
+    for server in servers:
+        server.start()
+    clients = [JoinerClient([server.listen], 30.0) for server in servers]
+    cluster.leader()
+    told = Counter()
+    for first in range(0, QUERIES, 500):
+        if first == 1_500:
+            cluster.kill(cluster.leader())
+        batch = clicks([*range(first, first + 500), QUERIES + first])
+        for client in clients:
+            told.update(client.join(batch).outcomes)
+    for server in servers:
+        assert server.stop(20)
+    assert joined_numbers(tmp_path) == Counter(range(QUERIES))
+    assert told[Joined.JOINED] == told[Joined.DUPLICATE] == QUERIES
+    assert told[Joined.UNJOINABLE] == 2 * QUERIES // 500
+    for client in clients:
+        client.close()
+
+
+def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_next_start(
+    cluster, store, tmp_path
+):
+    def start():
+        server = JoinerServer(
+            Settings(), "joiner", "east", "127.0.0.1:0", tmp_path / "joiner", tmp_path,
+            cluster.client(timeout_s=0.5), store, SystemClock(), random.Random(), drain=True,
+        )  # fmt: skip
+        server.start()
+        return server
+
+    cluster.leader()
+    cluster.kill()
+    first = start()
+    client = JoinerClient([first.listen], 30.0)
+    assert set(client.join(clicks(range(10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
+    assert not first.stop(0.1)
+    assert joined_numbers(tmp_path) == Counter()
+    cluster.start()
+    second = start()
+    wait_until(lambda: second.status()["unresolved"] == 0)
+    assert second.stop(5)
+    assert joined_numbers(tmp_path) == Counter(range(10))
+    client.close()

@@ -1,0 +1,181 @@
+"""The joiner behind gRPC, as the dispatcher and the operator meet it."""
+
+import random
+import socket
+import threading
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from joiner.client import ForeignColumns, JoinerClient
+from joiner.server import JoinerServer
+from joiner.service import SERVICE_NAME
+from photon.core.clock import ManualClock, SystemClock
+from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
+from photon.core.fates import Found, Joined
+from photon.wire.rpc import open_channel
+from tests.joiner.fakes import (
+    FakeEventStore,
+    FakeRegistry,
+    batch_of,
+    lines_of,
+    output_lines,
+    settings,
+)
+
+
+@pytest.fixture
+def registry():
+    return FakeRegistry()
+
+
+@pytest.fixture
+def store():
+    return FakeEventStore()
+
+
+@pytest.fixture
+def serve(tmp_path, registry, store):
+    servers = []
+
+    def start(listen="127.0.0.1:0", name="joiner", **options):
+        values = {
+            "settings": settings(requests_in_flight_max=2),
+            "clock": SystemClock(),
+            "rng": random.Random(),
+        }
+        server = JoinerServer(
+            name=name,
+            datacenter="east",
+            listen=listen,
+            directory=tmp_path / name,
+            output_root=tmp_path / "out",
+            registry=registry,
+            eventstore=store,
+            **(values | options),
+        )
+        server.start()
+        servers.append(server)
+        return server
+
+    yield start
+    for server in servers:
+        server.stop(1)
+
+
+@pytest.fixture
+def connect():
+    clients = []
+
+    def open_client(*servers):
+        clients.append(JoinerClient([s.listen for s in servers], timeout_s=10))
+        return clients[-1]
+
+    yield open_client
+    for client in clients:
+        client.close()
+
+
+def test_a_batch_goes_there_and_each_event_has_its_own_outcome(serve, connect, store, tmp_path):
+    store.lacks = {"q-b": Found.ABSENT}
+    client = connect(serve(clock=ManualClock(), drain=True))
+    answer = client.join(batch_of(["a", "b", "c", "a"]))
+    assert list(answer.outcomes) == [Joined.JOINED, Joined.UNJOINABLE, Joined.JOINED, Joined.DUPLICATE]
+    assert answer.reasons == {1: "no primary event in the logs"}
+    assert output_lines(tmp_path) == lines_of("ac")
+
+
+def test_a_large_batch_is_joined_whole(serve, connect, tmp_path):
+    names = [f"n{number}" for number in range(20_000)]
+    assert connect(serve()).join(batch_of(names)).outcomes == bytes(20_000)
+    assert output_lines(tmp_path) == lines_of(names)
+
+
+def test_the_status_tells_what_the_supervisor_asks(serve, connect):
+    client = connect(serve())
+    client.join(batch_of(["a", "b"]))
+    assert client.status() == {
+        "joined": 2,
+        "in_flight": 0,
+        "unresolved": 0,
+        "storage_error": None,
+        "notices": [],
+    }
+
+
+def test_batches_go_to_the_joiners_in_turn(serve, connect):
+    servers = [serve(name="one"), serve(name="two")]
+    client = connect(*servers)
+    for number in range(4):
+        client.join(batch_of([f"e{number}"]))
+    assert [server.status()["joined"] for server in servers] == [2, 2]
+
+
+def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, connect, store):
+    server = serve()
+    client = connect(server)
+    store.hold = threading.Event()
+    threads = [threading.Thread(target=client.join, args=(batch_of([name]),)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    while server.status()["in_flight"] < 2:
+        threads[0].join(0.005)
+    with pytest.raises(OverloadedError, match="2 requests are in flight; send again later"):
+        client.join(batch_of(["c"]))
+    store.hold.set()
+    for thread in threads:
+        thread.join()
+
+
+def test_a_malformed_batch_is_told_to_the_caller(serve, connect):
+    batch = batch_of(["a"])
+    broken = ForeignColumns(batch.ids, b"", batch.times, batch.events, batch.tries, batch.first_seen)
+    with pytest.raises(UnavailableError, match="invalid_argument: columns of 1 events: primary_ids"):
+        connect(serve()).join(broken)
+
+
+def test_a_joiner_that_is_not_there_is_unavailable(connect):
+    client = JoinerClient(["127.0.0.1:1"], timeout_s=5)
+    for call in (lambda: client.join(batch_of(["a"])), client.status):
+        with pytest.raises(UnavailableError, match=r"joiner 127\.0\.0\.1:1: unavailable"):
+            call()
+    client.close()
+    with pytest.raises(UsageError):
+        JoinerClient([], timeout_s=5)
+
+
+def test_a_restarted_joiner_ends_what_was_unresolved_and_serves_on_the_same_address(
+    serve, connect, registry, tmp_path
+):
+    first = serve()
+    registry.down = True
+    client = connect(first)
+    assert client.join(batch_of(["a"])).outcomes == bytes([Joined.RETRY_UNAVAILABLE])
+    assert client.status()["unresolved"] == 1
+    assert not first.stop(0.1)
+    registry.down = False
+    second = serve(first.listen)
+    assert connect(second).join(batch_of(["b"])).outcomes == bytes([Joined.JOINED])
+    assert second.stop(20)
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_a_taken_port_is_told_and_the_directory_is_free_again(serve):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(AddressInUseError, match="cannot listen on"):
+            serve(f"127.0.0.1:{taken.getsockname()[1]}")
+    serve()
+
+
+def test_the_health_check_names_the_service(serve):
+    channel = open_channel(serve().listen)
+    stub = health_pb2_grpc.HealthStub(channel)
+    for name in ("", SERVICE_NAME):
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError):
+        stub.Check(health_pb2.HealthCheckRequest(service="photon.nothing"), timeout=10)
+    channel.close()
