@@ -2,7 +2,8 @@
 
     python benchmarks/raft.py [--seconds 5] [--directory DIR]
 
-Prints the machine, then for each size of batch and number in flight: ids/s, and the time from proposal to outcome.
+Prints the machine, then for each size of batch and number in flight: ids/s, and the time from proposal to
+outcome.
 """
 
 import argparse

@@ -1,7 +1,6 @@
 """The local cluster behind `photon join`: starts every process, watches the run, stops, sums up."""
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from photon.app.statuses import StatusReader
 from photon.app.summary import count_lines, merge_fates, percentiles_ms
 from photon.app.supervisor import Supervisor
 from photon.app.topology import DATACENTER_NAMES, Pipeline, Replica, Topology, write_topology
+from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError, SettingsError, StorageError, UsageError
 from photon.core.logfiles import check_patterns
 from photon.core.settings import Settings, load_settings, to_document
@@ -161,10 +161,9 @@ def _watch(
         counts = merge_fates(dispatchers, sum(j.get("joined", 0) for j in joiners))
         display.update(counts, counts["joined"] / (now - began))
         answered = len(dispatchers) == len(eventstores) == len(joiners) == job.datacenters
-        # An open intent is a joined batch on its way from the journal to the output.
-        drained = (
-            answered and all(d["drained"] for d in dispatchers) and not any(j["unresolved"] for j in joiners)
-        )
+        # What a joiner still has in hand may yet be written.
+        at_work = any(j["in_flight"] or j["unresolved"] for j in joiners)
+        drained = answered and not at_work and all(d["drained"] for d in dispatchers)
         if told_to_stop or (drained and not job.follow):
             _tell_unended(display, [*dispatchers, *eventstores])
             return _Run(eventstores, cluster.supervisor.restarts(), now - began)
@@ -288,14 +287,11 @@ def _check_same_registry(work: Path, settings: Settings) -> None:
     partial.replace(path)
 
 
-@contextlib.contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    with (work / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LockedError(f"another photon runs on {work}; wait for it or name another --work") from error
-        yield
+def _locked(work: Path) -> DirectoryLock:
+    try:
+        return DirectoryLock(work)
+    except LockedError as error:
+        raise LockedError(f"another photon runs on {work}; wait for it or name another --work") from error
 
 
 @contextlib.contextmanager

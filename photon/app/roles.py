@@ -118,6 +118,7 @@ def _joiner(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseExc
         clock=clock,
         rng=random.Random(),
         drain=topology.drain,
+        on_fatal=fail,
     )
 
 

@@ -37,6 +37,15 @@ class _Abandoned(Exception):
     """The replica stops before its snapshot is written."""
 
 
+def _finish(job: Job) -> None:
+    try:
+        job.result()
+    except PhotonError:
+        raise
+    except Exception as error:
+        raise StateMachineError(f"what the state machine's freeze returned raised {error!r}") from error
+
+
 class Compactor:
     """Raft thread only; the writing itself is a `Job`."""
 
@@ -78,7 +87,7 @@ class Compactor:
             if not self._job.done():
                 return
             job, self._job = self._job, None
-            job.result()
+            _finish(job)
             if self._snapshots.adopt(self._snapshots.own_temporary, self._covers):
                 self._journal.drop_before(self._keep_from(self._covers.index, needed_index))
         patience = PATIENCE if transferring else 1

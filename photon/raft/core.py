@@ -200,8 +200,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._SyncObj__raftElectionDeadline = 0.0
 
     def append_entries_sent(self) -> None:
-        """The next heartbeat is due a period from now."""
-        self._SyncObj__newAppendEntriesTime = now() + self._timing.heartbeat_s
+        """The next heartbeat is due within a period: at its multiples, so that many groups share a turn."""
+        period = self._timing.heartbeat_s
+        self._SyncObj__newAppendEntriesTime = (now() // period + 1) * period
 
     def deadline(self) -> float:
         """When `tick` must be called again, whatever happens."""

@@ -2,6 +2,7 @@
 written.
 """
 
+import os
 import socket
 from collections import deque
 
@@ -44,7 +45,7 @@ class Link:
         """The socket became writable: connected, or refused."""
         error = self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            raise OSError(error, "could not connect")
+            raise OSError(error, os.strerror(error))
         self.connecting = False
         self._queue(self._handshake.begin())
 

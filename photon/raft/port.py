@@ -91,8 +91,8 @@ class ReplicatedLog(Protocol):
         """Offer a command to the log. Raft thread only: call it from `on_tick` (or from a `done`).
 
         `done` is called exactly once, in the raft thread, in bounded time: possibly before this returns (when
-        refused), with `Unknown` as soon as leadership is lost. Raises ValueError when the command is larger
-        than the settings allow: it could never be accepted, so a retry would be in vain.
+        refused), with `Unknown` as soon as leadership is lost. It must not raise. Raises ValueError when the
+        command is larger than the settings allow: it could never be accepted, so a retry would be in vain.
         """
 
     @property

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 # Strangers that are shaking hands at one time; the oldest makes room for one more.
 STRANGERS_MAX = 64
 HANDSHAKE_S = 5.0
-# Complaints about strangers and lost peers: at most one line in so long.
+# Complaints about strangers: at most one line in so long.
 COMPLAINT_S = 1.0
 _BACKLOG = 64
 _PINGS_A_SILENCE = 4
@@ -80,6 +80,7 @@ class Transport:
         self._next_dial = {peer: 0.0 for peer in peers if peer > node}
         self._dialing: set[str] = set()
         self._complained_at = -COMPLAINT_S
+        self._told_away: set[str] = set()  # peers whose absence was logged
 
     # -- life -------------------------------------------------------------------------------------------
 
@@ -184,8 +185,9 @@ class Transport:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:
-            return  # it was gone again, or no descriptor is free: the next one is taken
+        except OSError as error:
+            self._complain(f"can't accept a connection: {error}")
+            return
         tune(sock)
         strangers = [link for link in self._links.values() if link.peer is None and link.target is None]
         if len(strangers) >= STRANGERS_MAX:
@@ -207,7 +209,7 @@ class Transport:
             pass
         except OSError as error:
             sock.close()
-            self._complain(f"can't connect to {peer}: {error}")
+            self._tell_away(peer, f"can't connect: {error}")
             return
         self._dialing.add(peer)
         self._add(sock, target=peer)
@@ -257,6 +259,8 @@ class Transport:
             self._drop(before, "it has connected anew")
         self._dialing.discard(peer)
         self._up[peer] = link
+        self._told_away.discard(peer)
+        _log.info("raft %s: connected to %s", self._node, peer)
         self._receiver.peer_up(peer)
 
     def _write(self, link: Link) -> None:
@@ -276,7 +280,11 @@ class Transport:
             return
         self._poller.unregister(link.fd)
         link.close()
-        self._complain(f"closed the connection to {link.peer or link.target or 'a stranger'}: {why}")
+        peer = link.peer or link.target
+        if peer is None:
+            self._complain(f"closed the connection of a stranger: {why}")
+        else:
+            self._tell_away(peer, why)
         if link.target is not None:
             self._dialing.discard(link.target)
             self._next_dial[link.target] = self._clock() + self._rng.uniform(
@@ -286,7 +294,14 @@ class Transport:
             del self._up[link.peer]
             self._receiver.peer_down(link.peer)
 
+    def _tell_away(self, peer: str, why: str) -> None:
+        """Once, until it has been connected again."""
+        if peer not in self._told_away:
+            self._told_away.add(peer)
+            _log.warning("raft %s: no connection to %s: %s", self._node, peer, why)
+
     def _complain(self, what: str) -> None:
+        """About strangers: seldom, lest they fill the log."""
         now = self._clock()
         if now - self._complained_at >= COMPLAINT_S:
             self._complained_at = now
