@@ -44,8 +44,8 @@ def sparse_key(run: Run) -> bytes:
     return _SPARSE_KEY.pack(run.server, run.earliest, run.file, run.start)
 
 
-def sparse_entries(runs: Runs, interval_us: int) -> list[list[tuple[bytes, bytes]]]:
-    """(key, value) for each level, in the order of their keys."""
+def sparse_entries(runs: Runs, interval_us: int) -> list[tuple[list[bytes], list[bytes]]]:
+    """Keys and values for each level, in the order of the keys."""
     order = np.lexsort((runs.earliest, runs.server))
     keys = np.empty(len(runs), _KEYS)
     keys["server"], keys["earliest"] = runs.server[order], runs.earliest[order]
@@ -55,8 +55,7 @@ def sparse_entries(runs: Runs, interval_us: int) -> list[list[tuple[bytes, bytes
     width = (runs.latest - runs.earliest)[order]
     levels = sum((width * part <= interval_us).astype(np.int8) for part in LEVEL_PARTS[1:])
     return [
-        list(zip(_split(keys[levels == level]), _split(values[levels == level]), strict=True))
-        for level in range(len(LEVEL_PARTS))
+        (_split(keys[levels == level]), _split(values[levels == level])) for level in range(len(LEVEL_PARTS))
     ]
 
 

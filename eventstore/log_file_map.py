@@ -180,7 +180,7 @@ class LogFileMap:
         chosen = rows if len(opaque) == len(rows.files) else rows.take(opaque)
         order, keys, values = dense_entries(chosen.ids, chosen.files, chosen.starts, chosen.lengths)
         cursor = transaction.cursor(self._dense)
-        _, added = cursor.putmulti(list(zip(keys, values, strict=True)), overwrite=False)
+        _, added = cursor.putmulti(zip(keys, values, strict=True), overwrite=False)
         if added == len(keys):
             return []
         stored = dict(cursor.getmulti(keys))
@@ -202,9 +202,9 @@ class LogFileMap:
         for old, new in extended:
             if (level_of(old, interval_us), sparse_key(old)) != (level_of(new, interval_us), sparse_key(new)):
                 transaction.delete(sparse_key(old), db=self._sparse[level_of(old, interval_us)])
-        for db, entries in zip(self._sparse, sparse_entries(runs, interval_us), strict=True):
-            if entries:
-                transaction.cursor(db).putmulti(entries)
+        for db, (keys, values) in zip(self._sparse, sparse_entries(runs, interval_us), strict=True):
+            if keys:
+                transaction.cursor(db).putmulti(zip(keys, values, strict=True))
         return opened
 
     def _look_up_dense(

@@ -6,56 +6,71 @@ an id (lines that can't be read) come to one row whose id is null.
 
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from photon.core.fates import Fate
 from spark.verdicts import Verdict
 
+_FOREIGN, _JOINED, _LETTER, _PRIMARY = "foreign", "joined", "letter", "primary"
 _FATES: Final = (Fate.FILTERED, Fate.EXPIRED, Fate.UNJOINABLE, Fate.MALFORMED)
 
 
 def claims(foreign: DataFrame, joined: DataFrame) -> DataFrame:
-    """One row a foreign or joined line: id, source, primary_id, content, datacenter."""
-    rows = foreign.withColumn("source", F.lit("foreign"))
-    return rows.unionByName(joined.withColumn("source", F.lit("joined")), allowMissingColumns=True)
+    """One row a foreign or joined line: id, source, the primary it names or holds, the content of that."""
+    rows = foreign.withColumn("source", F.lit(_FOREIGN))
+    return rows.unionByName(joined.withColumn("source", F.lit(_JOINED)), allowMissingColumns=True)
 
 
 def against_primaries(rows: DataFrame, primaries: DataFrame) -> DataFrame:
-    """Adds to each claim `known`: its primary is in the logs, and `altered`: none there has its content."""
-    logs = primaries.groupBy(F.col("id").alias("primary_id")).agg(F.collect_set("content").alias("contents"))
-    known = F.col("contents").isNotNull()
-    altered = F.col("content").isNotNull() & ~F.coalesce(
-        F.array_contains("contents", F.col("content")), F.lit(False)
+    """Adds to each claim `known`: its primary is in the logs, and `same`: one there has its content.
+
+    A window, not a join: an id may stand several times in the logs, with different contents, and a claim must
+    stay one row.
+    """
+    logs = primaries.select(
+        F.lit(_PRIMARY).alias("source"), F.col("id").alias("primary_id"), F.col("content")
     )
-    return (
-        rows.join(logs, "primary_id", "left")
-        .withColumn("known", known)
-        .withColumn("altered", altered)
-        .drop("contents")
-    )
+    together = rows.where("primary_id IS NOT NULL").unionByName(logs, allowMissingColumns=True)
+    in_logs = F.bool_or(F.col("source") == _PRIMARY)
+    looked_up = together.withColumn("same", in_logs.over(Window.partitionBy("primary_id", "content")))
+    looked_up = looked_up.withColumn("known", in_logs.over(Window.partitionBy("primary_id")))
+    none = rows.where("primary_id IS NULL").withColumn("same", F.lit(False)).withColumn("known", F.lit(False))
+    return looked_up.where(F.col("source") != _PRIMARY).unionByName(none)
 
 
 def without_primaries(rows: DataFrame) -> DataFrame:
     """The same columns where the primary logs are not given: then nothing is held against an event."""
-    return rows.withColumn("known", F.lit(False)).withColumn("altered", F.lit(False))
+    return rows.withColumn("known", F.lit(False)).withColumn("same", F.lit(True))
 
 
 def accounts(rows: DataFrame, letters: DataFrame) -> DataFrame:
-    """Claims and dead letters -> one row an id: where it stands, what it names, what was joined with it."""
-    rows = rows.unionByName(letters.withColumn("source", F.lit("letter")), allowMissingColumns=True)
-    foreign, joined = F.col("source") == "foreign", F.col("source") == "joined"
-    return rows.groupBy("id").agg(
+    """Claims and dead letters -> one row an id: where it stands, and whether it holds what it should.
+
+    Counts `lines` (in the inputs), `joined`, `letters`, of each fate of a letter, and of the joined lines:
+    `not_named`, with a primary that no line of the inputs names; `empty`, with none; `altered`, with one whose
+    content is in no log. `joinable`: a primary it names is in the logs.
+
+    Only counts and flags, first by id and primary, then by id: a set of texts an id costs several times more.
+    """
+    rows = rows.unionByName(letters.withColumn("source", F.lit(_LETTER)), allowMissingColumns=True)
+    foreign, joined, letter = (F.col("source") == source for source in (_FOREIGN, _JOINED, _LETTER))
+    pairs = rows.repartition("id").groupBy("id", "primary_id")
+    by_pair = pairs.agg(
         F.count_if(foreign).alias("lines"),
         F.count_if(joined).alias("joined"),
-        F.count_if(F.col("source") == "letter").alias("letters"),
-        F.collect_set(F.when(foreign, F.col("primary_id"))).alias("primary_ids"),
-        F.collect_set(F.when(joined, F.col("primary_id"))).alias("joined_with"),
-        F.count_if(joined & F.col("primary_id").isNull()).alias("joined_with_none"),
-        F.sort_array(F.collect_set("datacenter")).alias("datacenters"),
-        F.sort_array(F.collect_set("fate")).alias("fates"),
+        F.count_if(joined & ~F.col("same")).alias("altered"),
         F.bool_or(foreign & F.col("known")).alias("joinable"),
-        F.bool_or(joined & F.col("altered")).alias("altered"),
+        F.count_if(letter).alias("letters"),
+        *(F.count_if(F.col("fate") == fate.value).alias(fate.value) for fate in _FATES),
+    )
+    holds_none = F.col("primary_id").isNull()
+    sums = ("lines", "joined", "altered", "letters", *(fate.value for fate in _FATES))
+    return by_pair.groupBy("id").agg(
+        *(F.sum(name).alias(name) for name in sums),
+        F.sum(F.when(~holds_none & (F.col("lines") == 0), F.col("joined")).otherwise(0)).alias("not_named"),
+        F.sum(F.when(holds_none, F.col("joined")).otherwise(0)).alias("empty"),
+        F.bool_or("joinable").alias("joinable"),
     )
 
 
@@ -67,10 +82,9 @@ def judged(rows: DataFrame, adapted: bool = False) -> DataFrame:
     datacenters made of it; among the dead letters the one that no later log can change comes first.
     """
     joined, once = F.col("joined") > 0, F.col("joined") == 1
-    named = F.size(F.array_except("joined_with", "primary_ids")) == 0
-    wrong = ~named if adapted else ~named | (F.col("joined_with_none") > 0)
-    altered = F.lit(False) if adapted else F.col("altered")
-    filtered, expired, unjoinable, malformed = (_has(fate) for fate in _FATES)
+    wrong = F.col("not_named") + (0 if adapted else F.col("empty")) > 0
+    altered = F.lit(False) if adapted else F.col("altered") > 0
+    filtered, expired, unjoinable, malformed = (F.col(fate.value) > 0 for fate in _FATES)
     rules: list[tuple[Column, Verdict]] = [
         (F.col("id").isNull(), Verdict.UNREADABLE),
         ((F.col("lines") == 0) & joined, Verdict.ALIEN),
@@ -92,10 +106,6 @@ def judged(rows: DataFrame, adapted: bool = False) -> DataFrame:
     return rows.withColumn("verdict", verdict)
 
 
-def _has(fate: Fate) -> Column:
-    return F.array_contains("fates", fate.value)
-
-
 def totals(rows: DataFrame) -> DataFrame:
     """Judged accounts -> one row a verdict: events, lines, joined, letters, and one id as an example."""
     return rows.groupBy("verdict").agg(
@@ -110,6 +120,4 @@ def totals(rows: DataFrame) -> DataFrame:
 def details(rows: DataFrame) -> DataFrame:
     """Judged accounts -> what is kept of each id: everything but the row of the unreadable lines."""
     kept = rows.where(F.col("id").isNotNull())
-    return kept.select(
-        "id", "verdict", "lines", "primary_ids", "joined", "joined_with", "datacenters", "letters", "fates"
-    )
+    return kept.select("id", "verdict", "lines", "joined", "letters", *(fate.value for fate in _FATES))

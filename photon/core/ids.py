@@ -25,6 +25,8 @@ DEFAULT_KEY: Final = b"photon"
 
 _SERVER_CACHE_MAX: Final = 65_536
 _DIGITS_MAX: Final = 18  # fits a signed 64-bit integer whatever the digits
+_TAIL: Final = 17  # a colon and the 16 digits of a timestamp of our days
+_POWERS: Final = 10 ** np.arange(_TAIL - 2, -1, -1, dtype=np.int64)
 _OPAQUE_NIBBLE: Final = 0xE0
 _IPV6_NIBBLE: Final = 0xF0
 _SERVER: Final = re.compile(r"(?:(\d+\.\d+\.\d+\.\d+)|\[([0-9a-f:]+)\]):(0|[1-9]\d*)", re.ASCII)
@@ -46,11 +48,28 @@ class IdPacker:
             return b""
         if ":" not in texts[0] and not any(":" in t for t in texts):
             return self._pack_opaque(texts)
+        packed = self._pack_alike(texts)
+        if packed is not None:
+            return packed
         heads, _, tails = zip(*[t.rpartition(":") for t in texts], strict=True)
         keys = self._server_keys(heads)
         if None not in keys and _all_canonical(tails):
-            return _photon_column(keys, tails)
+            return _photon_column(keys, _times(tails))
         return self._pack_mixed(texts, keys, tails)
+
+    def _pack_alike(self, texts: Sequence[str]) -> bytes | None:
+        """The common batch at a third of the cost: photon ids of the years 2001 to 2286; None for others."""
+        joined = "".join([t[-_TAIL:] for t in texts])
+        if len(joined) != _TAIL * len(texts) or not joined.isascii():
+            return None
+        tails = np.frombuffer(joined.encode("ascii"), np.uint8).reshape(-1, _TAIL)
+        digits = tails[:, 1:] - ord("0")
+        if (tails[:, 0] != ord(":")).any() or (digits[:, 0] == 0).any() or (digits > 9).any():
+            return None
+        keys = self._server_keys([t[:-_TAIL] for t in texts])
+        if None in keys:
+            return None
+        return _photon_column(keys, digits.astype(np.int64) @ _POWERS)
 
     def _pack_mixed(self, texts: Sequence[str], keys: Sequence[bytes | None], tails: Sequence[str]) -> bytes:
         """Photon and opaque ids in one batch: each kind is packed by itself and put in its rows."""
@@ -60,7 +79,7 @@ class IdPacker:
         rows = np.array(photon, np.bool_)
         column = np.empty(len(texts), f"V{ID_BYTES}")
         column[~rows] = np.frombuffer(self._pack_opaque(list(compress(texts, ~rows))), f"V{ID_BYTES}")
-        packed = _photon_column(list(compress(keys, photon)), list(compress(tails, photon)))
+        packed = _photon_column(list(compress(keys, photon)), _times(list(compress(tails, photon))))
         column[rows] = np.frombuffer(packed, f"V{ID_BYTES}")
         return column.tobytes()
 
@@ -108,11 +127,15 @@ class IdPacker:
         return bytes([key[0] & 0x0F | _IPV6_NIBBLE]) + key[1:]
 
 
-def _photon_column(keys: Sequence[bytes | None], tails: Sequence[str]) -> bytes:
-    """N server keys and N decimal timestamps -> 16 x N bytes."""
+def _times(tails: Sequence[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(int, tails), np.int64, len(tails))
+
+
+def _photon_column(keys: Sequence[bytes | None], times: npt.NDArray[np.int64]) -> bytes:
+    """N server keys and N timestamps -> 16 x N bytes."""
     column = np.empty((len(keys), 2), ">u8")
     column[:, 0] = np.frombuffer(b"".join(keys), ">u8")  # type: ignore[arg-type]
-    column[:, 1] = np.fromiter(map(int, tails), np.int64, len(tails))
+    column[:, 1] = times
     return column.tobytes()
 
 

@@ -136,7 +136,7 @@ def _fixed_part(pattern: str) -> str:
 
 
 def _matches(pattern: str) -> Iterable[str]:
-    if Path(pattern).is_dir():
+    if os.path.isdir(pattern):
         pattern = str(Path(glob.escape(pattern)) / "*")
     return glob.iglob(pattern, recursive=True)
 

@@ -4,8 +4,9 @@ from photon.raft.codec import Message
 
 
 class HeldAcks:
-    """What a follower will say once what it says is true. In order for each peer; successes are
-    cumulative.
+    """What a follower will say once what it says is true.
+
+    In order for each peer; successes are cumulative.
     """
 
     def __init__(self) -> None:

@@ -16,8 +16,9 @@ class Ballot:
     """`store` returns when term and vote are on disk: only then may any message speak of them."""
 
     def __init__(self, directory: Path, node: str, group: int) -> None:
-        """Read the file where there is one. Raises CorruptStateError when it is damaged or another
-        replica's.
+        """Read the file where there is one.
+
+        Raises CorruptStateError when it is damaged or another replica's.
         """
         self.path = directory / _FILE
         self.node = node

@@ -35,9 +35,7 @@ class MessageError(PhotonError):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotPiece:
-    """Bytes from `offset` on of the snapshot file, of `total` bytes, that ends with entry `index` of
-    `term`.
-    """
+    """Bytes from `offset` on of a snapshot file, of `total` bytes, up to entry `index` of `term`."""
 
     index: int
     term: int

@@ -124,9 +124,7 @@ class Compactor:
             yield chunk
 
     def _keep_from(self, snapshot_index: int, needed_index: int | None) -> int:
-        """The first entry to keep: a short tail for those that lag a little, a longer one for a live
-        follower.
-        """
+        """The first entry to keep: a short tail, a longer one where a live follower needs it."""
         journal, limits = self._journal, self._limits
         entries, first = journal.entries, journal.first_index
         keep = snapshot_index

@@ -56,8 +56,9 @@ _FOLLOWER = 0
 
 
 def now() -> float:
-    """The library's clock (seconds, monotonic), which all deadlines here are on. A simulation replaces it
-    there.
+    """The library's clock (seconds, monotonic), which all deadlines here are on.
+
+    A simulation replaces it there.
     """
     return cast(float, syncobj.monotonicTime())
 
@@ -85,8 +86,9 @@ class CoreRules(Protocol):
 
 
 class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
-    """One replica's Raft state. Nothing in it touches a disk (but through `journal`, `ballot`) or a
-    socket.
+    """One replica's Raft state.
+
+    Nothing in it touches a disk (but through `journal`, `ballot`) or a socket.
     """
 
     def __init__(
@@ -100,9 +102,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         rng: random.Random,
         rules: CoreRules,
     ) -> None:
-        """`applied_index`: what the restored snapshot covers (1 without one): committed, hence never given
-        up.
-        """
+        """`applied_index`: what the restored snapshot covers, hence committed (1 without one)."""
         if VERSION != PINNED_VERSION:
             raise PhotonError(f"pysyncobj {VERSION} is installed; install pysyncobj=={PINNED_VERSION}")
         self._rules = rules

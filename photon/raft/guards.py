@@ -48,8 +48,9 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """An append_entries made harmless. `verified`: the log matches the leader's up to here; None: it does
-    not fit.
+    """An append_entries made harmless.
+
+    `verified`: the log matches the leader's up to here; None: it does not fit.
     """
 
     message: Message
@@ -119,7 +120,5 @@ def is_stale_snapshot(index: int, commit_index: int, applied_index: int) -> bool
 
 
 def next_index_of(acked: int, last_index: int) -> int:
-    """Where an acknowledgement may send the next entries from: within our log, after the entry all logs
-    share.
-    """
+    """Where an acknowledgement may send the next entries from: after the entry all logs share."""
     return max(2, min(acked, last_index + 1))

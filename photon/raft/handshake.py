@@ -42,8 +42,9 @@ class Handshake:
         nonce: Callable[[int], bytes],
         target: str | None,
     ) -> None:
-        """`peers`: the ids that may be at the other end. `target`: the one we dialed, None where we were
-        dialed.
+        """`peers`: the ids that may be at the other end.
+
+        `target`: the one we dialed, None where we were dialed.
         """
         self.peer: str | None = None
         self._node = node

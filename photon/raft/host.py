@@ -125,8 +125,9 @@ class RaftHost:
         return address
 
     def stop(self) -> None:
-        """Hand leadership over, sync, close, and wait for the thread. Again, or before `start`, it does no
-        harm.
+        """Hand leadership over, sync, close, and wait for the thread.
+
+        Again, or before `start`, it does no harm.
         """
         self._stopping = True
         self.wake()

@@ -1,5 +1,6 @@
-"""A snapshot while it comes in from the leader, piece by piece. Nothing is replaced before all of it is
-verified.
+"""A snapshot while it comes in from the leader, piece by piece.
+
+Nothing is replaced before all of it is verified.
 """
 
 import logging

@@ -59,9 +59,11 @@ class Journal:
         self._broken: StorageError | None = None
         self._fd = -1
         self._size = 0
+        self._unsynced = b""  # the end of the last segment when it was opened
         try:
             self._open()
         except OSError as error:
+            self.abandon()
             raise disk.storage_error(directory, "opening the journal", error) from error
 
     # -- reading ----------------------------------------------------------------------------------------
@@ -182,9 +184,7 @@ class Journal:
         return segment, fd
 
     def _roll(self) -> None:
-        """The next segment exists before the seal says so: a sealed last segment means that files are
-        missing.
-        """
+        """The next segment exists before the seal says so: a sealed last one means a missing file."""
         old = self._segments[-1]
         segment, fd = self._create(old.number + 1)
         disk.write_all(self._fd, b"".join(pack_record(old.salt, Kind.SEAL, segment.number, 0)))
@@ -228,9 +228,12 @@ class Journal:
             return
         self._fd = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
         os.ftruncate(self._fd, self._size)  # the torn tail, which was never synced
-        # A killed process leaves what it wrote and did not sync; from here on it counts as held.
+        # A killed process leaves what it wrote and did not sync; from here on it counts as held. Written once
+        # more, because after a failed sync the system believes that it is on the disk already.
+        disk.write_again(self._segments[-1].path, self._unsynced, self._size - len(self._unsynced))
         disk.sync_data(self._fd)
         self._mark()
+        self._unsynced = b""
 
     def _discard_unborn(self, number: int, last: int) -> None:
         """A crash between making a segment and sealing the one before: nothing is in it yet."""
@@ -256,6 +259,7 @@ class Journal:
         if read.damage is not None:
             raise disk.corrupt(path, read.damage)
         self._size = read.end
+        self._unsynced = data[read.synced : read.end]
         self._segments.append(_Segment(number, path, header[1]))
         for record in read.records:
             self._replay(record, path)

@@ -45,9 +45,10 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """A segment as it was read: `end` is the offset after the last good record."""
+    """A segment as it was read: a mark says that it was synced up to `synced`; good records end at `end`."""
 
     records: list[Record]
+    synced: int
     end: int
     sealed: bool
     damage: str | None
@@ -88,7 +89,7 @@ def scan(data: bytes, salt: int) -> Scan:
     says what is wrong.
     """
     records: list[Record] = []
-    offset = HEADER_BYTES
+    offset = synced = HEADER_BYTES
     sealed = False
     for record, end in _records(data, salt):
         offset = end
@@ -96,17 +97,19 @@ def scan(data: bytes, salt: int) -> Scan:
             sealed = True
             records.append(record)
             break
-        if record.kind is not Kind.SYNCED:
+        if record.kind is Kind.SYNCED:
+            synced = offset
+        else:
             records.append(record)
     if offset == len(data):
-        return Scan(records, offset, sealed, None)
+        return Scan(records, synced, offset, sealed, None)
     if sealed:
-        return Scan(records, offset, sealed, f"bytes follow the seal at offset {offset}")
+        return Scan(records, synced, offset, sealed, f"bytes follow the seal at offset {offset}")
     later = _later_mark(data, offset, salt)
     damage = (
         f"damaged record at offset {offset}, before what was synced at {later}" if later is not None else None
     )
-    return Scan(records, offset, sealed, damage)
+    return Scan(records, synced, offset, sealed, damage)
 
 
 def _records(data: bytes, salt: int) -> Iterator[tuple[Record, int]]:

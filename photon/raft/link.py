@@ -1,6 +1,4 @@
-"""One connection to a peer: a non-blocking socket, its handshake, its frames, and what waits to be
-written.
-"""
+"""One connection to a peer: a non-blocking socket, its handshake, its frames, what waits for it."""
 
 import os
 import socket
@@ -100,8 +98,13 @@ class Link:
 
 
 def tune(sock: socket.socket) -> None:
-    """Non-blocking, no delay, large buffers (a long link needs them), and an end to half-dead connections."""
+    """Non-blocking, no delay, large buffers."""
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    size_buffers(sock)
+
+
+def size_buffers(sock: socket.socket) -> None:
+    """A link of 100 ms carries no more than a buffer each 100 ms."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)

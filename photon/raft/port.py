@@ -27,16 +27,12 @@ class StateMachine(Protocol):
         """
 
     def restore(self, chunks: Iterable[bytes]) -> None:
-        """Replace the whole state by the chunks of an earlier `freeze`, in order and with the same
-        borders.
-        """
+        """Replace the whole state by the chunks of a `freeze`, in order and with the same borders."""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """The command is committed for ever, at `index`; `result` is what the state machine's `apply`
-    returned.
-    """
+    """Committed for ever, at `index`; `result` is what the state machine's `apply` returned."""
 
     index: int
     result: object

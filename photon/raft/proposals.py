@@ -36,8 +36,9 @@ class Proposals:
             waiting.done(Applied(index, result) if waiting.term == term else Unknown())
 
     def lose(self) -> None:
-        """Nothing is known any more of what waits. It is told by the next `tell_lost`, not from within a
-        message.
+        """Nothing is known any more of what waits.
+
+        It is told by the next `tell_lost`, not from within a message.
         """
         self._lost += [waiting.done for waiting in self._waiting.values()]
         self._waiting.clear()

@@ -57,8 +57,9 @@ class Replica:
         limits: RaftLimits,
         rng: random.Random,
     ) -> None:
-        """Open what is on disk and restore the machine. Raises CorruptStateError, LockedError,
-        StorageError.
+        """Open what is on disk and restore the machine.
+
+        Raises CorruptStateError, LockedError, StorageError.
         """
         self.group = group
         self.node = node
@@ -157,8 +158,9 @@ class Replica:
         self.core.tick()
 
     def sync(self) -> None:
-        """Make the turn's entries durable, then let out what may be said because they are. Raises
-        StorageError.
+        """Make the turn's entries durable, then let out what may be said because they are.
+
+        Raises StorageError.
         """
         self._journal.sync()
         for peer, acks in self._acks.take().items():

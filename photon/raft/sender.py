@@ -12,8 +12,9 @@ from photon.raft.snapshot import SnapshotId, SnapshotStore
 
 
 class Wire(Protocol):
-    """The way to the peers. In order, and whole, on each connection; a lost connection is told to the
-    replica.
+    """The way to the peers.
+
+    In order, and whole, on each connection; a lost connection is told to the replica.
     """
 
     def send(self, peer: str, data: bytes) -> None:
@@ -105,9 +106,7 @@ class Sender:
         self.behind |= core.next_index(peer) <= journal.last_index
 
     def _batch(self, start: int) -> int:
-        """How many entries from `start` on go into one message: up to the bound in bytes, and at least
-        one.
-        """
+        """How many entries from `start` on go into one message: at least one, else up to the bound."""
         entries = self._journal.entries
         begin = at = start - self._journal.first_index
         size = 0

@@ -114,8 +114,9 @@ class SnapshotStore:
     """The one snapshot a replica has, and the next one while it comes in. Raft thread only."""
 
     def __init__(self, directory: Path) -> None:
-        """Drop what a crash left unfinished; read the snapshot's id. Raises CorruptStateError,
-        StorageError.
+        """Drop what a crash left unfinished; read the snapshot's id.
+
+        Raises CorruptStateError, StorageError.
         """
         self.path = directory / _FILE
         self.own_temporary = directory / _OWN_TEMPORARY
@@ -128,8 +129,9 @@ class SnapshotStore:
         self.current: SnapshotId | None = read_id(self.path) if self.path.exists() else None
 
     def adopt(self, temporary: Path, covers: SnapshotId) -> bool:
-        """Put a finished, synced snapshot in place, unless the one there covers as much. Raises
-        StorageError.
+        """Put a finished, synced snapshot in place, unless the one there covers as much.
+
+        Raises StorageError.
         """
         try:
             if self.current is not None and covers.index <= self.current.index:

@@ -18,7 +18,7 @@ from typing import Protocol
 from photon.core.errors import AddressInUseError, PhotonError, SettingsError, UsageError
 from photon.raft.frames import HEADER_BYTES, PING_GROUP
 from photon.raft.handshake import ID_BYTES_MAX, Handshake
-from photon.raft.link import Link, LinkClosedError, tune
+from photon.raft.link import Link, LinkClosedError, size_buffers, tune
 from photon.raft.resolver import Resolver
 from photon.raft.settings import RaftLimits, RaftTiming
 
@@ -95,6 +95,7 @@ class Transport:
             raise UsageError(f"raft: can't listen on {host}:{port}: {error}; set another address") from error
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            size_buffers(listener)  # what it accepts takes them over, before the window is agreed on
             listener.bind(address)
             listener.listen(_BACKLOG)
             listener.setblocking(False)

@@ -180,3 +180,21 @@ def test_no_texts_make_an_empty_column() -> None:
 def test_a_key_of_the_wrong_length_is_refused() -> None:
     with pytest.raises(ValueError, match="16 bytes, not 15"):
         format_photon_id(b"x" * 15)
+
+
+def test_a_batch_is_packed_as_its_ids_one_by_one():
+    """Batches of ids that are alike take a shorter way; those that nearly are must not."""
+    alike = [f"10.0.0.{n}:{n}:{1_700_000_000_000_000 + n}" for n in range(5)]
+    nearly = [
+        "10.0.0.1:7:0700000000000000",
+        "10.0.0.1:7:17000000000000:0",
+        "10.0.0.1:7:170000000000000/",
+        "10.0.0.1:7:170000000000000\u0663",
+        "10.0.0.1:07:1700000000000000",
+        "10.0.0.1:7:17000000000000000",
+        ":1700000000000000",
+        "1700000000000000",
+        "[2001:db8::1]:7:1700000000000000",
+    ]
+    for batch in (alike, *[[*alike, text] for text in nearly], nearly):
+        assert IdPacker().pack(batch) == b"".join(IdPacker().pack([text]) for text in batch)

@@ -100,6 +100,18 @@ def test_a_log_of_one_server_has_an_entry_per_m_bytes_though_it_grew_line_by_lin
     assert None not in parts.in_logs(*[f"10.0.0.1:7:{n}" for n in range(200)])
 
 
+def test_an_entry_points_to_about_m_bytes(root):
+    path = root / "logs" / "a.jsonl"
+    idents = [f"10.0.0.1:7:{n}" for n in range(500)]
+    append(path, *[line(i, "x" * 50) for i in idents])
+    parts = Parts(root, settings=EventStore(map_interval_bytes=4096)).read_all()
+    assert parts.map.entries()["sparse"] == -(-path.stat().st_size // 4096)
+    for ident in idents:
+        before = parts.logs.bytes_read
+        assert parts.in_logs(ident) == [line(ident, "x" * 50)]
+        assert parts.logs.bytes_read - before <= 4096 + 100
+
+
 def test_an_entry_covers_less_than_w_of_event_time(root):
     path = root / "logs" / "a.jsonl"
     append(path, *[line(f"10.0.0.1:7:{n * 1_000_000}") for n in range(100)])
@@ -134,6 +146,16 @@ def test_an_id_that_stands_in_another_field_too_is_not_taken_for_the_event(root)
     append(root / "logs" / "a.jsonl", child, other, line(wanted))
     parts = Parts(root).read_all()
     assert parts.in_logs(wanted, "10.0.0.1:42:1699", "10.0.0.2:42:1700") == [line(wanted), child, other]
+
+
+def test_the_first_line_wins_over_files_also_where_only_parsing_can_tell(root):
+    """The first is in a narrow run after a line that names it, the second in a wide one."""
+    wanted = "10.0.0.1:42:1700"
+    child = b'{"parent":"10.0.0.1:42:1700","id":"10.0.0.1:42:1699"}'
+    append(root / "logs" / "a.jsonl", child, line(wanted, "first"))
+    append(root / "logs" / "b.jsonl", line(wanted, "second"), line("10.0.0.1:42:9001700"))
+    parts = Parts(root).read_all()
+    assert parts.in_logs(wanted) == [line(wanted, "first")]
 
 
 def test_white_space_around_lines_does_not_shift_what_is_found(root):

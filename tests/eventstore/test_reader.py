@@ -252,6 +252,19 @@ def test_a_log_overwritten_under_a_lookup_never_gives_a_wrong_line(logs, tmp_pat
     assert doubtful[1]
 
 
+@pytest.mark.parametrize("what", ["renamed", "truncated"])
+def test_before_the_reader_knows_what_became_of_a_log_its_events_are_unreadable(logs, tmp_path, what):
+    append(logs / "a.jsonl", *map(line, IDS), line("10.0.0.1:1:6"))
+    Parts(tmp_path).read_all().close()
+    parts = Parts(tmp_path)
+    if what == "renamed":
+        (logs / "a.jsonl").rename(logs / "b.jsonl")
+        append(logs / "a.jsonl", *[line(f"10.0.0.2:2:{n}") for n in range(10)])
+    else:
+        os.truncate(logs / "a.jsonl", 5)
+    assert parts.logs.get_many([pack(i) for i in IDS]) == ([None, None], [True, True])
+
+
 def test_gz_files_empty_files_and_files_without_events_are_fine(logs, tmp_path):
     (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(line(i) + b"\n" for i in IDS)))
     (logs / "b.jsonl").touch()

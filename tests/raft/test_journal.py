@@ -174,11 +174,16 @@ def test_what_a_killed_process_left_unsynced_is_synced_before_it_counts(
         with files(directory)[-1].open("ab") as file:
             file.write(b"".join(journal._pending))
         journal.abandon()
-        synced = []
+        synced, rewritten = [], []
         real = disk.sync_data
+        pwrite = os.pwrite
+        monkeypatch.setattr(
+            os, "pwrite", lambda fd, data, at: (rewritten.append(data), pwrite(fd, data, at))[1]
+        )
         monkeypatch.setattr(disk, "sync_data", lambda fd: (synced.append(os.fstat(fd).st_size), real(fd))[1])
         again = Journal(directory, 1 << 20)
         assert len(again.entries) == 3
+        assert rewritten == [b"".join(journal._pending)]
         assert synced == [files(directory)[-1].stat().st_size - 25]
         again.abandon()
 

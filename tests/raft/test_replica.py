@@ -146,6 +146,22 @@ def test_a_restart_gives_the_same_state_from_snapshot_and_journal(tmp_path: Path
     again.crash()
 
 
+def test_the_commit_index_is_never_believed_from_before_a_restart(tmp_path: Path) -> None:
+    """S10: a replica that came back applies nothing before a leader has said again what is committed."""
+    lone = Lone(tmp_path)
+    lone.hear_entries([1, 1, 1], commit=4)
+    lone.turn()
+    assert lone.machine.count == 3
+    lone.crash()
+    again = Lone(tmp_path)
+    again.turn()
+    assert (again.replica.core.commit_index, again.machine.count) == (1, 0)
+    again.hear_entries([], after=(4, 1), commit=3)
+    again.turn()
+    assert again.machine.count == 2
+    again.crash()
+
+
 def test_the_state_goes_on_while_a_snapshot_of_it_is_written(tmp_path: Path) -> None:
     lone = Lone(tmp_path, peers=())
     lone.turn()
