@@ -15,9 +15,10 @@ from typing import Any, Final
 import lmdb
 import msgspec
 
-from dispatcher.ledger_file import corrupt, ledger_errors, lock_directory, open_environment
+from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Fate
+from photon.core.lmdb_errors import LmdbFile
 from photon.core.logfiles import FileState
 from photon.core.logwriter import LogPosition, RotatingLog
 
@@ -70,6 +71,17 @@ class _State:
     totals: Totals
 
 
+def ledger_file(path: Path) -> LmdbFile:
+    """The environment in `path`, with the words for what may befall it."""
+    return LmdbFile(
+        path,
+        what="the dispatcher's state",
+        setting="dispatcher.state_bytes_max",
+        mend="restore it, or delete the directory to read all foreign logs again (what is registered is not "
+        "joined twice)",
+    )
+
+
 class Ledger:
     """One process's at a time; usable from several threads.
 
@@ -79,17 +91,22 @@ class Ledger:
 
     def __init__(self, directory: Path, dead_letters: Path, bytes_max: int) -> None:
         self.path = directory / "ledger"
+        self._file = ledger_file(self.path)
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()
-        self._lock_fd = lock_directory(directory)
+        self._lock = DirectoryLock(directory)
         try:
             self._open()
             self._letters = RotatingLog(dead_letters, "foreign", DEAD_LETTER_FILE_BYTES_MAX)
             self._state = self._load()
             self._letters.truncate(self._state.letters)
         except BaseException:
-            os.close(self._lock_fd)
+            self._lock.release()
             raise
+
+    def corrupt(self, why: str) -> CorruptStateError:
+        """The error for an entry that is not what was recorded."""
+        return self._file.corrupt(why)
 
     @property
     def totals(self) -> Totals:
@@ -103,7 +120,7 @@ class Ledger:
 
     def files(self) -> list[FileState]:
         """The states of all files that are still there as far as is known; the others are forgotten."""
-        with self._mutex, ledger_errors(self.path), self._environment.begin(write=True) as txn:
+        with self._mutex, self._file.errors(), self._environment.begin(write=True) as txn:
             states = [self._unpack_file(value) for _, value in txn.cursor(self._files_db)]
             for state in states:
                 if state.gone:
@@ -119,7 +136,7 @@ class Ledger:
         """
         found: list[tuple[bytes, bytes]] = []
         size = 0
-        with self._mutex, ledger_errors(self.path), self._environment.begin(db=self._retries_db) as txn:
+        with self._mutex, self._file.errors(), self._environment.begin(db=self._retries_db) as txn:
             cursor = txn.cursor()
             more = cursor.set_range(key)
             while more and size < bytes_max:
@@ -159,11 +176,11 @@ class Ledger:
         with self._mutex:
             self._environment.close()
             self._letters.close()
-            os.close(self._lock_fd)
+            self._lock.release()
 
     def _commit(self, entry: Entry, keys: list[bytes], after: _State) -> None:
         try:
-            with ledger_errors(self.path), self._environment.begin(write=True) as txn:
+            with self._file.errors(), self._environment.begin(write=True) as txn:
                 self._write(txn, entry, keys, after)
         except CorruptStateError:
             raise
@@ -184,17 +201,15 @@ class Ledger:
         waiting = txn.stat(self._retries_db)["entries"]
         totals = after.totals
         if totals.foreign_events != sum(totals.fates.values()) + waiting:
-            raise corrupt(
-                self.path,
+            raise self._file.corrupt(
                 f"{totals.foreign_events} events read, but {sum(totals.fates.values())} have a fate "
                 f"and {waiting} wait",
             )
         txn.put(_STATE_KEY, _pack_state(after), db=self._state_db)
 
     def _open(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._environment = open_environment(self.path, self._bytes_max)
-        with ledger_errors(self.path):
+        self._environment = self._file.open(self._bytes_max)
+        with self._file.errors():
             self._files_db = self._environment.open_db(b"files")
             self._retries_db = self._environment.open_db(b"retries")
             self._state_db = self._environment.open_db(b"state")
@@ -203,11 +218,11 @@ class Ledger:
         """LMDB refuses to go on after a failed write of its meta page until it is opened anew."""
         self._environment.close()
         self._open()
-        with ledger_errors(self.path), self._environment.begin(db=self._state_db) as txn:
+        with self._file.errors(), self._environment.begin(db=self._state_db) as txn:
             return self._unpack_state(txn.get(_STATE_KEY))
 
     def _load(self) -> _State:
-        with ledger_errors(self.path), self._environment.begin(write=True) as txn:
+        with self._file.errors(), self._environment.begin(write=True) as txn:
             packed = txn.get(_STATE_KEY, db=self._state_db)
             if packed is not None:
                 return self._unpack_state(packed)
@@ -221,9 +236,9 @@ class Ledger:
         try:
             state = msgspec.msgpack.decode(packed or b"", type=_State)
         except msgspec.DecodeError as error:
-            raise corrupt(self.path, f"its state: {error}") from error
+            raise self._file.corrupt(f"its state: {error}") from error
         if state.format != FORMAT:
-            raise corrupt(self.path, f"format {state.format}, this version reads {FORMAT}")
+            raise self._file.corrupt(f"format {state.format}, this version reads {FORMAT}")
         return state
 
     def _pack_file(self, state: FileState) -> bytes:
@@ -235,7 +250,7 @@ class Ledger:
         try:
             path, name, *rest = msgspec.msgpack.decode(packed, type=_PackedFile)
         except msgspec.DecodeError as error:
-            raise corrupt(self.path, f"a file's state: {error}") from error
+            raise self._file.corrupt(f"a file's state: {error}") from error
         number, device, inode, offset, head_bytes, head, gone = rest
         return FileState(
             number, os.fsdecode(path), os.fsdecode(name), device, inode, offset, head_bytes, head, gone

@@ -9,7 +9,6 @@ from typing import Final
 
 from dispatcher.batches import RetryBatch
 from dispatcher.ledger import Ledger
-from dispatcher.ledger_file import corrupt
 from dispatcher.retry_entries import KEY_BYTES, due_us_of, unpack_values
 
 GATHER_US: Final = 5_000
@@ -88,5 +87,5 @@ class RetryQueue:
         try:
             events = unpack_values([value for _, value in found])
         except ValueError as error:  # UnicodeDecodeError too
-            raise corrupt(self._ledger.path, f"a retry entry: {error}") from error
+            raise self._ledger.corrupt(f"a retry entry: {error}") from error
         return RetryBatch(keys, events)

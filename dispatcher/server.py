@@ -8,7 +8,6 @@ from typing import Any, Final
 from dispatcher.driver import Driver
 from dispatcher.latency import EDGES_US
 from dispatcher.ledger import Ledger
-from dispatcher.notices import Notices
 from dispatcher.ports import Joiner, Registry
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.retries import RetryQueue
@@ -19,6 +18,7 @@ from photon.core.fates import Fate
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.logfiles import check_patterns
+from photon.core.notices import Notices
 from photon.core.settings import Settings
 from photon.wire import dispatcher_pb2_grpc
 from photon.wire.rpc import Server
@@ -54,7 +54,7 @@ class DispatcherServer:
         self._identity = {"name": name, "datacenter": datacenter}
         self._drain = drain
         self._stopped = False
-        self._notices = Notices()
+        self._notices = Notices("dispatcher")
         self._ledger = Ledger(directory, dead_letters, own.state_bytes_max)
         self._reader = LogReader(
             patterns,

@@ -4,8 +4,6 @@ LMDB. One transaction holds the entries of a group of chunks, the offsets up to 
 counts and the position of the dead letters: after a crash all of them are of the same moment.
 """
 
-import fcntl
-import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import lmdb
 import msgspec
 import numpy as np
 
@@ -31,8 +28,10 @@ from eventstore.entries import (
 )
 from eventstore.runs import Interval, Ints, OpenRuns, runs_of
 from photon.core.columns import take_ids
-from photon.core.errors import CorruptStateError, DiskFullError, LockedError, SettingsError, StorageError
+from photon.core.disk import DirectoryLock
+from photon.core.errors import SettingsError, StorageError
 from photon.core.ids import opaque_mask
+from photon.core.lmdb_errors import LmdbFile
 from photon.core.logfiles import FileState
 from photon.core.logwriter import LogPosition
 from photon.core.settings import EventStore
@@ -93,8 +92,13 @@ class LogFileMap:
         self._idle = threading.Condition()
         self._active = 0
         self._closed = False
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(directory)
+        self._file = LmdbFile(
+            directory,
+            what="the log file map",
+            setting="eventstore.map_bytes_max",
+            mend=f"remove {directory}: the map is rebuilt from the logs",
+        )
+        self._lock = DirectoryLock(directory)
         self._env: Any = None
         try:
             self._open()
@@ -102,7 +106,7 @@ class LogFileMap:
         except BaseException:
             if self._env is not None:
                 self._env.close()
-            os.close(self._lock)
+            self._lock.release()
             raise
         self._gone = {state.number for state in self.states() if state.gone}
 
@@ -174,7 +178,7 @@ class LogFileMap:
             if not self._idle.wait_for(lambda: self._active == 0, _CLOSE_WAIT_S):
                 return  # closing under a reader would end the process; its end closes the file as well
         self._env.close()
-        os.close(self._lock)
+        self._lock.release()
 
     def _write_dense(self, transaction: Any, rows: Rows, opaque: Ints) -> list[int]:
         chosen = rows if len(opaque) == len(rows.files) else rows.take(opaque)
@@ -244,28 +248,20 @@ class LogFileMap:
         return msgspec.msgpack.decode(value, type=FileState)
 
     def _open(self) -> None:
-        try:
-            self._env = lmdb.open(
-                str(self.directory),
-                map_size=self._settings.map_bytes_max,
-                max_dbs=16,
-                max_readers=_READERS_MAX,
-                readahead=False,
-                # A power cut may take the last transaction, never more: its bytes are just read again.
-                metasync=False,
+        with self._file.errors():
+            self._env = self._file.open(
+                self._settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False
             )
             last_page = self._env.info()["last_pgno"]
             if self.disk_bytes < (last_page + 1) * self._env.stat()["psize"] and last_page > 1:
-                raise self._corrupt("its file was cut short")
+                raise self._file.corrupt("its file was cut short")
             with self._env.begin() as transaction:
                 names = set(transaction.cursor().iternext(keys=True, values=False))
             sparse = [b"sparse" if part == 1 else b"sparse/%d" % part for part in LEVEL_PARTS]
             if names and not names <= {*sparse, b"dense", b"files", b"meta"}:
-                raise self._corrupt("it holds something else")
+                raise self._file.corrupt("it holds something else")
             self._sparse = [self._env.open_db(name) for name in sparse]
             self._dense, self._files, self._metas = map(self._env.open_db, (b"dense", b"files", b"meta"))
-        except (lmdb.Error, OSError) as error:
-            raise self._storage_error(error) from error
 
     def _read_meta(self, identity: str) -> _Meta:
         with self._transaction() as transaction:
@@ -276,9 +272,9 @@ class LogFileMap:
             try:
                 meta = msgspec.msgpack.decode(value, type=_Meta)
             except msgspec.DecodeError as error:
-                raise self._corrupt(str(error)) from error
+                raise self._file.corrupt(str(error)) from error
             if meta.format != _FORMAT:
-                raise self._corrupt(f"its format is {meta.format}, not {_FORMAT}")
+                raise self._file.corrupt(f"its format is {meta.format}, not {_FORMAT}")
             if meta.identity != identity:
                 raise SettingsError(
                     f"{self.directory}: written with other ids ({meta.identity}, now {identity}); put the "
@@ -293,40 +289,9 @@ class LogFileMap:
                 raise StorageError(f"{self.directory}: the log file map is closed")
             self._active += 1
         try:
-            with self._env.begin(write=write) as transaction:
+            with self._file.errors(), self._env.begin(write=write) as transaction:
                 yield transaction
-        except (lmdb.Error, OSError) as error:
-            raise self._storage_error(error) from error
         finally:
             with self._idle:
                 self._active -= 1
                 self._idle.notify_all()
-
-    def _storage_error(self, error: Exception) -> StorageError:
-        if isinstance(error, lmdb.MapFullError):
-            return DiskFullError(
-                f"{self.directory}: the log file map is full; raise 'eventstore.map_bytes_max' "
-                f"(now {self._settings.map_bytes_max}) and start again, or set greater map intervals"
-            )
-        if "No space left" in str(error):
-            return DiskFullError(f"{self.directory}: no space left on the device; free some")
-        damaged = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.PanicError)
-        if isinstance(error, (*damaged, lmdb.VersionMismatchError, lmdb.IncompatibleError)):
-            return self._corrupt(str(error))
-        return StorageError(f"{self.directory}: {error}")
-
-    def _corrupt(self, why: str) -> CorruptStateError:
-        return CorruptStateError(
-            f"{self.directory}: not a log file map of Photon ({why}); remove {self.directory}: "
-            "the map is rebuilt from the logs"
-        )
-
-
-def _lock(directory: Path) -> int:
-    fd = os.open(directory / "owner.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise LockedError(f"{directory}: another process uses this log file map; stop it first") from error
-    return fd

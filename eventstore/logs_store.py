@@ -94,6 +94,8 @@ class _Search:
         exact = opaque_mask(b"".join(keys)).tolist()
         lines: list[bytes | None] = [None] * len(keys)
         for place in in_order:
+            if states[place.file].gone:
+                continue  # what stood there alone is in the logs no more
             rows = [row for row in rows_at[place] if lines[row] is None]
             data = self.logs.read(place, states[place.file]) if rows else b""
             if data is None:

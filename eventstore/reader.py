@@ -23,24 +23,14 @@ from photon.core.follow import LogFollower
 from photon.core.formats import LogFormat
 from photon.core.logfiles import Chunk, FileState
 from photon.core.logwriter import DeadLetter, RotatingLog, dead_letter_lines
+from photon.core.notices import Notices
 from photon.core.settings import Logs
 
 GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
 _RETRY_S_MIN: Final = 0.05
 _RETRY_S_MAX: Final = 5.0
-_NOTICES_MAX: Final = 20
 _UNENDED_EVERY_S: Final = 1.0
-
-
-class Notices:
-    """The last things worth a line; read by other threads."""
-
-    def __init__(self) -> None:
-        self.lines: tuple[str, ...] = ()
-
-    def add(self, line: str) -> None:
-        self.lines = (*self.lines, line)[-_NOTICES_MAX:]
 
 
 @dataclass(slots=True)
@@ -157,12 +147,12 @@ class Reader:
         except Exception as error:
             self.caught_up = False
             self.storage_error = str(error)
-            self._notices.add(f"the reader stopped: {error}")
+            self._notices.tell(f"the reader stopped: {error}")
             self._on_failure(error)
 
     def _tell(self, error: StorageError) -> None:
         if self.storage_error != str(error):
-            self._notices.add(f"{error}; tried again until it works")
+            self._notices.tell(f"{error}; tried again until it works")
         self.storage_error = str(error)
 
     def _take(self, file: FileState, chunk: Chunk) -> bool:

@@ -8,13 +8,14 @@ from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
 from eventstore.logs_store import LogsEventStore
 from eventstore.lookup import EventLookup, ReaderState
-from eventstore.reader import Notices, Reader
+from eventstore.reader import Reader
 from eventstore.service import SERVICE_NAME, EventStoreService
 from photon.core.clock import Clock
 from photon.core.follow import LogFollower
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.logwriter import RotatingLog
+from photon.core.notices import Notices
 from photon.core.settings import MIB, Settings
 from photon.wire import eventstore_pb2_grpc
 from photon.wire.rpc import Server
@@ -47,7 +48,7 @@ class EventStoreServer:
         identity = f"[primary] id = {settings.primary.id!r}, [ids] key = {settings.ids.key!r}"
         self._map = LogFileMap(directory / "map", settings.eventstore, identity)
         self._cache = CacheEventStore(settings.eventstore.cache_bytes)
-        self._notices = Notices()
+        self._notices = Notices("eventstore")
         self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
 
         def make_format() -> JsonLines:
@@ -60,7 +61,7 @@ class EventStoreServer:
             clock,
             self._map.states(),
             drain,
-            self._notices.add,
+            self._notices.tell,
         )
         self._reader = Reader(
             follower,
@@ -114,7 +115,7 @@ class EventStoreServer:
             },
             "logs": {"hits": logs.hits, "misses": logs.misses, "bytes_read": logs.bytes_read},
             "map_bytes": self._map.disk_bytes,
-            "notices": list(self._notices.lines),
+            "notices": self._notices.lines(),
             "unended": reader.unended,
             "unreadable": reader.unreadable,
             "storage_error": reader.storage_error,

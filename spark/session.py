@@ -1,5 +1,6 @@
 """A Spark session for one command: quiet, on loopback, its scratch files under one temporary directory."""
 
+import logging
 import os
 import re
 import shutil
@@ -133,6 +134,8 @@ def _start(configuration: Mapping[str, str], scratch: Path) -> "SparkSession":
     from pyspark import SparkConf, SparkContext, java_gateway
     from pyspark.sql import SparkSession
 
+    # It prints each error with its whole stack; spark_failures says the same in a line.
+    logging.getLogger("DataFrameQueryContextLogger").disabled = True
     conf = SparkConf(loadDefaults=False)
     conf.setAll(list(configuration.items()))
     said = scratch / "jvm.log"

@@ -49,7 +49,7 @@ def _without_halves(events: DataFrame) -> DataFrame:
 
 
 def joined_events(lines: DataFrame, foreign: Foreign, primary: Primary) -> DataFrame:
-    """Joined lines -> id, primary_id and content of the primary object inside (null: none), datacenter.
+    """Joined lines -> id, primary_id and content of the primary object inside (null: none).
 
     `id` is null for a line that can't be read.
     """
@@ -57,12 +57,11 @@ def joined_events(lines: DataFrame, foreign: Foreign, primary: Primary) -> DataF
         _id_text("$[0]", foreign.id).alias("id"),
         _id_text('$[0]["primary"]', primary.id).alias("primary_id"),
         _content('$[0]["primary"]').alias("content"),
-        _datacenter().alias("datacenter"),
     )
 
 
 def dead_letters(lines: DataFrame, names: Foreign) -> DataFrame:
-    """Dead letters of foreign events -> id, fate, datacenter. `id` is null for one that can't be read.
+    """Dead letters of foreign events -> id, fate. `id` is null for one that can't be read.
 
     A malformed line's letter is kept only where its line can be read here: the others have no id to count by.
     """
@@ -71,20 +70,17 @@ def dead_letters(lines: DataFrame, names: Foreign) -> DataFrame:
         _text('$[0]["fate"]').alias("fate"),
         F.when(_text('$[0]["fate"]') == Fate.MALFORMED.value, _text('$[0]["event"]')).alias("line"),
         _id_text('$[0]["event"]', names.id).alias("id"),
-        _datacenter().alias("datacenter"),
     )
     malformed = _parsed(letters.where("line IS NOT NULL")).select(
         _id_text("$[0]", names.id).alias("id"),
         _id_text("$[0]", names.primary_id).alias("primary_id"),
         "fate",
-        "datacenter",
     )
     readable = malformed.where("id IS NOT NULL AND primary_id IS NOT NULL")
     others = letters.where(F.col("line").isNull())
     known = F.col("fate").isin(*(fate.value for fate in Fate))
-    return others.select(F.when(known, F.col("id")).alias("id"), "fate", "datacenter").unionByName(
-        readable.select("id", "fate", "datacenter")
-    )
+    told = others.select(F.when(known, F.col("id")).alias("id"), "fate")
+    return told.unionByName(readable.select("id", "fate"))
 
 
 def primary_events(lines: DataFrame, names: Primary) -> DataFrame:
@@ -132,7 +128,3 @@ def _content(path: str) -> Column:
     """A digest of the object there, whatever its white space and the order of its keys; null if none."""
     json = F.to_json(F.try_variant_get("json", path, "variant"))
     return F.when(json.isNotNull(), F.xxhash64(json))
-
-
-def _datacenter() -> Column:
-    return F.element_at(F.split("path", "/"), -2)

@@ -47,9 +47,9 @@ def without_primaries(rows: DataFrame) -> DataFrame:
 def accounts(rows: DataFrame, letters: DataFrame) -> DataFrame:
     """Claims and dead letters -> one row an id: where it stands, and whether it holds what it should.
 
-    Counts `lines` (in the inputs), `joined`, `letters`, of each fate of a letter, and of the joined lines:
-    `not_named`, with a primary that no line of the inputs names; `empty`, with none; `altered`, with one whose
-    content is in no log. `joinable`: a primary it names is in the logs.
+    Counts `lines` (in the inputs), `joined`, `letters`, each fate of a letter, and of the joined lines those
+    `not_named`, with a primary that no line of the inputs names; `empty`, with none; `altered`, with a
+    content that is in no log. `joinable`: a primary it names is in the logs.
 
     Only counts and flags, first by id and primary, then by id: a set of texts an id costs several times more.
     """

@@ -1,19 +1,24 @@
-"""What we ask of the disk, in one place: write all of it, sync it, put it in place whole."""
+"""What the log asks of the disk, in one place, so that a simulation can play the disk."""
 
 import errno
 import os
 from pathlib import Path
 
+from photon.core.disk import sync_directory, write_all
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 
+__all__ = [
+    "corrupt",
+    "replace",
+    "storage_error",
+    "sync_data",
+    "sync_directory",
+    "write_again",
+    "write_all",
+    "write_file",
+]
+
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def write_all(fd: int, data: bytes) -> None:
-    """Write every byte at the file's offset. Raises OSError."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 def write_again(path: Path, data: bytes, offset: int) -> None:
@@ -30,15 +35,6 @@ def write_again(path: Path, data: bytes, offset: int) -> None:
 def sync_data(fd: int) -> None:
     """Make a file's bytes and size durable. Raises OSError; the file must not be trusted after a failure."""
     os.fdatasync(fd)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make creations, renames and deletions in the directory durable. Raises OSError."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def replace(temporary: Path, final: Path) -> None:

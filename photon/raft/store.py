@@ -1,16 +1,13 @@
 """What one replica has on disk, opened, checked against itself, and locked."""
 
-import fcntl
-import os
 from pathlib import Path
 
-from photon.core.errors import LockedError
+from photon.core.disk import DirectoryLock
 from photon.raft import disk
 from photon.raft.ballot import Ballot
 from photon.raft.journal import NO_OP, Journal
 from photon.raft.snapshot import SnapshotStore
 
-_LOCK = "lock"
 # Every log begins with the same entry, so that there always is one before the next.
 FIRST_INDEX = 1
 FIRST_TERM = 0
@@ -22,7 +19,7 @@ class ReplicaStore:
     def __init__(self, directory: Path, node: str, group: int, segment_bytes: int) -> None:
         """Open or create. Raises CorruptStateError, LockedError, StorageError; then holds nothing open."""
         self.directory = directory
-        self._lock_fd = self._lock()
+        self._lock = DirectoryLock(directory)
         try:
             self.snapshots = SnapshotStore(directory)
             self.ballot = Ballot(directory, node, group)
@@ -33,7 +30,7 @@ class ReplicaStore:
                 self.journal.abandon()
                 raise
         except BaseException:
-            os.close(self._lock_fd)
+            self._lock.release()
             raise
 
     def close(self) -> None:
@@ -41,28 +38,12 @@ class ReplicaStore:
         try:
             self.journal.close()
         finally:
-            os.close(self._lock_fd)
+            self._lock.release()
 
     def abandon(self) -> None:
         """Close and unlock without writing what waits, as a crash would."""
         self.journal.abandon()
-        os.close(self._lock_fd)
-
-    def _lock(self) -> int:
-        try:
-            self.directory.mkdir(parents=True, exist_ok=True)
-            fd = os.open(self.directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise disk.storage_error(self.directory, "making the directory of a replica", error) from error
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(fd)
-            raise LockedError(
-                f"{self.directory}: another process works on this replica; "
-                "stop it, or give this one its own directory"
-            ) from error
-        return fd
+        self._lock.release()
 
     def _reconcile(self) -> None:
         journal, snapshot = self.journal, self.snapshots.current

@@ -27,7 +27,8 @@ def test_without_a_file_the_defaults_hold() -> None:
 def test_settings_are_read_from_their_sections(tmp_path: Path) -> None:
     path = tmp_path / "photon.toml"
     path.write_text(
-        '[primary]\nid = "span"\n[foreign]\ntime_unit = "ns"\n[registry]\nshards = 4\n[joiner]\nfsync = false\n'
+        '[primary]\nid = "span"\n[foreign]\ntime_unit = "ns"\n[registry]\nshards = 4\n'
+        "[joiner]\nfsync = false\n"
         "[logs]\nscan_interval_s = 2\n"
     )
     settings = load_settings(path)

@@ -7,12 +7,13 @@ from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
 from eventstore.logs_store import LogsEventStore
 from eventstore.lookup import EventLookup, ReaderState
-from eventstore.reader import Notices, Reader
+from eventstore.reader import Reader
 from photon.core.clock import SystemClock
 from photon.core.follow import LogFollower
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.logwriter import RotatingLog
+from photon.core.notices import Notices
 from photon.core.settings import EventStore, Foreign, Logs, Primary
 
 MIB = 1 << 20
@@ -44,7 +45,7 @@ class Parts:
         self, root: Path, *patterns, settings=EventStore(), logs_settings=LOGS, drain=False, cache_bytes=MIB
     ):
         self.root = root
-        self.notices = Notices()
+        self.notices = Notices("eventstore")
         self.map = LogFileMap(root / "map", settings)
         self.cache = CacheEventStore(cache_bytes)
         self.dead_letters = RotatingLog(root / "dead-letters", "primary", MIB)
@@ -55,7 +56,7 @@ class Parts:
             SystemClock(),
             self.map.states(),
             drain,
-            self.notices.add,
+            self.notices.tell,
         )
         self.reader = Reader(
             follower,

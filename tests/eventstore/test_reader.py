@@ -158,7 +158,7 @@ def test_a_storage_error_is_told_and_tried_again_by_the_thread(logs, tmp_path, m
     wait_until(lambda: parts.reader.caught_up)
     parts.reader.stop()
     assert parts.reader.storage_error is None
-    assert parts.notices.lines == ("the disk is not there; tried again until it works",)
+    assert parts.notices.lines() == ["the disk is not there; tried again until it works"]
     assert outcomes(parts, *IDS)[0] == [Found.FOUND] * 2
 
 
@@ -206,13 +206,13 @@ def test_events_stay_found_when_their_file_is_renamed(logs, tmp_path):
     assert parts.map.counts.primary_events == 3
 
 
-def test_a_file_that_is_gone_is_unreadable_not_absent(logs, tmp_path):
+def test_what_stood_in_a_deleted_file_is_absent(logs, tmp_path):
     append(logs / "a.jsonl", *map(line, IDS))
     Parts(tmp_path).read_all().close()
     parts = Parts(tmp_path)
     (logs / "a.jsonl").unlink()
     parts.read_all()
-    assert outcomes(parts, *IDS, "never")[0] == [Found.UNREADABLE, Found.UNREADABLE, Found.ABSENT]
+    assert outcomes(parts, *IDS, "never")[0] == [Found.ABSENT] * 3
 
 
 def test_a_replaced_file_is_read_again_and_its_events_are_found_where_they_are_now(logs, tmp_path):
@@ -226,7 +226,7 @@ def test_a_replaced_file_is_read_again_and_its_events_are_found_where_they_are_n
     Parts.close(parts)
     parts = Parts(tmp_path).read_all()
     assert parts.in_logs(*IDS) == [line(i) for i in IDS]
-    assert outcomes(parts, "only-before")[0] == [Found.UNREADABLE]
+    assert outcomes(parts, "only-before")[0] == [Found.ABSENT]
 
 
 def test_a_truncated_file_that_grows_again_is_read_from_its_start(logs, tmp_path):

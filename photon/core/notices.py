@@ -6,13 +6,14 @@ from collections import deque
 from typing import Final
 
 _KEPT: Final = 20
-_LOG: Final = logging.getLogger("photon.dispatcher")
 
 
 class Notices:
     """Keeps the last few lines; one that says what is already told is not told again."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: str) -> None:
+        """`room` names the log they also go to."""
+        self._log = logging.getLogger(f"photon.{room}")
         self._lines: deque[str] = deque(maxlen=_KEPT)
         self._lock = threading.Lock()
 
@@ -22,7 +23,7 @@ class Notices:
             if line in self._lines:
                 return
             self._lines.append(line)
-        _LOG.warning("%s", line)
+        self._log.warning("%s", line)
 
     def lines(self) -> list[str]:
         with self._lock:

@@ -1,0 +1,22 @@
+"""One Spark session for the whole folder: starting one takes seconds."""
+
+import os
+
+import pytest
+
+from photon.core.errors import UsageError
+from spark.session import check_requirements, open_session
+
+
+@pytest.fixture(scope="session")
+def session(tmp_path_factory):
+    """A missing PySpark or Java skips the tests that need it; where CI is set it fails them."""
+    try:
+        check_requirements()
+    except UsageError as error:
+        if os.environ.get("CI"):
+            pytest.fail(f"CI must run the Spark tests: {error}")
+        pytest.skip(str(error))
+    quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
+    with open_session("local[2]", "768m", quick) as session:
+        yield session

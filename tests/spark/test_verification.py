@@ -1,0 +1,252 @@
+"""Every verdict, from hand-written logs; then random logs against a ground truth in plain Python."""
+
+import json
+import random
+from collections import Counter
+
+import pytest
+
+from photon.core.settings import Adapter, Foreign, Primary, Settings
+from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+
+pytestmark = pytest.mark.spark
+
+
+def ask(session, logs, *, settings=None, with_primaries=True):
+    """-> the report and {id: verdict} of the details."""
+    from spark.verify import Question, verify
+
+    details = logs.directory / "details"
+    queries = (str(logs.directory / "queries"),) if with_primaries else ()
+    question = Question((str(logs.directory / "clicks"),), str(logs.out), queries, str(details))
+    report = verify(session, question, settings or Settings())
+    rows = session.read.parquet(str(details)).collect()
+    assert len(rows) == len({row.id for row in rows})
+    return report, {row.id: row.verdict for row in rows}
+
+
+Q = primary("q")
+EVENTS = {
+    name: foreign(name, "q")
+    for name in (
+        *("joined", "repeated", "joined_elsewhere", "twice", "twice_in_one", "altered", "lost_unjoinable"),
+        *("lost_pending", "filtered", "expired", "unsure", "too_long"),
+    )
+}
+ORPHANS = {name: foreign(name, "gone") for name in ("unjoinable", "pending", "of_no_log")}
+WRONG = foreign("wrong", "q")
+NONE = foreign("none", "q")
+TWO_NAMES = [foreign("two_names", "gone"), foreign("two_names", "q")]
+BAD_LINES = [b"no json", b'{"id":"x"}', b'{"primary_id":"q"}', b"\xff"]
+
+
+@pytest.fixture(scope="module")
+def broken_run(tmp_path_factory):
+    """A run in which everything went wrong that can."""
+    logs = WrittenLogs(tmp_path_factory.mktemp("broken"))
+    logs.primary(Q, primary("q", note="again"), primary("other"), b"no json", primary("unused"))
+    logs.foreign(*EVENTS.values(), EVENTS["repeated"], EVENTS["repeated"], *BAD_LINES[:2], name="a.jsonl")
+    logs.foreign(*ORPHANS.values(), WRONG, NONE, *TWO_NAMES, b"", *BAD_LINES[2:], name="b.jsonl")
+    events = EVENTS | ORPHANS
+    logs.joined(
+        "dc1",
+        *(joined(events[name], Q) for name in ("joined", "joined_elsewhere", "twice")),
+        joined(events["repeated"], primary("q", note="again")),
+        joined(events["twice_in_one"], Q),
+        joined(events["twice_in_one"], Q),
+        b'{"id":"torn',
+    )
+    logs.joined(
+        "dc2",
+        joined(events["twice"], Q),
+        joined(WRONG, primary("other")),
+        NONE,
+        joined(events["altered"], {**Q, "payload": {}}),
+        joined(TWO_NAMES[1], Q),
+        joined(foreign("alien", "q"), Q),
+        joined(events["of_no_log"], primary("gone")),
+    )
+    logs.letters(
+        "dc1",
+        *(letter(fate, events[fate]) for fate in ("filtered", "expired", "unjoinable")),
+        letter("unjoinable", events["joined_elsewhere"]),
+        letter("unjoinable", events["lost_unjoinable"]),
+        letter("unjoinable", events["unsure"]),
+        letter("malformed", BAD_LINES[0].decode()),
+        letter("malformed", json.dumps(events["too_long"])),
+        letter("unjoinable", foreign("stranger", "q")),
+        b'{"fate":"unjoinable","reason":',
+        letter("no such fate", events["pending"]),
+    )
+    logs.letters("dc2", letter("filtered", events["unsure"]))
+    logs.letters("dc1", letter("malformed", json.dumps(foreign("pending", "gone"))), stem="primary")
+    return logs
+
+
+@pytest.fixture(scope="module")
+def answer(session, broken_run):
+    return ask(session, broken_run)
+
+
+@pytest.mark.parametrize(
+    ("event", "verdict"),
+    [
+        ("joined", "joined"),
+        ("repeated", "joined"),
+        ("joined_elsewhere", "joined"),
+        ("two_names", "joined"),
+        ("twice", "joined_twice"),
+        ("twice_in_one", "joined_twice"),
+        ("wrong", "wrong_primary"),
+        ("none", "wrong_primary"),
+        ("altered", "altered_primary"),
+        ("of_no_log", "altered_primary"),
+        ("alien", "alien"),
+        ("stranger", "other_inputs"),
+        ("unjoinable", "unjoinable"),
+        ("filtered", "filtered"),
+        ("unsure", "filtered"),
+        ("expired", "expired"),
+        ("pending", "pending"),
+        ("lost_pending", "lost_pending"),
+        ("lost_unjoinable", "lost_unjoinable"),
+        ("too_long", "malformed"),
+    ],
+)
+def test_each_event_gets_its_verdict(answer, event, verdict):
+    assert answer[1][event] == verdict
+
+
+def test_the_report_adds_up_to_the_lines_of_the_inputs(answer):
+    counts = answer[0].counts
+    assert counts["foreign_events"] == len(EVENTS) + len(ORPHANS) + 2 + 2 + 2 + len(BAD_LINES)
+    assert counts["malformed"] == len(BAD_LINES) + 1
+    assert counts["repeated"] == 3
+    assert counts["joined_unreadable"] == 1
+    assert counts["dead_letters_unreadable"] == 2
+    outside = ("foreign_events", "alien", "other_inputs", "joined_unreadable", "dead_letters_unreadable")
+    inside = sum(count for name, count in counts.items() if name not in outside)
+    assert counts["foreign_events"] == inside
+
+
+def test_what_is_broken_is_named_with_an_example(answer):
+    assert answer[0].broken == [
+        *("lost_unjoinable", "joined_twice", "wrong_primary", "altered_primary", "alien"),
+        *("joined_unreadable", "dead_letters_unreadable"),
+    ]
+    assert answer[0].examples["lost_unjoinable"] == "lost_unjoinable"
+    assert answer[0].examples["alien"] == "alien"
+
+
+def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, broken_run, tmp_path):
+    from spark.verify import Question, verify
+
+    question = Question((str(broken_run.directory / "clicks" / "*"),), str(broken_run.out))
+    report = verify(session, question, Settings())
+    assert not {"lost_pending", "lost_unjoinable", "altered_primary"} & report.counts.keys()
+    assert report.counts["unjoinable"] == 2
+    assert report.counts["pending"] == 2
+    assert report.counts["joined"] == 6
+    assert report.broken == [
+        *("joined_twice", "wrong_primary", "alien", "joined_unreadable", "dead_letters_unreadable")
+    ]
+
+
+def test_a_run_with_other_field_names_and_ids_as_numbers_holds(session, tmp_path):
+    settings = Settings(
+        primary=Primary(id="query"), foreign=Foreign(id="click", primary_id="of.query", time="at")
+    )
+    logs = WrittenLogs(tmp_path)
+    clicks = [{"click": n, "of.query": n % 3, "at": 1.5, "primary": "theirs"} for n in range(9)]
+    queries = [{"query": str(n), "id": "no"} for n in range(2)]
+    logs.primary(*queries)
+    logs.foreign(*clicks)
+    lines = [(c, queries[c["of.query"]]) for c in clicks if c["of.query"] < 2]
+    logs.joined(
+        "dc1",
+        *(
+            (json.dumps(c)[:-1] + ',"primary":' + json.dumps(q) + "}").encode()  # a key that stands twice
+            for c, q in lines
+        ),
+    )
+    logs.letters("dc1", *(letter("unjoinable", c) for c in clicks if c["of.query"] == 2))
+    report, verdicts = ask(session, logs, settings=settings)
+    assert report.broken == []
+    assert Counter(verdicts.values()) == {"joined": 6, "unjoinable": 3}
+
+
+def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(session, tmp_path):
+    logs = WrittenLogs(tmp_path)
+    logs.primary(Q, primary("other"))
+    logs.foreign(foreign("dropped", "q"), foreign("changed", "q"), foreign("swapped", "q"))
+    logs.joined(
+        "dc1",
+        {"id": "dropped", "price": 3},
+        {"id": "changed", "primary": {"id": "q"}},
+        joined(foreign("swapped", "q"), primary("other")),
+    )
+    _, verdicts = ask(session, logs, settings=Settings(adapter=Adapter(use="mine:Mine")))
+    assert verdicts == {"dropped": "joined", "changed": "joined", "swapped": "wrong_primary"}
+
+
+def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
+    logs = WrittenLogs(tmp_path)
+    logs.foreign(*(foreign(n, "q") for n in range(5)))
+    report, verdicts = ask(session, logs, with_primaries=False)
+    assert report.broken == []
+    assert Counter(verdicts.values()) == {"pending": 5}
+
+
+def test_random_runs_get_the_verdicts_of_a_ground_truth_in_plain_python(session, tmp_path):
+    dice = random.Random(20_130_625)
+    logs = WrittenLogs(tmp_path)
+    queries = {f"q{n}": primary(f"q{n}", note=dice.random()) for n in range(80)}
+    logs.primary(*queries.values(), *dice.sample(list(queries.values()), 10))
+    clicks, lines, outputs, letters, expected = [], [], {"dc1": [], "dc2": []}, {"dc1": [], "dc2": []}, {}
+    for n in range(600):
+        event = foreign(n if n % 3 else f"c{n}", f"q{dice.randrange(100)}", note=dice.random())
+        clicks.append(event)
+        lines += [event] * dice.choice((1, 1, 1, 2, 3))
+        expected[str(event["id"])] = _let_happen(dice, event, queries, outputs, letters)
+    dice.shuffle(lines)
+    for part in range(3):
+        logs.foreign(*lines[part::3], name=f"clicks-{part}.jsonl")
+    for datacenter in outputs:
+        logs.joined(datacenter, *outputs[datacenter])
+        logs.letters(datacenter, *letters[datacenter])
+    report, verdicts = ask(session, logs)
+    assert verdicts == expected
+    assert report.counts["repeated"] == len(lines) - len(clicks)
+    assert len(set(expected.values())) == 11
+
+
+def _let_happen(dice, event, queries, outputs, letters):
+    """Do something with the event in the outputs; the verdict it must get."""
+    query = queries.get(event["primary_id"])
+    somewhere, elsewhere = dice.sample(["dc1", "dc2"], 2)
+    what = dice.choice(("join", "join", "join", "twice", "wrong", "alter", "letter", "letters", "nothing"))
+    if what == "nothing":
+        return "lost_pending" if query else "pending"
+    if what == "letter" or (query is None and what != "letters"):
+        fate = dice.choice(("unjoinable", "unjoinable", "filtered", "expired"))
+        letters[somewhere].append(letter(fate, event))
+        return "lost_unjoinable" if query and fate == "unjoinable" else fate
+    if what == "letters":
+        letters[somewhere].append(letter("unjoinable", event))
+        letters[elsewhere].append(letter("expired", event))
+        return "expired"
+    if dice.random() < 0.2:
+        letters[elsewhere].append(letter("unjoinable", event))
+    right = joined(event, query)
+    if what == "wrong":
+        other = next(q for q in queries.values() if q["id"] != query["id"])
+        outputs[somewhere].append(joined(event, other))
+        return "wrong_primary"
+    if what == "alter":
+        outputs[somewhere].append(joined(event, {**query, "note": "altered"}))
+        return "altered_primary"
+    outputs[somewhere].append(right)
+    if what == "twice":
+        outputs[dice.choice((somewhere, elsewhere))].append(right)
+        return "joined_twice"
+    return "joined"

@@ -1,0 +1,80 @@
+"""`photon verify` as a person calls it: a process of its own, with a JVM of its own."""
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+
+
+def photon(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "photon.app.cli", "verify", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.fixture
+def logs(tmp_path):
+    logs = WrittenLogs(tmp_path)
+    logs.primary(primary("q"))
+    logs.foreign(foreign("a", "q"), foreign("b", "gone"), foreign("c", "q"))
+    logs.joined("dc1", joined(foreign("a", "q"), primary("q")))
+    logs.letters("dc1", letter("unjoinable", foreign("b", "gone")))
+    return logs
+
+
+def ask(logs, *more):
+    return photon("--foreign", logs.directory / "clicks", "--out", logs.out, "--master", "local[2]", *more)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("session")  # skips where Spark can't run
+def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs):
+    done = ask(logs, "--json", "--primary", logs.directory / "queries")
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report.pop("seconds") > 0
+    assert {name: value for name, value in report.items() if value} == {
+        "foreign_events": 3,
+        "joined": 1,
+        "unjoinable": 1,
+        "lost_pending": 1,
+        "ok": True,
+    }
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("session")
+def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_path):
+    logs.joined("dc2", joined(foreign("a", "q"), primary("q")))
+    done = ask(logs, "--details", tmp_path / "details")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "such as 'a'" in done.stdout
+    assert "broken: joined twice" in done.stdout
+    assert (tmp_path / "details" / "verdict=joined_twice").is_dir()
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("session")
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--out", "nowhere", "neither joined/ nor dead-letters/"),
+        ("--foreign", "nothing-*.jsonl", "no file matches"),
+        ("--config", "none.toml", "none.toml"),
+        ("--driver-memory", "much", "512m"),
+    ],
+)
+def test_bad_usage_ends_with_2_and_one_line(logs, option, value, message):
+    options = {"--out": logs.out, "--foreign": logs.directory / "clicks", option: value}
+    done = photon(*itertools.chain(*options.items()))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,46 @@
+"""Hand-written inputs and outputs of a run."""
+
+import json
+
+
+def primary(id_, **more):
+    return {"id": id_, "ts_us": 1, "payload": {"n": 1.0, "text": "ü"}, **more}
+
+
+def foreign(id_, primary_id, **more):
+    return {"id": id_, "primary_id": primary_id, "ts_us": 2, **more}
+
+
+def joined(event, primary_event):
+    return {**event, "primary": primary_event}
+
+
+def letter(fate, event):
+    return {"fate": fate, "reason": "told", "event": event, "file": "clicks.jsonl", "offset": 0}
+
+
+class WrittenLogs:
+    """Directories as `photon join` leaves them; lines are objects, or bytes to be written as they are."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.out = directory / "out"
+        (self.out / "joined").mkdir(parents=True)
+
+    def foreign(self, *lines, name="clicks.jsonl"):
+        return self._write(self.directory / "clicks" / name, lines)
+
+    def primary(self, *lines, name="queries.jsonl"):
+        return self._write(self.directory / "queries" / name, lines)
+
+    def joined(self, datacenter, *lines):
+        return self._write(self.out / "joined" / datacenter / "joined-000000.jsonl", lines)
+
+    def letters(self, datacenter, *lines, stem="foreign"):
+        return self._write(self.out / "dead-letters" / datacenter / f"{stem}-000000.jsonl", lines)
+
+    def _write(self, path, lines):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
+        path.write_bytes(b"".join(text + b"\n" for text in texts))
+        return str(path)
