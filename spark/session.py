@@ -4,12 +4,15 @@ import logging
 import os
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from photon.core.errors import PhotonError, UsageError
@@ -101,9 +104,31 @@ def open_session(
             _configuration(master, driver_memory, Path(scratch)) | dict(settings or {}), Path(scratch)
         )
         try:
-            yield session
+            with _ended_by_signals():
+                yield session
         finally:
             _stop(session)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the block as an exit does, so that the JVM and the scratch files go.
+
+    Spark's own handler of Ctrl-C calls into the JVM in the middle of another call, and fills the screen.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _configuration(master: str, driver_memory: str, scratch: Path) -> dict[str, str]:

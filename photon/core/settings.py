@@ -97,7 +97,7 @@ class Dispatcher:
     """[dispatcher]: reading, sending and retrying foreign events (paper 3.2)."""
 
     batch_events_max: int = _bounded(4096, 1, 65_536)
-    batches_in_flight_max: int = _bounded(6, 1, 256)
+    batches_in_flight_max: int = _bounded(3, 1, 256)
     lookup_before_send: bool = True
     retry_delay_ms_min: int = _bounded(20, 1, 3_600_000)
     retry_delay_ms_max: int = _bounded(60_000, 1, 86_400_000)

@@ -9,7 +9,13 @@ from spark.session import check_requirements, open_session
 
 
 @pytest.fixture(scope="session")
-def session(tmp_path_factory):
+def monkeypatch_session():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        yield monkeypatch
+
+
+@pytest.fixture(scope="session")
+def session(monkeypatch_session):
     """A missing PySpark or Java skips the tests that need it; where CI is set it fails them."""
     try:
         check_requirements()
@@ -17,6 +23,8 @@ def session(tmp_path_factory):
         if os.environ.get("CI"):
             pytest.fail(f"CI must run the Spark tests: {error}")
         pytest.skip(str(error))
+    # For seconds of work the optimising compiler costs more than it saves; the command's own JVM inherits it.
+    monkeypatch_session.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
     with open_session("local[2]", "768m", quick) as session:
         yield session

@@ -1,12 +1,14 @@
-"""`photon verify` as a person calls it: a process of its own, with a JVM of its own."""
+"""`photon verify` as a person calls it."""
 
 import itertools
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
+from photon.app.cli import main
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 
 
@@ -30,16 +32,15 @@ def logs(tmp_path):
     return logs
 
 
-def ask(logs, *more):
-    return photon("--foreign", logs.directory / "clicks", "--out", logs.out, "--master", "local[2]", *more)
-
-
 @pytest.mark.spark
-@pytest.mark.usefixtures("session")  # skips where Spark can't run
-def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs):
-    done = ask(logs, "--json", "--primary", logs.directory / "queries")
-    assert (done.returncode, done.stderr) == (0, "")
-    report = json.loads(done.stdout)
+def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, session, monkeypatch, capfd):
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
+    arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), "--json"]
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--primary", str(logs.directory / "queries")])
+    said = capfd.readouterr()
+    assert (end.value.code, said.err) == (0, "")
+    report = json.loads(said.out)
     assert report.pop("seconds") > 0
     assert {name: value for name, value in report.items() if value} == {
         "foreign_events": 3,
@@ -51,10 +52,11 @@ def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs):
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("session")
+@pytest.mark.usefixtures("session")  # skips where Spark can't run
 def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_path):
     logs.joined("dc2", joined(foreign("a", "q"), primary("q")))
-    done = ask(logs, "--details", tmp_path / "details")
+    arguments = ("--foreign", logs.directory / "clicks", "--out", logs.out, "--master", "local[2]")
+    done = photon(*arguments, "--details", tmp_path / "details")
     assert (done.returncode, done.stderr) == (1, "")
     assert "such as 'a'" in done.stdout
     assert "broken: joined twice" in done.stdout
