@@ -8,7 +8,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -99,33 +99,46 @@ def open_session(
         raise UsageError(
             f"--master '{master}' is none; use local[*], local[N], spark://HOST:PORT, yarn or k8s://"
         )
-    with tempfile.TemporaryDirectory(prefix="photon-spark-", ignore_cleanup_errors=True) as scratch:
-        session = _start(
-            _configuration(master, driver_memory, Path(scratch)) | dict(settings or {}), Path(scratch)
-        )
+    with (
+        tempfile.TemporaryDirectory(prefix="photon-spark-", ignore_cleanup_errors=True) as scratch,
+        _ended_by_signals() as arm,
+    ):
+        configuration = _configuration(master, driver_memory, Path(scratch)) | dict(settings or {})
+        session = _start(configuration, Path(scratch))
         try:
-            with _ended_by_signals():
-                yield session
+            arm()
+            yield session
         finally:
             _stop(session)
 
 
 @contextmanager
-def _ended_by_signals() -> Iterator[None]:
+def _ended_by_signals() -> Iterator[Callable[[], None]]:
     """Ctrl-C and SIGTERM end the block as an exit does, so that the JVM and the scratch files go.
 
-    Spark's own handler of Ctrl-C calls into the JVM in the middle of another call, and fills the screen.
+    Until the function given is called they wait: a JVM that is just starting can't be stopped. Spark's own
+    handler of Ctrl-C calls into the JVM in the middle of another call, and fills the screen.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
+    waiting: list[int] = []
+
+    def keep(number: int, _frame: FrameType | None) -> None:
+        waiting.append(number)
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    def arm() -> None:
+        for number in previous:
+            signal.signal(number, end)
+        if waiting:
+            raise SystemExit(128 + waiting[0])
+
+    previous = {number: signal.signal(number, keep) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield arm
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
