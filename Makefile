@@ -2,15 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-ROOMS := photon idregistry eventstore dispatcher joiner
-PROTOS := $(wildcard photon/wire/*.proto)
 
 .PHONY: demo test check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
 
-test: $(VENV)/.dev  ## all quick tests
+test: $(VENV)/.dev $(VENV)/.spark  ## all quick tests; those of the Spark part skip where there is no Java
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
@@ -37,6 +35,11 @@ $(VENV)/.run: $(VENV)/bin/python setup.cfg requirements/run.txt
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	touch $@
+
+# Spark is large, and of use only where there is a Java to run it.
+$(VENV)/.spark: $(VENV)/.run requirements/spark.txt
+	if command -v java >/dev/null; then \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/spark.txt && touch $@; fi
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out

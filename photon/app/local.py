@@ -1,9 +1,7 @@
 """The local cluster behind `photon join`: starts every process, watches the run, stops, sums up."""
 
 import contextlib
-import hashlib
 import json
-import os
 import random
 import secrets
 import signal
@@ -15,12 +13,14 @@ from typing import Any, Final
 
 from photon.app.console import RunDisplay
 from photon.app.ports import free_ports
+from photon.app.preflight import RegistryMemory, check_apart, check_directories, check_same_registry
 from photon.app.statuses import StatusReader
 from photon.app.summary import count_lines, merge_fates, percentiles_ms
 from photon.app.supervisor import Supervisor
 from photon.app.topology import DATACENTER_NAMES, Pipeline, Replica, Topology, write_topology
 from photon.core.disk import DirectoryLock
-from photon.core.errors import LockedError, PhotonError, SettingsError, StorageError, UsageError
+from photon.core.errors import LockedError, PhotonError
+from photon.core.fates import Fate
 from photon.core.logfiles import check_patterns
 from photon.core.settings import Settings, load_settings, to_document
 
@@ -52,19 +52,24 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
     settings = load_settings(job.config)
     _check(job, settings)
     with _locked(job.work), _termination() as told_to_stop:
-        _check_same_registry(job.work, settings)
         topology = plan(job, settings, random.Random())
         joined_before = _joined_lines(topology)
+        check_same_registry(job.work, settings, joined_before)
         cluster = LocalCluster(topology, job.work)
         try:
             cluster.start()
             reader = StatusReader(topology)
+            # Ids that are forgotten on purpose are not missed.
+            _await_memory(
+                job, cluster, reader, told_to_stop, 0 if settings.registry.retention_days else joined_before
+            )
+            cluster.start_dispatchers()
             run = _watch(job, cluster, reader, display, told_to_stop, began)
             cluster.stop()
         except BaseException:
             cluster.kill()
             raise
-        return _summary(topology, run, joined_before)
+        return _summary(topology, run, joined_before, display)
 
 
 class LocalCluster:
@@ -77,12 +82,16 @@ class LocalCluster:
         self.supervisor = Supervisor(work / "logs")
 
     def start(self) -> None:
-        """Everything at once: each waits for whom it needs."""
+        """Everything at once but the dispatchers: each waits for whom it needs."""
         for replica in self._topology.replicas:
             self._serve("registry", f"registry-{replica.name}", replica.name)
-        for role in ("eventstore", "joiner", "dispatcher"):
+        for role in ("eventstore", "joiner"):
             for pipeline in self._topology.pipelines:
                 self._serve(role, f"{role}-{pipeline.datacenter}", pipeline.datacenter)
+
+    def start_dispatchers(self) -> None:
+        for pipeline in self._topology.pipelines:
+            self._serve("dispatcher", f"dispatcher-{pipeline.datacenter}", pipeline.datacenter)
 
     def stop(self) -> None:
         """Down the stream, so that nobody loses whom it still needs."""
@@ -141,6 +150,23 @@ class _Run:
     seconds: float
 
 
+def _await_memory(
+    job: JoinJob, cluster: LocalCluster, reader: StatusReader, told_to_stop: Sequence[int], joined_lines: int
+) -> None:
+    """Return once the registry is known to remember what was joined; CorruptStateError if it does not."""
+    memory = RegistryMemory(joined_lines, job.work)
+    began = time.monotonic()
+    while not told_to_stop:
+        cluster.supervisor.poll()
+        (replicas,) = reader.read(("registry",)) if joined_lines else ([],)
+        waited = time.monotonic() - began
+        if memory.is_whole(replicas, waited):
+            return
+        if waited > STALL_S:
+            raise StalledError(_why_stalled(reader, waited))
+        time.sleep(POLL_S)
+
+
 def _watch(
     job: JoinJob,
     cluster: LocalCluster,
@@ -196,20 +222,32 @@ def _why_stalled(reader: StatusReader, seconds: float) -> str:
     reasons = [
         f"{name}: {status['storage_error']}" for name, status in reader.named() if status.get("storage_error")
     ]
+    has_quorum = reader.registry_has_quorum()  # asks the replicas, which are silent until they are asked
     reasons += [f"{name} does not answer" for name in reader.silent()]
-    if not reader.registry_has_quorum():
+    if not has_quorum:
         reasons.append("the registry has no quorum")
+    reasons += [
+        f"{name}: {status['pending']:,} events wait to be tried again"
+        for name, status in reader.named()
+        if status.get("pending")
+    ]
     return (
         f"nothing has moved for {seconds:.0f} s ({'; '.join(reasons) or 'no reason known'}); "
         "nothing is lost: mend the cause and run the same command again"
     )
 
 
-def _summary(topology: Topology, run: _Run, joined_before: int) -> dict[str, Any]:
+def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisplay) -> dict[str, Any]:
     joined = _joined_lines(topology)
     seconds = run.seconds
     new = joined - joined_before
     ledgers = [_ledger(topology, pipeline) for pipeline in topology.pipelines]
+    written = sum(ledger["fates"][Fate.JOINED.value] for ledger in ledgers)
+    if written > joined:
+        display.notice(
+            f"{written - joined:,} joined lines are not in {topology.output}/joined any more; they count as "
+            "duplicate. If they were not moved away on purpose, restore them"
+        )
     per_datacenter = {
         pipeline.datacenter: count_lines(topology.joined_directory(pipeline.datacenter))
         for pipeline in topology.pipelines
@@ -245,46 +283,13 @@ def _joined_lines(topology: Topology) -> int:
 def _check(job: JoinJob, settings: Settings) -> None:
     """Everything that can be known to be wrong before a process is started."""
     check_patterns([*job.primary, *job.foreign])
+    names = DATACENTER_NAMES[: job.datacenters]
+    check_apart([*job.primary, *job.foreign], job.out, job.work, names)
     if settings.adapter.use:
         from joiner.adapter import load_adapter
 
         load_adapter(settings.adapter.use)
-    for directory in (job.out, job.work):
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"{directory}: cannot be made ({error.strerror}); name a directory you can write"
-            ) from error
-        if not os.access(directory, os.W_OK):
-            raise UsageError(f"{directory}: not writable; name a directory you can write")
-
-
-def _check_same_registry(work: Path, settings: Settings) -> None:
-    """What ids are remembered by must not change while they are: refuse rather than join twice."""
-    path = work / "registry.json"
-    facts = {
-        "registry.shards": settings.registry.shards,
-        "registry.replicas": settings.registry.replicas,
-        "ids.key (digest)": hashlib.blake2b(settings.ids.key.encode(), digest_size=8).hexdigest(),
-    }
-    if path.exists():
-        try:
-            before = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise StorageError(
-                f"{path}: cannot be read ({error}); restore it, or start in an empty --work"
-            ) from error
-        changed = [name for name, value in facts.items() if before.get(name) != value]
-        if changed:
-            raise SettingsError(
-                f"{changed[0]} was {before.get(changed[0])} when {work} was made; "
-                "set it back or use an empty --work"
-            )
-        return
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(facts))
-    partial.replace(path)
+    check_directories((job.out, job.work))
 
 
 def _locked(work: Path) -> DirectoryLock:

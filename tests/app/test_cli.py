@@ -78,5 +78,5 @@ def test_an_unknown_command_is_bad_usage():
 def test_help_lists_the_commands():
     done = photon("--help")
     assert done.returncode == 0
-    for name in ("join", "generate", "demo", "bench", "status", "registry", "eventstore", "joiner", "dispatcher"):
+    for name in ("join", "generate", "demo", "bench", "status", "verify", "registry", "eventstore", "joiner", "dispatcher"):
         assert name in done.stdout

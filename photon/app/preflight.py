@@ -1,0 +1,157 @@
+"""All that can be known to be wrong with a run before it may write: its logs, its directories, its memory.
+
+A registry that forgot what it has registered joins it again without a word (invariant 1), so a run is only
+resumed on one that remembers at least what stands in the joined logs.
+"""
+
+import fnmatch
+import glob
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
+from photon.core.settings import Settings
+
+SETTLED_S: Final = 3.0
+"""A leader that has applied all it has committed, and says the same for so long, knows no more."""
+
+
+def check_directories(directories: Sequence[Path]) -> None:
+    """Make them; UsageError if they can't be written."""
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{directory}: cannot be made ({error.strerror}); name a directory you can write"
+            ) from error
+        if not os.access(directory, os.W_OK):
+            raise UsageError(f"{directory}: not writable; name a directory you can write")
+
+
+def check_apart(patterns: Sequence[str], out: Path, work: Path, datacenters: Sequence[str]) -> None:
+    """UsageError if a pattern matches what this run will write: it would feed on its own output for ever."""
+    written = [work / "logs" / "registry-r0.log"]
+    for name in datacenters:
+        written += [
+            out / "joined" / name / f"joiner-{name}-000000.jsonl",
+            out / "dead-letters" / name / "foreign-000000.jsonl",
+            out / "dead-letters" / name / "primary-000000.jsonl",
+            work / name / "dispatcher" / "spool" / "0.log",
+        ]
+    for pattern in patterns:
+        whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
+        wanted = Path(os.path.abspath(whole)).parts
+        for path in written:
+            if matches(wanted, Path(os.path.abspath(path)).parts):
+                raise UsageError(
+                    f"'{pattern}' matches what this run writes ({path}); "
+                    "narrow the pattern or put --out elsewhere"
+                )
+
+
+def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether glob would find the path, part by part; `**`: any parts, but only a dot finds a dot."""
+    if not pattern:
+        return not path
+    first, rest = pattern[0], pattern[1:]
+    if first == "**":
+        shown = next((n for n, part in enumerate(path) if part.startswith(".")), len(path))
+        return any(matches(rest, path[skipped:]) for skipped in range(shown + 1))
+    if not path or (path[0].startswith(".") and not first.startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(path[0], first) and matches(rest, path[1:])
+
+
+def check_same_registry(work: Path, settings: Settings, joined_lines: int) -> None:
+    """What ids are remembered by must not change while they are: refuse rather than join twice.
+
+    `joined_lines`: in the output. SettingsError, UsageError, CorruptStateError.
+    """
+    path = work / "registry.json"
+    facts = {
+        "registry.shards": settings.registry.shards,
+        "registry.replicas": settings.registry.replicas,
+        "ids.key (digest)": hashlib.blake2b(settings.ids.key.encode(), digest_size=8).hexdigest(),
+    }
+    if not path.exists():
+        if joined_lines:
+            raise UsageError(
+                f"the output holds {joined_lines:,} joined lines that {work} knows nothing of, they might be "
+                "joined twice; name the --work they were made with, or an empty --out"
+            )
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(facts))
+        partial.replace(path)
+        return
+    before = _read_facts(path, facts)
+    changed = [name for name, value in facts.items() if before[name] != value]
+    if changed:
+        raise SettingsError(
+            f"{changed[0]} was {before[changed[0]]} when {work} was made; "
+            "set it back or use an empty --work and --out"
+        )
+    if joined_lines or any(work.glob("*/dispatcher/ledger/data.mdb")):
+        _check_replicas(work, settings.registry.replicas)
+
+
+def _read_facts(path: Path, facts: Mapping[str, object]) -> dict[str, Any]:
+    try:
+        before = json.loads(path.read_bytes())
+        if not isinstance(before, dict) or before.keys() != facts.keys():
+            raise ValueError("not what this version writes")
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path}: cannot be read ({error}); restore it, or start in an empty --work and --out"
+        ) from error
+    return before
+
+
+def _check_replicas(work: Path, replicas: int) -> None:
+    """Blank replicas in the majority would outvote those that remember."""
+    homes = [work / "registry" / f"r{number}" for number in range(replicas)]
+    blank = [home for home in homes if not any(home.glob("*/*"))]
+    if len(blank) > replicas // 2:
+        names = ", ".join(str(home) for home in blank)
+        raise CorruptStateError(
+            f"{names}: missing, and with most of the registry what has been joined, so that it would "
+            "be joined again; restore them, or start anew in an empty --work and --out"
+        )
+
+
+class RegistryMemory:
+    """Whether the registry remembers at least `ids` ids, as its processes come up and say so."""
+
+    def __init__(self, ids: int, work: Path) -> None:
+        self._ids = ids
+        self._work = work
+        self._same_since = 0.0
+        self._last: object = None
+
+    def is_whole(self, statuses: Sequence[Mapping[str, Any]], now: float) -> bool:
+        """True once it is known, False to ask again. CorruptStateError if it has forgotten."""
+        if self._ids == 0:
+            return True
+        leading = {s["shard"]: s for status in statuses for s in status["shards"] if s["is_leader"]}
+        known = sum(shard["ids"] for shard in leading.values())
+        if known >= self._ids:
+            return True
+        every = {s["shard"] for status in statuses for s in status["shards"]}
+        ready = bool(every) and leading.keys() == every and all(map(_has_applied_all, leading.values()))
+        seen = (ready, known, sorted((n, s["term"]) for n, s in leading.items()))
+        if seen != self._last:
+            self._last, self._same_since = seen, now
+        if ready and now - self._same_since >= SETTLED_S:
+            raise CorruptStateError(
+                f"{self._work / 'registry'}: remembers {known:,} ids, but {self._ids:,} joined lines are in "
+                "the output and would be joined again; restore it, or start in an empty --work and --out"
+            )
+        return False
+
+
+def _has_applied_all(shard: Mapping[str, Any]) -> bool:
+    return bool(shard["has_quorum"] and shard["applied_index"] >= shard["commit_index"])

@@ -1,0 +1,141 @@
+"""What a hostile user found: state that went missing between two runs, logs that are the output itself."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photon.app.preflight import RegistryMemory, check_apart, matches
+from photon.core.errors import CorruptStateError, UsageError
+from tests.app.kit import join, join_arguments, joined_pairs, photon, write_lines
+
+EVENTS = 200
+
+
+def make_logs(directory: Path) -> Path:
+    write_lines(directory / "queries" / "q.jsonl", [{"id": f"q{n}"} for n in range(EVENTS)])
+    write_clicks(directory, "c", EVENTS)
+    return directory
+
+
+def write_clicks(logs: Path, name: str, count: int) -> None:
+    clicks = [{"id": f"{name}{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(count)]
+    write_lines(logs / "clicks" / f"{name}.jsonl", clicks)
+
+
+@pytest.fixture(scope="module")
+def done_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with logs and the output of a run over them, not to be changed."""
+    directory = tmp_path_factory.mktemp("attacked")
+    join(make_logs(directory / "logs"), directory / "out")
+    return directory
+
+
+@pytest.fixture
+def attacked(done_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, with a log more to join."""
+    copy = tmp_path / "run"
+    shutil.copytree(done_run, copy)
+    write_clicks(copy / "logs", "d", 10)
+    return copy
+
+
+def refusal(directory: Path) -> str:
+    """What a run says that must fail, in one line, and write nothing."""
+    before = joined_pairs(directory / "out")
+    run = photon(*join_arguments(directory / "logs", directory / "out"))
+    assert run.returncode in (1, 2)
+    assert run.stdout == ""
+    assert run.stderr.count("\n") == 1
+    assert joined_pairs(directory / "out") == before
+    return run.stderr
+
+
+@pytest.mark.parametrize("lost", [["r0", "r1"], ["r0", "r1", "r2"]])
+def test_a_registry_that_lost_most_replicas_is_not_asked_what_was_joined(
+    attacked: Path, lost: list[str]
+) -> None:
+    for name in lost:
+        shutil.rmtree(attacked / "out" / ".photon" / "registry" / name)
+    shutil.rmtree(attacked / "out" / ".photon" / "east" / "dispatcher")
+    assert "would be joined again" in refusal(attacked)
+
+
+def test_a_registry_whose_journals_were_cut_short_is_found_to_remember_too_little(attacked: Path) -> None:
+    for journal in (attacked / "out" / ".photon" / "registry").rglob("journal-*.log"):
+        os.truncate(journal, 100)
+    assert "remembers 0 ids, but 200 joined lines" in refusal(attacked)
+
+
+def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(attacked: Path) -> None:
+    shutil.rmtree(attacked / "out" / ".photon")
+    assert "knows nothing of" in refusal(attacked)
+
+
+def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(attacked: Path) -> None:
+    (attacked / "out" / ".photon" / "registry.json").write_text("[]")
+    assert "registry.json: cannot be read" in refusal(attacked)
+
+
+def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
+    shutil.rmtree(attacked / "out" / "joined")
+    run = photon(*join_arguments(attacked / "logs", attacked / "out"))
+    assert run.returncode == 0
+    assert "200 joined lines are not in" in run.stderr
+    summary = json.loads(run.stdout)
+    assert (summary["joined"], summary["duplicate"]) == (10, 200)
+
+
+def test_a_run_is_not_fed_with_its_own_output(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path / "logs")
+    run = photon(
+        *("join", "--primary", logs / "queries", "--foreign", tmp_path / "**" / "*.jsonl"),
+        *("--out", tmp_path / "out", "--json"),
+    )
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "matches what this run writes" in run.stderr
+
+
+def test_a_pattern_next_to_the_output_is_not_refused(tmp_path: Path) -> None:
+    check_apart(
+        [f"{tmp_path}/*.jsonl", f"{tmp_path}/out/*/*.jsonl"], tmp_path / "out", tmp_path / "w", ["east"]
+    )
+
+
+@pytest.mark.parametrize("pattern", ["out/joined/east", "out/**", "out/*/*/foreign-*.jsonl", "w/logs/*"])
+def test_a_pattern_that_reaches_into_the_output_is_refused(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "out" / "joined" / "east").mkdir(parents=True)
+    with pytest.raises(UsageError, match="narrow the pattern"):
+        check_apart([f"{tmp_path}/{pattern}"], tmp_path / "out", tmp_path / "w", ["east"])
+
+
+def test_hidden_directories_are_found_by_their_name_alone() -> None:
+    assert not matches(["**"], [".photon", "x"])
+    assert not matches(["*", "x"], [".photon", "x"])
+    assert matches([".photon", "**"], [".photon", "a", "x"])
+
+
+def shard(ids: int, leads: bool = True, applied: int = 9, number: int = 0) -> dict[str, Any]:
+    state = {"is_leader": leads, "has_quorum": True, "applied_index": applied, "commit_index": 9, "term": 1}
+    return {"shards": [{"shard": number, "ids": ids, **state}]}
+
+
+def test_a_registry_is_given_time_to_read_its_journal(tmp_path: Path) -> None:
+    memory = RegistryMemory(100, tmp_path)
+    assert not memory.is_whole([], 0.0)
+    assert not memory.is_whole([shard(5, leads=False)], 50.0)
+    assert not memory.is_whole([shard(50, applied=4)], 60.0)
+    assert not memory.is_whole([shard(60)], 61.0)
+    assert not memory.is_whole([shard(99)], 63.9)
+    assert memory.is_whole([shard(100)], 66.0)
+
+
+def test_a_registry_that_comes_to_rest_with_too_few_ids_has_forgotten(tmp_path: Path) -> None:
+    memory = RegistryMemory(100, tmp_path)
+    assert not memory.is_whole([shard(99)], 1.0)
+    with pytest.raises(CorruptStateError, match="remembers 99 ids, but 100"):
+        memory.is_whole([shard(99)], 4.1)
