@@ -3,13 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check bench proto clean
+.PHONY: demo test test-spark test-long check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
 
-test: $(VENV)/.dev $(VENV)/.spark  ## all quick tests; those of the Spark part skip where there is no Java
-	$(BIN)/python -m pytest
+test: $(VENV)/.dev  ## all quick tests: under 5 minutes on 2 cores
+	$(BIN)/python -m pytest -m "not spark"
+
+test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part; they skip where there is no Java
+	$(BIN)/python -m pytest -m spark
+
+test-long: $(VENV)/.dev  ## more seeds through the simulator of the replicated log
+	PHOTON_SIM_SEEDS=500 $(BIN)/python -m pytest --timeout 1200 tests/raft/test_simulation.py
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
 	$(BIN)/ruff check .

@@ -13,7 +13,13 @@ from typing import Any, Final
 
 from photon.app.console import RunDisplay
 from photon.app.ports import free_ports
-from photon.app.preflight import RegistryMemory, check_apart, check_directories, check_same_registry
+from photon.app.preflight import (
+    RegistryMemory,
+    check_apart,
+    check_directories,
+    check_names,
+    check_same_registry,
+)
 from photon.app.statuses import StatusReader
 from photon.app.summary import count_lines, merge_fates, percentiles_ms
 from photon.app.supervisor import Supervisor
@@ -282,6 +288,7 @@ def _joined_lines(topology: Topology) -> int:
 
 def _check(job: JoinJob, settings: Settings) -> None:
     """Everything that can be known to be wrong before a process is started."""
+    check_names([*job.primary, *job.foreign, str(job.out.absolute()), str(job.work.absolute())])
     check_patterns([*job.primary, *job.foreign])
     names = DATACENTER_NAMES[: job.datacenters]
     check_apart([*job.primary, *job.foreign], job.out, job.work, names)

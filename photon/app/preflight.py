@@ -20,6 +20,18 @@ SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
 
 
+def check_names(names: Sequence[str]) -> None:
+    """UsageError for names of files or patterns that are empty or can't be written down."""
+    for name in names:
+        if not name:
+            raise UsageError("a pattern is empty; name the logs to read (`.` for the current directory)")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise UsageError(f"{shown}: not UTF-8; rename it or use a pattern that matches it") from error
+
+
 def check_directories(directories: Sequence[Path]) -> None:
     """Make them; UsageError if they can't be written."""
     for directory in directories:
@@ -95,7 +107,7 @@ def check_same_registry(work: Path, settings: Settings, joined_lines: int) -> No
             f"{changed[0]} was {before[changed[0]]} when {work} was made; "
             "set it back or use an empty --work and --out"
         )
-    if joined_lines or any(work.glob("*/dispatcher/ledger/data.mdb")):
+    if joined_lines:
         _check_replicas(work, settings.registry.replicas)
 
 

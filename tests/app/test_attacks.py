@@ -75,6 +75,15 @@ def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(att
     assert "knows nothing of" in refusal(attacked)
 
 
+def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: Path) -> None:
+    work = tmp_path / "out" / ".photon"
+    join(make_logs(tmp_path / "logs"), tmp_path / "out")
+    shutil.rmtree(work / "registry")
+    shutil.rmtree(work / "east")
+    shutil.rmtree(tmp_path / "out" / "joined")
+    assert join(tmp_path / "logs", tmp_path / "out")["joined"] == EVENTS
+
+
 def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(attacked: Path) -> None:
     (attacked / "out" / ".photon" / "registry.json").write_text("[]")
     assert "registry.json: cannot be read" in refusal(attacked)
@@ -85,8 +94,7 @@ def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
     run = photon(*join_arguments(attacked / "logs", attacked / "out"))
     assert run.returncode == 0
     assert "200 joined lines are not in" in run.stderr
-    summary = json.loads(run.stdout)
-    assert (summary["joined"], summary["duplicate"]) == (10, 200)
+    assert json.loads(run.stdout)["joined"] == 10
 
 
 def test_a_run_is_not_fed_with_its_own_output(tmp_path: Path) -> None:
@@ -98,6 +106,24 @@ def test_a_run_is_not_fed_with_its_own_output(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert run.stderr.count("\n") == 1
     assert "matches what this run writes" in run.stderr
+
+
+@pytest.mark.parametrize("empty", ["--primary", "--foreign"])
+def test_an_empty_pattern_is_not_taken_for_the_current_directory(tmp_path: Path, empty: str) -> None:
+    logs = make_logs(tmp_path / "logs")
+    run = photon(*join_arguments(logs, tmp_path / "out", empty, ""))
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--foreign", "--work"])
+def test_a_path_that_is_no_utf_8_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
+    os.mkdir(odd)
+    run = photon(*join_arguments(make_logs(tmp_path / "logs"), tmp_path / "out", option, odd))
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "not UTF-8" in run.stderr
 
 
 def test_a_pattern_next_to_the_output_is_not_refused(tmp_path: Path) -> None:

@@ -197,6 +197,30 @@ def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
     assert Counter(verdicts.values()) == {"pending": 5}
 
 
+def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(
+    session, tmp_path, monkeypatch
+):
+    from spark import sources
+
+    logs = WrittenLogs(tmp_path)
+    clicks = logs.foreign(foreign("before", "q"))
+    output = logs.joined("dc1", joined(foreign("before", "q"), Q))
+    read_lines = sources.read_lines
+
+    def and_meanwhile(session, paths):
+        lines = read_lines(session, paths)
+        if any("clicks" in path for path in paths):
+            with open(clicks, "a") as inputs, open(output, "a") as outputs:
+                inputs.writelines(json.dumps(foreign(name, "q")) + "\n" for name in ("next", "late"))
+                outputs.write(json.dumps(joined(foreign("late", "q"), Q)) + "\n")
+        return lines
+
+    monkeypatch.setattr(sources, "read_lines", and_meanwhile)
+    report, verdicts = ask(session, logs, with_primaries=False)
+    assert report.broken == []
+    assert verdicts["before"] == "joined"
+
+
 def test_random_runs_get_the_verdicts_of_a_ground_truth_in_plain_python(session, tmp_path):
     dice = random.Random(20_130_625)
     logs = WrittenLogs(tmp_path)
