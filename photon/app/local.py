@@ -57,7 +57,7 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
     began = time.monotonic()
     settings = load_settings(job.config)
     _check(job, settings)
-    with _locked(job.work), _termination() as told_to_stop:
+    with _locked(job.work), _locked(job.out / "joined"), _termination() as told_to_stop:
         topology = plan(job, settings, random.Random())
         joined_before = _joined_lines(topology)
         check_same_registry(job.work, settings, joined_before)
@@ -299,11 +299,13 @@ def _check(job: JoinJob, settings: Settings) -> None:
     check_directories((job.out, job.work))
 
 
-def _locked(work: Path) -> DirectoryLock:
+def _locked(directory: Path) -> DirectoryLock:
     try:
-        return DirectoryLock(work)
+        return DirectoryLock(directory)
     except LockedError as error:
-        raise LockedError(f"another photon runs on {work}; wait for it or name another --work") from error
+        raise LockedError(
+            f"another photon runs on {directory}; wait for it or name another --work and --out"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ A registry that forgot what it has registered joins it again without a word (inv
 resumed on one that remembers at least what stands in the joined logs.
 """
 
-import fnmatch
 import glob
 import hashlib
 import json
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
+from photon.core.logfiles import glob_matches
 from photon.core.settings import Settings
 
 SETTLED_S: Final = 3.0
@@ -59,24 +59,11 @@ def check_apart(patterns: Sequence[str], out: Path, work: Path, datacenters: Seq
         whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
         wanted = Path(os.path.abspath(whole)).parts
         for path in written:
-            if matches(wanted, Path(os.path.abspath(path)).parts):
+            if glob_matches(wanted, Path(os.path.abspath(path)).parts):
                 raise UsageError(
                     f"'{pattern}' matches what this run writes ({path}); "
                     "narrow the pattern or put --out elsewhere"
                 )
-
-
-def matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
-    """Whether glob would find the path, part by part; `**`: any parts, but only a dot finds a dot."""
-    if not pattern:
-        return not path
-    first, rest = pattern[0], pattern[1:]
-    if first == "**":
-        shown = next((n for n, part in enumerate(path) if part.startswith(".")), len(path))
-        return any(matches(rest, path[skipped:]) for skipped in range(shown + 1))
-    if not path or (path[0].startswith(".") and not first.startswith(".")):
-        return False
-    return fnmatch.fnmatchcase(path[0], first) and matches(rest, path[1:])
 
 
 def check_same_registry(work: Path, settings: Settings, joined_lines: int) -> None:

@@ -37,6 +37,8 @@ def merge_fates(dispatchers: Iterable[Mapping[str, Any]], joined: int) -> dict[s
     }
     told = max(_fate(ledger, Fate.JOINED) + _fate(ledger, Fate.DUPLICATE) for ledger in ledgers)
     registered = max(told, joined)  # a line may be out before the ledger says so
+    # Stopped datacenters may have read different parts, a new ledger not yet what is joined.
+    events = max(events, registered + sum(rest.values()))
     pending = events - registered - sum(rest.values())
     return {
         "foreign_events": events,

@@ -18,6 +18,7 @@ from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Foreign, Primary
 
 _BRACES: Final = b"{}"
+_BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _UNIT_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
 _FLOAT_UNIT_US: Final = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
 
@@ -127,7 +128,10 @@ class JsonLines:
 
 
 def split_chunk(chunk: bytes) -> tuple[list[bytes], npt.NDArray[np.int64]]:
-    """Whole lines -> lines without white space around them, blank ones left out, and each one's offset."""
+    """Whole lines -> lines without white space around them, blank ones left out, and each one's offset.
+
+    A byte order mark, as some editors put at a file's start, counts as white space before a line.
+    """
     lines = chunk.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -139,8 +143,9 @@ def split_chunk(chunk: bytes) -> tuple[list[bytes], npt.NDArray[np.int64]]:
         text = np.frombuffer(chunk, np.uint8)
         if (text[starts] == _BRACES[0]).all() and (text[starts + lengths - 1] == _BRACES[1]).all():
             return lines, starts
-    starts += [len(line) - len(line.lstrip()) for line in lines]
-    lines = [line.strip() for line in lines]
+    bare = [line.strip().removeprefix(_BYTE_ORDER_MARK).lstrip() for line in lines]
+    starts += [len(line.rstrip()) - len(rest) for line, rest in zip(lines, bare, strict=True)]
+    lines = bare
     if not all(lines):
         filled = [row for row, line in enumerate(lines) if line]
         return [lines[row] for row in filled], starts[filled]

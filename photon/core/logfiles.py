@@ -6,6 +6,7 @@ renamed goes on where it was; one that shrank or was replaced is another file an
 """
 
 import errno
+import fnmatch
 import glob
 import gzip
 import hashlib
@@ -13,7 +14,7 @@ import os
 import shutil
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from typing import Final
 from photon.core.errors import StorageError, UsageError
 
 HEAD_BYTES: Final = 1024
+_ANY_DEPTH: Final = "**"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,49 @@ def _fixed_part(pattern: str) -> str:
 def _matches(pattern: str) -> Iterable[str]:
     if os.path.isdir(pattern):
         pattern = str(Path(glob.escape(pattern)) / "*")
-    return glob.iglob(pattern, recursive=True)
+    parts = Path(pattern).parts
+    if _ANY_DEPTH not in parts:
+        return glob.iglob(pattern)
+    # glob itself walks in circles where a link leads to a directory above it.
+    depth = parts.index(_ANY_DEPTH)
+    roots = glob.iglob(str(Path(*parts[:depth]))) if depth else (".",)
+    return (name for root in roots for name in _files_below(root, (), parts[depth:], frozenset()))
+
+
+def _files_below(
+    directory: str, path: tuple[str, ...], pattern: tuple[str, ...], above: frozenset[tuple[int, int]]
+) -> Iterator[str]:
+    """What is no directory and matches; `path`, `above`: names and identities of directories passed."""
+    try:
+        status = os.stat(directory)
+        entries = list(os.scandir(directory))
+    except OSError:
+        return
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        return
+    hidden = any(part.startswith(".") for part in pattern)
+    for entry in entries:
+        inner = (*path, entry.name)
+        if entry.name.startswith(".") and not hidden:
+            continue
+        if entry.is_dir(follow_symlinks=False) or (entry.is_symlink() and os.path.isdir(entry.path)):
+            yield from _files_below(entry.path, inner, pattern, above | {identity})
+        elif glob_matches(pattern, inner):
+            yield entry.path
+
+
+def glob_matches(pattern: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether glob would find the path, part by part; `**`: any parts, but only a dot finds a dot."""
+    if not pattern:
+        return not path
+    first, rest = pattern[0], pattern[1:]
+    if first == _ANY_DEPTH:
+        shown = next((n for n, part in enumerate(path) if part.startswith(".")), len(path))
+        return any(glob_matches(rest, path[skipped:]) for skipped in range(shown + 1))
+    if not path or (path[0].startswith(".") and not first.startswith(".")):
+        return False
+    return fnmatch.fnmatchcase(path[0], first) and glob_matches(rest, path[1:])
 
 
 def _unpacked(name: str, status: os.stat_result, spool: Path) -> str:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from photon.app.preflight import RegistryMemory, check_apart, matches
+from photon.app.preflight import RegistryMemory, check_apart
+from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, UsageError
+from photon.core.logfiles import glob_matches
 from tests.app.kit import join, join_arguments, joined_pairs, photon, write_lines
 
 EVENTS = 200
@@ -97,6 +99,15 @@ def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
     assert json.loads(run.stdout)["joined"] == 10
 
 
+def test_two_runs_at_once_do_not_write_one_output(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path / "logs")
+    with DirectoryLock(tmp_path / "out" / "joined"):
+        run = photon(*join_arguments(logs, tmp_path / "out", "--work", tmp_path / "w"))
+    assert run.returncode == 1
+    assert run.stderr.count("\n") == 1
+    assert "another photon runs" in run.stderr
+
+
 def test_a_run_is_not_fed_with_its_own_output(tmp_path: Path) -> None:
     logs = make_logs(tmp_path / "logs")
     run = photon(
@@ -140,9 +151,9 @@ def test_a_pattern_that_reaches_into_the_output_is_refused(tmp_path: Path, patte
 
 
 def test_hidden_directories_are_found_by_their_name_alone() -> None:
-    assert not matches(["**"], [".photon", "x"])
-    assert not matches(["*", "x"], [".photon", "x"])
-    assert matches([".photon", "**"], [".photon", "a", "x"])
+    assert not glob_matches(["**"], [".photon", "x"])
+    assert not glob_matches(["*", "x"], [".photon", "x"])
+    assert glob_matches([".photon", "**"], [".photon", "a", "x"])
 
 
 def shard(ids: int, leads: bool = True, applied: int = 9, number: int = 0) -> dict[str, Any]:

@@ -36,6 +36,11 @@ def test_lines_that_are_out_before_the_ledger_says_so_are_not_pending():
     assert (counts["joined"], counts["duplicate"], counts["pending"]) == (6, 0, 4)
 
 
+def test_lines_of_events_that_no_single_ledger_has_all_leave_nothing_pending_below_zero():
+    counts = merge_fates([ledger(4, joined=4), ledger(3, joined=3)], joined=7)
+    assert (counts["foreign_events"], counts["joined"], counts["pending"]) == (7, 7, 0)
+
+
 def test_percentiles_are_taken_over_all_datacenters_together():
     first = {"edges": [1_000, 2_000, 4_000], "counts": [50, 0, 0]}
     second = {"edges": [1_000, 2_000, 4_000], "counts": [0, 45, 5]}

@@ -119,8 +119,8 @@ def test_a_chunk_parses_to_what_the_json_module_finds_in_each_line(
     batch = logs().parse_foreign(chunk)
     expected, bad, offset = [], [], 0
     for raw in chunk.split(b"\n"):
-        line = raw.strip()
-        start = offset + len(raw) - len(raw.lstrip())
+        line = raw.strip().removeprefix("\ufeff".encode()).lstrip()
+        start = offset + len(raw.rstrip()) - len(line)
         offset += len(raw) + 1
         if line:
             found = what_json_says(line)
@@ -271,3 +271,17 @@ def test_nothing_and_blank_lines_make_empty_columns(chunk: bytes) -> None:
     assert foreign.ids == foreign.primary_ids == foreign.times == primary.ids == b""
     assert foreign.lines == primary.lines == foreign.malformed == primary.malformed == []
     assert foreign.starts.dtype == np.int64 and math.prod(foreign.starts.shape) == 0
+
+
+def test_a_byte_order_mark_is_no_part_of_the_line() -> None:
+    mark = "\ufeff".encode()
+    line = foreign_line(id="c1")
+    batch = logs().parse_foreign(mark + line + b" " + mark + b" " + line + mark + b"\n" + line)
+    assert batch.lines == [line.strip()] * 3
+    assert batch.starts.tolist() == [3, 3 + len(line) + 5, 3 + len(line) + 5 + len(line) + 4]
+    assert not batch.malformed
+
+
+def test_a_byte_order_mark_is_no_part_of_a_malformed_line_either() -> None:
+    (bad,) = logs().parse_primary("\ufeffno event\n".encode()).malformed
+    assert (bad.start, bad.line) == (3, b"no event")

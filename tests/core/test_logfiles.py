@@ -1,6 +1,7 @@
 """Which log files there are, which of them is which, and their whole lines (paper 3.2)."""
 
 import errno
+import glob
 import gzip
 import os
 from pathlib import Path
@@ -47,6 +48,30 @@ def test_a_file_with_two_names_counts_once(tmp_path):
     os.link(tmp_path / "b.jsonl", tmp_path / "a.jsonl")
     (tmp_path / "c.jsonl").symlink_to(tmp_path / "b.jsonl")
     assert names(scan([f"{tmp_path}/*"], tmp_path / "spool")) == ["a.jsonl"]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["**", "**/*", "**/*.x", "d*/**/*.x", "**/e/**", "**/.h/*", ".h/**", "**/e/*.x"]
+)
+def test_any_depth_finds_what_glob_finds(tmp_path, pattern):
+    for name in ("a.x", "d/b.x", "d/e/c.x", "d/e/f/g.y", ".h/i.x", "d/.h/j.x", "d/.k.x", "e/l.x"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    whole = f"{tmp_path}/{pattern}"
+    expected = sorted(name for name in glob.glob(whole, recursive=True) if os.path.isfile(name))
+    assert [seen.name for seen in scan([whole], tmp_path / "spool")] == expected
+
+
+def test_links_that_lead_in_circles_are_not_followed_round(tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a.x").touch()
+    for name in ("p", "q", "d/r", "d/s"):
+        (tmp_path / name).symlink_to(tmp_path)
+    (tmp_path / "d" / "itself.x").symlink_to("itself.x")
+    unreadable: list[str] = []
+    seen = scan([f"{tmp_path}/**/*.x"], tmp_path / "spool", lambda name, _: unreadable.append(name))
+    assert [file.name for file in seen] == [f"{tmp_path}/d/a.x"]
+    assert unreadable == [f"{tmp_path}/d/itself.x"]
 
 
 def test_a_glob_may_match_nothing_but_its_directory_must_be_there(tmp_path):
