@@ -6,7 +6,6 @@ them; at start what a crash left after the last counted one is cut off. So each 
 """
 
 import dataclasses
-import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Fate
 from photon.core.lmdb_errors import LmdbFile
-from photon.core.logfiles import FileState
+from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
 from photon.core.logwriter import LogPosition, RotatingLog
 
 FORMAT: Final = 1
@@ -118,6 +117,11 @@ class Ledger:
         totals = self.totals
         return totals.foreign_events - sum(totals.fates.values())
 
+    @property
+    def broken(self) -> bool:
+        """The dead letters can't be written any more: only a restart can tell what is on disk."""
+        return self._letters.broken
+
     def files(self) -> list[FileState]:
         """The states of all files that are still there as far as is known; the others are forgotten."""
         with self._mutex, self._file.errors(), self._environment.begin(write=True) as txn:
@@ -191,7 +195,7 @@ class Ledger:
 
     def _write(self, txn: Any, entry: Entry, keys: list[bytes], after: _State) -> None:
         for state in entry.files:
-            txn.put(_file_key(state.number), self._pack_file(state), db=self._files_db)
+            txn.put(_file_key(state.number), pack_file_state(state), db=self._files_db)
         delete = txn.delete
         removed = sum([delete(key, db=self._retries_db) for key in entry.retries_removed])
         assert removed == len(entry.retries_removed), "a retry was recorded twice"
@@ -241,37 +245,14 @@ class Ledger:
             raise self._file.corrupt(f"format {state.format}, this version reads {FORMAT}")
         return state
 
-    def _pack_file(self, state: FileState) -> bytes:
-        # Names of files need not be UTF-8.
-        fields = (os.fsencode(state.path), os.fsencode(state.name), *_plain(state))
-        return msgspec.msgpack.encode(fields)
-
     def _unpack_file(self, packed: bytes) -> FileState:
         try:
-            path, name, *rest = msgspec.msgpack.decode(packed, type=_PackedFile)
+            return unpack_file_state(packed)
         except msgspec.DecodeError as error:
             raise self._file.corrupt(f"a file's state: {error}") from error
-        number, device, inode, offset, head_bytes, head, gone = rest
-        return FileState(
-            number, os.fsdecode(path), os.fsdecode(name), device, inode, offset, head_bytes, head, gone
-        )
 
 
 NOTHING: Final = Totals(0, dict.fromkeys(_COUNTED, 0), 0, [])
-
-_PackedFile = tuple[bytes, bytes, int, int, int, int, int, bytes, bool]
-
-
-def _plain(state: FileState) -> tuple[int, int, int, int, int, bytes, bool]:
-    return (
-        state.number,
-        state.device,
-        state.inode,
-        state.offset,
-        state.head_bytes,
-        state.head,
-        state.gone,
-    )
 
 
 def _file_key(number: int) -> bytes:

@@ -37,7 +37,8 @@ class Recorder:
     def record(self, group: Sequence[Finished]) -> list[Batch]:
         """Record those of the group, and of groups before, whose turn it is; they are returned.
 
-        Tries until the disk takes them; [] if it was time to stop before. CorruptStateError.
+        Tries until the disk takes them; [] if it was time to stop before. CorruptStateError; StorageError where
+        only a restart can mend it.
         """
         if self._given_up:
             return []
@@ -97,6 +98,8 @@ class Recorder:
                 raise
             except StorageError as error:
                 self.storage_error = str(error)
+                if self._ledger.broken:
+                    raise
                 tries += 1
                 if self._wait(tries):
                     # Later batches of the same files must not be recorded over the gap this one leaves.

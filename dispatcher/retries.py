@@ -37,7 +37,8 @@ class RetryQueue:
 
     def take(self, now_us: int, count_max: int) -> RetryBatch | None:
         """At most `count_max` events that are due, soonest first. They are in flight until `settled`."""
-        if self._next_due_us is None or self._next_due_us > now_us:
+        next_due_us = self._next_due_us
+        if next_due_us is None or 0 < next_due_us - now_us <= self._wait_us_max:
             return None
         return self._take(now_us, count_max, early=False)
 

@@ -24,6 +24,7 @@ from photon.core.fates import Joined
 
 HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
 HALVE_AFTER_FAILURES: Final = 8  # about 3 s of backoff: a joiner that was restarted is back by then
+TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is not worth a line
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
 
 
@@ -71,7 +72,8 @@ class Sender:
             except UnavailableError as error:
                 failures += 1
                 strikes += not isinstance(error, OverloadedError)
-                self._notice(f"joiner: {error}; sent again until it answers")
+                if failures >= TELL_AFTER_FAILURES:
+                    self._notice(f"joiner: {error}; sent again until it answers")
                 if strikes >= HALVE_AFTER_FAILURES:
                     if len(part) == 1:
                         answer.verdicts[part] = Joined.RETRY_UNAVAILABLE

@@ -32,7 +32,7 @@ from photon.core.disk import DirectoryLock
 from photon.core.errors import SettingsError, StorageError
 from photon.core.ids import opaque_mask
 from photon.core.lmdb_errors import LmdbFile
-from photon.core.logfiles import FileState
+from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
 from photon.core.logwriter import LogPosition
 from photon.core.settings import EventStore
 
@@ -129,7 +129,7 @@ class LogFileMap:
         """What is known of every log file."""
         with self._transaction() as transaction:
             values = list(transaction.cursor(self._files).iternext(keys=False, values=True))
-        return [msgspec.msgpack.decode(value, type=FileState) for value in values]
+        return list(map(self._unpack_state, values))
 
     def write(self, rows: Rows | None, states: Iterable[FileState], counts: Counts) -> list[int]:
         """Add events, how far their files are read, and the counts, all or nothing.
@@ -150,8 +150,7 @@ class LogFileMap:
                 if not opaque.all():
                     opened = self._write_sparse(transaction, rows if not opaque.any() else rows.take(~opaque))
             for state in states:
-                encoded = msgspec.msgpack.encode(state)
-                transaction.put(state.number.to_bytes(4, "big"), encoded, db=self._files)
+                transaction.put(state.number.to_bytes(4, "big"), pack_file_state(state), db=self._files)
             transaction.put(_META_KEY, msgspec.msgpack.encode(meta), db=self._metas)
         self._meta = meta
         self._open_runs.keep(opened)
@@ -245,7 +244,13 @@ class LogFileMap:
     def _state(self, transaction: Any, file: int) -> FileState:
         value = transaction.get(file.to_bytes(4, "big"), db=self._files)
         assert value is not None
-        return msgspec.msgpack.decode(value, type=FileState)
+        return self._unpack_state(value)
+
+    def _unpack_state(self, packed: bytes) -> FileState:
+        try:
+            return unpack_file_state(packed)
+        except msgspec.DecodeError as error:
+            raise self._file.corrupt(f"a file's state: {error}") from error
 
     def _open(self) -> None:
         with self._file.errors():

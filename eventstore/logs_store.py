@@ -41,8 +41,10 @@ class LogsEventStore:
         log_file_map: LogFileMap,
         make_format: Callable[[], LogFormat],
         probe: Probe = probe_json_lines,
+        notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._map = log_file_map
+        self._notice = notice
         self._make_format = make_format
         self._probe = probe
         self._local = threading.local()
@@ -58,6 +60,11 @@ class LogsEventStore:
         before = search.logs.bytes_read
         lines = search.run(keys, places, states)
         found = len(lines) - lines.count(None)
+        for name in search.contradicted:
+            self._notice(
+                f"{name} does not hold what the log file map says: it was overwritten, or the map is "
+                f"damaged; if events keep waiting, stop and remove {self._map.directory}: it is rebuilt"
+            )
         with self._counting:
             self.hits += found
             self.misses += len(lines) - found
@@ -77,6 +84,8 @@ class _Search:
     def __init__(self, log_format: LogFormat, probe: Probe) -> None:
         self.logs = OpenLogs()
         self.doubtful: list[bool] = []
+        self.contradicted: set[str] = set()
+        """Names of logs that hold another line where the map says one is."""
         self._format = log_format
         self._probe = probe
 
@@ -91,6 +100,7 @@ class _Search:
         if len(in_order) > 1:
             self.logs.read_ahead(in_order, states)
         self.doubtful = [False] * len(keys)
+        self.contradicted = set()
         exact = opaque_mask(b"".join(keys)).tolist()
         lines: list[bytes | None] = [None] * len(keys)
         for place in in_order:
@@ -108,6 +118,7 @@ class _Search:
         for row in self._verify(keys, lines):
             if exact[row]:
                 self.doubtful[row] = True  # the log was overwritten, and not yet found to be
+                self.contradicted |= {states[place.file].name for place in places[row]}
             else:
                 lines[row] = self._by_parsing(keys[row], places[row], states)
         return lines

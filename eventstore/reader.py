@@ -136,6 +136,8 @@ class Reader:
                 except CorruptStateError:
                     raise
                 except StorageError as error:
+                    if self._dead_letters.broken:
+                        raise  # only a restart can tell what of them is on disk
                     self._tell(error)
                     self._stopping.wait(retry_s)
                     retry_s = min(2 * retry_s, _RETRY_S_MAX)

@@ -74,7 +74,7 @@ class EventStoreServer:
             self._notices,
             on_fatal,
         )
-        self._logs = LogsEventStore(self._map, make_format)
+        self._logs = LogsEventStore(self._map, make_format, notice=self._notices.tell)
         self._lookup = EventLookup(self._cache, self._logs, self._reader_state)
         service = EventStoreService(self._lookup, self.status)
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)

@@ -17,7 +17,6 @@ _COMMANDS: Final = {
     "bench": ("photon.app.bench", "Measure catch-up, steady rate and live latency on this machine."),
     "status": ("photon.app.status", "Show what every process of a running system says of itself."),
     "verify": ("spark.cli", "Account for every foreign event of a run, from its logs (needs Java)."),
-    "verify": ("spark.cli", "Check the output against the inputs, on Spark (needs Java)."),
     "registry": ("photon.app.roles_cli:registry", "The IdRegistry (`registry serve`)."),
     "eventstore": ("photon.app.roles_cli:eventstore", "The EventStore (`eventstore serve`)."),
     "joiner": ("photon.app.roles_cli:joiner", "The joiner (`joiner serve`)."),

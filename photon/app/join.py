@@ -32,7 +32,7 @@ def command(
     datacenters: int,
     follow: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Join each foreign event with the primary event it names; write it exactly once.
 
     Output: OUT/joined/<datacenter>/*.jsonl, and OUT/dead-letters/<datacenter>/*.jsonl for the rest.
@@ -57,3 +57,4 @@ def command(
         print_summary(summary)
         click.echo(f"joined logs:   {out / 'joined'}")
         click.echo(f"dead letters:  {out / 'dead-letters'}")
+    return 1 if summary["unread_files"] else 0

@@ -59,7 +59,7 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
     _check(job, settings)
     with _locked(job.work), _locked(job.out / "joined"), _termination() as told_to_stop:
         topology = plan(job, settings, random.Random())
-        joined_before = _joined_lines(topology)
+        joined_before = sum(_joined_lines(topology).values())
         check_same_registry(job.work, settings, joined_before)
         cluster = LocalCluster(topology, job.work)
         try:
@@ -152,6 +152,8 @@ class _Run:
     """The last that was seen of a run."""
 
     eventstores: list[dict[str, Any]]
+    unread: set[str]
+    """Log files that are there and could not be read."""
     restarts: int
     seconds: float
 
@@ -198,7 +200,8 @@ def _watch(
         drained = answered and not at_work and all(d["drained"] for d in dispatchers)
         if told_to_stop or (drained and not job.follow):
             _tell_unended(display, [*dispatchers, *eventstores])
-            return _Run(eventstores, cluster.supervisor.restarts(), now - began)
+            unread = {file for status in (*dispatchers, *eventstores) for file in status["unreadable"]}
+            return _Run(eventstores, unread, cluster.supervisor.restarts(), now - began)
         seen = json.dumps([[d["foreign_events"], d["fates"]] for d in dispatchers]) + json.dumps(
             [[e["primary_events"], e["caught_up"]] for e in eventstores]
         )
@@ -213,7 +216,7 @@ def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> No
     for status in statuses:
         for file, size in status["unended"].items():
             display.notice(f"{file} ends in a partly written line ({size} bytes), left for the next run")
-        for file, reason in status.get("unreadable", {}).items():
+        for file, reason in status["unreadable"].items():
             display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
@@ -244,9 +247,10 @@ def _why_stalled(reader: StatusReader, seconds: float) -> str:
 
 
 def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisplay) -> dict[str, Any]:
-    joined = _joined_lines(topology)
-    seconds = run.seconds
+    per_datacenter = _joined_lines(topology)
+    joined = sum(per_datacenter.values())
     new = joined - joined_before
+    seconds = run.seconds
     ledgers = [_ledger(topology, pipeline) for pipeline in topology.pipelines]
     written = sum(ledger["fates"][Fate.JOINED.value] for ledger in ledgers)
     if written > joined:
@@ -254,10 +258,6 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
             f"{written - joined:,} joined lines are not in {topology.output}/joined any more; they count as "
             "duplicate. If they were not moved away on purpose, restore them"
         )
-    per_datacenter = {
-        pipeline.datacenter: count_lines(topology.joined_directory(pipeline.datacenter))
-        for pipeline in topology.pipelines
-    }
     return {
         **merge_fates(ledgers, joined),
         "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
@@ -268,6 +268,7 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e["primary_events"] for e in run.eventstores), default=0),
         "primary_malformed": max((e["malformed"] for e in run.eventstores), default=0),
+        "unread_files": sorted(run.unread),
         "restarts": run.restarts,
     }
 
@@ -281,9 +282,10 @@ def _ledger(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
     return read_totals(Path(pipeline.directory) / "dispatcher", letters, bytes_max)
 
 
-def _joined_lines(topology: Topology) -> int:
+def _joined_lines(topology: Topology) -> dict[str, int]:
+    """Datacenter -> lines in its joined logs; also of those that an earlier run had and this one has not."""
     directory = Path(topology.output) / "joined"
-    return count_lines(directory) if directory.exists() else 0
+    return {path.name: count_lines(path) for path in sorted(directory.iterdir()) if path.is_dir()}
 
 
 def _check(job: JoinJob, settings: Settings) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
-from photon.app.supervisor import die_with_parent
+from photon.app.supervisor import CORRUPT_STATUS, die_with_parent
 from photon.app.topology import Topology, read_topology
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import CorruptStateError, PhotonError
@@ -22,8 +22,6 @@ from photon.wire.rpc import on_termination
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-
-CORRUPT_STATUS: Final = 3
 
 
 class _Role(Protocol):

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from photon.core.errors import PhotonError
 
@@ -18,8 +19,10 @@ RESTART_DELAY_S_MIN: Final = 0.05
 RESTART_DELAY_S_MAX: Final = 5.0
 STABLE_S: Final = 10.0
 LOG_BYTES_MAX: Final = 16 << 20
-FINAL_STATUS: Final = (2, 3)
-"""Exit statuses that a restart can't mend: bad settings, corrupt state."""
+LOG_LOOK_S: Final = 10.0
+USAGE_STATUS: Final = 2
+CORRUPT_STATUS: Final = 3
+"""Exit statuses of a role that a restart does not mend: unusable settings, untrustworthy state."""
 
 # Large messages are freed and asked for again at each batch: keep their pages (design measurement 7).
 _ENVIRONMENT: Final = {
@@ -57,6 +60,7 @@ class Supervisor:
         self._log_directory = log_directory
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, Child] = {}
+        self._look_at_logs = float("-inf")
         self.notices: list[str] = []
         """What died and why, in a line each; the caller takes them."""
 
@@ -69,6 +73,10 @@ class Supervisor:
     def poll(self) -> None:
         """Restart what died, after a growing delay. ProcessFailedError for what no restart can mend."""
         now = time.monotonic()
+        if now >= self._look_at_logs:
+            self._look_at_logs = now + LOG_LOOK_S
+            for child in self.children.values():
+                _bound_log(child.log)
         for child in self.children.values():
             if child.process is None:
                 if now >= child.restart_at:
@@ -106,7 +114,7 @@ class Supervisor:
     def _spawn(self, child: Child) -> None:
         command = [sys.executable, "-m", "photon.app.cli", *child.arguments]
         environment = {**_ENVIRONMENT, **os.environ, "PHOTON_PARENT": str(os.getpid())}
-        with _open_log(child.log) as log:
+        with child.log.open("ab") as log:
             # A session of its own: Ctrl-C reaches the parent alone, which stops the children in order.
             child.process = subprocess.Popen(
                 command,
@@ -119,7 +127,8 @@ class Supervisor:
         child.started = time.monotonic()
 
     def _on_exit(self, child: Child, status: int, now: float) -> None:
-        if status in FINAL_STATUS:
+        # After a first start that went well, bad usage is a port that somebody took meanwhile.
+        if status == CORRUPT_STATUS or (status == USAGE_STATUS and not child.restarts):
             raise ProcessFailedError(f"{child.name}: {last_message(child.log)}")
         why = f"killed by signal {-status}" if status < 0 else last_message(child.log)
         self.notices.append(f"{child.name} ended ({why}); started again")
@@ -153,7 +162,8 @@ def last_message(log: Path) -> str:
     return f"ended without a word (see {log})"
 
 
-def _open_log(path: Path) -> IO[bytes]:
-    if path.exists() and path.stat().st_size > LOG_BYTES_MAX:
-        path.replace(path.with_suffix(".log.1"))
-    return path.open("ab")
+def _bound_log(log: Path) -> None:
+    """Keep a log and one before it. Its process goes on appending to the same, emptied file."""
+    if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
+        shutil.copyfile(log, log.with_suffix(".log.1"))
+        os.truncate(log, 0)

@@ -19,9 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from photon.core.errors import StorageError, UsageError
 
 HEAD_BYTES: Final = 1024
+
+_PackedFileState = tuple[bytes, bytes, int, int, int, int, int, bytes, bool]
 _ANY_DEPTH: Final = "**"
 
 
@@ -56,6 +60,18 @@ class FileState:
     head_bytes: int = 0
     head: bytes = b""
     gone: bool = False
+
+
+def pack_file_state(state: FileState) -> bytes:
+    """For the disk. Names of files need not be UTF-8."""
+    rest = (state.number, state.device, state.inode, state.offset, state.head_bytes, state.head, state.gone)
+    return msgspec.msgpack.encode((os.fsencode(state.path), os.fsencode(state.name), *rest))
+
+
+def unpack_file_state(packed: bytes) -> FileState:
+    """The reverse. msgspec.DecodeError if it is none."""
+    path, name, number, *rest = msgspec.msgpack.decode(packed, type=_PackedFileState)
+    return FileState(number, os.fsdecode(path), os.fsdecode(name), *rest)
 
 
 @dataclass(frozen=True, slots=True)

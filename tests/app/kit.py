@@ -12,7 +12,9 @@ from typing import Any
 PHOTON = [sys.executable, "-m", "photon.app.cli"]
 
 
-def photon(*arguments: object, timeout: float = 100.0, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def photon(
+    *arguments: object, timeout: float = 100.0, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*PHOTON, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
     )
@@ -23,7 +25,17 @@ def start_photon(*arguments: object, stderr: Any = subprocess.PIPE) -> subproces
 
 
 def join_arguments(logs: Path, out: Path, *more: object) -> list[object]:
-    return ["join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", out, "--json", *more]
+    return [
+        "join",
+        "--primary",
+        logs / "queries",
+        "--foreign",
+        logs / "clicks",
+        "--out",
+        out,
+        "--json",
+        *more,
+    ]
 
 
 def join(logs: Path, out: Path, *more: object) -> dict[str, Any]:
@@ -44,7 +56,11 @@ def write_lines(path: Path, events: Iterable[Mapping[str, Any] | bytes]) -> None
 def read_lines(directory: Path) -> list[dict[str, Any]]:
     if not directory.exists():
         return []
-    return [json.loads(line) for path in sorted(directory.rglob("*.jsonl")) for line in path.read_bytes().splitlines()]
+    return [
+        json.loads(line)
+        for path in sorted(directory.rglob("*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
 
 
 def joined_pairs(out: Path) -> Counter[tuple[str, str]]:

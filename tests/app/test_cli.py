@@ -25,7 +25,15 @@ def join_with(logs, config_text):
     config = logs / "photon.toml"
     config.write_text(config_text)
     return refused(
-        "join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "out", "--config", config
+        "join",
+        "--primary",
+        logs / "queries",
+        "--foreign",
+        logs / "clicks",
+        "--out",
+        logs / "out",
+        "--config",
+        config,
     )
 
 
@@ -52,7 +60,9 @@ def test_a_settings_file_that_is_no_toml_or_not_there_is_named(logs):
 
 
 def test_a_directory_that_is_not_there_is_named(logs):
-    line = refused("join", "--primary", logs / "nowhere" / "*.jsonl", "--foreign", logs / "clicks", "--out", logs / "out")
+    line = refused(
+        "join", "--primary", logs / "nowhere" / "*.jsonl", "--foreign", logs / "clicks", "--out", logs / "out"
+    )
     assert str(logs / "nowhere") in line
 
 
@@ -63,7 +73,9 @@ def test_an_adapter_that_cannot_be_loaded_is_named(logs):
 
 def test_an_output_that_cannot_be_made_is_named(logs):
     (logs / "file").write_text("")
-    line = refused("join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "file" / "out")
+    line = refused(
+        "join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "file" / "out"
+    )
     assert str(logs / "file") in line
 
 
@@ -78,5 +90,16 @@ def test_an_unknown_command_is_bad_usage():
 def test_help_lists_the_commands():
     done = photon("--help")
     assert done.returncode == 0
-    for name in ("join", "generate", "demo", "bench", "status", "verify", "registry", "eventstore", "joiner", "dispatcher"):
+    for name in (
+        "join",
+        "generate",
+        "demo",
+        "bench",
+        "status",
+        "verify",
+        "registry",
+        "eventstore",
+        "joiner",
+        "dispatcher",
+    ):
         assert name in done.stdout

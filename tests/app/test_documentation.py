@@ -16,7 +16,11 @@ def test_the_configuration_page_lists_every_setting_with_its_default() -> None:
         listed[section] = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", body, re.M))
     actual = {
         section: {
-            key: str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)
+            key: str(value).lower()
+            if isinstance(value, bool)
+            else f'"{value}"'
+            if isinstance(value, str)
+            else str(value)
             for key, value in values.items()
         }
         for section, values in to_document(Settings()).items()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import signal
 import time
 
@@ -101,10 +102,20 @@ def test_other_field_names_units_numeric_ids_and_compressed_logs(tmp_path):
 
 def test_bad_lines_are_kept_with_their_reason_and_the_rest_goes_on(tmp_path):
     logs = tmp_path / "logs"
-    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}, b"not json\n", {"ts_us": 3}, {"id": "r", "ts_us": 4}])
-    bad = [b'{"id":"c2","primary_id"\n', b'{"id":"c3","ts_us":1}\n', b'{"id":"c4","primary_id":"q","ts_us":1,"x":"\xff"}\n', b"[1,2]\n"]
+    write_lines(
+        logs / "queries" / "q.jsonl",
+        [{"id": "q", "ts_us": 1}, b"not json\n", {"ts_us": 3}, {"id": "r", "ts_us": 4}],
+    )
+    bad = [
+        b'{"id":"c2","primary_id"\n',
+        b'{"id":"c3","ts_us":1}\n',
+        b'{"id":"c4","primary_id":"q","ts_us":1,"x":"\xff"}\n',
+        b"[1,2]\n",
+    ]
     good = [{"id": f"g{n}", "primary_id": "q" if n % 2 else "r", "ts_us": n} for n in range(4)]
-    write_lines(logs / "clicks" / "c.jsonl", [good[0], bad[0], b"\n", good[1], bad[1], bad[2], good[2], bad[3]])
+    write_lines(
+        logs / "clicks" / "c.jsonl", [good[0], bad[0], b"\n", good[1], bad[1], bad[2], good[2], bad[3]]
+    )
     write_lines(logs / "clicks" / "empty.jsonl", [])
     with (logs / "clicks" / "c.jsonl").open("ab") as file:
         file.write(json.dumps(good[3]).encode())  # whole, but its newline is missing
@@ -113,7 +124,9 @@ def test_bad_lines_are_kept_with_their_reason_and_the_rest_goes_on(tmp_path):
     assert summary["malformed"] == 4
     assert summary["primary_malformed"] == 2
     assert fates_add_up(summary)
-    letters = [e for e in read_lines(tmp_path / "out" / "dead-letters" / "east") if e["file"].endswith("c.jsonl")]
+    letters = [
+        e for e in read_lines(tmp_path / "out" / "dead-letters" / "east") if e["file"].endswith("c.jsonl")
+    ]
     assert len(letters) == 4
     assert "primary_id" in letters[1]["reason"]
     assert "UTF-8" in letters[2]["reason"]
@@ -122,8 +135,12 @@ def test_bad_lines_are_kept_with_their_reason_and_the_rest_goes_on(tmp_path):
 
 def test_the_users_adapter_changes_and_skips_events(tmp_path, monkeypatch):
     logs, out = tmp_path / "logs", tmp_path / "out"
-    write_lines(logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n, "paid": n % 2 == 0} for n in range(10)])
-    write_lines(logs / "clicks" / "c.jsonl", [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)])
+    write_lines(
+        logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n, "paid": n % 2 == 0} for n in range(10)]
+    )
+    write_lines(
+        logs / "clicks" / "c.jsonl", [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)]
+    )
     (tmp_path / "clickads.py").write_text(
         "from joiner.adapter import Adapter, Skip\n"
         "class Paid(Adapter):\n"
@@ -222,3 +239,30 @@ def test_several_shards_and_five_replicas_join_the_same_pairs(tmp_path):
     summary = join(logs, tmp_path / "out", "--config", tmp_path / "photon.toml", "--datacenters", 2)
     assert summary["joined"] == truth["distinct_joined_pairs"]
     assert max(joined_pairs(tmp_path / "out").values()) == 1
+
+
+def test_a_log_that_cannot_be_read_is_named_and_the_rest_is_joined(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    write_lines(logs / "clicks" / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 1}])
+    broken = logs / "clicks" / "d.jsonl.gz"
+    broken.write_bytes(gzip.compress(b'{"id":"d","primary_id":"q","ts_us":1}\n' * 99)[:-20])
+    done = photon(*join_arguments(logs, out))
+    assert done.returncode == 1
+    assert f"{broken} was not read" in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["unread_files"] == [str(broken)]
+    assert (summary["joined"], joined_pairs(out)) == (1, {("q", "c"): 1})
+
+
+def test_log_names_need_not_be_utf_8(tmp_path):
+    logs = tmp_path / "logs"
+    for kind, line in (
+        ("queries", {"id": "q", "ts_us": 1}),
+        ("clicks", {"id": "c", "primary_id": "q", "ts_us": 1}),
+    ):
+        (logs / kind).mkdir(parents=True)
+        path = os.fsencode(logs / kind) + b"/bad\xff.jsonl"
+        with open(path, "wb") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+    assert join(logs, tmp_path / "out")["joined"] == 1

@@ -39,7 +39,10 @@ def all_but(disk, free_bytes):
 @pytest.mark.parametrize("what", ["output", "state"])
 def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_space(tmp_path, small_disk, what):
     logs = tmp_path / "logs"
-    assert photon("generate", "--out", logs, "--seed", 5, "--queries", 10_000, "--clicks", 20_000).returncode == 0
+    assert (
+        photon("generate", "--out", logs, "--seed", 5, "--queries", 10_000, "--clicks", 20_000).returncode
+        == 0
+    )
     truth = json.loads((logs / "truth.json").read_bytes())
     filler = all_but(small_disk, (2 << 20) if what == "output" else (1 << 20))
     out = small_disk / "out" if what == "output" else tmp_path / "out"

@@ -55,7 +55,11 @@ def test_a_killed_process_changes_nothing_in_what_is_joined(generated, tmp_path,
     process = start_photon(*join_arguments(logs, tmp_path / "out", "--datacenters", 2))
     try:
         for share in (0.02, 0.3, 0.6):
-            wait_for(lambda share=share: lines_joined(tmp_path / "out") > share * 60_000 or process.poll() is not None)
+            wait_for(
+                lambda share=share: (
+                    lines_joined(tmp_path / "out") > share * 60_000 or process.poll() is not None
+                )
+            )
             victims = [pid for name, pid in children_of(process.pid).items() if name.startswith(victim)]
             if victims and process.poll() is None:
                 os.kill(rng.choice(victims), signal.SIGKILL)
@@ -68,7 +72,9 @@ def test_a_killed_process_changes_nothing_in_what_is_joined(generated, tmp_path,
     assert_exact(tmp_path / "out", truth, summary)
 
 
-def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_what_was_left(generated, tmp_path):
+def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_what_was_left(
+    generated, tmp_path
+):
     logs, truth = generated
     out = tmp_path / "out"
     for share in (0.1, 0.5):

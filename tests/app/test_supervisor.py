@@ -72,6 +72,40 @@ def test_bad_settings_of_a_process_end_the_run_with_its_own_words(sleepers):
     eventually(failed)
 
 
+def test_a_port_that_is_taken_while_a_process_restarts_is_waited_for(sleepers, tmp_path):
+    """Status 2 ends a run only at the first start: after that the settings are known to be good."""
+    flag = tmp_path / "started"
+    program = f"import sys, pathlib, time; f = pathlib.Path({str(flag)!r})\n"
+    program += "n = len(f.read_text()) if f.exists() else 0; f.write_text('x' * (n + 1))\n"
+    program += "sys.exit(2) if n == 1 else time.sleep(100)"
+    sleepers.start("a", [program])
+    eventually(flag.exists)
+    sleepers.children["a"].process.kill()
+
+    def third_start():
+        sleepers.poll()
+        return flag.read_text() == "xxx"
+
+    eventually(third_start)
+
+
+def test_a_log_that_grows_without_end_is_cut(sleepers, monkeypatch):
+    monkeypatch.setattr(supervisor_module, "LOG_BYTES_MAX", 1_000)
+    monkeypatch.setattr(supervisor_module, "LOG_LOOK_S", 0.0)
+    sleepers.start(
+        "a", ["import time\nfor n in range(10**9): print('line', n, flush=True); time.sleep(0.001)"]
+    )
+    log = sleepers.children["a"].log
+
+    def cut():
+        sleepers.poll()
+        return log.with_suffix(".log.1").exists()
+
+    eventually(cut)
+    eventually(lambda: log.read_text())  # it goes on in the emptied file
+    assert log.read_text().startswith("line")
+
+
 def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
     sleepers.start("a", ["import time; time.sleep(100)"])

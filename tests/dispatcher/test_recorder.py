@@ -1,14 +1,18 @@
 """Recording finished batches when the disk does not take them."""
 
+import errno
+
 import numpy as np
+import pytest
 
 from dispatcher.batches import Resolved
 from dispatcher.latency import no_latencies
 from dispatcher.ledger import Ledger
 from dispatcher.recorder import Recorder
 from dispatcher.retries import RetryQueue
-from photon.core.errors import DiskFullError
+from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Fate
+from photon.core.logwriter import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
 from tests.dispatcher.test_reader import Reading
 
@@ -66,6 +70,22 @@ def test_nothing_is_recorded_over_the_gap_that_a_commit_given_up_leaves(tmp_path
     assert scene.record() == [0, 0, 0]
     assert scene.ledger.totals.foreign_events == 0
     assert scene.ledger.files() == []
+    scene.ledger.close()
+
+
+def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, monkeypatch):
+    scene = Scene(tmp_path, failures=0, stop=True)
+    (first, *_) = scene.reading.all()
+    letter = DeadLetter(Fate.FILTERED, "skipped", b"{}", "a.jsonl", 0)
+    filtered = Resolved({Fate.FILTERED: len(first.events)}, 0, no_latencies(), [letter], None, np.empty(0, np.int64))
+
+    def lost(_fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("photon.core.logwriter.os.fdatasync", lost)
+    with pytest.raises(StorageError, match="Input/output"):
+        scene.recorder.record([(first, filtered)])
+    assert scene.waits == []
     scene.ledger.close()
 
 

@@ -129,6 +129,13 @@ def test_entries_written_before_the_clock_was_set_back_do_not_wait_for_it(queue)
     assert numbers(queue.queue.take(5_000, 10)) == [0, 1]
 
 
+def test_a_clock_set_back_while_entries_wait_does_not_hold_them_up(queue):
+    now_us = 10**12
+    queue.add(some_events(2), now_us + DELAY_US_MAX)
+    assert queue.queue.take(now_us, 10) is None
+    assert numbers(queue.queue.take(now_us - 3_600_000_000, 10)) == [0, 1]
+
+
 def test_entries_wait_on_disk_not_in_memory(queue):
     for first in range(0, 5_000, 1_000):
         queue.add(some_events(1_000, first=first), 1_000 + first)

@@ -1,15 +1,17 @@
 """The reader: nothing skipped, nothing counted twice, whatever happens to logs and disk (paper 3.4.1)."""
 
+import errno
 import gzip
 import json
 import os
 
 import pytest
 
+from eventstore.logs_store import LogsEventStore
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Found
 from photon.core.settings import Logs
-from tests.eventstore.kit import Parts, append, line, pack, wait_until
+from tests.eventstore.kit import Parts, append, line, make_format, pack, wait_until
 
 IDS = ["10.0.0.1:1:5", "opaque-a"]
 
@@ -162,6 +164,22 @@ def test_a_storage_error_is_told_and_tried_again_by_the_thread(logs, tmp_path, m
     assert outcomes(parts, *IDS)[0] == [Found.FOUND] * 2
 
 
+def test_dead_letters_that_only_a_restart_can_mend_are_told(logs, tmp_path, monkeypatch):
+    append(logs / "a.jsonl", b"bad")
+    parts = Parts(tmp_path)
+    told = []
+    monkeypatch.setattr(parts.reader, "_on_failure", told.append)
+
+    def lost(_fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("photon.core.logwriter.os.fdatasync", lost)
+    parts.reader.start()
+    wait_until(lambda: told)
+    parts.reader.stop()
+    assert isinstance(told[0], StorageError)
+
+
 def test_an_error_that_no_retry_mends_is_told(logs, tmp_path, monkeypatch):
     append(logs / "a.jsonl", *map(line, IDS))
     parts = Parts(tmp_path)
@@ -290,3 +308,16 @@ def test_many_small_files_go_into_few_transactions(logs, tmp_path):
     parts.read_all()
     assert None not in parts.in_logs(*[f"opaque-{n}" for n in range(300)])
     assert None not in parts.in_logs(*[f"10.0.0.1:{n}:5" for n in range(300)])
+
+
+def test_a_map_that_contradicts_a_log_is_told_with_the_mend(logs, tmp_path):
+    append(logs / "a.jsonl", line("one"), line("two"))
+    parts = Parts(tmp_path).read_all()
+    told = []
+    store = LogsEventStore(parts.map, make_format, notice=told.append)
+    data = (logs / "a.jsonl").read_bytes()
+    with open(logs / "a.jsonl", "r+b") as file:
+        file.write(data.replace(b"one", b"uno"))
+    assert store.get_many([pack("one")]) == ([None], [True])
+    assert "a.jsonl does not hold what the log file map says" in told[0]
+    assert str(tmp_path / "map") in told[0]
