@@ -272,6 +272,7 @@ class Driver:
                 if 2 * again < len(batch.events):
                     # Primaries are coming in: those that wait for a later try may well succeed now.
                     self._early_retries = min(2 * len(batch.events), self._settings.batch_events_max)
+            self._to_send.in_order = self._throttle.ahead_of_primaries
 
     def _wait_for_disk(self, tries: int) -> bool:
         return self._stopping.wait(STORAGE_BACKOFF.delay_us(tries, self._rng) / 1e6)

@@ -37,8 +37,8 @@ class Recorder:
     def record(self, group: Sequence[Finished]) -> list[Batch]:
         """Record those of the group, and of groups before, whose turn it is; they are returned.
 
-        Tries until the disk takes them; [] if it was time to stop before. CorruptStateError; StorageError where
-        only a restart can mend it.
+        Tries until the disk takes them; [] if it was time to stop before. CorruptStateError, and StorageError
+        where only a restart can mend it.
         """
         if self._given_up:
             return []

@@ -8,6 +8,7 @@ from typing import Final
 
 CATCHING_UP_EVENTS: Final = 16_384  # so many waiting retries are a few batches: enough to see progress
 MOSTLY: Final = 0.75
+SOME: Final = 0.05
 PROBE_INTERVAL_S: Final = 0.5
 VAIN_RETRY_S: Final = 30e-6
 """What a retry in vain costs everybody, several times over: retries pause so long for each."""
@@ -52,6 +53,11 @@ class Throttle:
         if pending < CATCHING_UP_EVENTS or not self._mostly_retried():
             return None
         return 1 if now >= self._probe_at else 0
+
+    @property
+    def ahead_of_primaries(self) -> bool:
+        """Whether fresh events are read before their primaries, as when both logs are being caught up."""
+        return self._answered == 0 or self._retried > SOME * self._answered
 
     def probed(self, now: float) -> None:
         """A batch was let through at `now`: the next one waits."""

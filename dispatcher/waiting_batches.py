@@ -2,8 +2,9 @@
 
 Pipelines in several datacenters read the same logs. Would they send in log order, they would all work on the
 same events at the same moment, and all but one in vain; in random order most of what one sends, another has
-done before and the lookup says so (paper 4.4, wasted joins). No batch waits for long: only so many are read
-ahead, and reading goes on only as the oldest of them ends.
+done before and the lookup says so (paper 4.4, wasted joins). But while the event store is behind, the oldest
+go first: their primaries come first. No batch waits for long: only so many are read ahead, and reading goes
+on only as the oldest of them ends.
 """
 
 import random
@@ -22,6 +23,8 @@ class WaitingBatches:
         self._retries: deque[Batch] = deque()
         self._fresh: list[Batch] = []
         self._closed = False
+        self.in_order = True
+        """Whether fresh batches go in the order of the logs."""
 
     def put(self, batch: Batch) -> None:
         with self._changed:
@@ -36,9 +39,8 @@ class WaitingBatches:
                 return self._retries.popleft()
             if not self._fresh:
                 return None
-            chosen = self._rng.randrange(len(self._fresh))
-            self._fresh[chosen], self._fresh[-1] = self._fresh[-1], self._fresh[chosen]
-            return self._fresh.pop()
+            chosen = 0 if self.in_order else self._rng.randrange(len(self._fresh))
+            return self._fresh.pop(chosen)
 
     def close(self) -> None:
         """Nothing is put any more."""

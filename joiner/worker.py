@@ -1,11 +1,10 @@
 """A joiner without its network: the parts, wired, and what a crashed one left, taken over."""
 
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any
 
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
@@ -22,9 +21,8 @@ from joiner.storage_gate import StorageGate
 from joiner.tokens import TokenSource
 from photon.core.clock import Clock
 from photon.core.disk import DirectoryLock
+from photon.core.notices import Notices
 from photon.core.settings import Settings
-
-_NOTICES_MAX: Final = 20
 
 
 class Worker:
@@ -53,7 +51,7 @@ class Worker:
     ) -> None:
         """Opens and repairs the logs. AdapterError, CorruptStateError, LockedError, StorageError."""
         wanted = settings.joiner
-        self._notices: deque[str] = deque(maxlen=_NOTICES_MAX)
+        self._notices = Notices("joiner")
         adapter = BatchAdapter(load_adapter(settings.adapter.use))
         with contextlib.ExitStack() as opened:
             opened.enter_context(DirectoryLock(directory))
@@ -66,7 +64,7 @@ class Worker:
             self._journal = journal
             self._gate = StorageGate(clock, on_fatal)
             self._settler = Settler(registry, journal, output, self._gate, checkpoint)
-            self._resolver = Resolver(self._settler.settle, rng, self._notices.append)
+            self._resolver = Resolver(self._settler.settle, rng, self._notices.tell)
             self._take_over(journal, output)
             parts = Parts(
                 eventstore,
@@ -113,7 +111,7 @@ class Worker:
             "in_flight": self._pipeline.in_flight,
             "unresolved": self._journal.open_count,
             "storage_error": self._gate.error,
-            "notices": list(self._notices),
+            "notices": self._notices.lines(),
         }
 
     def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
@@ -121,6 +119,6 @@ class Worker:
         for batch in left:
             self._resolver.add(batch)
         if output.torn_bytes:
-            self._notices.append(f"cut {output.torn_bytes} bytes of an unfinished line off the joined log")
+            self._notices.tell(f"cut {output.torn_bytes} bytes of an unfinished line off the joined log")
         if left:
-            self._notices.append(f"{len(left)} batches were under way when the joiner ended; ending them")
+            self._notices.tell(f"{len(left)} batches were under way when the joiner ended; ending them")

@@ -18,6 +18,8 @@ from photon.core.settings import Foreign, Primary
 # the mark in its place says that there is nothing else on the line.
 _END_MARK: Final = "photon-end-of-line-5f0c9a51e7d24b6c"
 _BLANKS: Final = " \t\n\r\x0b\x0c"
+_BYTE_ORDER_MARK: Final = "\ufeff"
+_LINE_CHARACTERS_MAX: Final = 2**31 - 1
 
 
 def read_lines(session: SparkSession, paths: Sequence[str]) -> DataFrame:
@@ -27,10 +29,20 @@ def read_lines(session: SparkSession, paths: Sequence[str]) -> DataFrame:
     lines = session.read.option("lineSep", "\n").text(list(paths))
     value = F.col("value")
     clean = value.startswith("{") & value.endswith("}")  # the common case, and trimming is dear
-    line = F.when(clean, value).otherwise(F.btrim(value, F.lit(_BLANKS)))
-    return lines.where(value.rlike(r"\S")).select(
-        line.alias("line"), F.col("_metadata.file_path").alias("path")
+    line = F.when(clean, value).otherwise(_trimmed(value))
+    return (
+        lines.where(value.rlike(r"\S"))
+        .select(line.alias("line"), F.col("_metadata.file_path").alias("path"))
+        .where("line != ''")
     )
+
+
+def _trimmed(value: Column) -> Column:
+    """Without white space around it, and a byte order mark before it, which counts as such."""
+    blanks = F.lit(_BLANKS)
+    text = F.btrim(value, blanks)
+    marked = text.startswith(_BYTE_ORDER_MARK)
+    return F.when(marked, F.ltrim(F.substring(text, 2, _LINE_CHARACTERS_MAX), blanks)).otherwise(text)
 
 
 def foreign_events(lines: DataFrame, names: Foreign) -> DataFrame:

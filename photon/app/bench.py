@@ -180,9 +180,11 @@ def _wait_for_start(out: Path) -> None:
 
     topology = out / ".photon" / "topology.json"
     deadline = time.monotonic() + 60.0
+    reader: StatusReader | None = None
     while time.monotonic() < deadline:
-        if topology.exists():
+        if reader is None and topology.exists():
             reader = StatusReader(read_topology(topology))
+        if reader is not None:
             reader.read(("registry", "eventstore", "joiner", "dispatcher"))
             if not reader.silent() and reader.registry_has_quorum():
                 return

@@ -2,11 +2,13 @@
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from photon import __version__
+from photon.core.disk import storage_error
 from photon.core.errors import PhotonError
 
 # name -> (module with a click command called `command`, one line of help)
@@ -64,6 +66,12 @@ def main(arguments: list[str] | None = None) -> None:
     except PhotonError as error:
         click.echo(f"photon: {error}", err=True)
         status = error.exit_status
+    except OSError as error:
+        if error.filename is None:
+            raise
+        failed = storage_error(error, Path(str(error.filename)))
+        click.echo(f"photon: {failed}", err=True)
+        status = failed.exit_status
     sys.exit(status if isinstance(status, int) else 0)
 
 

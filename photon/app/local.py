@@ -17,8 +17,9 @@ from photon.app.preflight import (
     RegistryMemory,
     check_apart,
     check_directories,
+    check_matches,
     check_names,
-    check_same_registry,
+    check_same_run,
 )
 from photon.app.statuses import StatusReader
 from photon.app.summary import count_lines, merge_fates, percentiles_ms
@@ -60,7 +61,7 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
     with _locked(job.work), _locked(job.out / "joined"), _termination() as told_to_stop:
         topology = plan(job, settings, random.Random())
         joined_before = sum(_joined_lines(topology).values())
-        check_same_registry(job.work, settings, joined_before)
+        check_same_run(job.work, job.out, settings, DATACENTER_NAMES[: job.datacenters], joined_before)
         cluster = LocalCluster(topology, job.work)
         try:
             cluster.start()
@@ -121,7 +122,6 @@ def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
         primary=[_absolute(pattern) for pattern in job.primary],
         foreign=[_absolute(pattern) for pattern in job.foreign],
         output=str(job.out.absolute()),
-        spool=str(job.work.absolute() / "spool"),
         secret=secrets.token_hex(32),
         drain=not job.follow,
         replicas=[
@@ -205,11 +205,21 @@ def _watch(
         seen = json.dumps([[d["foreign_events"], d["fates"]] for d in dispatchers]) + json.dumps(
             [[e["primary_events"], e["caught_up"]] for e in eventstores]
         )
+        seen += str(_unpacking(job.work))
         if seen != last_seen:
             last_moved, last_seen = now, seen
         elif now - last_moved > STALL_S and not job.follow:
             raise StalledError(_why_stalled(reader, now - last_moved))
         time.sleep(POLL_S)
+
+
+def _unpacking(work: Path) -> int:
+    """Bytes written so far of .gz logs that are being unpacked: slow, but not a stall."""
+    written = 0
+    for path in work.glob("*/*/spool/*.partial"):
+        with contextlib.suppress(FileNotFoundError):
+            written += path.stat().st_size
+    return written
 
 
 def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> None:
@@ -292,6 +302,8 @@ def _check(job: JoinJob, settings: Settings) -> None:
     """Everything that can be known to be wrong before a process is started."""
     check_names([*job.primary, *job.foreign, str(job.out.absolute()), str(job.work.absolute())])
     check_patterns([*job.primary, *job.foreign])
+    if not job.follow:
+        check_matches(job.primary)
     names = DATACENTER_NAMES[: job.datacenters]
     check_apart([*job.primary, *job.foreign], job.out, job.work, names)
     if settings.adapter.use:

@@ -8,13 +8,15 @@ import glob
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
+from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
-from photon.core.logfiles import glob_matches
-from photon.core.settings import Settings
+from photon.core.logfiles import glob_matches, matching_files
+from photon.core.settings import Settings, to_document
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
@@ -66,16 +68,28 @@ def check_apart(patterns: Sequence[str], out: Path, work: Path, datacenters: Seq
                 )
 
 
-def check_same_registry(work: Path, settings: Settings, joined_lines: int) -> None:
-    """What ids are remembered by must not change while they are: refuse rather than join twice.
+def check_matches(patterns: Sequence[str]) -> None:
+    """UsageError if there are no primary logs at all: every event would be given up as unjoinable."""
+    if not any(True for pattern in patterns for _ in matching_files(pattern)):
+        raise UsageError(
+            f"no primary log matches {', '.join(repr(p) for p in patterns)}; check the pattern, "
+            "or use --follow to wait for logs"
+        )
 
-    `joined_lines`: in the output. SettingsError, UsageError, CorruptStateError.
+
+def check_same_run(
+    work: Path, out: Path, settings: Settings, datacenters: Sequence[str], joined_lines: int
+) -> None:
+    """What a work directory was made with must not change while it remembers: refuse rather than join twice.
+
+    `joined_lines`: in the output. SettingsError, UsageError, CorruptStateError, StorageError.
     """
-    path = work / "registry.json"
-    facts = {
+    path, mark = work / "run.json", out / "joined" / "run"
+    now = {
         "registry.shards": settings.registry.shards,
         "registry.replicas": settings.registry.replicas,
         "ids.key (digest)": hashlib.blake2b(settings.ids.key.encode(), digest_size=8).hexdigest(),
+        **{f"foreign.{name}": value for name, value in to_document(settings)["foreign"].items()},
     }
     if not path.exists():
         if joined_lines:
@@ -83,31 +97,68 @@ def check_same_registry(work: Path, settings: Settings, joined_lines: int) -> No
                 f"the output holds {joined_lines:,} joined lines that {work} knows nothing of, they might be "
                 "joined twice; name the --work they were made with, or an empty --out"
             )
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(facts))
-        partial.replace(path)
-        return
-    before = _read_facts(path, facts)
-    changed = [name for name, value in facts.items() if before[name] != value]
+        identity = secrets.token_hex(8)
+        _write(path, {"run": identity, "output": os.path.relpath(out, work), "datacenters": datacenters, **now})
+    else:
+        before = _read(path, {"run", "output", "datacenters", *now})
+        identity = before["run"]
+        _check_unchanged(work, before, now)
+        _check_output(work, out, mark, before)
+        _check_datacenters(work, path, before, datacenters)
+        if joined_lines:
+            _check_replicas(work, settings.registry.replicas)
+    with storage_errors(mark):
+        write_file(mark, identity.encode())
+
+
+def _check_unchanged(work: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [name for name, value in now.items() if before[name] != value]
     if changed:
         raise SettingsError(
             f"{changed[0]} was {before[changed[0]]} when {work} was made; "
             "set it back or use an empty --work and --out"
         )
-    if joined_lines:
-        _check_replicas(work, settings.registry.replicas)
 
 
-def _read_facts(path: Path, facts: Mapping[str, object]) -> dict[str, Any]:
+def _check_output(work: Path, out: Path, mark: Path, before: Mapping[str, Any]) -> None:
+    """One work directory and one output belong together: each knows what stands in the other."""
+    found = mark.read_text("ascii", "replace") if mark.exists() else None
+    if found is None and os.path.relpath(out, work) == before["output"]:
+        return  # the joined logs were moved away; the run says how many are missing
+    if found != before["run"]:
+        raise UsageError(
+            f"{work} belongs to the output {os.path.normpath(work / before['output'])}, not to {out}; "
+            "name that one, or an empty --work"
+        )
+
+
+def _check_datacenters(work: Path, path: Path, before: dict[str, Any], datacenters: Sequence[str]) -> None:
+    """A datacenter that is left out may have registered what it has not written yet."""
+    count = len(before["datacenters"])
+    if len(datacenters) < count:
+        raise UsageError(
+            f"{work} was made with {count} datacenters, and one that is left out may have joins to finish; "
+            f"use --datacenters {count}"
+        )
+    if len(datacenters) > count:
+        _write(path, {**before, "datacenters": datacenters})
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    with storage_errors(path):
+        write_file(path, json.dumps(facts).encode())
+
+
+def _read(path: Path, names: Set[str]) -> dict[str, Any]:
     try:
-        before = json.loads(path.read_bytes())
-        if not isinstance(before, dict) or before.keys() != facts.keys():
+        facts = json.loads(path.read_bytes())
+        if not isinstance(facts, dict) or facts.keys() != names:
             raise ValueError("not what this version writes")
     except (OSError, ValueError) as error:
         raise StorageError(
             f"{path}: cannot be read ({error}); restore it, or start in an empty --work and --out"
         ) from error
-    return before
+    return facts
 
 
 def _check_replicas(work: Path, replicas: int) -> None:

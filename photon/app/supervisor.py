@@ -36,7 +36,11 @@ _ENVIRONMENT: Final = {
 
 
 class ProcessFailedError(PhotonError):
-    """A process ended in a way that a restart can't mend."""
+    """A process ended in a way that a restart can't mend. Its settings are the user's: bad usage stays so."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.exit_status = USAGE_STATUS if status == USAGE_STATUS else 1
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class Child:
     log: Path
     process: subprocess.Popen[bytes] | None = None
     started: float = 0.0
+    log_start: int = 0
+    """Where in its log the running process began."""
     failures: int = 0
     restart_at: float = 0.0
     restarts: int = field(default=0)
@@ -113,8 +119,9 @@ class Supervisor:
 
     def _spawn(self, child: Child) -> None:
         command = [sys.executable, "-m", "photon.app.cli", *child.arguments]
-        environment = {**_ENVIRONMENT, **os.environ, "PHOTON_PARENT": str(os.getpid())}
+        environment = {**_ENVIRONMENT, **os.environ, **_same_modules(), "PHOTON_PARENT": str(os.getpid())}
         with child.log.open("ab") as log:
+            child.log_start = log.tell()
             # A session of its own: Ctrl-C reaches the parent alone, which stops the children in order.
             child.process = subprocess.Popen(
                 command,
@@ -129,13 +136,18 @@ class Supervisor:
     def _on_exit(self, child: Child, status: int, now: float) -> None:
         # After a first start that went well, bad usage is a port that somebody took meanwhile.
         if status == CORRUPT_STATUS or (status == USAGE_STATUS and not child.restarts):
-            raise ProcessFailedError(f"{child.name}: {last_message(child.log)}")
-        why = f"killed by signal {-status}" if status < 0 else last_message(child.log)
+            raise ProcessFailedError(f"{child.name}: {last_message(child.log, child.log_start)}", status)
+        why = f"killed by signal {-status}" if status < 0 else last_message(child.log, child.log_start)
         self.notices.append(f"{child.name} ended ({why}); started again")
         child.process = None
         child.failures = 0 if now - child.started > STABLE_S else child.failures + 1
         delay = RESTART_DELAY_S_MIN * 2.0 ** max(0, child.failures - 1)
         child.restart_at = now + min(delay, RESTART_DELAY_S_MAX)
+
+
+def _same_modules() -> dict[str, str]:
+    """A child finds the modules that its parent finds: with -m alone, also a `random.py` in the directory."""
+    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
 
 
 def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:
@@ -149,10 +161,11 @@ def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:
         os._exit(1)
 
 
-def last_message(log: Path) -> str:
-    """The last line that a process said of itself, for a report of its end."""
+def last_message(log: Path, start: int = 0) -> str:
+    """The last line that a process whose log began at `start` said of itself, for a report of its end."""
     with contextlib.suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - 8192))
+        size = log.stat().st_size
+        file.seek(max(start if start <= size else 0, size - 8192))
         lines = [line for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
         for line in reversed(lines):
             if line.startswith("photon: "):

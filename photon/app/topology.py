@@ -1,12 +1,12 @@
 """Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, parse_settings
 
@@ -45,7 +45,6 @@ class Topology:
     primary: list[str]
     foreign: list[str]
     output: str
-    spool: str
     secret: str
     drain: bool
     replicas: list[Replica]
@@ -75,11 +74,8 @@ def _named(items: list[_Item], names: list[str], name: str, what: str) -> _Item:
 
 def write_topology(topology: Topology, path: Path) -> None:
     """For the owner's eyes only: it holds the secret."""
-    partial = path.with_suffix(".partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(topology), indent=2))
-    partial.replace(path)
+    with storage_errors(path):
+        write_file(path, msgspec.json.format(msgspec.json.encode(topology), indent=2))
 
 
 def read_topology(path: Path) -> Topology:

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, Self
 
@@ -28,6 +28,24 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def replace(temporary: Path, final: Path) -> None:
+    """Put a file that is already synced in place of another, durably. Raises OSError."""
+    temporary.rename(final)
+    sync_directory(final.parent)
+
+
+def write_file(path: Path, data: bytes, put: Callable[[Path, Path], None] = replace) -> None:
+    """Replace a small file, whole or not at all, durably, readable by its owner alone. Raises OSError."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        write_all(fd, data)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    put(temporary, path)
 
 
 def make_directory(directory: Path) -> None:

@@ -98,7 +98,7 @@ def scan(
     """
     found: dict[str, SeenFile] = {}
     for pattern in patterns:
-        for name in _matches(pattern):
+        for name in matching_files(pattern):
             if name in found:
                 continue
             try:
@@ -153,7 +153,8 @@ def _fixed_part(pattern: str) -> str:
     return str(Path(*parts)) if parts else "."
 
 
-def _matches(pattern: str) -> Iterable[str]:
+def matching_files(pattern: str) -> Iterable[str]:
+    """What a glob names, or what is in a directory; not yet looked at."""
     if os.path.isdir(pattern):
         pattern = str(Path(glob.escape(pattern)) / "*")
     parts = Path(pattern).parts
@@ -211,11 +212,14 @@ def _unpacked(name: str, status: os.stat_result, spool: Path) -> str:
     broken = target.with_name(f"{target.name}.broken")
     if broken.exists():  # tried once for each content, not at every scan
         raise StorageError(broken.read_text("utf-8"))
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    # A spool has one owner: what a killed one left is written over.
+    partial = target.with_name(f"{target.name}.partial")
     try:
         spool.mkdir(parents=True, exist_ok=True)
         with gzip.open(name, "rb") as packed, partial.open("wb") as plain:
             shutil.copyfileobj(packed, plain, 1 << 20)
+            plain.flush()
+            os.fsync(plain.fileno())  # else a power cut may leave an empty file under the final name
         partial.replace(target)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         partial.unlink(missing_ok=True)

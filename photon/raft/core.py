@@ -52,7 +52,6 @@ REPLACED_METHODS = (
     "_checkCommandsToApply",
 )
 _LEADER = 2
-_FOLLOWER = 0
 
 
 def now() -> float:
@@ -136,10 +135,6 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
     @property
     def is_leader(self) -> bool:
         return bool(self._SyncObj__raftState == _LEADER)
-
-    @property
-    def is_follower(self) -> bool:
-        return bool(self._SyncObj__raftState == _FOLLOWER)
 
     @property
     def leader(self) -> str | None:

@@ -4,6 +4,7 @@ import errno
 import os
 from pathlib import Path
 
+from photon.core import disk
 from photon.core.disk import sync_directory, write_all
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 
@@ -45,14 +46,7 @@ def replace(temporary: Path, final: Path) -> None:
 
 def write_file(path: Path, data: bytes) -> None:
     """Replace a small file, whole or not at all, durably. Raises OSError."""
-    temporary = path.with_name(path.name + ".tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        write_all(fd, data)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    replace(temporary, path)
+    disk.write_file(path, data, put=replace)
 
 
 def storage_error(path: Path, doing: str, error: OSError) -> StorageError:

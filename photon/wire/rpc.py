@@ -1,5 +1,6 @@
 """Channels and servers with the options that measurement asked for (docs/decisions/004-grpc.md)."""
 
+import ipaddress
 import signal
 import threading
 from collections.abc import Callable
@@ -13,7 +14,6 @@ from grpc_reflection.v1alpha import reflection
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
-_LOOPBACK: Final = ("127.", "localhost:", "[::1]:", "unix:")
 
 _SIZES: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
@@ -36,12 +36,20 @@ def open_channel(address: str) -> grpc.Channel:
     return grpc.insecure_channel(address, options=_CHANNEL)
 
 
+def _is_loopback(listen: str) -> bool:
+    host = listen.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class Server:
     """A gRPC server with health and reflection. First SIGTERM drains, a second one forces."""
 
     def __init__(self, listen: str, workers: int, in_flight_max: int | None = None) -> None:
         """`in_flight_max` bounds running and queued calls together; more are refused RESOURCE_EXHAUSTED."""
-        if not listen.startswith(_LOOPBACK):
+        if not _is_loopback(listen):
             raise UsageError(
                 f"refusing to listen on {listen}: only loopback addresses are served without TLS"
             )

@@ -87,8 +87,8 @@ def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: P
 
 
 def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(attacked: Path) -> None:
-    (attacked / "out" / ".photon" / "registry.json").write_text("[]")
-    assert "registry.json: cannot be read" in refusal(attacked)
+    (attacked / "out" / ".photon" / "run.json").write_text("[]")
+    assert "run.json: cannot be read" in refusal(attacked)
 
 
 def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
@@ -176,3 +176,37 @@ def test_a_registry_that_comes_to_rest_with_too_few_ids_has_forgotten(tmp_path: 
     assert not memory.is_whole([shard(99)], 1.0)
     with pytest.raises(CorruptStateError, match="remembers 99 ids, but 100"):
         memory.is_whole([shard(99)], 4.1)
+
+
+def test_a_work_directory_goes_with_its_own_output_alone(attacked: Path) -> None:
+    other = attacked / "other"
+    run = photon(*join_arguments(attacked / "logs", other, "--work", attacked / "out" / ".photon"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "belongs to the output" in run.stderr
+    assert joined_pairs(other) == {}
+
+
+def test_a_datacenter_cannot_be_left_out_of_a_resumed_run(tmp_path: Path) -> None:
+    """It may have registered what it has not written yet; the others would count that as duplicate."""
+    logs = make_logs(tmp_path / "logs")
+    join(logs, tmp_path / "out", "--datacenters", 2)
+    run = photon(*join_arguments(logs, tmp_path / "out"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "use --datacenters 2" in run.stderr
+    assert join(logs, tmp_path / "out", "--datacenters", 3)["joined"] == EVENTS
+
+
+def test_another_field_for_the_id_is_refused_on_a_resumed_run(attacked: Path) -> None:
+    config = attacked / "photon.toml"
+    config.write_text("[foreign]\nid = 'uid'\n")
+    run = photon(*join_arguments(attacked / "logs", attacked / "out", "--config", config))
+    assert run.returncode == 2
+    assert "foreign.id was id when" in run.stderr
+
+
+def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_event(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path / "logs")
+    (logs / "queries" / "q.jsonl").unlink()
+    run = photon(*join_arguments(logs, tmp_path / "out"))
+    assert run.returncode == 2
+    assert "no primary log matches" in run.stderr

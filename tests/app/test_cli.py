@@ -1,7 +1,11 @@
 """Bad usage and bad settings: one line that says what, where and how to mend it; exit status 2."""
 
+import errno
+import os
+
 import pytest
 
+from photon.app import cli
 from tests.app.kit import photon, write_lines
 
 
@@ -103,3 +107,16 @@ def test_help_lists_the_commands():
         "dispatcher",
     ):
         assert name in done.stdout
+
+
+def test_a_disk_that_is_full_before_anything_runs_is_one_line(monkeypatch, capsys):
+    def full(*_arguments, **_options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/work/topology.partial")
+
+    monkeypatch.setattr(cli.photon, "main", full)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["join"])
+    assert end.value.code == 1
+    told = capsys.readouterr().err
+    assert told.startswith("photon: /work/topology.partial: no space left")
+    assert told.count("\n") == 1

@@ -106,6 +106,25 @@ def test_a_log_that_grows_without_end_is_cut(sleepers, monkeypatch):
     assert log.read_text().startswith("line")
 
 
+def test_a_file_where_the_user_stands_is_no_module_of_the_processes(tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')")
+    monkeypatch.chdir(tmp_path)
+    made = Supervisor(tmp_path / "logs")
+    made.start("a", ["registry", "serve", "--topology", "nowhere.json", "--name", "r0"])
+
+    def failed():
+        try:
+            made.poll()
+        except ProcessFailedError as error:
+            return "nowhere.json: cannot be read" in str(error)
+        return False
+
+    try:
+        eventually(failed, seconds=10.0)
+    finally:
+        made.kill()
+
+
 def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
     sleepers.start("a", ["import time; time.sleep(100)"])
@@ -149,3 +168,13 @@ def test_free_ports_are_distinct_and_not_listened_on():
         ports = free_ports(20, rng)
     assert port not in ports
     assert len(set(ports)) == 20
+
+
+def test_the_words_of_an_earlier_process_are_not_taken_for_those_of_a_later_one(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("photon: the disk is full\n")
+    start = log.stat().st_size
+    assert supervisor_module.last_message(log, start) == f"ended without a word (see {log})"
+    with log.open("a") as file:
+        file.write("photon: the port is taken\n")
+    assert supervisor_module.last_message(log, start) == "the port is taken"

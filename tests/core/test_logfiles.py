@@ -94,6 +94,33 @@ def test_a_gz_file_is_unpacked_once_and_known_under_its_name(tmp_path):
     assert (second.path, second.inode) == (first.path, first.inode)
 
 
+def test_what_a_killed_process_unpacked_in_part_does_not_stay(tmp_path, monkeypatch):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}\n"))
+
+    def killed(_packed, plain, _length):
+        plain.write(b"{")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("photon.core.logfiles.shutil.copyfileobj", killed)
+        patch.setattr(os, "getpid", lambda: 7)
+        scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
+    (seen,) = scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
+    assert [str(path) for path in (tmp_path / "spool").iterdir()] == [seen.path]
+    assert Path(seen.path).read_bytes() == b"{}\n"
+
+
+def test_an_unpacked_copy_is_whole_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
+    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}\n" * 100))
+    synced = []
+    monkeypatch.setattr(
+        "photon.core.logfiles.os.fsync",
+        lambda fd: synced.append((os.fstat(fd).st_size, list((tmp_path / "spool").glob("*.log")))),
+    )
+    scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
+    assert synced == [(300, [])]
+
+
 def test_a_broken_gz_file_is_told_and_the_others_are_found(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
     (tmp_path / "b.jsonl").write_bytes(b"{}\n")

@@ -77,7 +77,9 @@ def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, mon
     scene = Scene(tmp_path, failures=0, stop=True)
     (first, *_) = scene.reading.all()
     letter = DeadLetter(Fate.FILTERED, "skipped", b"{}", "a.jsonl", 0)
-    filtered = Resolved({Fate.FILTERED: len(first.events)}, 0, no_latencies(), [letter], None, np.empty(0, np.int64))
+    filtered = Resolved(
+        {Fate.FILTERED: len(first.events)}, 0, no_latencies(), [letter], None, np.empty(0, np.int64)
+    )
 
     def lost(_fd):
         raise OSError(errno.EIO, "Input/output error")

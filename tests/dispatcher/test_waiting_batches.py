@@ -6,8 +6,9 @@ from dispatcher.events import NO_EVENTS
 from dispatcher.waiting_batches import WaitingBatches
 
 
-def filled(rng_seed, fresh, retries=0):
+def filled(rng_seed, fresh, retries=0, in_order=False):
     waiting = WaitingBatches(random.Random(rng_seed))
+    waiting.in_order = in_order
     for batch in fresh:
         waiting.put(batch)
     for number in range(retries):
@@ -33,6 +34,11 @@ def test_every_batch_is_taken_once_and_retries_come_first_and_in_order():
 def test_two_datacenters_send_the_same_batches_in_different_orders():
     fresh = [object() for _ in range(20)]
     assert taken(filled(1, fresh)) != taken(filled(2, fresh))
+
+
+def test_batches_go_in_order_while_their_primaries_are_still_being_read():
+    fresh = [object() for _ in range(20)]
+    assert taken(filled(1, fresh, in_order=True)) == fresh
 
 
 def test_a_taker_waits_until_there_is_something_and_ends_when_closed():

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
-from photon.raft import disk
 from photon.raft.journal import NO_OP
 from photon.raft.snapshot import SnapshotId, read_chunks, read_id, write_snapshot
 from photon.raft.store import ReplicaStore
@@ -148,7 +147,7 @@ def test_a_full_disk_is_told_as_such_when_the_vote_is_written(
         raise OSError(28, "No space left on device")
 
     store = opened(tmp_path)
-    monkeypatch.setattr(disk, "write_all", full)
+    monkeypatch.setattr("photon.core.disk.write_all", full)
     with pytest.raises(DiskFullError, match="ballot"):
         store.ballot.store(9, "a")
     assert store.ballot.term == 0

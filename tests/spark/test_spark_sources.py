@@ -52,6 +52,9 @@ LINES = [
     b'{"id":"surrogate \xed\xa0\x80","primary_id":"p","ts_us":1}',
     b'{"id":"escape \\x","primary_id":"p","ts_us":1}',
     b"not json at all",
+    b'\xef\xbb\xbf {"id":"after a byte order mark","primary_id":"p","ts_us":1}',
+    b"\xef\xbb\xbf",
+    b'\xef\xbb\xbf\xef\xbb\xbf{"id":"after two","primary_id":"p","ts_us":1}',
 ]
 
 
