@@ -98,7 +98,8 @@ def check_same_run(
                 "joined twice; name the --work they were made with, or an empty --out"
             )
         identity = secrets.token_hex(8)
-        _write(path, {"run": identity, "output": os.path.relpath(out, work), "datacenters": datacenters, **now})
+        home = os.path.relpath(out, work)
+        _write(path, {"run": identity, "output": home, "datacenters": datacenters, **now})
     else:
         before = _read(path, {"run", "output", "datacenters", *now})
         identity = before["run"]
