@@ -9,12 +9,13 @@ demo: $(VENV)/.run  ## join real data through two datacenters and check it again
 	$(BIN)/photon demo
 
 test: $(VENV)/.dev  ## all quick tests: under 5 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not spark"
+	$(BIN)/python -m pytest -m "not spark and not long"
 
 test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part; they skip where there is no Java
 	$(BIN)/python -m pytest -m spark
 
-test-long: $(VENV)/.dev  ## more seeds through the simulator of the replicated log
+test-long: $(VENV)/.dev  ## real data sets; more seeds through the simulator of the replicated log
+	$(BIN)/python -m pytest -m long
 	PHOTON_SIM_SEEDS=500 $(BIN)/python -m pytest --timeout 1200 tests/raft/test_simulation.py
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
@@ -48,4 +49,4 @@ $(VENV)/.spark: $(VENV)/.run requirements/spark.txt
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/spark.txt && touch $@; fi
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out bench-out

@@ -214,7 +214,7 @@ def test_two_runs_on_one_work_directory_are_refused(tmp_path):
     process = start_photon(*join_arguments(logs, out, "--follow"))
     try:
         wait_for(lambda: (out / ".photon" / "topology.json").exists())
-        second = photon(*join_arguments(logs, out))
+        second = photon(*join_arguments(logs, out, "--follow"))
         assert second.returncode != 0
         assert "another photon runs" in second.stderr
     finally:

@@ -9,6 +9,7 @@ from tests.app.kit import fates_add_up, photon, shared_data
 
 pytestmark = [
     pytest.mark.cluster,
+    pytest.mark.long,
     pytest.mark.skipif(shared_data() is None, reason="no real data: set PHOTON_SHARED_DATA to its directory"),
 ]
 

@@ -52,6 +52,7 @@ def test_departures_carry_the_time_they_really_left_and_cancelled_flights_are_no
     assert early["ts_us"] == 1_357_038_000_000_000 - 2 * 60_000_000  # before the hour it names
 
 
+@pytest.mark.long
 def test_the_data_set_is_made_from_the_package_and_its_pairs_are_the_known_ones(tmp_path: Path) -> None:
     """Needs the network once."""
     try:

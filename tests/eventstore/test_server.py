@@ -196,6 +196,7 @@ def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
     assert status["malformed"] == len(bad)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(
     not (DATA / "spans-logs").is_dir(), reason=f"{DATA}/spans-logs is not there; set PHOTON_SHARED_DATA"
 )
