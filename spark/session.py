@@ -45,7 +45,7 @@ class SparkFailedError(PhotonError):
 def check_requirements() -> None:
     """UsageError, with the mend, where PySpark or a Java that can run it is missing."""
     if find_spec("pyspark") is None:
-        raise UsageError("this command needs PySpark; install it with: pip install 'photon-joiner[spark]'")
+        raise UsageError("this command needs PySpark; install it with: pip install 'pyspark>=4,<5'")
     java = _java()
     if java is None:
         raise UsageError(
