@@ -22,7 +22,7 @@ def java_saying(tmp_path, version):
 
 def test_a_missing_pyspark_is_a_usage_error_that_says_what_to_install(monkeypatch):
     monkeypatch.setattr(session, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'photon-joiner\[spark\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'pyspark"):
         check_requirements()
 
 
