@@ -2,12 +2,8 @@
 
 from typing import Any
 
-import grpc
-import msgspec
-
-from photon.core.errors import UnavailableError
 from photon.wire import dispatcher_pb2, dispatcher_pb2_grpc
-from photon.wire.rpc import open_channel, to_photon_error
+from photon.wire.rpc import ask_status, open_channel
 
 
 class DispatcherClient:
@@ -21,15 +17,8 @@ class DispatcherClient:
 
     def status(self) -> dict[str, Any]:
         """The keys as in DispatcherServer.status. UnavailableError if it does not answer."""
-        try:
-            response = self._stub.Status(dispatcher_pb2.StatusRequest(), timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise to_photon_error(error, f"dispatcher {self._address}") from error
-        try:
-            status: dict[str, Any] = msgspec.json.decode(response.json)
-        except msgspec.DecodeError as error:
-            raise UnavailableError(f"dispatcher {self._address}: its status is no JSON: {error}") from error
-        return status
+        request = dispatcher_pb2.StatusRequest()
+        return ask_status(self._stub.Status, request, self._timeout_s, f"dispatcher {self._address}")
 
     def close(self) -> None:
         self._channel.close()

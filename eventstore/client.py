@@ -3,11 +3,10 @@
 from typing import Any
 
 import grpc
-import msgspec
 
 from photon.core.columns import split_lines
 from photon.wire import eventstore_pb2, eventstore_pb2_grpc
-from photon.wire.rpc import open_channel, to_photon_error
+from photon.wire.rpc import ask_status, open_channel, to_photon_error
 
 
 class EventStoreClient:
@@ -33,12 +32,8 @@ class EventStoreClient:
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself. UnavailableError if it does not answer."""
-        try:
-            response = self._stub.Status(eventstore_pb2.StatusRequest(), timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise to_photon_error(error, f"event store {self._address}") from error
-        status: dict[str, Any] = msgspec.json.decode(response.json)
-        return status
+        request = eventstore_pb2.StatusRequest()
+        return ask_status(self._stub.Status, request, self._timeout_s, f"event store {self._address}")
 
     def close(self) -> None:
         self._channel.close()

@@ -4,7 +4,6 @@ Lookups go to the nearest replica that answers, commits to the shard's leader. A
 the same token until the time is up: the registry tells a retry of the winner that it won.
 """
 
-import json
 import random
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.rpc import open_channel, to_photon_error
+from photon.wire.rpc import ask_status, open_channel
 
 # A replica that failed a lookup is passed over for so long: who hangs would cost every lookup a time-out.
 _AVOID_S: Final = 1.0
@@ -119,12 +118,8 @@ class RegistryClient:
 
     def status(self, address: str) -> dict[str, Any]:
         """What the replica at `address` says of itself. UnavailableError if it does not answer."""
-        try:
-            response = self._stubs[address].Status(pb.StatusRequest(), timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise to_photon_error(error, f"registry replica {address}") from error
-        status: dict[str, Any] = json.loads(response.json)
-        return status
+        call = self._stubs[address].Status
+        return ask_status(call, pb.StatusRequest(), self._timeout_s, f"registry replica {address}")
 
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import grpc
-import msgspec
 
 from joiner.batch import ForeignColumns, JoinOutcomes
 from photon.core.errors import UsageError
 from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.rpc import open_channel, to_photon_error
+from photon.wire.rpc import ask_status, open_channel, to_photon_error
 
 __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
@@ -53,12 +52,7 @@ class JoinerClient:
     def status(self) -> dict[str, Any]:
         """What the first joiner says of itself. UnavailableError if it does not answer."""
         address, stub = self._stubs[0]
-        try:
-            response = stub.Status(joiner_pb2.StatusRequest(), timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise to_photon_error(error, f"joiner {address}") from error
-        status: dict[str, Any] = msgspec.json.decode(response.json)
-        return status
+        return ask_status(stub.Status, joiner_pb2.StatusRequest(), self._timeout_s, f"joiner {address}")
 
     def close(self) -> None:
         for channel in self._channels:

@@ -1,49 +1,40 @@
 """Asks every process of a topology for its status; one that does not answer is left out, not waited for."""
 
-import json
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Final
 
-import grpc
-
+from dispatcher.client import DispatcherClient
+from eventstore.client import EventStoreClient
+from idregistry.client import RegistryClient
+from joiner.client import JoinerClient
 from photon.app.topology import Topology
-from photon.wire import (
-    dispatcher_pb2,
-    dispatcher_pb2_grpc,
-    eventstore_pb2,
-    eventstore_pb2_grpc,
-    idregistry_pb2,
-    idregistry_pb2_grpc,
-    joiner_pb2,
-    joiner_pb2_grpc,
-)
-from photon.wire.rpc import open_channel
+from photon.core.clock import SystemClock
+from photon.core.errors import UnavailableError
 
 TIMEOUT_S: Final = 2.0
 
-_KINDS: Final[dict[str, tuple[Any, Any]]] = {
-    "registry": (idregistry_pb2_grpc.IdRegistryStub, idregistry_pb2.StatusRequest),
-    "eventstore": (eventstore_pb2_grpc.EventStoreStub, eventstore_pb2.StatusRequest),
-    "joiner": (joiner_pb2_grpc.JoinerStub, joiner_pb2.StatusRequest),
-    "dispatcher": (dispatcher_pb2_grpc.DispatcherStub, dispatcher_pb2.StatusRequest),
-}
-
 
 class StatusReader:
-    """Holds a channel to each process. Name -> last status, or None while it does not answer."""
+    """Holds a client of each process. Name -> last status, or None while it does not answer."""
 
     def __init__(self, topology: Topology) -> None:
-        addresses = [("registry", r.name, r.grpc) for r in topology.replicas]
-        for pipeline in topology.pipelines:
-            addresses += [
-                (role, pipeline.datacenter, getattr(pipeline, role))
-                for role in ("eventstore", "joiner", "dispatcher")
-            ]
-        self._calls = {
-            f"{role}-{name}": (_KINDS[role][0](open_channel(address)).Status, _KINDS[role][1]())
-            for role, name, address in addresses
+        shards = topology.checked_settings().registry.shards
+        replicas = [replica.grpc for replica in topology.replicas]
+        registry = RegistryClient(replicas, shards, TIMEOUT_S, SystemClock(), random.Random())
+        self._calls: dict[str, Callable[[], dict[str, Any]]] = {
+            f"registry-{replica.name}": partial(registry.status, replica.grpc)
+            for replica in topology.replicas
         }
+        for pipeline in topology.pipelines:
+            name = pipeline.datacenter
+            self._calls |= {
+                f"eventstore-{name}": EventStoreClient(pipeline.eventstore, TIMEOUT_S).status,
+                f"joiner-{name}": JoinerClient([pipeline.joiner], TIMEOUT_S).status,
+                f"dispatcher-{name}": DispatcherClient(pipeline.dispatcher, TIMEOUT_S).status,
+            }
         self._pool = ThreadPoolExecutor(len(self._calls), thread_name_prefix="status")
         self._last: dict[str, dict[str, Any] | None] = dict.fromkeys(self._calls)
 
@@ -70,9 +61,7 @@ class StatusReader:
         return any(all(shard["has_quorum"] for shard in r["shards"]) for r in replicas)
 
     def _ask(self, name: str) -> dict[str, Any] | None:
-        call, request = self._calls[name]
         try:
-            status: dict[str, Any] = json.loads(call(request, timeout=TIMEOUT_S).json)
-        except grpc.RpcError:
+            return self._calls[name]()
+        except UnavailableError:
             return None
-        return status

@@ -59,9 +59,6 @@ class Topology:
     def pipeline(self, datacenter: str) -> Pipeline:
         return _named(self.pipelines, [p.datacenter for p in self.pipelines], datacenter, "datacenter")
 
-    def joined_directory(self, datacenter: str) -> Path:
-        return Path(self.output) / "joined" / datacenter
-
     def dead_letters_directory(self, datacenter: str) -> Path:
         return Path(self.output) / "dead-letters" / datacenter
 

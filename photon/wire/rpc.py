@@ -1,6 +1,7 @@
 """Channels and servers with the options that measurement asked for (docs/decisions/004-grpc.md)."""
 
 import ipaddress
+import json
 import signal
 import threading
 from collections.abc import Callable
@@ -108,3 +109,14 @@ def to_photon_error(error: grpc.RpcError, what: str) -> UnavailableError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return OverloadedError(f"{what}: {details}")
     return UnavailableError(f"{what}: {code.name.lower()}: {details}")
+
+
+def ask_status(call: Any, request: Any, timeout_s: float, who: str) -> dict[str, Any]:
+    """What a server says of itself, by its Status call. UnavailableError if it does not answer in JSON."""
+    try:
+        status: dict[str, Any] = json.loads(call(request, timeout=timeout_s).json)
+    except grpc.RpcError as error:
+        raise to_photon_error(error, who) from error
+    except ValueError as error:
+        raise UnavailableError(f"{who}: its status is no JSON: {error}") from error
+    return status
