@@ -45,6 +45,10 @@ class NoQuorumError(UnavailableError):
     """The registry has no leader that a majority of replicas follows."""
 
 
+class FencedError(PhotonError):
+    """This incarnation is fenced: what it registered is recovery's. It must end; a new one may start."""
+
+
 class SkewError(PhotonError):
     """The clock can't be vouched for: an id made now could lie about its time by more than the bound."""
 

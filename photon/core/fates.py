@@ -29,6 +29,32 @@ class Committed(IntEnum):
     WON = 0
     DUPLICATE = 1
     EXPIRED = 2
+    FENCED = 3
+    """The token's incarnation is fenced: what it registered is recovery's, it may write nothing more."""
+    MISROUTED = 4
+    """Another shard's by the shard's configuration, or not to be decided yet: nothing was done. Never leaves
+    the registry's client, which fetches the configuration and asks again."""
+
+
+class Released(IntEnum):
+    """Outcome column of IdRegistry.Release, the compare-and-delete of recovery (paper 3.3.3)."""
+
+    RELEASED = 0
+    ABSENT = 1
+    """Not registered (any more): a release that is repeated is told so."""
+    OTHER = 2
+    """Registered by another token, or its token is cleared: left alone."""
+    NOT_FENCED = 3
+    """The token's incarnation is not fenced in this shard yet, so it may still write: left alone."""
+    MISROUTED = 4
+
+
+class Cleared(IntEnum):
+    """Outcome column of IdRegistry.Clear: tokens of ids whose joined event is safe (paper 3.3.3)."""
+
+    CLEARED = 0
+    ABSENT = 1
+    MISROUTED = 4
 
 
 class Found(IntEnum):

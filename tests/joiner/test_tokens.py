@@ -5,7 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from joiner.tokens import Token, TokenSource, parse_token
+from joiner.tokens import TokenSource
+from photon.core.tokens import Token, parse_token
 from photon.core.clock import ManualClock
 
 
