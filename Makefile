@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-spark test-long check bench proto clean
+.PHONY: demo test test-spark test-long soak check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
@@ -16,7 +16,10 @@ test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part; they sk
 
 test-long: $(VENV)/.dev  ## real data sets; more seeds through the simulator of the replicated log
 	$(BIN)/python -m pytest -m long
-	PHOTON_SIM_SEEDS=500 $(BIN)/python -m pytest --timeout 1200 tests/raft/test_simulation.py
+	PHOTON_SIM_SEEDS=300 $(BIN)/python -m pytest --timeout 1200 tests/simulation/test_seeds.py
+
+soak: $(VENV)/.dev  ## tens of thousands of seeds through the simulator of the replicated log: hours
+	$(BIN)/python -m tests.simulation --soak 20000 --jobs 2
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
 	$(BIN)/ruff check .

@@ -38,6 +38,9 @@ class InstantRegistry:
             outcomes[:: self._lost_every] = bytes([Committed.DUPLICATE]) * len(outcomes[:: self._lost_every])
         return bytes(outcomes)
 
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+        """It always may."""
+
 
 class InstantEventStore:
     def __init__(self, lines: list[bytes]) -> None:
@@ -86,6 +89,7 @@ def measure(events: int, size: int, threads: int, lost_every: int, fsync: bool) 
             SystemClock(),
             random.Random(),
         )
+        worker.start()
         batches = max(threads, events // size)
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(worker.join, [batch] * threads))

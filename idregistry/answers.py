@@ -1,13 +1,20 @@
-"""What becomes of one waiting commit request. Pure."""
+"""What becomes of one waiting request. Pure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The batch was committed: `outcomes` is the request's own column (core.fates.Committed)."""
+    """The command was applied: `outcomes` is the request's own column (core.fates)."""
 
     outcomes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The directory's command was applied: what it answered (directory_commands)."""
+
+    result: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +36,4 @@ class OutcomeUnknown:
     """It may have been committed, or may yet be: ask again, with the same token."""
 
 
-Answer = Settled | NotLeader | Overloaded | OutcomeUnknown
+Answer = Settled | Decided | NotLeader | Overloaded | OutcomeUnknown

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from idregistry.answers import Answer
-from idregistry.commands import Commit, encode
+from idregistry.commands import Clear, Commit, Release, encode
 from idregistry.messages import request_bytes
 from photon.core.ids import ID_BYTES
 
@@ -27,6 +27,23 @@ class Request:
     @property
     def count(self) -> int:
         return len(self.ids) // ID_BYTES
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Errand:
+    """Recovery's release (with `tokens` for `counts` ids each) or clear (without): a command of its own."""
+
+    ids: bytes
+    times: bytes
+    tokens: Sequence[bytes] | None
+    counts: Sequence[int]
+    deadline: float
+    answer: Callable[[Answer], None]
+
+    def command(self, time_us: int) -> bytes:
+        if self.tokens is None:
+            return encode(Clear(time_us, self.ids, self.times))
+        return encode(Release(time_us, self.tokens, self.counts, self.ids, self.times))
 
 
 class CommitQueue:

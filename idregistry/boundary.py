@@ -1,23 +1,33 @@
-"""When the garbage collection boundary is due to move (paper 2.3). Pure."""
+"""When the garbage collection boundary is due to move, and by which clock (paper 2.3). Pure."""
 
+from collections.abc import Iterable
 from typing import Final
 
 _STEP_US_MIN: Final = 10_000_000
 _STEP_SHARE: Final = 1000
 DAY_US: Final = 86_400_000_000
 
-COLLECT_IDS: Final = 8_192
-"""Ids deleted in one step; small, so that no commit waits long behind it (some milliseconds)."""
-
 
 def boundary_due(now_us: int, boundary_us: int, retention_days: float) -> int | None:
     """The new boundary to propose, or None while the present one is good enough.
 
-    It moves in steps of a thousandth of the retention, or ten seconds where that is longer. 0 days keep all.
+    It moves in steps of a thousandth of the retention, or ten seconds where that is longer (but not longer
+    than an eighth of it). 0 days keep all.
     """
     if retention_days <= 0:
         return None
     retention_us = round(retention_days * DAY_US)
     wanted_us = now_us - retention_us
-    step_us = max(_STEP_US_MIN, retention_us // _STEP_SHARE)
+    step_us = max(min(_STEP_US_MIN, retention_us // 8), retention_us // _STEP_SHARE)
     return wanted_us if wanted_us - boundary_us >= step_us else None
+
+
+def majority_time_us(own_us: int, offsets_us: Iterable[int], replicas: int) -> int | None:
+    """The latest time that the clocks of a majority of `replicas` have reached; None if too few are known.
+
+    `offsets_us`: how far each other known clock is ahead of our own. A single clock that is far ahead, the
+    leader's own above all, then moves no boundary: what it let expire would never be joined.
+    """
+    ahead = sorted((0, *offsets_us), reverse=True)
+    majority = replicas // 2 + 1
+    return own_us + ahead[majority - 1] if len(ahead) >= majority else None

@@ -1,105 +1,64 @@
-"""The ids of a shard by event time, for garbage collection (paper 2.3) and for snapshots. Pure.
+"""Ids by event time: in which bucket one is, how many each bucket has, which are expired (paper 2.3). Pure.
 
-A bucket holds the ids of one span of event time as packed columns which only grow at their end. That is what
-makes a consistent cut cheap: it names how much of each column it takes, copies nothing, and stays true while
-ids are added and collected.
+A bucket that lies wholly before the boundary is dead, all ids in it with it: at once, by the boundary alone.
 """
 
-import heapq
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import take_ids
-from photon.core.ids import ID_BYTES
-
 BUCKET_US: Final = 3_600_000_000
 """Event time a bucket spans. Part of the replicated state: all replicas use the same."""
 
+NO_BOUNDARY: Final = -(1 << 63)
+"""Below every event time: nothing is expired yet."""
 
-class Bucket:
-    """Ids (packed) and their tokens, in the order in which they won; the first `start` are collected."""
+DEAD: Final = -(1 << 31)
+"""The bucket of what is released: before every boundary."""
 
-    __slots__ = ("ids", "start", "tokens")
-
-    def __init__(self) -> None:
-        self.ids = bytearray()
-        self.tokens: list[bytes] = []
-        self.start = 0
+_FIRST: Final = DEAD + 1
+_LAST: Final = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """Rows `start` to `end` of a bucket, as they were at one moment."""
-
-    number: int
-    bucket: Bucket
-    start: int
-    end: int
-
-    def parts(self, ids_max: int) -> Iterator[tuple[int, bytes, list[bytes]]]:
-        """(bucket number, ids, tokens) in pieces. A slice is one step under the GIL: the bucket may grow."""
-        for start in range(self.start, self.end, ids_max):
-            end = min(start + ids_max, self.end)
-            ids = bytes(self.bucket.ids[start * ID_BYTES : end * ID_BYTES])
-            yield self.number, ids, self.bucket.tokens[start:end]
+def bucket_of(time_us: int) -> int:
+    """The bucket's number. Times that no calendar knows are clipped to the first and the last."""
+    return min(max(time_us // BUCKET_US, _FIRST), _LAST)
 
 
-class Buckets:
-    """All buckets of a shard, and which is the oldest."""
+def buckets_of(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """N times -> N bucket numbers."""
+    return np.clip(times_us // BUCKET_US, _FIRST, _LAST)
+
+
+def first_live(boundary_us: int) -> int:
+    """The first bucket that is not wholly before the boundary."""
+    return max(boundary_us // BUCKET_US, _FIRST)
+
+
+class BucketCounts:
+    """How many ids each bucket has. `total` is that of all."""
 
     def __init__(self) -> None:
-        self._buckets: dict[int, Bucket] = {}
-        self._oldest: list[int] = []
+        self._counts: dict[int, int] = {}
+        self.total = 0
 
-    def add(self, ids: bytes, times_us: npt.NDArray[np.int64], tokens: list[bytes]) -> None:
-        """N won ids (16 x N bytes) with their times and tokens."""
-        numbers = times_us // BUCKET_US
-        if len(numbers) == 0:
-            return
-        if numbers[0] == numbers[-1] and (numbers == numbers[0]).all():
-            self.append(int(numbers[0]), ids, tokens)
-            return
-        order = np.argsort(numbers, kind="stable")
-        numbers = numbers[order]
-        ids = take_ids(ids, order)
-        tokens = list(map(tokens.__getitem__, order.tolist()))
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(tokens)]
-        for start, end in zip(cuts, islice(cuts, 1, None), strict=False):
-            self.append(int(numbers[start]), ids[start * ID_BYTES : end * ID_BYTES], tokens[start:end])
+    def __len__(self) -> int:
+        return len(self._counts)
 
-    def append(self, number: int, ids: bytes, tokens: Iterable[bytes]) -> None:
-        """Ids that all belong to bucket `number`."""
-        bucket = self._buckets.get(number)
-        if bucket is None:
-            bucket = self._buckets[number] = Bucket()
-            heapq.heappush(self._oldest, number)
-        bucket.ids += ids
-        bucket.tokens += tokens
+    def add(self, bucket: int, ids: int) -> None:
+        """`ids` more in one bucket, fewer if negative."""
+        self._counts[bucket] = self._counts.get(bucket, 0) + ids
+        self.total += ids
 
-    def collectable(self, boundary_us: int) -> bool:
-        """Whether a bucket lies wholly before the boundary."""
-        return bool(self._oldest) and (self._oldest[0] + 1) * BUCKET_US <= boundary_us
+    def add_each(self, buckets: npt.NDArray[np.integer]) -> None:
+        """One more in the bucket of each row."""
+        numbers, counts = np.unique(buckets, return_counts=True)
+        for bucket, ids in zip(numbers.tolist(), counts.tolist(), strict=True):
+            self.add(bucket, ids)
 
-    def collect(self, boundary_us: int, ids_max: int) -> bytes:
-        """Take out up to `ids_max` ids of buckets wholly before the boundary, the oldest first."""
-        taken = bytearray()
-        while self.collectable(boundary_us) and len(taken) < ids_max * ID_BYTES:
-            number = self._oldest[0]
-            bucket = self._buckets[number]
-            room = ids_max - len(taken) // ID_BYTES
-            end = min(bucket.start + room, len(bucket.tokens))
-            taken += bucket.ids[bucket.start * ID_BYTES : end * ID_BYTES]
-            bucket.start = end
-            if end == len(bucket.tokens):
-                del self._buckets[number]
-                heapq.heappop(self._oldest)
-        return bytes(taken)
-
-    def cut(self) -> list[Cut]:
-        """A consistent cut of all that is not collected; O(number of buckets)."""
-        return [Cut(n, b, b.start, len(b.tokens)) for n, b in self._buckets.items()]
+    def drop_before(self, live: int) -> None:
+        """Forget the buckets before `live`."""
+        dead = [bucket for bucket in self._counts if bucket < live]
+        for bucket in dead:
+            self.total -= self._counts.pop(bucket)

@@ -1,96 +1,78 @@
 """The only door into the registry for other rooms (paper 2.1, 2.2.2).
 
 Lookups go to the nearest replica that answers, commits to the shard's leader. A commit is tried again with
-the same token until the time is up: the registry tells a retry of the winner that it won.
+the same token until the time is up: the registry tells a retry of the winner that it won. Ids are routed by
+the newest sharding configuration known; what a shard calls misrouted is routed anew by a newer one.
 """
 
 import random
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
-
-from idregistry.messages import LEADER_DETAILS, columns_mistake, token_mistake
-from idregistry.retries import (
-    Failure,
-    PartCall,
-    delay_s,
-    final_error,
-    named_leader,
-    next_address,
-    try_timeout_s,
-)
-from idregistry.sharding import ShardPart, merge_outcomes, split_by_shard
+from idregistry.configuration import Configuration
+from idregistry.messages import columns_mistake, segments_mistake, token_mistake
+from idregistry.rounds import Operation, Rounds
+from idregistry.sharding import ShardPart, segments_of
 from photon.core.clock import Clock
-from photon.core.errors import UnavailableError, UsageError
-from photon.core.ids import ID_BYTES
+from photon.core.errors import FencedError, UnavailableError, UsageError
+from photon.core.fates import Cleared, Committed, Released
 from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.rpc import ask_status, open_channel
+from photon.wire.rpc import ask_status
 
-# A replica that failed a lookup is passed over for so long: who hangs would cost every lookup a time-out.
-_AVOID_S: Final = 1.0
+_POLL_S: Final = 0.05
 
-_NOTHING_DONE: Final = {
-    grpc.StatusCode.FAILED_PRECONDITION: Failure.NOT_LEADER,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Failure.OVERLOADED,
-}
-_CALLERS_FAULT: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
-Send = Callable[[ShardPart, str], tuple[Any, Any]]
-"""(part, address) -> (the stub's method, its request)."""
+@dataclass(frozen=True, slots=True)
+class FenceAnswer:
+    """`fenced`: for ever. Else its lease may run for `expires_in_s` more: ask again then."""
 
-Failed = Callable[[PartCall, Failure, str, str | None], None]
-"""(call, why, the address asked, the leader named): what to remember of a failed try."""
+    fenced: bool
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resharded:
+    """What became of a proposal: `adopted` (it holds for events from `start_us` on), or `why` not."""
+
+    version: int
+    start_us: int
+    adopted: bool
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scanned:
+    """Ids 16 x N, times 8 x N bytes (the hour only, where no more is kept), N tokens (empty: cleared)."""
+
+    ids: bytes
+    times: bytes
+    tokens: list[bytes]
 
 
 class RegistryClient:
-    """For many threads at once. `addresses`: gRPC `host:port` of every replica, the nearest first."""
+    """For many threads at once. `addresses`: gRPC `host:port` of replicas, the nearest first."""
 
-    def __init__(
-        self, addresses: Sequence[str], shards: int, timeout_s: float, clock: Clock, rng: random.Random
-    ) -> None:
-        """`shards` as the servers have it; `timeout_s` bounds every call, with all its tries."""
-        if not addresses or shards < 1:
-            raise UsageError("the registry client needs at least one replica's address and one shard")
-        self._addresses = list(dict.fromkeys(addresses))
-        self._shards = shards
+    def __init__(self, addresses: Sequence[str], timeout_s: float, clock: Clock, rng: random.Random) -> None:
+        """`timeout_s` bounds every call, with all its tries. The configuration is fetched when needed."""
+        if not addresses:
+            raise UsageError("the registry client needs at least one replica's address")
         self._timeout_s = timeout_s
         self._clock = clock
-        self._rng = rng
-        self._channels = {address: open_channel(address) for address in self._addresses}
-        self._stubs = {address: _stub(channel) for address, channel in self._channels.items()}
-        self._leaders = [self._addresses[0]] * shards
-        self._avoid_until = dict.fromkeys(self._addresses, clock.monotonic())
-        self._closed = threading.Event()
+        self._rounds = Rounds(addresses, timeout_s, clock, rng)
+        self._routes = self._rounds.routes
 
     def lookup(self, ids: bytes, times: bytes) -> bytes:
         """16 x N, 8 x N bytes -> core.fates.Registered column. "Absent" may be stale, "present" is final.
 
         UnavailableError if no replica answered in time.
         """
-        self._check(ids, times)
-        calls = [PartCall(part) for part in split_by_shard(ids, times, self._shards)]
-        order = self._nearest_first()
-        asked = 0
+        _check(ids, times)
 
-        def choose(_part: ShardPart) -> str:
-            return order[asked % len(order)]
+        def request(part: ShardPart) -> Any:
+            return pb.LookupRequest(shard=part.shard, ids=part.ids, times=part.times)
 
-        def send(part: ShardPart, address: str) -> tuple[Any, Any]:
-            request = pb.LookupRequest(shard=part.shard, ids=part.ids, times=part.times)
-            return self._stubs[address].Lookup, request
-
-        def failed(_call: PartCall, _why: Failure, address: str, _leader: str | None) -> None:
-            self._avoid_until[address] = self._clock.monotonic() + _AVOID_S
-
-        def another() -> bool:
-            nonlocal asked
-            asked += 1
-            return asked % len(order) != 0
-
-        return self._run(calls, choose, send, failed, another)
+        return self._rounds.run(Operation("Lookup", False, None, request), ids, times)
 
     def commit(self, ids: bytes, times: bytes, token: bytes) -> bytes:
         """16 x N, 8 x N bytes -> core.fates.Committed column. At most messages.IDS_MAX ids a call.
@@ -99,126 +81,130 @@ class RegistryClient:
         the others DUPLICATE. Raises OverloadedError (nothing was done), NoQuorumError or UnavailableError
         (outcome unknown: call again with the same token), ValueError for columns or a token that can't be.
         """
-        self._check(ids, times, token)
-        calls = [PartCall(part) for part in split_by_shard(ids, times, self._shards)]
+        _check(ids, times, token)
 
-        def choose(part: ShardPart) -> str:
-            return self._leaders[part.shard]
+        def request(part: ShardPart) -> Any:
+            return pb.CommitRequest(shard=part.shard, ids=part.ids, times=part.times, token=token)
 
-        def send(part: ShardPart, address: str) -> tuple[Any, Any]:
-            request = pb.CommitRequest(shard=part.shard, ids=part.ids, times=part.times, token=token)
-            return self._stubs[address].Commit, request
+        return self._rounds.run(Operation("Commit", True, Committed.MISROUTED, request), ids, times)
 
-        def failed(call: PartCall, why: Failure, address: str, leader: str | None) -> None:
-            # Many threads share what is known of the leader: only who was asked last may be replaced.
-            if self._leaders[call.part.shard] == address:
-                self._leaders[call.part.shard] = next_address(self._addresses, address, why, leader)
+    # --- recovery (3.3.3)
 
-        return self._run(calls, choose, send, failed, lambda: False)
+    def release(
+        self, ids: bytes, times: bytes, tokens_packed: Sequence[bytes], counts: Sequence[int]
+    ) -> bytes:
+        """Compare-and-delete: take an id out if the token given holds it and its incarnation is fenced.
+
+        `tokens_packed[i]` is for the next `counts[i]` ids. -> core.fates.Released column. Errors as `commit`.
+        """
+        _check(ids, times)
+        mistake = segments_mistake(ids, tokens_packed, counts)
+        if mistake is not None:
+            raise ValueError(mistake)
+
+        def request(part: ShardPart) -> Any:
+            tokens, sizes = segments_of(part, tokens_packed, counts)
+            return pb.ReleaseRequest(
+                shard=part.shard, ids=part.ids, times=part.times, tokens=tokens, counts=sizes
+            )
+
+        return self._rounds.run(Operation("Release", True, Released.MISROUTED, request), ids, times)
+
+    def clear(self, ids: bytes, times: bytes) -> bytes:
+        """Forget the tokens of ids whose joined events are safe -> core.fates.Cleared column."""
+        _check(ids, times)
+
+        def request(part: ShardPart) -> Any:
+            return pb.ClearRequest(shard=part.shard, ids=part.ids, times=part.times)
+
+        return self._rounds.run(Operation("Clear", True, Cleared.MISROUTED, request), ids, times)
+
+    def scan(self, shard: int, address: str | None = None) -> Iterator[Scanned]:
+        """All that one replica holds of a shard: the nearest that has it, or the one at `address`.
+
+        It reads while commits go on: an id registered meanwhile may be missing. UnavailableError if it ends
+        early: begin again.
+        """
+        for message in self._rounds.stream("Scan", pb.ScanRequest(shard=shard), address):
+            table = list(message.tokens)
+            yield Scanned(
+                message.ids,
+                message.times,
+                list(map(table.__getitem__, memoryview(message.token_of).cast("I").tolist())),
+            )
+
+    # --- leases of joiners
+
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+        """Hold the incarnation's lease for `lease_s` from the moment of this call. FencedError: it must end.
+
+        UnavailableError: it may or may not have been renewed.
+        """
+        request = pb.KeepAliveRequest(address=token_address, incarnation=incarnation, lease_s=lease_s)
+        if self._rounds.ask_directory("KeepAlive", request).fenced:
+            raise FencedError(f"incarnation {incarnation:016x} of {token_address} is fenced; start a new one")
+
+    def fence(self, incarnation: int) -> FenceAnswer:
+        """From then on the incarnation gets no lease, and registers nothing; refused while its lease runs."""
+        answer = self._rounds.ask_directory("Fence", pb.FenceRequest(incarnation=incarnation))
+        return FenceAnswer(answer.fenced, answer.expires_in_s)
+
+    # --- administration
+
+    def configuration(self) -> Configuration:
+        """The newest that a replica which answers knows. UnavailableError."""
+        known = self._routes.configuration
+        return self._rounds.newer_configuration(0 if known is None else known.version - 1, fetch=True)
+
+    def directory(self) -> pb.DirectoryResponse:
+        """What the nearest replica that answers knows of the directory. UnavailableError."""
+        return self._rounds.ask_for_directory()
+
+    def reshard(self, shards: int, at_us: int | None = None) -> Resharded:
+        """Propose `shards` shards for events from `at_us` on (None: as soon as may be); wait for the outcome.
+
+        UsageError for a time or number that can't be; UnavailableError if it is not decided in time: it may
+        still be adopted.
+        """
+        until = self._clock.monotonic() + self._timeout_s
+        proposed = self._rounds.ask_directory("Reshard", pb.ReshardRequest(shards=shards, at_us=at_us or 0))
+        while True:
+            configuration = self._rounds.newer_configuration(proposed.version - 1)
+            if configuration.version >= proposed.version:
+                starts = {interval.start_us: interval.shards for interval in configuration.intervals}
+                adopted = starts.get(proposed.start_us) == shards
+                why = "" if adopted else self.directory().abandoned_why
+                return Resharded(proposed.version, proposed.start_us, adopted, why)
+            if self._clock.monotonic() > until:
+                raise UnavailableError(
+                    f"resharding was proposed as version {proposed.version} and is not decided after "
+                    f"{self._timeout_s:g} s; see `photon status`"
+                )
+            self._rounds.wait(_POLL_S)
+
+    def replace(self, old: str, new: str, raft_address: str, grpc_address: str) -> None:
+        """Let the empty replica `new` at these addresses take the place of `old`, which never comes back.
+
+        UsageError for names that can't be. It is begun when this returns; `directory().replicas` loses `old`
+        when it is done.
+        """
+        host, _, port = raft_address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UsageError(f"'{raft_address}' is no address: give HOST:PORT")
+        replica = pb.Replica(name=new, raft_host=host.strip("[]"), raft_port=int(port), grpc=grpc_address)
+        self._rounds.ask_directory("Replace", pb.ReplaceRequest(old=old, replica=replica))
 
     def status(self, address: str) -> dict[str, Any]:
         """What the replica at `address` says of itself. UnavailableError if it does not answer."""
-        call = self._stubs[address].Status
+        call = self._routes.stub(address).Status
         return ask_status(call, pb.StatusRequest(), self._timeout_s, f"registry replica {address}")
 
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""
-        self._closed.set()
-        for channel in self._channels.values():
-            channel.close()
-
-    def _run(
-        self,
-        calls: list[PartCall],
-        choose: Callable[[ShardPart], str],
-        send: Send,
-        failed: Failed,
-        another: Callable[[], bool],
-    ) -> bytes:
-        """Rounds over the parts without outcomes, those of a round side by side, until all have theirs."""
-        deadline = self._clock.monotonic() + self._timeout_s
-        waits = 0
-        while unsettled := [call for call in calls if call.outcomes is None]:
-            remaining_s = deadline - self._clock.monotonic()
-            if remaining_s <= 0:
-                raise final_error(calls, self._timeout_s)
-            timeout_s = try_timeout_s(self._timeout_s, remaining_s)
-            if not self._round(unsettled, choose, send, failed, timeout_s) and not another():
-                self._closed.wait(
-                    min(delay_s(waits, self._rng.uniform), max(0.0, deadline - self._clock.monotonic()))
-                )
-                waits += 1
-        count = sum(len(call.part.ids) for call in calls) // ID_BYTES
-        outcomes = [call.outcomes for call in calls if call.outcomes is not None]
-        return merge_outcomes([call.part for call in calls], outcomes, count) if calls else b""
-
-    def _round(
-        self,
-        calls: list[PartCall],
-        choose: Callable[[ShardPart], str],
-        send: Send,
-        failed: Failed,
-        timeout_s: float,
-    ) -> bool:
-        """Send every part once; whether the next round may start without a wait."""
-        at_once = True
-        targets = [choose(call.part) for call in calls]
-        for call, address, result in zip(
-            calls, targets, self._send(calls, targets, send, timeout_s), strict=True
-        ):
-            if not isinstance(result, grpc.RpcError):
-                call.outcomes = result.outcomes
-                continue
-            code, details = result.code(), result.details() or ""
-            if code in _CALLERS_FAULT:
-                raise UsageError(f"registry replica {address}: {details}") from result
-            failure = _NOTHING_DONE.get(code, Failure.UNKNOWN)
-            leader = named_leader(details, LEADER_DETAILS, self._addresses, address)
-            failed(call, failure, address, leader)
-            what = "is not the leader" if failure is Failure.NOT_LEADER else f"{code.name.lower()}: {details}"
-            at_once &= call.failed(failure, address, what, leader)
-        return at_once
-
-    def _send(self, calls: list[PartCall], targets: list[str], send: Send, timeout_s: float) -> list[Any]:
-        """One response or RpcError a part."""
-        if self._closed.is_set():
-            raise UnavailableError(
-                "the registry client is closed; whether anything was registered is not known"
-            )
-        try:
-            if len(calls) == 1:  # in the caller's own thread: gRPC's futures cost one more
-                method, request = send(calls[0].part, targets[0])
-                return [_outcome_of(lambda: method(request, timeout=timeout_s))]
-            pending = []
-            for call, address in zip(calls, targets, strict=True):
-                method, request = send(call.part, address)
-                pending.append(method.future(request, timeout=timeout_s))
-            return [_outcome_of(future.result) for future in pending]
-        except (
-            ValueError,
-            grpc.FutureCancelledError,
-        ) as error:  # gRPC's way to say that the channel was closed
-            raise UnavailableError(f"the registry client was closed during a call: {error}") from error
-
-    def _nearest_first(self) -> list[str]:
-        """The replicas in the order given, those that failed just now last."""
-        now = self._clock.monotonic()
-        return sorted(self._addresses, key=lambda address: self._avoid_until[address] > now)
-
-    @staticmethod
-    def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:
-        mistake = columns_mistake(ids, times) or (token_mistake(token) if token is not None else None)
-        if mistake is not None:
-            raise ValueError(mistake)
+        self._rounds.close()
 
 
-def _stub(channel: grpc.Channel) -> Any:
-    return IdRegistryStub(channel)  # type: ignore[no-untyped-call]  # generated
-
-
-def _outcome_of(call: Callable[[], Any]) -> Any:
-    """Its response, or the RpcError it raised."""
-    try:
-        return call()
-    except grpc.RpcError as error:
-        return error
+def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:
+    mistake = columns_mistake(ids, times) or (token_mistake(token) if token is not None else None)
+    if mistake is not None:
+        raise ValueError(mistake)

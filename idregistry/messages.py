@@ -1,5 +1,6 @@
 """What client and server agree on beyond the .proto: bounds and words. Pure."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from photon.core.ids import ID_BYTES
@@ -32,6 +33,22 @@ def columns_mistake(ids: bytes, times: bytes) -> str | None:
         return f"times has {len(times)} bytes, expected {count} x {TIME_BYTES}"
     if count > IDS_MAX:
         return f"{count} ids in one request, at most {IDS_MAX} are taken"
+    return None
+
+
+def segments_mistake(ids: bytes, tokens: Sequence[bytes], counts: Sequence[int]) -> str | None:
+    """What is wrong with a release's tokens, each for so many ids, or None."""
+    if len(tokens) != len(counts) or sum(counts) * ID_BYTES != len(ids) or min(counts, default=1) < 1:
+        return f"{len(tokens)} tokens with counts that add up to {sum(counts)} are no token for each id"
+    for token in tokens:
+        mistake = token_mistake(token)
+        if mistake is not None:
+            return mistake
+    size = sum(request_bytes(b"", token) for token in tokens) + request_bytes(ids, b"")
+    if size > BATCH_BYTES_MAX:
+        return (
+            f"the ids and tokens make {size} bytes, at most {BATCH_BYTES_MAX} are taken: send fewer at a time"
+        )
     return None
 
 

@@ -1,6 +1,6 @@
 """What a client makes of a failed call: whom to ask next, how long to wait, how to end. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
@@ -20,6 +20,7 @@ class Failure(Enum):
 
     NOT_LEADER = auto()  # nothing was done; the leader may have been named
     OVERLOADED = auto()  # nothing was done
+    MISROUTED = auto()  # nothing was done: not this shard's, or the shard is not there
     UNKNOWN = auto()  # it may have been done
 
 
@@ -34,6 +35,10 @@ class PartCall:
     maybe_done: bool = False
     leaderless: bool = False
     """A replica answered that it knows no leader."""
+    misrouted: bool = False
+    """The last answer was that the configuration it was routed by is not the shard's."""
+    lost: bool = False
+    """The last replica asked was away, or knew no leader that we know: others may have come."""
     failures: list[str] = field(default_factory=list)
     """The last one of each replica, for the message."""
 
@@ -43,6 +48,8 @@ class PartCall:
         self.failures.append(f"{address}: {details}")
         self.maybe_done |= failure is Failure.UNKNOWN
         self.leaderless |= failure is Failure.NOT_LEADER and leader is None
+        self.misrouted = failure is Failure.MISROUTED
+        self.lost = leader is None and failure in (Failure.NOT_LEADER, Failure.UNKNOWN)
         if leader is None or self.redirects >= _REDIRECTS_MAX:
             self.redirects = 0
             return False
@@ -50,7 +57,7 @@ class PartCall:
         return True
 
 
-def next_address(addresses: list[str], asked: str, failure: Failure, leader: str | None) -> str:
+def next_address(addresses: Sequence[str], asked: str, failure: Failure, leader: str | None) -> str:
     """Whom to ask after `asked` gave no outcomes: the leader named, else the next in the list.
 
     Who is overloaded is still the leader: the others could only send us back to it.
@@ -59,10 +66,11 @@ def next_address(addresses: list[str], asked: str, failure: Failure, leader: str
         return asked
     if leader is not None:
         return leader
-    return addresses[(addresses.index(asked) + 1) % len(addresses)]
+    at = addresses.index(asked) + 1 if asked in addresses else 0
+    return addresses[at % len(addresses)]
 
 
-def named_leader(details: str, prefix: str, addresses: list[str], asked: str) -> str | None:
+def named_leader(details: str, prefix: str, addresses: Sequence[str], asked: str) -> str | None:
     """The leader's address in an answer, if it is one of ours to follow and not the one who said it."""
     leader = details.removeprefix(prefix) if details.startswith(prefix) else ""
     return leader if leader in addresses and leader != asked else None
@@ -79,14 +87,22 @@ def try_timeout_s(timeout_s: float, remaining_s: float) -> float:
     return max(0.001, min(remaining_s, max(_TRY_S_MIN, timeout_s / _TRIES)))
 
 
-def final_error(calls: list[PartCall], timeout_s: float) -> UnavailableError:
-    """The error of a call whose time is up. OverloadedError only where certainly nothing at all was done."""
+def final_error(calls: Sequence[PartCall], timeout_s: float, version: int) -> UnavailableError:
+    """The error of a call whose time is up. OverloadedError only where certainly nothing at all was done.
+
+    `version`: of the sharding configuration that the client went by.
+    """
     unsettled = [call for call in calls if call.outcomes is None]
     call = unsettled[0]
     what = f"registry shard {call.part.shard}: no outcome within {timeout_s:g} s ({'; '.join(call.failures)})"
     nothing_done = len(unsettled) == len(calls) and not any(c.maybe_done for c in calls)
     if any(c.leaderless for c in unsettled):
         return NoQuorumError(f"{what}; no leader with a majority: see to it that most replicas run; retry")
+    if call.misrouted:
+        what += (
+            f"; version {version} of the sharding configuration is not the shard's, and no newer one came: "
+            "a resharding is under way"
+        )
     if nothing_done:
         return OverloadedError(f"{what}; nothing was registered: back off and retry")
     return UnavailableError(f"{what}; it is not known whether it was registered: retry with the same token")

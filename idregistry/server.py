@@ -1,15 +1,27 @@
-"""A registry replica: each shard's replica on one Raft host, behind one gRPC server (paper 2.1, Fig. 3)."""
+"""A registry replica: the directory's and each shard's replica on one Raft host, behind one gRPC server
+(paper 2.1, Fig. 3). Shards come and go as the directory says.
+"""
 
 import random
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from idregistry.clocks import ClockWatch
+from idregistry.coordinator import Coordinator
+from idregistry.coordinator import Hosted as Seen
+from idregistry.directory import DIRECTORY_GROUP, DirectoryState
+from idregistry.directory_commands import Row
+from idregistry.directory_service import DirectoryHandlers
+from idregistry.hosting import Hosting
 from idregistry.service import WORKERS, IdRegistryService
 from idregistry.shard import Shard
+from idregistry.waiting import Waiting
 from photon.core.clock import Clock
 from photon.core.settings import Registry
+from photon.core.tls import Tls
 from photon.raft.host import RaftHost
+from photon.raft.port import ReplicatedLog
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import add_IdRegistryServicer_to_server
@@ -22,13 +34,16 @@ _HOUSEKEEPING_IN_FLIGHT: Final = 1
 
 
 class RegistryServer:
-    """Hosts `settings.shards` groups. Addresses are `(host, port)` for Raft, `host:port` for gRPC.
+    """Addresses are `(host, port)` for Raft, `host:port` for gRPC.
 
     Making one opens and reads its directory: LockedError, CorruptStateError, StorageError.
 
+    `raft_dialed`: where the others reach its Raft port, if not where it listens (a proxy, a mapped port).
     `peers`: node id -> Raft address of the OTHER replicas; `addresses`: node id -> gRPC address of every
-    replica, told to clients that ask the wrong one. `on_fatal` is called (once, from the raft thread) when
-    the replica can't go on: a disk that fails, a state that can't be trusted.
+    replica, told to clients that ask the wrong one. The replicas named found the registry together, unless
+    this one is `joining` one that is there: then it waits until it is told to take another's place.
+    `on_fatal` is called (once, from the raft thread) when the replica can't go on: a disk that fails, a state
+    that can't be trusted.
     """
 
     def __init__(
@@ -44,27 +59,43 @@ class RegistryServer:
         clock: Clock,
         rng: random.Random,
         on_fatal: Callable[[BaseException], None],
+        *,
+        raft_dialed: Address | None = None,
+        joining: bool = False,
+        tls: Tls | None = None,
     ) -> None:
         self._on_fatal = on_fatal
+        self._settings = settings
+        self._clock = clock
+        self._state = DirectoryState()
+        raft = {**peers, node: raft_dialed or raft_listen}
+        rows = {name: Row(name, host, port, addresses[name]) for name, (host, port) in raft.items()}
+        self._hosting = Hosting(node, rows, directory, self._make_shard)
+        self._clocks = ClockWatch(node, lambda: self._hosting.rows, clock)
         self._host = RaftHost(
             node=node,
             listen=raft_listen,
-            peers=peers,
+            peers={r.name: (r.raft_host, r.raft_port) for r in self._hosting.rows.values() if r.name != node},
             directory=directory,
             secret=secret,
             timing=raft_timing(settings),
             limits=RaftLimits(in_flight_max=settings.batches_in_flight_max + _HOUSEKEEPING_IN_FLIGHT),
             rng=rng,
             on_fatal=self._fatal,
+            tls=tls,
         )
-        self._shards = [Shard(n, settings, clock, self._host.wake) for n in range(settings.shards)]
+        founders = tuple(rows[name] for name in sorted(rows))
+        self._coordinator = Coordinator(self._state, founders, settings, clock, self._host.wake, self._seen)
         try:
-            logs = [self._host.add_group(shard.number, shard.state, shard.on_tick) for shard in self._shards]
+            log = self._host.add_group(
+                DIRECTORY_GROUP, self._state, self._on_tick, None if joining else sorted(rows)
+            )
+            self._hosting.open_groups(self._host)
             self._rpc = Server(listen, WORKERS)
         except BaseException:
             self._host.stop()  # lets go of the directories that are open already
             raise
-        self._service = IdRegistryService(self._shards, logs, addresses, clock, settings.request_timeout_s)
+        self._service = self._make_service(log)
         name = pb.DESCRIPTOR.services_by_name["IdRegistry"].full_name
         self._rpc.add(add_IdRegistryServicer_to_server, self._service, name)
 
@@ -76,10 +107,16 @@ class RegistryServer:
         except BaseException:
             self._host.stop()
             raise
+        if self._settings.retention_days > 0:
+            self._clocks.start()
 
     def stop(self, grace: float = 2.0) -> None:
-        """Send who waits elsewhere, let what is in flight end within `grace` seconds, close everything."""
-        self._close_shards()
+        """Send who waits elsewhere, let what is in flight end within `grace` seconds, close everything.
+
+        What this replica leads is handed over.
+        """
+        self._close_queues()
+        self._clocks.stop()
         self._rpc.stop(grace)
         self._host.stop()
 
@@ -92,13 +129,43 @@ class RegistryServer:
         """As the Status RPC."""
         return self._service.status()
 
+    def _make_shard(self, number: int) -> Shard:
+        return Shard(
+            number, self._settings, self._clock, self._host.wake, self._state, self._clocks.trusted_us
+        )
+
+    def _make_service(self, log: ReplicatedLog) -> IdRegistryService:
+        def address_of(name: str) -> str:
+            row = self._hosting.rows.get(name)
+            return "" if row is None else row.grpc
+
+        waiting = Waiting(address_of, self._clock, self._settings.request_timeout_s)
+        directory = DirectoryHandlers(
+            self._state,
+            log,
+            self._coordinator,
+            lambda: self._hosting.rows,
+            lambda: self._hosting.shards,
+            waiting,
+        )
+        return IdRegistryService(lambda: self._hosting.shards, directory, waiting, self._clock)
+
+    def _on_tick(self, log: ReplicatedLog) -> None:
+        """The directory's turn. Raft thread."""
+        if self._hosting.follow(self._host, self._state.view):
+            self._host.wake()  # every shard has something to look at
+        self._coordinator.on_tick(log)
+
+    def _seen(self) -> Mapping[int, Seen]:
+        return {n: Seen(one.shard.state, one.log.members) for n, one in self._hosting.shards.items()}
+
     def _fatal(self, error: BaseException) -> None:
-        self._close_shards()  # nobody will take what waits any more
+        self._close_queues()  # nobody will take what waits any more
         self._on_fatal(error)
 
-    def _close_shards(self) -> None:
-        for shard in self._shards:
-            shard.close()
+    def _close_queues(self) -> None:
+        self._coordinator.close()
+        self._hosting.close()
 
 
 def raft_timing(settings: Registry) -> RaftTiming:

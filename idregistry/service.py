@@ -1,143 +1,184 @@
 """The gRPC face of a registry replica (paper 2.1, Fig. 3). Handlers validate, queue and wait.
 
 Status codes: INVALID_ARGUMENT (the caller's mistake), FAILED_PRECONDITION with details `leader=<address>`
-(ask there; empty while nobody is known to lead), RESOURCE_EXHAUSTED (nothing was done), UNAVAILABLE (outcome
-unknown: retry with the same token).
+(ask there; empty while nobody is known to lead), NOT_FOUND (no such shard here), RESOURCE_EXHAUSTED (nothing
+was done), UNAVAILABLE (outcome unknown: retry with the same token).
 """
 
 import json
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotInTime
-from typing import Final, NoReturn, Protocol
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NoReturn
 
 import grpc
+import numpy as np
 
-from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
-from idregistry.batching import Request
-from idregistry.messages import LEADER_DETAILS, columns_mistake, token_mistake
-from idregistry.shard import Shard
+from idregistry.answers import Answer, NotLeader, Overloaded, Settled
+from idregistry.batching import Errand, Request
+from idregistry.directory_service import DirectoryHandlers
+from idregistry.hosting import Hosted
+from idregistry.messages import columns_mistake, segments_mistake, token_mistake
+from idregistry.state import Scanned
+from idregistry.waiting import Context, Waiting
 from photon.core.clock import Clock
-from photon.raft.port import ReplicatedLog
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryServicer
 
 COMMITS_WAITING_MAX: Final = 96
 """Commit calls that may wait, each in a thread of its own."""
 
-WORKERS: Final = COMMITS_WAITING_MAX + 32
+SCANS_MAX: Final = 4
+"""Scans at a time, each in a thread of its own."""
+
+WORKERS: Final = COMMITS_WAITING_MAX + 48
 """Handler threads: some are always left for lookups and status, however long the commits wait."""
 
-_MARGIN_S: Final = 0.05
-"""A handler outwaits its deadline by so much, so that who answers in time is heard."""
-
-
-class _Context(Protocol):
-    """What is used of grpc.ServicerContext."""
-
-    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn: ...
-
-    def time_remaining(self) -> float | None: ...
+_IdsRequest = pb.CommitRequest | pb.LookupRequest | pb.ReleaseRequest | pb.ClearRequest
 
 
 class IdRegistryService(IdRegistryServicer):
-    """`shards[i]` with its log `logs[i]`; `addresses`: node id -> gRPC address, told to who is wrong here."""
+    """`shards`: what is hosted here now. The directory's calls go to `directory`."""
 
     def __init__(
         self,
-        shards: Sequence[Shard],
-        logs: Sequence[ReplicatedLog],
-        addresses: Mapping[str, str],
+        shards: Callable[[], Mapping[int, Hosted]],
+        directory: DirectoryHandlers,
+        waiting: Waiting,
         clock: Clock,
-        timeout_s: float,
     ) -> None:
         self._shards = shards
-        self._logs = logs
-        self._addresses = addresses
+        self._directory = directory
+        self._waiting = waiting
         self._clock = clock
-        self._timeout_s = timeout_s
         self._slots = threading.BoundedSemaphore(COMMITS_WAITING_MAX)
+        self._scans = threading.BoundedSemaphore(SCANS_MAX)
 
-    def Commit(self, request: pb.CommitRequest, context: _Context) -> pb.CommitResponse:
+    def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
-        mistake = self._mistake(request) or token_mistake(request.token)
-        if mistake is not None:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, mistake)
-        log = self._logs[request.shard]
-        if not log.is_leader:
-            self._abort(context, NotLeader(log.leader))
-        if not request.ids:
-            return pb.CommitResponse()
-        if not self._slots.acquire(blocking=False):
-            self._abort(
-                context, Overloaded(f"{COMMITS_WAITING_MAX} commits wait already; back off and retry")
-            )
-        try:
-            answer = self._wait(request, context)
-        finally:
-            self._slots.release()
-        if not isinstance(answer, Settled):
-            self._abort(context, answer)
-        return pb.CommitResponse(outcomes=answer.outcomes)
+        hosted = self._hosted(request, context, token_mistake(request.token))
 
-    def Lookup(self, request: pb.LookupRequest, context: _Context) -> pb.LookupResponse:
+        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
+            return hosted.shard.offer(Request(request.ids, request.times, request.token, deadline, answer))
+
+        return self._answered(hosted, request, context, offer)
+
+    def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
+        """Take out what a fenced incarnation's tokens hold."""
+        tokens, counts = list(request.tokens), list(request.counts)
+        hosted = self._hosted(request, context, segments_mistake(request.ids, tokens, counts))
+
+        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
+            return hosted.shard.offer(Errand(request.ids, request.times, tokens, counts, deadline, answer))
+
+        return self._answered(hosted, request, context, offer)
+
+    def Clear(self, request: pb.ClearRequest, context: Context) -> pb.OutcomesResponse:
+        """Forget the tokens of ids."""
+        hosted = self._hosted(request, context, None)
+
+        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
+            return hosted.shard.offer(Errand(request.ids, request.times, None, (), deadline, answer))
+
+        return self._answered(hosted, request, context, offer)
+
+    def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """What this replica knows now: "absent" may be stale, "present" is final."""
-        mistake = self._mistake(request)
-        if mistake is not None:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, mistake)
-        return pb.LookupResponse(
-            outcomes=self._shards[request.shard].state.lookup(request.ids, request.times)
-        )
+        hosted = self._hosted(request, context, None)
+        outcomes = hosted.shard.state.lookup(request.ids, request.times)
+        return pb.LookupResponse(outcomes=outcomes, version=self._directory.version)
 
-    def Status(self, request: pb.StatusRequest, context: _Context) -> pb.StatusResponse:
+    def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
+        """All this replica holds of a shard, in pieces, while commits go on."""
+        hosted = self._shards().get(request.shard)
+        if hosted is None:
+            self._not_here(request.shard, context)
+        if not self._scans.acquire(blocking=False):
+            self._waiting.abort(context, Overloaded(f"{SCANS_MAX} scans run already; come back later"))
+        try:
+            for scanned in hosted.shard.state.scan():
+                if not context.is_active():
+                    return
+                yield _to_wire(scanned)
+        finally:
+            self._scans.release()
+
+    # --- the directory's: see DirectoryHandlers
+
+    def GetDirectory(self, request: pb.DirectoryRequest, context: Context) -> pb.DirectoryResponse:
+        return self._directory.get_directory()
+
+    def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:
+        return self._directory.keep_alive(request, context)
+
+    def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:
+        return self._directory.fence(request, context)
+
+    def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
+        return self._directory.reshard(request, context)
+
+    def Replace(self, request: pb.ReplaceRequest, context: Context) -> pb.ReplaceResponse:
+        return self._directory.replace(request, context)
+
+    # --- about this process
+
+    def Now(self, request: pb.NowRequest, context: Context) -> pb.NowResponse:
+        """This replica's clock."""
+        return pb.NowResponse(now_us=self._clock.now_us())
+
+    def Status(self, request: pb.StatusRequest, context: Context) -> pb.StatusResponse:
         """JSON: each shard as this replica sees it, and how many ids wait."""
         return pb.StatusResponse(json=json.dumps(self.status()).encode())
 
     def status(self) -> dict[str, object]:
         """The same as a dict."""
-        shards = [shard.status(log) for shard, log in zip(self._shards, self._logs, strict=True)]
-        return {"shards": shards, "queue": sum(shard.waiting_ids for shard in self._shards)}
+        hosted = self._shards().values()
+        return {
+            "shards": [one.shard.status(one.log) for one in hosted],
+            "queue": sum(one.shard.waiting_ids for one in hosted),
+            **self._directory.status(),
+        }
 
-    def _wait(self, request: pb.CommitRequest, context: _Context) -> Answer:
-        """Queue the request and wait for its answer until the caller's deadline, or our own."""
-        remaining = context.time_remaining()
-        wait_s = self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
-        future: Future[Answer] = Future()
-        refused = self._shards[request.shard].offer(
-            Request(
-                request.ids,
-                request.times,
-                request.token,
-                self._clock.monotonic() + wait_s,
-                future.set_result,
-            )
-        )
-        if refused is not None:
-            return refused
+    def _answered(
+        self,
+        hosted: Hosted,
+        request: pb.CommitRequest | pb.ReleaseRequest | pb.ClearRequest,
+        context: Context,
+        offer: Callable[[float, Callable[[Answer], None]], Answer | None],
+    ) -> pb.OutcomesResponse:
+        log = hosted.log
+        if not log.is_leader:
+            self._waiting.abort(context, NotLeader(log.leader))
+        if not request.ids:
+            return pb.OutcomesResponse(version=self._directory.version)
+        if not self._slots.acquire(blocking=False):
+            why = f"{COMMITS_WAITING_MAX} commits wait already; back off and retry"
+            self._waiting.abort(context, Overloaded(why))
         try:
-            return future.result(wait_s + _MARGIN_S)
-        except NotInTime:
-            return OutcomeUnknown()
+            answer = self._waiting.wait(context, offer)
+        finally:
+            self._slots.release()
+        if not isinstance(answer, Settled):
+            self._waiting.abort(context, answer)
+        return pb.OutcomesResponse(outcomes=answer.outcomes, version=self._directory.version)
 
-    def _mistake(self, request: pb.CommitRequest | pb.LookupRequest) -> str | None:
-        """What is wrong with the request, or None."""
-        if request.shard >= len(self._shards):
-            return (
-                f"shard {request.shard} does not exist, there are {len(self._shards)}; give the client "
-                "the same registry.shards as the servers"
-            )
-        return columns_mistake(request.ids, request.times)
+    def _hosted(self, request: _IdsRequest, context: Context, mistake: str | None) -> Hosted:
+        """The shard that is asked for; aborts where the request is malformed or it is not here."""
+        mistake = columns_mistake(request.ids, request.times) or mistake
+        if mistake is not None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, mistake)
+        hosted = self._shards().get(request.shard)
+        if hosted is None:
+            self._not_here(request.shard, context)
+        return hosted
 
-    def _abort(self, context: _Context, answer: NotLeader | Overloaded | OutcomeUnknown) -> NoReturn:
-        match answer:
-            case NotLeader(leader):
-                address = self._addresses.get(leader, "") if leader is not None else ""
-                context.abort(grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + address)
-            case Overloaded(why):
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
-            case OutcomeUnknown():
-                context.abort(
-                    grpc.StatusCode.UNAVAILABLE,
-                    "it is not known whether it was committed: retry with the same token",
-                )
+    def _not_here(self, shard: int, context: Context) -> NoReturn:
+        context.abort(
+            grpc.StatusCode.NOT_FOUND,
+            f"there is no shard {shard} here, by version {self._directory.version} of the configuration",
+        )
+
+
+def _to_wire(scanned: Scanned) -> pb.ScanResponse:
+    table = {token: row for row, token in enumerate(dict.fromkeys(scanned.tokens))}
+    rows = np.fromiter(map(table.__getitem__, scanned.tokens), "<u4", len(scanned.tokens))
+    return pb.ScanResponse(ids=scanned.ids, times=scanned.times, tokens=list(table), token_of=rows.tobytes())

@@ -6,35 +6,58 @@ it takes what waits and makes one command of it; the conflicts in it are resolve
 """
 
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
-from idregistry.batching import CommitQueue, Request, build_command, split_outcomes
-from idregistry.boundary import COLLECT_IDS, boundary_due
-from idregistry.commands import Boundary, Collect, Command, encode
+from idregistry.batching import CommitQueue, Errand, Request, build_command, split_outcomes
+from idregistry.commands import encode
+from idregistry.directory import DirectoryState
 from idregistry.messages import BATCH_BYTES_MAX
 from idregistry.state import NO_BOUNDARY, ShardState
+from idregistry.steward import Steward
+from idregistry.upkeep import command_due
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Outcome, Refusal, Refused, ReplicatedLog, Unknown
 
+ERRANDS_WAITING_MAX: Final = 64
 _LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
+_TIDY_EVERY_S: Final = 0.05
+"""A step of local work (some milliseconds) is taken so often while commits wait, and without a pause while
+none do."""
 
 
 class Shard:
-    """Queue, state and housekeeping of a shard on this replica. `wake` makes the raft thread turn."""
+    """Queue, state and housekeeping of a shard on this replica. `wake` makes the raft thread turn.
 
-    def __init__(self, number: int, settings: Registry, clock: Clock, wake: Callable[[], None]) -> None:
+    `trusted_us`: the time that the clocks of a majority have reached, None where it is not known.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        settings: Registry,
+        clock: Clock,
+        wake: Callable[[], None],
+        directory: DirectoryState,
+        trusted_us: Callable[[], int | None],
+    ) -> None:
         self.number = number
-        self.state = ShardState()
+        self.state = ShardState(number)
         self._settings = settings
         self._clock = clock
         self._wake = wake
+        self._directory = directory
+        self._trusted_us = trusted_us
+        self._steward = Steward(number, settings.leaders, clock)
         self._lock = threading.Lock()
         self._queue = CommitQueue(settings.queue_ids_max)
+        self._errands: deque[Errand] = deque()
         self._closed = False
         self._housekeeping = False
+        self._tidy_at = 0.0
 
     @property
     def waiting_ids(self) -> int:
@@ -43,12 +66,16 @@ class Shard:
 
     # --- RPC handlers' side
 
-    def offer(self, request: Request) -> Answer | None:
+    def offer(self, request: Request | Errand) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
         with self._lock:
             if self._closed:
                 return NotLeader(None)
-            if not self._queue.put(request):
+            if isinstance(request, Errand):
+                if len(self._errands) >= ERRANDS_WAITING_MAX:
+                    return Overloaded(f"{ERRANDS_WAITING_MAX} releases and clears wait already; back off")
+                self._errands.append(request)
+            elif not self._queue.put(request):
                 return Overloaded(
                     f"shard {self.number}: {self._queue.ids} ids wait already (registry.queue_ids_max is "
                     f"{self._settings.queue_ids_max}); back off and retry"
@@ -58,32 +85,42 @@ class Shard:
 
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
-        with self._lock:
-            self._closed = True
-            waiting = self._queue.drain()
-        _answer_all(waiting, NotLeader(None))
+        self._closed = True
+        self._send_elsewhere(None)
 
     # --- raft thread
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
+        may_propose = self._steward.on_tick(log, self._directory.view)
         if not log.is_leader:
-            self._send_elsewhere(log.leader)
-            return
+            if self._queue.ids or self._errands:
+                self._send_elsewhere(log.leader)
+        elif may_propose:
+            self._propose(log)
+        self._tidy(log)
+
+    def _propose(self, log: ReplicatedLog) -> None:
         while self._queue.ids and log.in_flight < self._settings.batches_in_flight_max:
             self._propose_batch(log)
-        if not self._housekeeping:
-            command = self._due()
-            if command is not None:
-                self._housekeeping = True
-                log.propose(encode(command), self._housekeeping_done)
-
-    def _send_elsewhere(self, leader: str | None) -> None:
-        if not self._queue.ids:
+        while self._errands and log.in_flight < self._settings.batches_in_flight_max:
+            with self._lock:  # `close` may empty it meanwhile
+                errand = self._errands.popleft() if self._errands else None
+            if errand is not None:
+                self._propose_errand(log, errand)
+        if self._housekeeping:
             return
-        with self._lock:
-            waiting = self._queue.drain()
-        _answer_all(waiting, NotLeader(leader))
+        command = command_due(
+            self.state,
+            self._directory.view,
+            self._directory.fences,
+            self._clock.now_us(),
+            self._trusted_us() if self._settings.retention_days > 0 else None,
+            self._settings.retention_days,
+        )
+        if command is not None:
+            self._housekeeping = True
+            log.propose(encode(command), self._housekeeping_done)
 
     def _propose_batch(self, log: ReplicatedLog) -> None:
         with self._lock:
@@ -96,50 +133,78 @@ class Shard:
                 build_command(batch, self._clock.now_us()), lambda outcome: _answer_batch(batch, outcome)
             )
 
-    def _due(self) -> Command | None:
-        """The next step of garbage collection. Only the leader takes it; the log carries it to all."""
-        now_us = self._clock.now_us()
-        boundary_us = boundary_due(now_us, self.state.boundary_us, self._settings.retention_days)
-        if boundary_us is not None:
-            return Boundary(now_us, boundary_us)
-        return Collect(COLLECT_IDS) if self.state.collectable() else None
+    def _propose_errand(self, log: ReplicatedLog, errand: Errand) -> None:
+        if errand.deadline <= self._clock.monotonic():
+            errand.answer(Overloaded(_LATE))
+            return
+        log.propose(errand.command(self._clock.now_us()), lambda outcome: errand.answer(_answer_to(outcome)))
+
+    def _send_elsewhere(self, leader: str | None) -> None:
+        with self._lock:
+            waiting: list[Request | Errand] = [*self._queue.drain(), *self._errands]
+            self._errands.clear()
+        _answer_all(waiting, NotLeader(leader))
 
     def _housekeeping_done(self, _outcome: Outcome) -> None:
         # Whatever came of it: the next turn looks at the state and sees what is still due.
         self._housekeeping = False
 
+    def _tidy(self, log: ReplicatedLog) -> None:
+        """One step of what every replica does by itself in its memory."""
+        now = self._clock.monotonic()
+        if now < self._tidy_at:
+            return
+        more = self.state.tidy()
+        if more and not self._queue.ids and not log.in_flight:
+            self._tidy_at = now
+            self._wake()
+        else:
+            self._tidy_at = now + _TIDY_EVERY_S
+
     def status(self, log: ReplicatedLog) -> dict[str, object]:
         """What the Status RPC says of this shard. Any thread."""
         status = log.status()
-        boundary_us = self.state.boundary_us
+        state, members = self.state, log.members
         return {
             "shard": self.number,
             "leader": status.leader,
             "is_leader": status.is_leader,
-            "ids": self.state.ids,
+            "ids": state.ids,
             "term": status.term,
             "commit_index": status.commit_index,
             "applied_index": status.applied_index,
             "has_quorum": status.has_quorum,
-            "boundary_us": None if boundary_us == NO_BOUNDARY else boundary_us,
+            "boundary_us": None if state.boundary_us == NO_BOUNDARY else state.boundary_us,
+            "version": 0 if state.configuration is None else state.configuration.version,
+            "voters": list(members.voters),
+            "learners": list(members.learners),
         }
 
 
-def _answer_all(requests: list[Request], answer: Answer) -> None:
+def _answer_all(requests: Sequence[Request | Errand], answer: Answer) -> None:
     for request in requests:
         request.answer(answer)
 
 
 def _answer_batch(batch: list[Request], outcome: Outcome) -> None:
+    answer = _answer_to(outcome)
+    if isinstance(answer, Settled):
+        for request, column in zip(batch, split_outcomes(batch, answer.outcomes), strict=True):
+            request.answer(Settled(column))
+    else:
+        for request in batch:
+            request.answer(answer)
+
+
+def _answer_to(outcome: Outcome) -> Answer:
     match outcome:
         case Applied(result=bytes() as outcomes):
-            for request, column in zip(batch, split_outcomes(batch, outcomes), strict=True):
-                request.answer(Settled(column))
+            return Settled(outcomes)
         case Refused(Refusal.OVERLOADED):
-            _answer_all(batch, Overloaded("the log has too many commands in flight; back off and retry"))
+            return Overloaded("the log has too many commands in flight; back off and retry")
         case Refused(_, leader):
-            _answer_all(batch, NotLeader(leader))
+            return NotLeader(leader)
         case Unknown():
-            _answer_all(batch, OutcomeUnknown())
+            return OutcomeUnknown()
         case Applied(result=other):
-            raise AssertionError(f"a COMMIT was answered {other!r}")
+            raise AssertionError(f"ids were answered {other!r}")

@@ -1,10 +1,13 @@
 """A shard's state as chunks of bytes, for snapshots. Pure; checksums are the log's matter.
 
-    head    magic (4) | version (1) | bucket us (8) | boundary us (8) | leader time us (8) | ids (8)
-    chunk   parts (4) | tokens (4) | ids (4) | parts x (bucket number (8), ids (4)) | tokens x length (4)
-            | tokens | ids x token index (4) | ids x 16
+    head    magic (4) | version (1) | bucket us (8) | boundary us (8) | leader time us (8) | latest us (8)
+            | ids (8) | prepared (1) | its version (8) | its start us (8) | it fits (1)
+            | configuration bytes (4) | fences (4) | holders (4)
+            | configuration | fences x 8 | holders x length (2) | holders
+    chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, idregistry.recent)
 
-Little endian. A chunk has its own table of the distinct tokens of its ids.
+Little endian. Ids come in order of their hashes, so a snapshot of one state is the same bytes on all
+replicas, whatever of it each keeps in dicts and what in segments.
 """
 
 import struct
@@ -15,20 +18,22 @@ from typing import Final
 
 import numpy as np
 
-from idregistry.buckets import BUCKET_US, Cut
+from idregistry.buckets import BUCKET_US, DEAD, BucketCounts
+from idregistry.configuration import Configuration, unpack_configuration
+from idregistry.cuts import Cut, Rows
+from idregistry.encoding import SUBS
+from idregistry.ownership import Prepared
+from idregistry.recent import STAMP_DTYPE
+from idregistry.segments import Columns
 from photon.core.errors import CorruptStateError
-from photon.core.ids import ID_BYTES
 
-VERSION: Final = 1
-CHUNK_IDS_MAX: Final = 16_384
+VERSION: Final = 2
+CHUNK_IDS_MAX: Final = 1 << 16
 
 _MAGIC: Final = b"PhID"
-_HEAD: Final = struct.Struct("<4sBqqqQ")
-_CHUNK: Final = struct.Struct("<III")
-_PART: Final = struct.Struct("<qI")
-
-Part = tuple[int, bytes, list[bytes]]
-"""Bucket number, ids (16 x N), N tokens."""
+_HEAD: Final = struct.Struct("<4sBqqqqQ?Qq?III")
+_COUNT: Final = struct.Struct("<I")
+_HALF_BYTES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,90 +42,141 @@ class Head:
 
     boundary_us: int
     time_us: int
+    latest_us: int
     ids: int
+    configuration: Configuration | None
+    prepared: Prepared | None
+    fences: list[int]
+    holders: list[bytes]
 
 
-def pack(head: Head, cuts: list[Cut]) -> Iterator[bytes]:
+def pack(head: Head, cut: Cut) -> Iterator[bytes]:
     """The chunks, drawn one by one while the state may go on changing."""
-    yield _HEAD.pack(_MAGIC, VERSION, BUCKET_US, head.boundary_us, head.time_us, head.ids)
-    parts: list[Part] = []
-    waiting = 0
-    for cut in cuts:
-        for part in cut.parts(CHUNK_IDS_MAX):
-            if waiting + len(part[2]) > CHUNK_IDS_MAX:
-                yield _pack_chunk(parts)
-                parts, waiting = [], 0
-            parts.append(part)
-            waiting += len(part[2])
-    if parts:
-        yield _pack_chunk(parts)
+    yield _pack_head(head)
+    drawn = 0
+    for number in range(SUBS):
+        rows = cut.draw(number)
+        drawn += len(rows)
+        for start in range(0, len(rows), CHUNK_IDS_MAX):
+            part = slice(start, start + CHUNK_IDS_MAX)
+            yield _pack_chunk(Rows(rows.hashes[part], rows.tails[part], rows.stamps[part]))
+    assert drawn == head.ids, f"a cut of {head.ids} ids has {drawn}"
 
 
-def _pack_chunk(parts: list[Part]) -> bytes:
-    tokens = [token for _, _, of_part in parts for token in of_part]
-    distinct = {token: i for i, token in enumerate(dict.fromkeys(tokens))}
+def _pack_chunk(rows: Rows) -> bytes:
+    columns = (rows.hashes, rows.tails, rows.stamps)
+    return _COUNT.pack(len(rows)) + b"".join(column.tobytes() for column in columns)
+
+
+def _pack_head(head: Head) -> bytes:
+    configuration = b"" if head.configuration is None else head.configuration.pack()
+    prepared = head.prepared or Prepared(0, 0, False)
     return b"".join(
         (
-            _CHUNK.pack(len(parts), len(distinct), len(tokens)),
-            *(_PART.pack(number, len(of_part)) for number, _, of_part in parts),
-            np.fromiter(map(len, distinct), "<u4", len(distinct)).tobytes(),
-            *distinct,
-            np.fromiter(map(distinct.__getitem__, tokens), "<u4", len(tokens)).tobytes(),
-            *(ids for _, ids, _ in parts),
+            _HEAD.pack(
+                *(_MAGIC, VERSION, BUCKET_US, head.boundary_us, head.time_us, head.latest_us, head.ids),
+                *(head.prepared is not None, prepared.version, prepared.start_us, prepared.fits),
+                *(len(configuration), len(head.fences), len(head.holders)),
+            ),
+            configuration,
+            np.array(head.fences, "<u8").tobytes(),
+            np.fromiter(map(len, head.holders), "<u2", len(head.holders)).tobytes(),
+            *head.holders,
         )
     )
 
 
-def unpack(chunks: Iterable[bytes]) -> tuple[Head, Iterator[Part]]:
-    """The head, and the parts as they are drawn. CorruptStateError where a chunk is not what pack wrote."""
+def unpack(chunks: Iterable[bytes]) -> tuple[Head, Iterator[Rows]]:
+    """The head, and the rows as they are drawn. CorruptStateError where a chunk is not what pack wrote."""
     drawn = iter(chunks)
-    head = _unpack_head(next(drawn, b""))
-    return head, _unpack_parts(drawn, head.ids)
+    try:
+        head = _unpack_head(next(drawn, b""))
+    except (struct.error, ValueError) as error:
+        raise corrupt(f"its head can't be read ({error})") from error
+    return head, _unpack_rows(drawn, head)
 
 
 def _unpack_head(chunk: bytes) -> Head:
-    if len(chunk) != _HEAD.size:
-        raise _corrupt(f"its head has {len(chunk)} bytes, expected {_HEAD.size}")
-    magic, version, bucket_us, boundary_us, time_us, ids = _HEAD.unpack(chunk)
-    if (magic, version, bucket_us) != (_MAGIC, VERSION, BUCKET_US):
-        raise _corrupt(f"it is of form {magic!r} {version}, this program reads {_MAGIC!r} {VERSION}")
-    return Head(boundary_us, time_us, ids)
+    fields = _HEAD.unpack_from(chunk)
+    if fields[:3] != (_MAGIC, VERSION, BUCKET_US):
+        raise corrupt(f"it is of form {fields[0]!r} {fields[1]}, this program reads {_MAGIC!r} {VERSION}")
+    boundary_us, time_us, latest_us, ids, is_prepared, version, start_us, fits, *sizes = fields[3:]
+    configuration_bytes, fences, holders = sizes
+    fences_at = _HEAD.size + configuration_bytes
+    lengths_at = fences_at + fences * 8
+    lengths = np.frombuffer(chunk, "<u2", holders, lengths_at).tolist()
+    ends = list(accumulate(lengths, initial=lengths_at + holders * 2))
+    if ends[-1] != len(chunk):
+        raise ValueError(f"{len(chunk)} bytes, expected {ends[-1]}")
+    packed = chunk[_HEAD.size : fences_at]
+    return Head(
+        boundary_us,
+        time_us,
+        latest_us,
+        ids,
+        unpack_configuration(packed) if packed else None,
+        Prepared(version, start_us, fits) if is_prepared else None,
+        np.frombuffer(chunk, "<u8", fences, fences_at).tolist(),
+        [chunk[start:end] for start, end in pairwise(ends)],
+    )
 
 
-def _unpack_parts(chunks: Iterator[bytes], expected: int) -> Iterator[Part]:
-    shared: dict[bytes, bytes] = {}  # one object a token, though each chunk names it anew
+def _unpack_rows(chunks: Iterator[bytes], head: Head) -> Iterator[Rows]:
     total = 0
+    last = (-1, -1)
     for chunk in chunks:
         try:
-            parts = list(_unpack_chunk(chunk, shared))
-        except (struct.error, ValueError, IndexError) as error:
-            raise _corrupt(f"a chunk of {len(chunk)} bytes can't be read ({error})") from error
-        total += sum(len(tokens) for _, _, tokens in parts)
-        yield from parts
-    if total != expected:
-        raise _corrupt(f"it holds {total} ids, its head says {expected}")
+            rows = _unpack_chunk(chunk)
+        except (struct.error, ValueError) as error:
+            raise corrupt(f"a chunk of {len(chunk)} bytes can't be read ({error})") from error
+        if (int(rows.hashes[0]), int(rows.tails[0])) <= last or not _ascends(rows):
+            raise corrupt("its ids are not in order")
+        if (rows.stamps["holder"] > len(head.holders)).any() or (rows.stamps["bucket"] == DEAD).any():
+            raise corrupt("an id has a token or a bucket that can't be")
+        last = (int(rows.hashes[-1]), int(rows.tails[-1]))
+        total += len(rows)
+        if total > head.ids:
+            break
+        yield rows
+    if total != head.ids:
+        raise corrupt(f"it holds {total} ids, its head says {head.ids}")
 
 
-def _unpack_chunk(chunk: bytes, shared: dict[bytes, bytes]) -> Iterator[Part]:
-    parts, distinct, total = _CHUNK.unpack_from(chunk)
-    sizes_at = _CHUNK.size + parts * _PART.size
-    table = [_PART.unpack_from(chunk, at) for at in range(_CHUNK.size, sizes_at, _PART.size)]
-    tokens_at = sizes_at + distinct * 4
-    sizes = np.frombuffer(chunk, "<u4", distinct, sizes_at).tolist()
-    ends = list(accumulate(sizes, initial=tokens_at))
-    tokens = [shared.setdefault(chunk[a:b], chunk[a:b]) for a, b in pairwise(ends)]
-    ids_at = ends[-1] + total * 4
-    if len(chunk) != ids_at + total * ID_BYTES or sum(count for _, count in table) != total:
-        raise ValueError("its lengths do not add up")
-    rows = list(map(tokens.__getitem__, np.frombuffer(chunk, "<u4", total, ends[-1]).tolist()))
-    row = 0
-    for number, count in table:
-        at = ids_at + row * ID_BYTES
-        yield number, chunk[at : at + count * ID_BYTES], rows[row : row + count]
-        row += count
+def gather(head: Head, parts: Iterable[Rows]) -> tuple[Columns, BucketCounts]:
+    """All rows in columns, and how many each bucket has."""
+    try:
+        columns = Columns(head.ids)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise corrupt(f"its head says {head.ids} ids, more than memory holds") from error
+    counts = BucketCounts()
+    for rows in parts:
+        columns.extend(rows.hashes, rows.tails, rows.stamps)
+        counts.add_each(rows.stamps["bucket"])
+    columns.index_all()
+    return columns, counts
 
 
-def _corrupt(what: str) -> CorruptStateError:
+def _unpack_chunk(chunk: bytes) -> Rows:
+    (count,) = _COUNT.unpack_from(chunk)
+    tails_at = _COUNT.size + count * _HALF_BYTES
+    stamps_at = tails_at + count * _HALF_BYTES
+    if count == 0 or len(chunk) != stamps_at + count * STAMP_DTYPE.itemsize:
+        raise ValueError(f"it says that it has {count} ids")
+    return Rows(
+        np.frombuffer(chunk, "<u8", count, _COUNT.size),
+        np.frombuffer(chunk, "<u8", count, tails_at),
+        np.frombuffer(chunk, STAMP_DTYPE, count, stamps_at),
+    )
+
+
+def _ascends(rows: Rows) -> bool:
+    hashes, tails = rows.hashes, rows.tails
+    after = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (tails[1:] > tails[:-1]))
+    return bool(after.all())
+
+
+def corrupt(what: str) -> CorruptStateError:
+    """A snapshot that can't be restored, and the mend."""
     return CorruptStateError(
         f"a registry snapshot can't be used: {what}; remove the replica's directory to let it be rebuilt "
         "from its peers, provided that a majority of them is healthy"

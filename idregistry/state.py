@@ -1,164 +1,183 @@
 """The state machine of a shard: which ids are registered, by which token; the boundary (paper 2.1-2.3). Pure.
 
 Deterministic: it reads no clock, and nothing hangs on hash randomisation (dicts keep the order of insertion).
+Where an id physically is (idregistry.idtable) is each replica's own matter and changes no answer. An id is
+registered while it has a stamp whose bucket is not wholly before the boundary: raising the boundary takes out
+what is expired at once, on all replicas; `tidy` takes it out of memory later.
 
-One thread changes it, the raft thread. `lookup` may be called from any thread meanwhile: it does only
-`dict.__contains__` on bytes keys, one step under the GIL each (hash and comparison of bytes run no Python
-code), and never iterates. What it sees may be old: an "absent" costs at most a wasted join, and a "present"
-is final, because only garbage collection takes an id out, and an id that old is expired.
+One thread changes it, the raft thread. `lookup` and `scan` may be called from any thread meanwhile. What they
+see may be old: an "absent" costs at most a wasted join, and a "present" is final, because only expiry and
+recovery take an id out.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice, repeat
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from idregistry import snapshot
-from idregistry.buckets import Buckets
-from idregistry.commands import Boundary, Collect, Commit, decode
-from photon.core.columns import hash_ids, split_ids, take_ids, unpack_times
-from photon.core.fates import Committed, Registered
+from idregistry.buckets import NO_BOUNDARY, first_live
+from idregistry.commands import Boundary, Clear, Commit, Configure, Fence, Prepare, Release, decode
+from idregistry.committing import commit
+from idregistry.configuration import Configuration
+from idregistry.encoding import Encoded
+from idregistry.facts import Facts
+from idregistry.holders import Holders
+from idregistry.idtable import IdTable
+from idregistry.ownership import Prepared
+from idregistry.recovering import clear, release
+from idregistry.scanning import Scanned, scan
+from photon.core.fates import Registered
 
-NO_BOUNDARY: Final = -(1 << 63)
-"""Below every event time: nothing is expired yet."""
-
-SUB_DICTS: Final = 256
-# One dict of millions of ids stops everything while it grows (0.5 s at 5.6 M); 256 of them grow one by one.
-# The hash's top byte: its low bits are the shard's, alike in all ids here.
-_SUB_DICT_SHIFT: Final = np.uint64(56)
-
-SubDicts = list[dict[bytes, bytes]]
+__all__ = ["NO_BOUNDARY", "Prepared", "Scanned", "ShardState"]
 
 
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it."""
 
-    def __init__(self) -> None:
-        self._subs: SubDicts = _empty()
-        self._buckets = Buckets()
-        self.ids = 0
-        self.boundary_us = NO_BOUNDARY
-        self.time_us = NO_BOUNDARY
-        """The latest time a leader stamped into a command."""
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self._facts = Facts(shard, IdTable(), Holders())
 
     # --- the log's side (photon.raft.port.StateMachine), raft thread only
 
     def apply(self, command: bytes) -> object:
-        """Commit -> its outcome column (core.fates.Committed, 1 x N bytes); Boundary -> the boundary now, us;
-        Collect -> how many ids were deleted. CommandError (fatal) for anything else.
+        """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
+
+        Commit, Release, Clear -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
+        now, us; Fence -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
+        version now.
         """
-        match decode(command):
-            case Commit() as commit:
-                self.time_us = max(self.time_us, commit.time_us)
-                return self._commit(commit)
-            case Boundary(time_us, boundary_us):
-                self.time_us = max(self.time_us, time_us)
-                # Leaders' clocks differ: whoever leads, the boundary never goes back (paper 2.3).
-                self.boundary_us = max(self.boundary_us, boundary_us)
-                return self.boundary_us
-            case Collect(ids_max):
-                return self._collect(ids_max)
+        facts = self._facts
+        decoded = decode(command)
+        facts.time_us = max(facts.time_us, decoded.time_us)
+        match decoded:
+            case Commit():
+                return commit(facts, decoded)
+            case Release():
+                return release(facts, decoded)
+            case Clear():
+                return clear(facts, decoded)
+            case _:
+                return _apply_rare(facts, decoded)
 
     def freeze(self) -> Iterator[bytes]:
         """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
-        return snapshot.pack(snapshot.Head(self.boundary_us, self.time_us, self.ids), self._buckets.cut())
+        facts = self._facts
+        head = snapshot.Head(
+            facts.boundary_us,
+            facts.time_us,
+            facts.latest_us,
+            facts.counts.total,
+            facts.ownership.configuration,
+            facts.ownership.prepared,
+            list(facts.fences),
+            facts.holders.names[1:],
+        )
+        return snapshot.pack(head, facts.table.exact_cut(facts.live))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
+        self.prepare(chunks)()
+
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
+        """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
         head, parts = snapshot.unpack(chunks)
-        subs, buckets = _empty(), Buckets()
-        for number, ids, tokens in parts:
-            _insert(_subs_of(subs, ids), split_ids(ids), tokens)
-            buckets.append(number, ids, tokens)
-        # The boundary first: a reader between the two says "expired" or "absent", both true enough.
-        self.boundary_us, self.time_us, self.ids = head.boundary_us, head.time_us, head.ids
-        self._subs, self._buckets = subs, buckets
+        columns, counts = snapshot.gather(head, parts)
+        facts = Facts(self._shard, IdTable(columns), Holders(head.holders))
+        facts.counts = counts
+        facts.raise_boundary(head.boundary_us)
+        facts.time_us, facts.latest_us = head.time_us, head.latest_us
+        if head.configuration is not None:
+            facts.ownership.configure(head.configuration)
+        if head.prepared is not None:
+            facts.ownership.prepare(head.prepared.version, head.prepared.start_us, head.prepared.fits)
+        facts.fence(0, head.fences)
+
+        def put() -> None:
+            self._facts = facts
+
+        return put
+
+    def tidy(self) -> bool:
+        """One step of local housekeeping, some milliseconds; whether more is to be done. Raft thread only."""
+        return self._facts.table.tidy(self._facts.time_us, self._facts.live)
 
     # --- the readers' side, any thread
 
     def lookup(self, ids: bytes, times: bytes) -> bytes:
         """16 x N, 8 x N bytes -> outcome column (core.fates.Registered), of what this replica knows now."""
-        present = bytes(map(dict.__contains__, _subs_of(self._subs, ids), split_ids(ids)))
-        boundary_us = self.boundary_us
-        if boundary_us == NO_BOUNDARY:
-            return present
-        old = unpack_times(times) < boundary_us
-        return np.where(old, np.uint8(Registered.EXPIRED), np.frombuffer(present, np.uint8)).tobytes()
-
-    def collectable(self) -> bool:
-        """Whether a Collect would delete anything. Raft thread only."""
-        return self._buckets.collectable(self.boundary_us)
-
-    # --- rules
-
-    def _commit(self, commit: Commit) -> bytes:
-        """Insert what is absent; the conflicts inside the batch are resolved here too (paper 2.2.1)."""
-        keys = split_ids(commit.ids)
-        if not keys:
+        if not ids:
             return b""
-        subs = list(_subs_of(self._subs, commit.ids))
-        tokens = list(chain.from_iterable(map(repeat, commit.tokens, commit.counts)))
-        times = unpack_times(commit.times)
-        known = any(map(dict.__contains__, subs, keys))
-        if known or len(set(keys)) < len(keys) or times.min() < self.boundary_us:
-            return self._commit_each(commit, keys, subs, tokens)
-        _insert(subs, keys, tokens)
-        self._buckets.add(commit.ids, times, tokens)
-        self.ids += len(keys)
-        return bytes(len(keys))  # Committed.WON is 0
+        facts = self._facts
+        boundary_us = facts.boundary_us
+        present = facts.table.present(Encoded(ids), first_live(boundary_us))
+        if boundary_us == NO_BOUNDARY:
+            return present.tobytes()
+        return np.where(facts.expired(times), np.uint8(Registered.EXPIRED), present).tobytes()
 
-    def _commit_each(
-        self, commit: Commit, keys: tuple[bytes, ...], subs: SubDicts, tokens: list[bytes]
-    ) -> bytes:
-        """The same id by id, where some are registered already, twice in the batch, or expired."""
-        outcomes = bytearray()
-        times = unpack_times(commit.times)
-        new: list[int] = []
-        rows = zip(range(len(keys)), keys, subs, tokens, times.tolist(), strict=True)
-        for count in commit.counts:
-            # In one segment an id wins once, also when the segment is a retry.
-            won: set[bytes] = set()
-            for row, key, sub, token, time_us in islice(rows, count):
-                held = sub.get(key)
-                if key in won:
-                    outcomes.append(Committed.DUPLICATE)
-                elif held == token:  # a retry: it keeps what it won, whatever the boundary is by now
-                    won.add(key)
-                    outcomes.append(Committed.WON)
-                elif time_us < self.boundary_us:
-                    outcomes.append(Committed.EXPIRED)
-                elif held is not None:
-                    outcomes.append(Committed.DUPLICATE)
-                else:
-                    sub[key] = token
-                    won.add(key)
-                    new.append(row)
-                    outcomes.append(Committed.WON)
-        chosen = np.array(new, np.intp)
-        self._buckets.add(take_ids(commit.ids, chosen), times[chosen], list(map(tokens.__getitem__, new)))
-        self.ids += len(new)
-        return bytes(outcomes)
+    def scan(self) -> Iterator[Scanned]:
+        """All ids that are there now, piece by piece. What is released or cleared meanwhile may show."""
+        facts = self._facts
+        return scan(facts.table.cut(facts.live), facts.holders)
 
-    def _collect(self, ids_max: int) -> int:
-        ids = self._buckets.collect(self.boundary_us, ids_max)
-        keys = split_ids(ids)
-        deque(map(dict.__delitem__, _subs_of(self._subs, ids), keys), maxlen=0)
-        self.ids -= len(keys)
-        return len(keys)
+    def memory(self) -> dict[str, int]:
+        """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""
+        facts = self._facts
+        others = {
+            "holders": len(facts.holders.names),
+            "buckets": len(facts.counts),
+            "fences": len(facts.fences),
+        }
+        return facts.table.memory() | others
 
+    @property
+    def ids(self) -> int:
+        """How many are registered."""
+        return self._facts.counts.total
 
-def _empty() -> SubDicts:
-    return [{} for _ in range(SUB_DICTS)]
+    @property
+    def boundary_us(self) -> int:
+        """Events before it are expired; NO_BOUNDARY while none is."""
+        return self._facts.boundary_us
 
+    @property
+    def time_us(self) -> int:
+        """The latest time a leader stamped into a command."""
+        return self._facts.time_us
 
-def _subs_of(subs: SubDicts, ids: bytes) -> Iterator[dict[bytes, bytes]]:
-    """The sub-dict of each id."""
-    column = (hash_ids(ids) >> _SUB_DICT_SHIFT).astype(np.uint8).tobytes()
-    return map(subs.__getitem__, column)
+    @property
+    def latest_us(self) -> int:
+        """The latest event time below HORIZON ever registered; BEGINNING if none."""
+        return self._facts.latest_us
+
+    @property
+    def configuration(self) -> Configuration | None:
+        """The sharding configuration; without one, no id is taken."""
+        return self._facts.ownership.configuration
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """The configuration that may come."""
+        return self._facts.ownership.prepared
+
+    @property
+    def fences(self) -> int:
+        """How many of the directory's fences are here."""
+        return len(self._facts.fences)
 
 
-def _insert(subs: Iterable[dict[bytes, bytes]], keys: Iterable[bytes], tokens: Iterable[bytes]) -> None:
-    """One C-level pass; a statement per id would double the cost."""
-    deque(map(dict.__setitem__, subs, keys, tokens), maxlen=0)
+def _apply_rare(facts: Facts, command: Boundary | Fence | Prepare | Configure) -> object:
+    match command:
+        case Boundary(_, boundary_us):
+            facts.raise_boundary(boundary_us)
+            return facts.boundary_us
+        case Fence(_, first, incarnations):
+            facts.fence(first, incarnations)
+            return len(facts.fences)
+        case Prepare(_, version, start_us):
+            facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
+            return facts.ownership.prepared
+        case Configure(_, configuration):
+            facts.ownership.configure(configuration)
+            known = facts.ownership.configuration
+            return None if known is None else known.version

@@ -1,13 +1,32 @@
-"""The joined log: DIR/joined/<datacenter>/<joiner>-NNNNNN.jsonl, a joined event a line (paper 3.3.1)."""
+"""The joined log: DIR/joined/<datacenter>/<joiner>-NNNNNN.jsonl, a joined event a line (paper 3.3.1).
 
+Lines are written under a lease (joiner.lease), which is looked at before and after each append. A process may
+stand still anywhere (SIGSTOP, a starved machine) while its lease runs out, it is fenced, recovery reads the
+joined logs, releases what is missing there, and another joiner writes it. Where it stood still:
+
+* before the first look: nothing is written. The batch waits for the lease; if it is fenced, it is dropped.
+* between the looks: the lines are taken back, whether recovery saw them or not. If it did not, they may stand
+  elsewhere by now; if it did, the ids are still registered, and its next reading finds them missing.
+* after the second look: the lines were readable before the lease was over, so before the fence, and recovery,
+  which reads after it, saw them: they stay. So nothing is looked at after the sync; a crash of the machine
+  before its end loses lines as any crash does, and the next reading finds that. (A file system that shows
+  other machines what was appended only later must do so within the registry's margin for clocks.)
+
+A process that stood still between the looks must not end before it took its lines back: `finish_append` sees
+to that for every end of its own choice. A kill from outside that hits those few instructions leaves the
+lines; recovery closes that hole where it sees, by the lock of the joiner's directory, that the process is
+dead.
+"""
+
+import threading
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from joiner.intent_records import Range
 from photon.core.disk import storage_errors
-from photon.core.errors import CorruptStateError
+from photon.core.errors import CorruptStateError, PhotonError, StorageError
 from photon.core.logwriter import LogPosition, RotatingLog
 
 _READ_BYTES: Final = 1 << 20
@@ -19,6 +38,8 @@ class JoinedLog:
     def __init__(self, directory: Path, stem: str, file_bytes_max: int, fsync: bool) -> None:
         self._fsync = fsync
         self._log = RotatingLog(directory, stem, file_bytes_max)
+        self._one_at_a_time = threading.Lock()
+        self._not_taken_back: StorageError | None = None
         self.torn_bytes = self._log.cut_torn_line()
         """Bytes of an unfinished last line that a crash had left; cut off."""
 
@@ -29,17 +50,45 @@ class JoinedLog:
     @property
     def broken(self) -> bool:
         """No write will work before a restart."""
-        return self._log.broken
+        return self._log.broken or self._not_taken_back is not None
 
-    def append(self, lines: bytes) -> Range:
-        """Write lines, readable at once. DiskFullError or StorageError: none of them is there."""
-        end = self._log.append(lines) if lines else self._log.position
-        return Range(end.file, end.offset - len(lines), end.offset)
+    def append(self, lines: bytes, check_lease: Callable[[], None]) -> Range:
+        """Write lines, readable at once. DiskFullError or StorageError: none of them is there.
+
+        So it is with what `check_lease` raises, where it does so before or after the lines are written.
+        """
+        if not lines:
+            end = self._log.position
+            return Range(end.file, end.offset, end.offset)
+        with self._one_at_a_time:  # what is taken back is the end of the log
+            if self._not_taken_back is not None:
+                raise StorageError(*self._not_taken_back.args)
+            check_lease()
+            end = self._log.append(lines)
+            start = end.offset - len(lines)
+            try:
+                check_lease()
+            except PhotonError:
+                self._take_back(LogPosition(end.file, start))
+                raise
+        return Range(end.file, start, end.offset)
 
     def sync(self, written: Range) -> None:
         """Return when the range is durable. Threads that wait together share one fdatasync."""
         if self._fsync:
             self._log.sync(LogPosition(written.file, written.end))
+
+    def _take_back(self, start: LogPosition) -> None:
+        """Cut the log, durably. StorageError leaves it broken: the lines may stand.
+
+        It goes on in a new file: places that were given out or synced meanwhile must not come again.
+        """
+        try:
+            self._log.truncate(start)
+            self._log.rotate()  # syncs the file it leaves
+        except StorageError as error:
+            self._not_taken_back = error
+            raise
 
     def prepare(self, earliest: LogPosition, latest: LogPosition) -> None:
         """See that all lines that were written after `earliest` will be found, also by the next start.
@@ -75,8 +124,14 @@ class JoinedLog:
                     found.update(line for line in _lines(path, *gap) if line in wanted)
         return found
 
+    def finish_append(self) -> None:
+        """Return when no append is under way. To be called before the process ends itself."""
+        with self._one_at_a_time:
+            pass
+
     def close(self) -> None:
-        self._log.close()
+        with self._one_at_a_time:
+            self._log.close()
 
 
 def _gaps(low: int, high: int, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -17,6 +17,7 @@ from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
 from joiner.intent_records import Draft, Intent, Range
 from joiner.intents import IntentJournal
+from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
 from joiner.ports import Checkpoint, EventStore
 from joiner.resolver import Resolver
@@ -43,6 +44,7 @@ class Parts:
     settler: Settler
     resolver: Resolver
     gate: StorageGate
+    leases: LeaseKeeper
     tokens: TokenSource
     clock: Clock
     checkpoint: Checkpoint
@@ -92,6 +94,7 @@ class Pipeline:
     @contextmanager
     def _admitted(self) -> Iterator[None]:
         """Throttle (paper 3.3.1, 3.3.2): what is in flight or unresolved is what a crash leaves to repair."""
+        self._parts.leases.check(self._parts.leases.own)
         resolver = self._parts.resolver
         if resolver.unresolved >= UNRESOLVED_MAX or resolver.unresolved_bytes >= UNRESOLVED_BYTES_MAX:
             raise OverloadedError(
@@ -143,7 +146,8 @@ class Pipeline:
     def _register(self, candidates: _Candidates) -> bytes | None:
         """Intend, register, write. K core.fates.Committed; None where the outcome will be known later."""
         parts = self._parts
-        batch = Unended(self._intend(candidates))
+        parts.leases.check(parts.leases.own)  # the lookup may have taken long
+        batch = Unended(self._intend(candidates), parts.leases.own)
         settled = False
         try:
             committed = parts.settler.settle(batch)

@@ -14,6 +14,13 @@ class Registry(Protocol):
         """
         ...
 
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, /) -> None:
+        """From now on this incarnation is not fenced for so long.
+
+        FencedError: it is, for ever. UnavailableError: perhaps, perhaps not.
+        """
+        ...
+
 
 class EventStore(Protocol):
     """The EventStore (paper 3.4). For many threads at once."""

@@ -15,7 +15,8 @@ from photon.core.fates import Committed, Found, Joined
 Rows = npt.NDArray[np.intp]
 Outcomes = npt.NDArray[np.uint8]
 
-_JOINED_AS: Final = bytearray(256)
+# An id that is FENCED is nobody's yet: the dispatcher keeps its event, for another joiner or another life.
+_JOINED_AS: Final = bytearray([Joined.RETRY_UNAVAILABLE]) * 256
 _JOINED_AS[Committed.WON] = Joined.JOINED
 _JOINED_AS[Committed.DUPLICATE] = Joined.DUPLICATE
 _JOINED_AS[Committed.EXPIRED] = Joined.EXPIRED

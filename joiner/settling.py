@@ -1,16 +1,28 @@
-"""The end of a batch: register, write the winners, end the intent. One way for requests and resolver."""
+"""The end of a batch: register, write the winners, end the intent. One way for requests and resolver.
+
+Or the batch is dropped, because its incarnation is fenced: then recovery may release any of its ids that has
+no line in the joined log, and nothing of it is written any more.
+"""
 
 import threading
 from collections import Counter
+from functools import partial
+from typing import Final
 
 from joiner.intent_records import Intent, Range
 from joiner.intents import IntentJournal
+from joiner.lease import Lease
+from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
 from joiner.ports import Checkpoint, Registry
 from joiner.rules import winning_lines
 from joiner.storage_gate import StorageGate
 from photon.core.columns import join_lines, split_lines
 from photon.core.errors import StorageError, UnavailableError
+from photon.core.fates import Committed
+
+_WON: Final = bytes([Committed.WON])
+_FENCED: Final = bytes([Committed.FENCED])
 
 
 class WrittenLines:
@@ -33,11 +45,12 @@ class WrittenLines:
 class Unended:
     """An intent on the way to its end; each step is taken once, however often the whole is tried.
 
-    `written`: what a process before this one may have written of it.
+    `lease`: its incarnation's. `written`: what a process before this one may have written of it.
     """
 
-    def __init__(self, intent: Intent, written: WrittenLines | None = None) -> None:
+    def __init__(self, intent: Intent, lease: Lease, written: WrittenLines | None = None) -> None:
         self.intent = intent
+        self.lease = lease
         self.committed: bytes | None = None
         """The registry's answer (core.fates.Committed), once it is known."""
         self._written = written
@@ -63,36 +76,61 @@ class Settler:
         journal: IntentJournal,
         output: JoinedLog,
         gate: StorageGate,
+        leases: LeaseKeeper,
         checkpoint: Checkpoint,
     ) -> None:
         self._registry = registry
         self._journal = journal
         self._output = output
         self._gate = gate
+        self._leases = leases
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
         self._joined = 0
+        self._dropped = 0
 
     @property
     def joined(self) -> int:
         """Lines written by this process."""
         return self._joined
 
+    @property
+    def dropped(self) -> int:
+        """Events of fenced incarnations that this process did not write, though they may be registered."""
+        return self._dropped
+
     def settle(self, batch: Unended) -> bytes:
-        """Take the batch to its end; the registry's answer (K core.fates.Committed).
+        """Take the batch to its end; the registry's answer (K core.fates.Committed), FENCED for WON where the
+        batch is dropped.
 
         UnavailableError, StorageError: it is not there yet, to be called again with the same batch.
+        OverloadedError is one of them: its lease does not run.
         """
-        if batch.committed is None:
+        if batch.committed is None and not batch.lease.fenced:
+            self._leases.check(batch.lease)
             batch.committed = self._commit(batch.intent)
+            if Committed.FENCED in batch.committed:  # by one shard, so soon by all
+                self._leases.fenced(batch.lease)
+        if batch.lease.fenced and batch.place is None:
+            return self._drop(batch)
+        assert batch.committed is not None
         self._checkpoint("registered")
         try:
             self._write(batch)
         except StorageError as error:
             self._gate.failed("output", error, self._output.broken)
             raise
+        self._leases.ended(batch.lease)
         self._checkpoint("done")
         return batch.committed
+
+    def _drop(self, batch: Unended) -> bytes:
+        committed = (batch.committed or _WON * len(batch.intent)).replace(_WON, _FENCED)
+        with self._lock:
+            self._dropped += committed.count(_FENCED)
+        self._journal.done(batch.intent, Range(batch.intent.position.file, 0, 0))
+        self._leases.ended(batch.lease)
+        return committed
 
     def _commit(self, intent: Intent) -> bytes:
         committed = self._registry.commit(intent.ids, intent.times, intent.token)
@@ -105,7 +143,7 @@ class Settler:
     def _write(self, batch: Unended) -> None:
         lines = batch.missing_lines()
         if batch.place is None:
-            batch.place = self._output.append(lines)
+            batch.place = self._output.append(lines, partial(self._leases.check, batch.lease))
             with self._lock:
                 self._joined += lines.count(b"\n")
         self._checkpoint("output appended")

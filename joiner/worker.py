@@ -10,6 +10,8 @@ from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
 from joiner.intents import IntentJournal
+from joiner.lease import Lease
+from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
 from joiner.pipeline import Parts, Pipeline
 from joiner.ports import Checkpoint, EventStore, Registry
@@ -62,8 +64,16 @@ class Worker:
             journal = IntentJournal(directory / "intents", wanted.fsync)
             opened.callback(journal.close)
             self._journal = journal
-            self._gate = StorageGate(clock, on_fatal)
-            self._settler = Settler(registry, journal, output, self._gate, checkpoint)
+
+            def end(error: BaseException) -> None:
+                output.finish_append()
+                on_fatal(error)
+
+            self._gate = StorageGate(clock, end)
+            tokens = TokenSource(address, clock, rng)
+            own = Lease(address, tokens.incarnation, settings.registry.lease_s)
+            self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end)
+            self._settler = Settler(registry, journal, output, self._gate, self.leases, checkpoint)
             self._resolver = Resolver(self._settler.settle, rng, self._notices.tell)
             self._take_over(journal, output)
             parts = Parts(
@@ -74,7 +84,8 @@ class Worker:
                 self._settler,
                 self._resolver,
                 self._gate,
-                TokenSource(address, clock, rng),
+                self.leases,
+                tokens,
                 clock,
                 checkpoint,
             )
@@ -83,11 +94,12 @@ class Worker:
             self._opened = opened.pop_all()
 
     def start(self) -> None:
-        """Begin to end what a crashed process left.
+        """Ask for the lease, without which nothing is done, and begin to end what a crashed process left.
 
-        Requests need not wait for that: a new one for the same event wins or loses against it in the
+        Requests need not wait for that end: a new one for the same event wins or loses against it in the
         registry as against any other joiner.
         """
+        self.leases.start()
         self._resolver.start()
 
     def join(self, batch: ForeignColumns) -> JoinOutcomes:
@@ -102,20 +114,26 @@ class Worker:
 
     def close(self) -> None:
         """Let go of all files at once."""
+        self.leases.stop()
         self._opened.close()
 
     def status(self) -> dict[str, Any]:
-        """While something is `in_flight` or `unresolved` (intents without an end), lines may still come."""
+        """While something is `in_flight` or `unresolved` (intents without an end), lines may still come.
+
+        `dropped`: events that were fenced, registered perhaps and not written: recovery's.
+        """
         return {
             "joined": self._settler.joined,
             "in_flight": self._pipeline.in_flight,
             "unresolved": self._journal.open_count,
+            "dropped": self._settler.dropped,
+            "lease": self.leases.status(),
             "storage_error": self._gate.error,
             "notices": self._notices.lines(),
         }
 
     def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
-        left = take_over(journal, output)
+        left = take_over(journal, output, self.leases.inherit)
         for batch in left:
             self._resolver.add(batch)
         if output.torn_bytes:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
+from photon.app.bench_registry import command as registry
 from photon.app.machine import MemoryPeak, describe_machine
 from photon.core.errors import PhotonError
 
@@ -26,7 +27,7 @@ class BenchError(PhotonError):
     """A measured run went wrong: its figures would mean nothing."""
 
 
-@click.command("bench")
+@click.group("bench", invoke_without_command=True)
 @click.option(
     "--dir", "directory", type=click.Path(path_type=Path), default=Path("bench-out"), show_default=True
 )
@@ -36,7 +37,9 @@ class BenchError(PhotonError):
 @click.option("--live-seconds", type=int, default=30, show_default=True)
 @click.option("--only", type=click.Choice(["catch-up", "steady", "live"]), help="Measure one thing.")
 @click.option("--json", "as_json", is_flag=True)
+@click.pass_context
 def command(
+    context: click.Context,
     directory: Path,
     queries: int,
     clicks: int,
@@ -45,12 +48,16 @@ def command(
     only: str | None,
     as_json: bool,
 ) -> None:
-    """Measure on generated logs: files to files, start included; every run's output is checked.
+    """Measure this machine: the whole system, or one of the commands below.
+
+    The whole system on generated logs: files to files, start included; every run's output is checked.
 
     catch-up: `photon join` over existing logs. steady: the middle 80 % of a run with few primaries and many
     foreign events. live: from a click's line written to its joined line readable, 2,000 queries/s and
     400 clicks/s.
     """
+    if context.invoked_subcommand is not None:
+        return
     figures: dict[str, Any] = {"machine": describe_machine()}
     if only in (None, "catch-up"):
         figures["catch_up"] = _median([catch_up(directory, queries, clicks) for _ in range(runs)])
@@ -67,6 +74,9 @@ def command(
             click.echo(
                 f"  {key.replace('_', ' '):<22}{value:>16,}" if _is_number(value) else f"  {key:<22}{value}"
             )
+
+
+command.add_command(registry)
 
 
 def _is_number(value: object) -> bool:

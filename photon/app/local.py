@@ -21,6 +21,7 @@ from photon.app.preflight import (
     check_names,
     check_same_run,
 )
+from photon.app.registry_members import Replacing, members_of
 from photon.app.statuses import StatusReader
 from photon.app.summary import count_lines, merge_fates, percentiles_ms
 from photon.app.supervisor import Supervisor
@@ -63,8 +64,11 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
         joined_before = sum(_joined_lines(topology).values())
         check_same_run(job.work, job.out, settings, DATACENTER_NAMES[: job.datacenters], joined_before)
         cluster = LocalCluster(topology, job.work)
+        lost = members_of(job.work, settings.registry.replicas).lost
+        replacing = Replacing(topology, lost, cluster.supervisor.notices.append)
         try:
             cluster.start()
+            replacing.start()
             reader = StatusReader(topology)
             # Ids that are forgotten on purpose are not missed.
             _await_memory(
@@ -72,8 +76,10 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
             )
             cluster.start_dispatchers()
             run = _watch(job, cluster, reader, display, told_to_stop, began)
+            replacing.stop()
             cluster.stop()
         except BaseException:
+            replacing.stop()
             cluster.kill()
             raise
         return _summary(topology, run, joined_before, display)
@@ -116,7 +122,8 @@ class LocalCluster:
 def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
     """Addresses and directories for every process, ports chosen free."""
     names = DATACENTER_NAMES[: job.datacenters]
-    ports = iter(free_ports(2 * settings.registry.replicas + 3 * len(names), rng))
+    members = members_of(job.work, settings.registry.replicas)
+    ports = iter(free_ports(2 * len(members.names) + 3 * len(names), rng))
     return Topology(
         settings=to_document(settings),
         primary=[_absolute(pattern) for pattern in job.primary],
@@ -126,13 +133,14 @@ def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
         drain=not job.follow,
         replicas=[
             Replica(
-                name=f"r{number}",
+                name=name,
                 grpc=f"127.0.0.1:{next(ports)}",
                 raft_host="127.0.0.1",
                 raft_port=next(ports),
-                directory=str(job.work.absolute() / "registry" / f"r{number}"),
+                directory=str(job.work.absolute() / "registry" / name),
+                joining=name in members.joining,
             )
-            for number in range(settings.registry.replicas)
+            for name in members.names
         ],
         pipelines=[
             Pipeline(

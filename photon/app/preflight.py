@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
+from photon.app.registry_members import is_blank, members_of
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.logfiles import glob_matches, matching_files
@@ -115,9 +116,10 @@ def check_same_run(
 def _check_unchanged(work: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     changed = [name for name, value in now.items() if before[name] != value]
     if changed:
+        how = "; `photon reshard` changes the number" if changed[0] == "registry.shards" else ""
         raise SettingsError(
             f"{changed[0]} was {before[changed[0]]} when {work} was made; "
-            "set it back or use an empty --work and --out"
+            f"set it back or use an empty --work and --out{how}"
         )
 
 
@@ -164,9 +166,9 @@ def _read(path: Path, names: Set[str]) -> dict[str, Any]:
 
 def _check_replicas(work: Path, replicas: int) -> None:
     """Blank replicas in the majority would outvote those that remember."""
-    homes = [work / "registry" / f"r{number}" for number in range(replicas)]
-    blank = [home for home in homes if not any(home.glob("*/*"))]
-    if len(blank) > replicas // 2:
+    homes = [work / "registry" / name for name in members_of(work, replicas).names]
+    blank = [home for home in homes if is_blank(home)]
+    if len(blank) > len(homes) // 2:
         names = ", ".join(str(home) for home in blank)
         raise CorruptStateError(
             f"{names}: missing, and with most of the registry what has been joined, so that it would "
@@ -192,7 +194,9 @@ class RegistryMemory:
         if known >= self._ids:
             return True
         every = {s["shard"] for status in statuses for s in status["shards"]}
-        ready = bool(every) and leading.keys() == every and all(map(_has_applied_all, leading.values()))
+        expected = {n for status in statuses for n in status["shards_expected"]}
+        ready = bool(every) and leading.keys() == every == expected
+        ready = ready and all(map(_has_applied_all, leading.values()))
         seen = (ready, known, sorted((n, s["term"]) for n, s in leading.items()))
         if seen != self._last:
             self._last, self._same_since = seen, now

@@ -18,6 +18,8 @@ from photon.app.topology import Topology, read_topology
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import CorruptStateError, PhotonError
 from photon.core.settings import Settings
+from photon.core.settings import Tls as TlsFiles
+from photon.core.tls import Tls, load_tls
 from photon.wire.rpc import on_termination
 
 if TYPE_CHECKING:
@@ -67,8 +69,9 @@ def _registry(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseE
     from idregistry.server import RegistryServer
 
     me = topology.replica(name)
+    settings = topology.checked_settings()
     return RegistryServer(
-        topology.checked_settings().registry,
+        settings.registry,
         node=me.name,
         listen=me.grpc,
         raft_listen=(me.raft_host, me.raft_port),
@@ -79,7 +82,16 @@ def _registry(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseE
         clock=clock,
         rng=random.Random(),
         on_fatal=fail,
+        joining=me.joining,
+        tls=_tls(settings.tls),
     )
+
+
+def _tls(settings: TlsFiles) -> Tls | None:
+    """SettingsError for files that can't be used."""
+    if not settings.cert:
+        return None
+    return load_tls(Path(settings.cert), Path(settings.key), Path(settings.ca))
 
 
 def _eventstore(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
@@ -171,7 +183,6 @@ def _registry_client(topology: Topology, settings: Settings, clock: Clock) -> "R
 
     return RegistryClient(
         [replica.grpc for replica in topology.replicas],
-        settings.registry.shards,
         settings.registry.request_timeout_s,
         clock,
         random.Random(),

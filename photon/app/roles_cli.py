@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from photon.app.registry_cli import replace_replica, scan
+
 
 def _group(role: str, text: str, names: str) -> click.Group:
     @click.group(role, help=text)
@@ -29,6 +31,8 @@ def _group(role: str, text: str, names: str) -> click.Group:
 registry = _group(
     "registry", "The IdRegistry: one process hosts a replica of every shard.", "Name of the replica."
 )
+registry.add_command(replace_replica)
+registry.add_command(scan)
 eventstore = _group("eventstore", "The EventStore: finds primary events in cache and logs.", "Datacenter.")
 joiner = _group("joiner", "The joiner: joins, registers, writes.", "Datacenter.")
 dispatcher = _group(

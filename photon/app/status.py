@@ -29,11 +29,24 @@ def command(work: Path, as_json: bool) -> None:
     raise SystemExit(1 if reader.silent() else 0)
 
 
+def _directory(directory: dict[str, object]) -> list[str]:
+    """The registry's directory: only what is out of the ordinary, but for its leader."""
+    shown = [f"directory: leader {directory['leader']}" + ("" if directory["has_quorum"] else ", NO QUORUM")]
+    resharding, replacing = directory["resharding"], directory["replacing"]
+    if isinstance(resharding, list):
+        shown.append(f"resharding to {resharding[1]}")
+    if isinstance(replacing, list):
+        shown.append(f"replacing {replacing[0]} by {replacing[1]}")
+    return shown
+
+
 def _line(status: dict[str, object]) -> str:
     """The plain values of a status in one line."""
     shown = []
     for key, value in status.items():
-        if key == "shards" and isinstance(value, list):
+        if key == "directory" and isinstance(value, dict):
+            shown += _directory(value)
+        elif key == "shards" and isinstance(value, list):
             shown += [
                 f"shard {s['shard']}: leader {s['leader']}, {s['ids']:,} ids"
                 + ("" if s["has_quorum"] else ", NO QUORUM")

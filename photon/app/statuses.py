@@ -21,9 +21,8 @@ class StatusReader:
     """Holds a client of each process. Name -> last status, or None while it does not answer."""
 
     def __init__(self, topology: Topology) -> None:
-        shards = topology.checked_settings().registry.shards
         replicas = [replica.grpc for replica in topology.replicas]
-        registry = RegistryClient(replicas, shards, TIMEOUT_S, SystemClock(), random.Random())
+        registry = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random())
         self._calls: dict[str, Callable[[], dict[str, Any]]] = {
             f"registry-{replica.name}": partial(registry.status, replica.grpc)
             for replica in topology.replicas
@@ -58,7 +57,10 @@ class StatusReader:
 
     def registry_has_quorum(self) -> bool:
         (replicas,) = self.read(("registry",))
-        return any(all(shard["has_quorum"] for shard in r["shards"]) for r in replicas)
+        return any(
+            r["directory"]["has_quorum"] and all(shard["has_quorum"] for shard in r["shards"])
+            for r in replicas
+        )
 
     def _ask(self, name: str) -> dict[str, Any] | None:
         try:

@@ -24,6 +24,8 @@ class Replica:
     raft_host: str
     raft_port: int
     directory: str
+    joining: bool = False
+    """It founds nothing, but waits until `photon registry replace` gives it a place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,10 @@
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
+
+# Leases run on it: unlike time.monotonic on Linux, it counts the time a machine was suspended.
+_MONOTONIC: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -24,7 +27,7 @@ class SystemClock:
         return time.time_ns() // 1_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(_MONOTONIC)
 
 
 class ManualClock:

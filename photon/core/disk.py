@@ -53,7 +53,8 @@ def make_directory(directory: Path) -> None:
     if not directory.is_dir():
         make_directory(directory.parent)
         directory.mkdir(exist_ok=True)
-        sync_directory(directory.parent)
+    # Though it is there: who made it may have been killed before this, and a power loss would take it away.
+    sync_directory(directory.parent)
 
 
 def storage_error(error: OSError, path: Path) -> StorageError:

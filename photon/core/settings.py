@@ -19,6 +19,8 @@ TIME_UNITS: Final = ("s", "ms", "us", "ns")
 
 MIB: Final = 1 << 20
 
+_MAY_BE_EMPTY: Final = ("adapter.use'", "tls.cert'", "tls.key'", "tls.ca'")
+
 
 def _bounded(default: float | int, low: float, high: float) -> Any:
     return field(default=default, metadata={"low": low, "high": high})
@@ -69,6 +71,7 @@ class Registry:
     """[registry]: the IdRegistry (paper 2)."""
 
     shards: int = _bounded(1, 1, 4096)
+    """When it is founded; `photon reshard` changes it later."""
     replicas: int = _bounded(3, 1, 9)
     retention_days: float = _bounded(0.0, 0.0, 36_500)
     """Ids older than this are forgotten and their events expire; 0 keeps all (for replayed history)."""
@@ -77,6 +80,21 @@ class Registry:
     batches_in_flight_max: int = _bounded(16, 1, 1024)
     election_timeout_ms: int = _bounded(300, 50, 60_000)
     request_timeout_s: float = _bounded(10.0, 0.1, 600)
+    clock_skew_s: float = _bounded(60.0, 0.0, 86_400)
+    """S of the paper: no event's time is further ahead of now; a resharding begins later."""
+    lease_s: float = _bounded(10.0, 0.5, 3600)
+    """A joiner that could not renew its lease for so long stops writing, and may be fenced."""
+    leaders: tuple[str, ...] = ()
+    """Replicas to lead the shards where they can; empty: spread over all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """[tls]: PEM files that secure the links between registry replicas; none or all three."""
+
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +153,7 @@ class Settings:
     ids: Ids = field(default_factory=Ids)
     logs: Logs = field(default_factory=Logs)
     registry: Registry = field(default_factory=Registry)
+    tls: Tls = field(default_factory=Tls)
     eventstore: EventStore = field(default_factory=EventStore)
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     joiner: Joiner = field(default_factory=Joiner)
@@ -163,7 +182,10 @@ def parse_settings(document: Mapping[str, Any], source: str = "settings") -> Set
 
 def to_document(settings: Settings) -> dict[str, Any]:
     """The reverse of parse_settings, for handing settings to another process."""
-    return dataclasses.asdict(settings)
+    return {
+        section: {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
+        for section, values in dataclasses.asdict(settings).items()
+    }
 
 
 def _build(cls: Any, document: Mapping[str, Any], source: str, section: str) -> Any:
@@ -202,15 +224,23 @@ def _check_value(value: Any, hint: Any, limits: Mapping[str, Any], where: str) -
         raise TypeError(f"{where}: unions are not settings")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    if hint == tuple[str, ...]:
+        return _check_names(value, where)
     if type(value) is not hint:
         raise SettingsError(f"{where} must be {_type_name(hint)}, not {value!r}")
-    if hint is str and not value and "choices" not in limits and not where.endswith("adapter.use'"):
+    if hint is str and not value and "choices" not in limits and not where.endswith(_MAY_BE_EMPTY):
         raise SettingsError(f"{where} must not be empty")
     if "choices" in limits and value not in limits["choices"]:
         raise SettingsError(f"{where} must be one of {', '.join(limits['choices'])}, not {value!r}")
     if "low" in limits and not limits["low"] <= value <= limits["high"]:
         raise SettingsError(f"{where} must be from {limits['low']} to {limits['high']}, not {value!r}")
     return value
+
+
+def _check_names(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+        raise SettingsError(f"{where} must be a list of names, not {value!r}")
+    return tuple(value)
 
 
 def _type_name(hint: Any) -> str:
@@ -227,6 +257,8 @@ def _check_together(settings: Settings, source: str) -> None:
         raise SettingsError(
             f"{source}: 'registry.replicas' must be odd: an even one more tolerates no more failures"
         )
+    if len({bool(settings.tls.cert), bool(settings.tls.key), bool(settings.tls.ca)}) > 1:
+        raise SettingsError(f"{source}: 'tls.cert', 'tls.key' and 'tls.ca' go together: set all or none")
     names = {f"foreign.{f.name}": getattr(settings.foreign, f.name) for f in dataclasses.fields(Foreign)}
     del names["foreign.time_unit"]
     if len(set(names.values())) < len(names):

@@ -6,8 +6,10 @@ It never knows what a command means (it knows no ids), and never lets anything u
 Who uses it writes a `port.StateMachine` and takes a `port.ReplicatedLog` from `host.RaftHost.add_group`.
 Photon section 3.1 (the IdRegistry sits on a store that is "consistently replicated", by Paxos or its like).
 
-Where to look: `port` (the contract), `host` (thread and sockets), `replica` (one group on one node:
-proposals, apply, snapshots), `core` (the only file that knows pysyncobj's privates), `guards` (the pure
-rules which close the library's holes), `store` (what lies on disk: `journal`, `ballot`, `snapshot`),
-`codec`, `frames`, `handshake`, `transport` (what goes over the wire).
+Where to look: `port` (the contract), `host` (thread and sockets; groups and peers that come and go), `home`
+(what a host remembers: who it is, whom it met, which groups it holds), `replica` (one group on one node:
+proposals, apply, messages), `elections`, `canvass` (who may lead), `membership`, `roster` (who belongs),
+`installing` (a leader's snapshot becomes the state), `core` (the only file that knows pysyncobj's privates),
+`guards` (the pure rules which close the library's holes), `store` (what lies on disk: `journal`, `ballot`,
+`snapshot`), `codec`, `frames`, `handshake`, `transport` (what goes over the wire).
 """

@@ -1,4 +1,4 @@
-"""The messages between replicas as bytes. Five kinds and nothing else; no pickle.
+"""The messages between replicas as bytes. Seven kinds and nothing else; no pickle.
 
 A message is the dict that pysyncobj's handlers take, so that nothing is translated twice. What is read here
 is only well formed: whether it may be believed is for `guards`.
@@ -15,16 +15,22 @@ Message = dict[str, Any]
 
 APPEND_ENTRIES = "append_entries"
 NEXT_NODE_IDX = "next_node_idx"
+REQUEST_PRE_VOTE = "request_pre_vote"
 REQUEST_VOTE = "request_vote"
+RESPONSE_PRE_VOTE = "response_pre_vote"
 RESPONSE_VOTE = "response_vote"
 TIMEOUT_NOW = "timeout_now"
 
-_APPEND, _PIECE, _ACK, _ASK_VOTE, _VOTE, _TIMEOUT = b"ASNRVT"
+_APPEND, _PIECE, _ACK, _ASK_VOTE, _VOTE, _TIMEOUT, _ASK_PRE_VOTE, _PRE_VOTE = b"ASNRVTPG"
 _APPEND_FIXED = struct.Struct("<BQQQQI")  # kind, term, commit, previous index, previous term, entries
 _ENTRY = struct.Struct("<QI")  # term, length
 _PIECE_FIXED = struct.Struct("<BQQQQQQ")  # kind, term, commit, snapshot's index and term, offset, total
 _ACK_FIXED = struct.Struct("<BQQB")  # kind, term, next index, flags
-_ASK_VOTE_FIXED = struct.Struct("<BQQQ")  # kind, term, last index, last term
+_ASK_VOTE_FIXED = struct.Struct(
+    "<BQQQB"
+)  # kind, term, last index, last term, whether the leader asked for it
+_ASK_PRE_VOTE_FIXED = struct.Struct("<BQQQQ")  # kind, term, round, last index, last term
+_PRE_VOTE_FIXED = struct.Struct("<BQQ")  # kind, term, round
 _TERM_FIXED = struct.Struct("<BQ")  # kind, term
 _RESET, _SUCCESS = 1, 2
 
@@ -59,13 +65,7 @@ def encode(message: Message) -> bytes:
     if kind == NEXT_NODE_IDX:
         flags = _RESET * message["reset"] + _SUCCESS * message["success"]
         return _ACK_FIXED.pack(_ACK, term, message["next_node_idx"], flags)
-    if kind == REQUEST_VOTE:
-        return _ASK_VOTE_FIXED.pack(_ASK_VOTE, term, message["last_log_index"], message["last_log_term"])
-    if kind == RESPONSE_VOTE:
-        return _TERM_FIXED.pack(_VOTE, term)
-    if kind == TIMEOUT_NOW:
-        return _TERM_FIXED.pack(_TIMEOUT, term)
-    raise MessageError(f"{kind!r} is not a message that replicas send")
+    return _encode_election(kind, message)
 
 
 def decode(data: bytes) -> Message:
@@ -74,6 +74,23 @@ def decode(data: bytes) -> Message:
         return _decode(data)
     except struct.error as error:
         raise MessageError("a message of the wrong size") from error
+
+
+def _encode_election(kind: str, message: Message) -> bytes:
+    term = message["term"]
+    if kind == REQUEST_VOTE:
+        last = message["last_log_index"], message["last_log_term"]
+        return _ASK_VOTE_FIXED.pack(_ASK_VOTE, term, *last, message.get("transfer", False))
+    if kind == REQUEST_PRE_VOTE:
+        last = message["last_log_index"], message["last_log_term"]
+        return _ASK_PRE_VOTE_FIXED.pack(_ASK_PRE_VOTE, term, message["round"], *last)
+    if kind == RESPONSE_PRE_VOTE:
+        return _PRE_VOTE_FIXED.pack(_PRE_VOTE, term, message["round"])
+    if kind == RESPONSE_VOTE:
+        return _TERM_FIXED.pack(_VOTE, term)
+    if kind == TIMEOUT_NOW:
+        return _TERM_FIXED.pack(_TIMEOUT, term)
+    raise MessageError(f"{kind!r} is not a message that replicas send")
 
 
 def _encode_append(message: Message) -> bytes:
@@ -114,9 +131,23 @@ def _decode(data: bytes) -> Message:
             "reset": bool(flags & _RESET),
             "success": bool(flags & _SUCCESS),
         }
+    return _decode_election(kind, data)
+
+
+def _decode_election(kind: int | None, data: bytes) -> Message:
     if kind == _ASK_VOTE:
-        _, term, index, last_term = _ASK_VOTE_FIXED.unpack(data)
-        return {"type": REQUEST_VOTE, "term": term, "last_log_index": index, "last_log_term": last_term}
+        _, term, index, last_term, transfer = _ASK_VOTE_FIXED.unpack(data)
+        if transfer > 1:
+            raise MessageError("a request for a vote with unknown flags")
+        last = {"last_log_index": index, "last_log_term": last_term}
+        return {"type": REQUEST_VOTE, "term": term, **last, "transfer": bool(transfer)}
+    if kind == _ASK_PRE_VOTE:
+        _, term, asked_in, index, last_term = _ASK_PRE_VOTE_FIXED.unpack(data)
+        last = {"last_log_index": index, "last_log_term": last_term}
+        return {"type": REQUEST_PRE_VOTE, "term": term, "round": asked_in, **last}
+    if kind == _PRE_VOTE:
+        _, term, asked_in = _PRE_VOTE_FIXED.unpack(data)
+        return {"type": RESPONSE_PRE_VOTE, "term": term, "round": asked_in}
     if kind in (_VOTE, _TIMEOUT):
         _, term = _TERM_FIXED.unpack(data)
         return {"type": RESPONSE_VOTE if kind == _VOTE else TIMEOUT_NOW, "term": term}

@@ -6,8 +6,9 @@ from typing import Protocol
 from photon.core.errors import PhotonError
 from photon.raft.journal import Journal
 from photon.raft.port import StateMachine
+from photon.raft.roster import Roster
 from photon.raft.settings import RaftLimits
-from photon.raft.snapshot import SnapshotId, SnapshotStore, write_snapshot
+from photon.raft.snapshot import Head, SnapshotId, SnapshotStore, write_snapshot
 
 # While followers take in a snapshot, the next one waits, so that what follows the first is still there for
 # them: up to so many times the usual size of the log.
@@ -54,18 +55,20 @@ class Compactor:
         machine: StateMachine,
         journal: Journal,
         snapshots: SnapshotStore,
+        roster: Roster,
         jobs: Jobs,
         limits: RaftLimits,
     ) -> None:
         self._machine = machine
         self._journal = journal
         self._snapshots = snapshots
+        self._roster = roster
         self._jobs = jobs
         self._limits = limits
         self._frozen_index = 0 if snapshots.current is None else snapshots.current.index
         self._applied_bytes = 0
         self._job: Job | None = None
-        self._covers = SnapshotId(0, 0)
+        self._head: Head | None = None  # of the snapshot that is being written
         self._abandoned = False
 
     def applied(self, command_bytes: int) -> None:
@@ -88,8 +91,11 @@ class Compactor:
                 return
             job, self._job = self._job, None
             _finish(job)
-            if self._snapshots.adopt(self._snapshots.own_temporary, self._covers):
-                self._journal.drop_before(self._keep_from(self._covers.index, needed_index))
+            assert self._head is not None
+            if self._snapshots.adopt(self._snapshots.own_temporary, self._head):
+                index = self._head.covers.index
+                self._journal.drop_before(self._keep_from(index, needed_index))
+                self._roster.forget_before(index)
         patience = PATIENCE if transferring else 1
         if self._due(applied_index, patience) and not self._jobs.busy():
             self._start(applied_index)
@@ -105,17 +111,19 @@ class Compactor:
         )
 
     def _start(self, applied_index: int) -> None:
-        term = self._journal.term_at(applied_index)
+        term, members = self._journal.term_at(applied_index), self._roster.at(applied_index)
         assert term is not None, applied_index
-        covers = self._covers = SnapshotId(applied_index, term)
+        if members is None:
+            return  # one who joined has not yet come to where its log names anybody
         try:
             chunks = self._machine.freeze()
         except Exception as error:
             raise StateMachineError(f"the state machine's freeze raised {error!r}") from error
+        head = self._head = Head(SnapshotId(applied_index, term), members)
         self._frozen_index = applied_index
         self._applied_bytes = 0
         path = self._snapshots.own_temporary
-        self._job = self._jobs.start(lambda: write_snapshot(path, covers, self._until_abandoned(chunks)))
+        self._job = self._jobs.start(lambda: write_snapshot(path, head, self._until_abandoned(chunks)))
 
     def _until_abandoned(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:

@@ -2,11 +2,13 @@
 
 What is left of the library here: elections, the commit rule, and the handlers of the five messages. What it
 does with disks, sockets, pickles, snapshots, applying and sending is replaced by `CoreRules`, which
-`replica` implements. The version is pinned; `PRIVATE_NAMES` is what a test compares with the library.
+`replica` implements. Who its majorities are made of is set from outside (`set_members`), and it stands for
+election only when told to (`elect`). The version is pinned; a test compares the names below with the library.
 """
 
+import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from pysyncobj import SyncObj, SyncObjConf, syncobj
@@ -18,6 +20,8 @@ from photon.core.errors import PhotonError
 from photon.raft.ballot import Ballot
 from photon.raft.codec import Message
 from photon.raft.journal import Entry, Journal
+from photon.raft.port import Members
+from photon.raft.roster import Roster
 from photon.raft.settings import RaftTiming
 
 PINNED_VERSION = "0.3.17"
@@ -37,8 +41,11 @@ PRIVATE_ATTRIBUTES = (
     "raftMatchIndex",
     "raftNextIndex",
     "raftState",
+    "readonlyNodes",
+    "transferInProgress",
     "votedForNodeId",
 )
+CALLED_METHODS = ("_SyncObj__setCurrentTerm", "_SyncObj__setState")
 REPLACED_METHODS = (
     "_SyncObj__applyLogEntries",
     "_SyncObj__doApplyCommand",
@@ -51,7 +58,7 @@ REPLACED_METHODS = (
     "_SyncObj__tryLogCompaction",
     "_checkCommandsToApply",
 )
-_LEADER = 2
+_FOLLOWER, _LEADER = 0, 2
 
 
 def now() -> float:
@@ -67,6 +74,9 @@ class CoreRules(Protocol):
 
     def send(self, peer: str, message: Message) -> None:
         """The core answers a peer, or asks for its vote."""
+
+    def election_due(self) -> None:
+        """No leader was heard of for an election timeout."""
 
     def append_entries_due(self) -> None:
         """The leader's heartbeat is due, or it has just been elected."""
@@ -93,9 +103,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
     def __init__(
         self,
         node: str,
-        peers: Iterable[str],
         journal: Journal,
         ballot: Ballot,
+        roster: Roster,
         applied_index: int,
         timing: RaftTiming,
         rng: random.Random,
@@ -107,17 +117,21 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._rules = rules
         self._rng = rng
         self._timing = timing
-        self.nodes = {peer: Node(peer) for peer in peers}
+        self._node = node
+        self._nodes: dict[str, Node] = {}
+        self.members = Members()
+        # As if a leader had been heard of when the replica was stopped: there may well be one.
+        self.heard_leader_at = now()
         super().__init__(
             Node(node),
-            list(self.nodes.values()),
+            [],
             _configuration(timing, self._on_state),
             transport=_Link(rules),
         )
         self._poller = _NoPoller()
         # The library has made a log in memory; ours takes its place. The commit index is never read from disk
         # (S10): what is committed beyond the snapshot is learnt again from the leader.
-        self._SyncObj__raftLog = _LibraryLog(journal, ballot)
+        self._SyncObj__raftLog = _LibraryLog(journal, ballot, roster)
         self._SyncObj__raftCurrentTerm = ballot.term
         self._SyncObj__votedForNodeId = ballot.vote
         self.applied_to(applied_index)
@@ -126,11 +140,60 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
 
     def tick(self) -> None:
         """One turn of the library: elections, commit rule, fallback, then the rules in order."""
+        if not self.is_leader and self._deadline < now():
+            self._SyncObj__generateRaftTimeout()
+            self._SyncObj__raftLeader = None
+            self._rules.election_due()
+        if not self.may_stand or not (self.alone or self._SyncObj__connectedNodes):
+            self._stay_put()
         self._onTick(0.0)
 
     def deliver(self, peer: str, message: Message) -> None:
         """Give a peer's message, made harmless, to the library's handler."""
-        super()._SyncObj__onMessageReceived(self.nodes[peer], message)
+        super()._SyncObj__onMessageReceived(self._node_of(peer), message)
+
+    def elect(self, term: int) -> None:
+        """Stand for election within this `tick` or the next, in a term above `term` and the present one."""
+        assert self.may_stand
+        self._raise_term(term)
+        self._SyncObj__raftElectionDeadline = 0.0
+
+    def step_down(self, term: int) -> None:
+        """Somebody of the group is in a higher term: lead, and follow, no longer in this one."""
+        self._raise_term(term)
+        self._SyncObj__setState(_FOLLOWER)
+        self._SyncObj__raftLeader = None
+
+    def set_members(self, members: Members) -> None:
+        """Whose votes and acknowledgements count from now on, and who is sent entries besides."""
+        self.members = members
+        voters, learners = (
+            {self._node_of(name) for name in names if name != self._node}
+            for names in (members.voters, members.learners)
+        )
+        self._SyncObj__otherNodes = voters
+        self._SyncObj__readonlyNodes = learners  # the library's name for who counts in no majority
+        end = self._SyncObj__raftLog[-1][1] + 1
+        fresh = (self._SyncObj__raftNextIndex, end), (self._SyncObj__raftMatchIndex, 0)
+        for known, value in (*fresh, (self._SyncObj__lastResponseTime, now())):
+            for node in known.keys() - voters - learners:
+                del known[node]
+            for node in (voters | learners) - known.keys():
+                known[node] = value
+
+    @property
+    def may_stand(self) -> bool:
+        """Whether this replica is a voter."""
+        return self._node in self.members.voters
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is the only one."""
+        return self.members.voters == (self._node,)
+
+    def hears_leader(self) -> bool:
+        """Whether there is a live leader, for all this replica knows: then it helps nobody to depose it."""
+        return self.is_leader or now() - self.heard_leader_at < self._timing.election_s_min
 
     @property
     def is_leader(self) -> bool:
@@ -163,36 +226,43 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._SyncObj__raftCommitIndex: int = max(index, self.commit_index)
 
     def next_index(self, peer: str) -> int:
-        """Leader only: the entry to send to the peer next."""
-        return cast(int, self._SyncObj__raftNextIndex[self.nodes[peer]])
+        """Leader only, of a member: the entry to send to it next."""
+        return cast(int, self._SyncObj__raftNextIndex[self._node_of(peer)])
 
     def set_next_index(self, peer: str, index: int) -> None:
-        self._SyncObj__raftNextIndex[self.nodes[peer]] = index
+        self._SyncObj__raftNextIndex[self._node_of(peer)] = index
 
     def match_index(self, peer: str) -> int:
-        """Leader only: up to where the peer has acknowledged, in this term and on this connection."""
-        return cast(int, self._SyncObj__raftMatchIndex[self.nodes[peer]])
+        """Leader only: up to where the peer has acknowledged, in this term and on this connection.
+
+        Any thread; 0 where nothing is known.
+        """
+        return cast(int, self._SyncObj__raftMatchIndex.get(Node(peer), 0))
 
     def heard_from(self, peer: str) -> float:
         """When the peer last answered this leader; 0 where it never did. Any thread."""
-        return cast(float, self._SyncObj__lastResponseTime.get(self.nodes[peer], 0.0))
+        return cast(float, self._SyncObj__lastResponseTime.get(Node(peer), 0.0))
 
     def connected(self) -> list[str]:
-        """The peers that messages can be sent to now."""
+        """The other members that messages can be sent to now."""
         up = self._SyncObj__connectedNodes
-        return [peer for peer, node in self.nodes.items() if node in up]
+        return [name for name in self.members.all if name != self._node and self._node_of(name) in up]
 
     def peer_up(self, peer: str) -> None:
         """A connection to the peer is there."""
-        self._SyncObj__onNodeConnected(self.nodes[peer])
+        self._SyncObj__onNodeConnected(self._node_of(peer))
 
     def peer_down(self, peer: str) -> None:
         """It is gone."""
-        self._SyncObj__onNodeDisconnected(self.nodes[peer])
+        self._SyncObj__onNodeDisconnected(self._node_of(peer))
 
     def elect_now(self) -> None:
         """Do not wait for the election timeout."""
-        self._SyncObj__raftElectionDeadline = 0.0
+        self._deadline = 0.0
+
+    def hand_over(self, peer: str) -> None:
+        """Leader only: ask a voter that has everything to stand for election at once."""
+        self.transferLeadership(self._node_of(peer))
 
     def append_entries_sent(self) -> None:
         """The next heartbeat is due within a period: at its multiples, so that many groups share a turn."""
@@ -203,14 +273,29 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         """When `tick` must be called again, whatever happens."""
         if self.is_leader:
             return self._SyncObj__newAppendEntriesTime
-        if self.nodes and not self._SyncObj__connectedNodes:
-            return now() + self._timing.election_s_max  # nobody to ask: no election
-        return self._SyncObj__raftElectionDeadline
+        return min(self._deadline, self._SyncObj__raftElectionDeadline)
+
+    def _node_of(self, peer: str) -> Node:
+        node = self._nodes.get(peer)
+        if node is None:
+            node = self._nodes[peer] = Node(peer)
+        return node
+
+    def _raise_term(self, term: int) -> None:
+        if term > self.term:
+            self._SyncObj__setCurrentTerm(term, None)
+
+    def _stay_put(self) -> None:
+        """Stand for no election, though one was asked for."""
+        self._SyncObj__raftElectionDeadline = math.inf
+        self._SyncObj__transferInProgress = False
 
     # -- what replaces the library's own ----------------------------------------------------------------
 
     def _SyncObj__generateRaftTimeout(self) -> float:
-        return self._rng.uniform(self._timing.election_s_min, self._timing.election_s_max)
+        """The library puts its election off. It never comes to one by itself: `tick` asks the rules first."""
+        self._deadline = now() + self._rng.uniform(self._timing.election_s_min, self._timing.election_s_max)
+        return math.inf
 
     def _SyncObj__onMessageReceived(self, node: Node, message: Message) -> None:
         raise AssertionError("messages come through deliver")
@@ -220,13 +305,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         if not up and not self.is_leader:
             # Alone until now, so the deadline passed long ago: hear the leader out before starting an
             # election.
-            self._SyncObj__raftElectionDeadline = now() + self._SyncObj__generateRaftTimeout()
+            self._SyncObj__generateRaftTimeout()
         up.add(node)
         self._SyncObj__newAppendEntriesTime = 0.0
 
     def _SyncObj__onNodeDisconnected(self, node: Node) -> None:
         self._SyncObj__connectedNodes.discard(node)
-        if self.is_leader:
+        if self.is_leader and node in self._SyncObj__raftNextIndex:
             # What was under way is lost, and the peer may come back with less than it had: ask it anew.
             self._SyncObj__raftNextIndex[node] = self._SyncObj__raftLog[-1][1] + 1
             self._SyncObj__raftMatchIndex[node] = 0
@@ -251,6 +336,8 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._rules.exchange()
 
     def _on_state(self, before: int, after: int) -> None:
+        if after == _LEADER:
+            self._stay_put()
         if before == _LEADER:
             self._rules.leadership_lost()
 
@@ -258,9 +345,10 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
 class _LibraryLog:
     """The journal and the ballot as the library's `Journal`: positions instead of indexes, and its names."""
 
-    def __init__(self, journal: Journal, ballot: Ballot) -> None:
+    def __init__(self, journal: Journal, ballot: Ballot, roster: Roster) -> None:
         self._journal = journal
         self._ballot = ballot
+        self._roster = roster
         self._entries = journal.entries  # always the same list
 
     def __getitem__(self, at: Any) -> Any:
@@ -270,10 +358,13 @@ class _LibraryLog:
         return len(self._entries)
 
     def add(self, command: bytes, index: int, term: int) -> None:
+        self._roster.appended(command, index)
         self._journal.append(command, index, term)
 
     def deleteEntriesFrom(self, at: int) -> None:
-        self._journal.truncate(self._journal.first_index + at)
+        index = self._journal.first_index + at
+        self._roster.truncated(index)
+        self._journal.truncate(index)
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
         self._ballot.store(term, vote)

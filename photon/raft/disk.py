@@ -9,6 +9,7 @@ from photon.core.disk import sync_directory, write_all
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 
 __all__ = [
+    "REPLACE_IT",
     "corrupt",
     "replace",
     "storage_error",
@@ -19,6 +20,12 @@ __all__ = [
     "write_file",
 ]
 
+# What mends a replica that has lost anything: it may have forgotten a vote, or what it acknowledged.
+REPLACE_IT = (
+    "replace this node: start an empty one under a new name and have it take this one's place, "
+    "or, where it was the only one, restore a backup (a replica that forgot must never come back "
+    "to the others under its old name)"
+)
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -61,10 +68,6 @@ def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
     )
 
 
-def corrupt(path: Path, what: str, directory: Path | None = None) -> CorruptStateError:
-    """The error to raise when a file does not hold what was written to it."""
-    return CorruptStateError(
-        f"{path}: {what}; restore it from a backup or remove {directory or path.parent} to let this replica "
-        "be rebuilt from its peers (safe only while a majority of the others is healthy and up to date, "
-        "and for one replica at a time)"
-    )
+def corrupt(path: Path, what: str) -> CorruptStateError:
+    """The error to raise when a file does not hold what was written to it, or is not there any more."""
+    return CorruptStateError(f"{path}: {what}; {REPLACE_IT}")

@@ -2,62 +2,98 @@
 
 Pure: no socket.
 
-dialer -> acceptor   hello: version, nonce, own id, the id it means to reach
-acceptor -> dialer   challenge: version, nonce, own id, HMAC-SHA256 over both hellos' fields
-dialer -> acceptor   proof: HMAC-SHA256 over the same fields
+dialer -> acceptor   hello: version, nonce, identity, own id, the id it means to reach
+acceptor -> dialer   challenge: the same fields, and a proof
+dialer -> acceptor   verdict: empty, or why it refuses; and a proof
+acceptor -> dialer   verdict: likewise
 
-Each proof covers both nonces and both ids, and says which side it is of, so none can be replayed or
-reflected. What follows on the connection is not encrypted: between machines it belongs into a private
-network or a tunnel.
+A proof is an HMAC-SHA256 with the secret over both hellos' fields, the verdict, what binds the connection to
+the TLS session beneath it, and which of the four messages it stands in: none can be replayed, reflected or
+carried over to another connection. The keys of the frames that follow are made of the same (`Keys`).
 """
 
 import hmac
 import struct
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from photon.core.errors import PhotonError
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 _MAGIC = b"PHRAFTH1"
 _LENGTH = struct.Struct("<H")
-_FIXED = struct.Struct("<8sH32sBB")  # magic, version, nonce, length of own id, length of the other's id
+_PREFIX = struct.Struct("<8sH")  # magic, version: the same in all versions
+_FIXED = struct.Struct("<8sH32s16sBB")  # magic, version, nonce, identity, lengths of own id and the other's
 NONCE_BYTES = 32
-_MAC_BYTES = 32
+IDENTITY_BYTES = 16
 ID_BYTES_MAX = 255
+_MAC_BYTES = 32
+_REASON_BYTES_MAX = 500
 _MESSAGE_BYTES_MAX = _FIXED.size + 2 * ID_BYTES_MAX + _MAC_BYTES
+# The first bytes of a TLS handshake or alert.
+_TLS_STARTS = (b"\x16\x03", b"\x15\x03")
 
 
 class HandshakeError(PhotonError):
     """The other end is not a peer of ours. Its connection is closed."""
 
 
+class RefusedError(HandshakeError):
+    """One that knows the secret, and is refused all the same, by us or by itself."""
+
+    def __init__(self, peer: str, reason: str) -> None:
+        """`peer`: its id, proved."""
+        super().__init__(reason)
+        self.peer = peer
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The session's keys of frames, 32 bytes each: no two connections and no two directions share one."""
+
+    send: bytes
+    receive: bytes
+
+
 class Handshake:
-    """One side of one handshake: feed it what comes in, send what it returns, until `peer` is set."""
+    """One side of one handshake: `begin`, then feed it what comes in and send what it returns.
+
+    It has ended well when `peer` and `keys` are set, and ill when `refusal` is set, which is to be raised
+    once the last answer is sent.
+    """
 
     def __init__(
         self,
         node: str,
-        peers: Collection[str],
+        identity: bytes,
         secret: bytes,
         nonce: Callable[[int], bytes],
         target: str | None,
+        admit: Callable[[str, bytes], str | None],
     ) -> None:
-        """`peers`: the ids that may be at the other end.
+        """`target`: the peer we dialed, None where we were dialed.
 
-        `target`: the one we dialed, None where we were dialed.
+        `admit`: asked about the id and identity of one that has proved them; a reason to refuse it, or None.
         """
         self.peer: str | None = None
+        self.keys: Keys | None = None
+        self.refusal: RefusedError | None = None
         self._node = node
-        self._peers = peers
+        self._identity = identity
         self._secret = secret
         self._nonce = nonce(NONCE_BYTES)
         self._target = target
-        self._claimed: str | None = None  # by one who has not proved it yet
-        self._expected_proof = b""
+        self._admit = admit
+        self._claimed = ""  # by one who has not proved it yet
+        self._claimed_identity = b""
+        self._transcript = b""
+        self._binding = b""
+        self._on_next: Callable[[bytes], bytes] = self._on_hello if target is None else self._on_challenge
         self._buffer = b""
 
-    def begin(self) -> bytes:
-        """What to send first."""
+    def begin(self, binding: bytes = b"") -> bytes:
+        """What to send first. `binding`: what both ends know of the TLS session beneath, and only they."""
+        self._binding = binding
         if self._target is None:
             return b""
         return _pack(self._fields(self._target))
@@ -69,8 +105,8 @@ class Handshake:
         """
         self._buffer += data
         answer = b""
-        while self.peer is None and (body := self._next_message()) is not None:
-            answer += self._on_message(body)
+        while self.peer is None and self.refusal is None and (body := self._next_message()) is not None:
+            answer += self._on_next(body)
         return answer
 
     @property
@@ -81,6 +117,10 @@ class Handshake:
     def _next_message(self) -> bytes | None:
         if len(self._buffer) < _LENGTH.size:
             return None
+        if self._buffer.startswith(_TLS_STARTS):
+            raise HandshakeError(
+                "it speaks TLS, which is not set on this node: set it on all nodes or on none"
+            )
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > _MESSAGE_BYTES_MAX:
             raise HandshakeError(f"a handshake message of {length} bytes")
@@ -90,73 +130,131 @@ class Handshake:
         body, self._buffer = self._buffer[_LENGTH.size : end], self._buffer[end:]
         return body
 
-    def _on_message(self, body: bytes) -> bytes:
-        if self._target is not None:
-            return self._on_challenge(body)
-        if self._claimed is None:
-            return self._on_hello(body)
-        if not hmac.compare_digest(body, self._expected_proof):
-            raise HandshakeError(f"one that says it is {self._claimed} does not know the cluster's secret")
-        self.peer = self._claimed
-        return b""
+    # -- the acceptor's side ----------------------------------------------------------------------------
 
     def _on_hello(self, hello: bytes) -> bytes:
-        node, target, rest = _unpack(hello)
-        if rest:
+        hello_of = _unpack(hello)
+        if hello_of.rest:
             raise HandshakeError("a hello of the wrong size")
-        if target != self._node:
+        if hello_of.target != self._node:
             raise HandshakeError(
-                f"{node} looks for {target} but has reached {self._node}: check its peer addresses"
+                f"{hello_of.node} looks for {hello_of.target} but has reached {self._node}: "
+                "check its peer addresses"
             )
-        if node not in self._peers:
-            raise HandshakeError(
-                f"{node} is not a peer of {self._node} that dials it: check both lists of peers"
-            )
-        self._claimed = node
-        fields = self._fields(node)
-        self._expected_proof = self._mac(b"dialer", hello, fields)
-        return _pack(fields + self._mac(b"acceptor", hello, fields))
+        self._claimed, self._claimed_identity = hello_of.node, hello_of.identity
+        fields = self._fields(self._claimed)
+        self._transcript = _pack(hello) + _pack(fields)
+        self._on_next = self._on_dialers_verdict
+        return _pack(fields + self._mac(b"challenge"))
+
+    def _on_dialers_verdict(self, body: bytes) -> bytes:
+        reason, proof = body[:-_MAC_BYTES], body[-_MAC_BYTES:]
+        if not hmac.compare_digest(proof, self._mac(b"dialer's verdict", reason)):
+            raise HandshakeError(f"one that says it is {self._claimed} does not know the cluster's secret")
+        if reason:
+            raise self._refused_by(reason)
+        return self._decide(b"acceptor's verdict", done=True)
+
+    # -- the dialer's side ------------------------------------------------------------------------------
 
     def _on_challenge(self, challenge: bytes) -> bytes:
         assert self._target is not None
-        node, target, proof = _unpack(challenge)
-        if node != self._target or target != self._node:
-            raise HandshakeError(f"dialed {self._target} but reached {node}: check the peer addresses")
-        hello, fields = self._fields(self._target), challenge[: len(challenge) - len(proof)]
-        if not hmac.compare_digest(proof, self._mac(b"acceptor", hello, fields)):
-            raise HandshakeError(f"{node} does not know the cluster's secret: give all nodes the same one")
-        self.peer = node
-        return _pack(self._mac(b"dialer", hello, fields))
+        challenge_of = _unpack(challenge)
+        if challenge_of.node != self._target or challenge_of.target != self._node:
+            raise HandshakeError(
+                f"dialed {self._target} but reached {challenge_of.node}: check the peer addresses"
+            )
+        self._claimed, self._claimed_identity = challenge_of.node, challenge_of.identity
+        fields = challenge[: len(challenge) - len(challenge_of.rest)]
+        self._transcript = _pack(self._fields(self._target)) + _pack(fields)
+        if not hmac.compare_digest(challenge_of.rest, self._mac(b"challenge")):
+            raise HandshakeError(
+                f"{self._claimed} does not know the cluster's secret: give all nodes the same one"
+            )
+        self._on_next = self._on_acceptors_verdict
+        return self._decide(b"dialer's verdict", done=False)
+
+    def _on_acceptors_verdict(self, body: bytes) -> bytes:
+        reason, proof = body[:-_MAC_BYTES], body[-_MAC_BYTES:]
+        if not hmac.compare_digest(proof, self._mac(b"acceptor's verdict", reason)):
+            raise HandshakeError(f"the last message of {self._claimed} was changed on its way")
+        if reason:
+            raise self._refused_by(reason)
+        self._finish()
+        return b""
+
+    # -- both sides -------------------------------------------------------------------------------------
+
+    def _decide(self, message: bytes, done: bool) -> bytes:
+        """The verdict on one that has proved who it is; `done`: it is the handshake's last message."""
+        reason = self._admit(self._claimed, self._claimed_identity)
+        said = b""
+        if reason is not None:
+            self.refusal = RefusedError(self._claimed, reason)
+            said = reason.encode()[:_REASON_BYTES_MAX] or b"no reason given"
+        elif done:
+            self._finish()
+        return _pack(said + self._mac(message, said))
+
+    def _finish(self) -> None:
+        dialers, acceptors = self._mac(b"dialer's frames"), self._mac(b"acceptor's frames")
+        accepted = self._target is None
+        self.keys = Keys(acceptors, dialers) if accepted else Keys(dialers, acceptors)
+        self.peer = self._claimed
+
+    def _refused_by(self, reason: bytes) -> RefusedError:
+        text = "".join(c if c.isprintable() else "?" for c in reason.decode(errors="replace"))
+        return RefusedError(self._claimed, f"{self._claimed} refuses this node: {text}")
 
     def _fields(self, other: str) -> bytes:
         own, theirs = self._node.encode(), other.encode()
-        return _FIXED.pack(_MAGIC, PROTOCOL_VERSION, self._nonce, len(own), len(theirs)) + own + theirs
+        fixed = _FIXED.pack(_MAGIC, PROTOCOL_VERSION, self._nonce, self._identity, len(own), len(theirs))
+        return fixed + own + theirs
 
-    def _mac(self, side: bytes, hello: bytes, challenge: bytes) -> bytes:
-        said = side + _LENGTH.pack(len(hello)) + hello + challenge
+    def _mac(self, purpose: bytes, verdict: bytes = b"") -> bytes:
+        said = b"".join(map(_pack, (purpose, self._transcript, self._binding, verdict)))
         return hmac.digest(self._secret, said, "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hello:
+    node: str  # the sender's id
+    target: str  # the id it speaks to
+    identity: bytes
+    rest: bytes  # what follows the fields
 
 
 def _pack(body: bytes) -> bytes:
     return _LENGTH.pack(len(body)) + body
 
 
-def _unpack(body: bytes) -> tuple[str, str, bytes]:
-    """(the sender's id, the id it speaks to, what follows)."""
-    if len(body) < _FIXED.size:
+def _unpack(body: bytes) -> _Hello:
+    if len(body) < _PREFIX.size:
         raise HandshakeError("a handshake message that is too short")
-    magic, version, _, own, other = _FIXED.unpack_from(body)
+    magic, version = _PREFIX.unpack_from(body)
     if magic != _MAGIC:
         raise HandshakeError("it does not speak this protocol")
     if version != PROTOCOL_VERSION:
         raise HandshakeError(
-            f"it speaks version {version} of the protocol, this node version {PROTOCOL_VERSION}"
+            f"it speaks version {version} of the protocol, this node version {PROTOCOL_VERSION}: "
+            "run the same release on all nodes"
         )
+    if len(body) < _FIXED.size:
+        raise HandshakeError("a handshake message that is too short")
+    _, _, _, identity, own, other = _FIXED.unpack_from(body)
     middle = _FIXED.size + own
     end = middle + other
     if len(body) < end:
         raise HandshakeError("a handshake message that is too short")
+    return _Hello(_id(body[_FIXED.size : middle]), _id(body[middle:end]), identity, body[end:])
+
+
+def _id(data: bytes) -> str:
+    """Ids go into the log before they are proved: nothing that could write a line of its own."""
     try:
-        return body[_FIXED.size : middle].decode(), body[middle:end].decode(), body[end:]
+        text = data.decode()
     except UnicodeDecodeError as error:
         raise HandshakeError("a node id that is not text") from error
+    if not text.isprintable():
+        raise HandshakeError("a node id that is not text")
+    return text

@@ -8,15 +8,17 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from photon.core.errors import UsageError
+from photon.core.tls import Tls
 from photon.raft.codec import MessageError
 from photon.raft.core import now
+from photon.raft.home import Home
 from photon.raft.jobs import BackgroundJobs
 from photon.raft.port import ReplicatedLog, StateMachine
-from photon.raft.replica import Replica
+from photon.raft.replica import ALL_PEERS, Replica
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.transport import Transport
 
@@ -45,7 +47,9 @@ class _GroupWire:
 
 
 class RaftHost:
-    """Make one, `add_group` each group, `start`, and in the end `stop`.
+    """Make one, `add_group` each group that is there, `start`, and in the end `stop`.
+
+    Groups, and peers, may come and go in the raft thread while it runs.
 
     The first error of a disk or a state machine stops all replicas of the host and is given to `on_fatal`,
     in the raft thread: nothing was acknowledged that is not on disk, and a restart goes on from there.
@@ -63,20 +67,43 @@ class RaftHost:
         rng: random.Random,
         on_fatal: Callable[[BaseException], None],
         limits: RaftLimits = _LIMITS,
+        tls: Tls | None = None,
     ) -> None:
-        """`peers`: the OTHER nodes, by id, with the addresses to dial. Raises SettingsError."""
+        """`peers`: the OTHER nodes, by id, with the addresses to dial.
+
+        Raises SettingsError; CorruptStateError where something is missing that was in `directory`;
+        LockedError, StorageError.
+        """
         self._node = node
         self._peers = list(peers)
-        self._directory = directory
         self._timing = timing
         self._limits = limits
         self._rng = rng
         self._on_fatal = on_fatal
-        self._transport = Transport(
-            node, listen, peers, secret, timing, self._limits, rng, now, self, MessageError
-        )
+        self._home = Home(directory)
+        try:
+            self._transport = Transport(
+                node,
+                listen,
+                peers,
+                secret,
+                timing,
+                limits,
+                rng,
+                now,
+                self,
+                MessageError,
+                identity=self._home.identity,
+                identity_seen=self._home.identity_seen,
+                tls=tls,
+            )
+        except BaseException:
+            self._home.close()
+            raise
         self._jobs = BackgroundJobs(self.wake)
         self._replicas: dict[int, Replica] = {}
+        self._leaving: dict[int, Replica | None] = {}  # until the end of the turn
+        self._connected: set[str] = set()
         self._touched: set[int] = set()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
@@ -85,19 +112,35 @@ class RaftHost:
         self._thread: threading.Thread | None = None
         self._unknown_group_told = False
 
-    def add_group(
-        self, group: int, machine: StateMachine, on_tick: Callable[[ReplicatedLog], None]
-    ) -> ReplicatedLog:
-        """Open this node's replica of a group, before `start`; restores `machine` from its snapshot.
+    def groups_on_disk(self) -> list[int]:
+        """The groups that this host has a replica of: each must be added before `start`."""
+        return self._home.groups()
 
-        `on_tick` is called in the raft thread each turn: propose there what waits. Raises CorruptStateError,
-        LockedError, StorageError, UsageError.
+    def add_group(
+        self,
+        group: int,
+        machine: StateMachine,
+        on_tick: Callable[[ReplicatedLog], None],
+        founders: Sequence[str] | None = ALL_PEERS,
+    ) -> ReplicatedLog:
+        """Open this node's replica of a group; restores `machine` from its snapshot.
+
+        Before `start`, or in the raft thread. `founders`: the nodes that found the group, this one among
+        them, the same on each; None where this one joins a group that has founders already: it belongs to
+        nothing until a leader adds it. Ignored where the group is on disk. `on_tick` is called in the raft
+        thread each turn: propose there what waits. Raises CorruptStateError, LockedError, StorageError,
+        UsageError.
         """
-        if self._thread is not None or self._stopping:
-            raise UsageError(f"raft: group {group} must be added before the host is started")
-        if group in self._replicas or not 0 <= group <= _GROUP_MAX:
+        self._check_thread(f"group {group} is added")
+        taken = group in self._replicas or group in self._leaving
+        if taken or not 0 <= group <= _GROUP_MAX:
             raise UsageError(
                 f"raft: {group} is no number for one more group; take another from 0 to {_GROUP_MAX}"
+            )
+        if founders and (self._node not in founders or len(set(founders)) < len(founders)):
+            raise UsageError(
+                f"raft: {', '.join(founders)} can't found group {group} on {self._node}: name it among them, "
+                "and each once"
             )
         replica = Replica(
             group=group,
@@ -105,15 +148,47 @@ class RaftHost:
             peers=self._peers,
             machine=machine,
             on_tick=on_tick,
-            directory=self._directory / f"group-{group:04d}",
+            directory=self._home.group(group),
             wire=_GroupWire(self._transport, group),
             jobs=self._jobs,
             timing=self._timing,
             limits=self._limits,
             rng=self._rng,
+            founders=founders,
         )
+        try:
+            self._home.added(group)
+        except BaseException:
+            replica.abandon()
+            raise
         self._replicas[group] = replica
+        for peer in self._connected:
+            replica.peer_up(peer)
+        self._touched.add(group)
         return replica
+
+    def remove_group(self, group: int) -> None:
+        """Stop this node's replica of a group, where there is one, and delete what it has on disk.
+
+        Before `start`, or in the raft thread: at the end of the turn then, so that a group may remove itself
+        from its own `on_tick`. The files go whole or not at all. Raises StorageError.
+        """
+        self._check_thread(f"group {group} is removed")
+        replica = self._replicas.pop(group, None)
+        if replica is not None or group in self._home.groups():
+            self._leaving[group] = replica
+        if self._thread is None:
+            self._bury()
+
+    def set_peers(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+        """Who may be spoken to from now on, and where; this node is left out. Raft thread only.
+
+        Who is not named any more is disconnected and refused.
+        """
+        self._check_thread("the peers are set")
+        others = {peer: address for peer, address in addresses.items() if peer != self._node}
+        self._peers = list(others)
+        self._transport.set_peers(others)
 
     def start(self) -> tuple[str, int]:
         """Listen and run; returns the address listened on. Raises AddressInUseError, UsageError."""
@@ -177,12 +252,31 @@ class RaftHost:
             if group in touched or replica.deadline() <= at
         ]
         for replica in due:
-            replica.tick()
+            if not self._is_gone(replica):  # another's on_tick may have removed it
+                replica.tick()
+        self._bury()
         # A leader's entries are on their way while its own disk works.
         self._transport.flush()
         for replica in due:
-            replica.sync()
+            if not self._is_gone(replica):
+                replica.sync()
         self._transport.flush()
+
+    def _is_gone(self, replica: Replica) -> bool:
+        return self._replicas.get(replica.group) is not replica
+
+    def _bury(self) -> None:
+        """The removed groups' replicas are stopped and their files deleted."""
+        while self._leaving:
+            group, replica = self._leaving.popitem()
+            if replica is not None:
+                replica.abandon()
+            self._home.remove(group)
+
+    def _check_thread(self, what: str) -> None:
+        before_start = self._thread is None and not self._stopping
+        if not before_start and self._thread is not threading.current_thread():
+            raise UsageError(f"raft: {what} before the host is started or in its thread, not after")
 
     def _sleep_s(self) -> float:
         if self._woken or self._touched:
@@ -202,13 +296,17 @@ class RaftHost:
             for replica in left:
                 replica.abandon()
             raise
+        finally:
+            self._home.close()
 
     def _abandon_all(self) -> None:
         self._transport.close()
         self._close_wake()
         replicas, self._replicas = self._replicas, {}
-        for replica in replicas.values():
-            replica.abandon()
+        for replica in (*replicas.values(), *self._leaving.values()):
+            if replica is not None:
+                replica.abandon()
+        self._home.close()
 
     def _close_wake(self) -> None:
         with self._wake_lock:
@@ -219,11 +317,13 @@ class RaftHost:
     # -- what the transport tells (transport.Receiver) --------------------------------------------------
 
     def peer_up(self, peer: str) -> None:
+        self._connected.add(peer)
         for replica in self._replicas.values():
             replica.peer_up(peer)
         self._touched.update(self._replicas)
 
     def peer_down(self, peer: str) -> None:
+        self._connected.discard(peer)
         for replica in self._replicas.values():
             replica.peer_down(peer)
         self._touched.update(self._replicas)

@@ -218,6 +218,9 @@ class Journal:
                 raise disk.corrupt(
                     self._path(self._segments[-1].number + 1), "this journal segment is missing"
                 )
+            before, end = (self._segments[-1].path, self._size) if self._segments else (None, 0)
+            if before is not None and number == numbers[-1]:
+                self._secure_seal(before, end)
             sealed = self._open_segment(number, born=sealed or number != numbers[-1])
         if sealed:
             raise disk.corrupt(self._path(numbers[-1] + 1), "this journal segment is missing")
@@ -234,6 +237,15 @@ class Journal:
         disk.sync_data(self._fd)
         self._mark()
         self._unsynced = b""
+
+    def _secure_seal(self, path: Path, end: int) -> None:
+        """The same for the seal before the last segment: without it what follows would be refused."""
+        disk.write_again(path, self._unsynced, end - len(self._unsynced))
+        fd = os.open(path, os.O_WRONLY)
+        try:
+            disk.sync_data(fd)
+        finally:
+            os.close(fd)
 
     def _discard_unborn(self, number: int, last: int) -> None:
         """A crash between making a segment and sealing the one before: nothing is in it yet."""

@@ -1,9 +1,9 @@
 """The port: what a replicated log promises to who uses it, whatever engine is behind it."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class StateMachine(Protocol):
@@ -30,6 +30,18 @@ class StateMachine(Protocol):
         """Replace the whole state by the chunks of a `freeze`, in order and with the same borders."""
 
 
+@runtime_checkable
+class Preparing(Protocol):
+    """A state machine that can take a snapshot in beside the work. One that can't is restored in a turn."""
+
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
+        """Build the state that `restore` would, beside the present one; what is returned puts it in place.
+
+        Called in a background thread WHILE `apply` goes on; what it returns is called in the raft thread, if
+        at all, and takes milliseconds.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class Applied:
     """Committed for ever, at `index`; `result` is what the state machine's `apply` returned."""
@@ -44,6 +56,10 @@ class Refusal(Enum):
     NOT_LEADER = "not_leader"
     OVERLOADED = "overloaded"
     STOPPED = "stopped"
+    # Only of changes of the members:
+    BUSY = "busy"  # another one is not committed yet, or the leader is new: ask again
+    BEHIND = "behind"  # the learner, or the majority that would remain, is away or lacks too much: later
+    UNFIT = "unfit"  # it can never be made as it stands (a leader that is to remove itself, say)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,34 @@ Outcome = Applied | Refused | Unknown
 
 
 @dataclass(frozen=True, slots=True)
+class Members:
+    """Who belongs to a group: voters make its majorities, learners only follow. Sorted; nobody is both."""
+
+    voters: tuple[str, ...] = ()
+    learners: tuple[str, ...] = ()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.voters + self.learners
+
+
+class ChangeKind(Enum):
+    """The steps in which a group changes: a new replica learns first, then votes; an old one goes."""
+
+    ADD_LEARNER = "add_learner"
+    PROMOTE = "promote"
+    REMOVE = "remove"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step, of one node."""
+
+    kind: ChangeKind
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What one replica knows of its group, read at one moment (fields may be a turn apart from each other).
 
@@ -78,6 +122,10 @@ class Status:
     applied_index: int
     log_entries: int
     has_quorum: bool
+    voters: tuple[str, ...] = ()
+    learners: tuple[str, ...] = ()
+    # Entries that each other member lacks, as far as the leader knows; empty on the others.
+    behind: Mapping[str, int] = field(default_factory=dict)
 
 
 class ReplicatedLog(Protocol):
@@ -90,6 +138,23 @@ class ReplicatedLog(Protocol):
         refused), with `Unknown` as soon as leadership is lost. It must not raise. Raises ValueError when the
         command is larger than the settings allow: it could never be accepted, so a retry would be in vain.
         """
+
+    def hand_over(self, to: str | None = None) -> bool:
+        """Ask a follower to lead at once (default: the one that has most). Raft thread only.
+
+        False, and nothing is done, where this replica does not lead, or `to` is not a voter that is connected
+        and has every entry: propose nothing for a moment and ask again. True says that it was asked.
+        """
+
+    def change_members(self, change: Change, done: Callable[[Outcome], None]) -> None:
+        """Change the group by one node, through the log. Raft thread only; `done` as with `propose`.
+
+        What holds already is told as `Applied` at once, so it may be asked for again after `Unknown`.
+        """
+
+    @property
+    def members(self) -> Members:
+        """The newest in this replica's log, committed or not; nobody where it is new. Any thread."""
 
     @property
     def is_leader(self) -> bool:

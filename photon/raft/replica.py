@@ -5,20 +5,20 @@ No thread, no socket, no clock of its own: the host (or a simulation) calls `rec
 """
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from photon.raft.acks import HeldAcks
 from photon.raft.codec import (
     APPEND_ENTRIES,
     NEXT_NODE_IDX,
-    RESPONSE_VOTE,
     Message,
     decode,
     encode,
 )
 from photon.raft.compaction import Compactor, Jobs, StateMachineError
 from photon.raft.core import RaftCore, now
+from photon.raft.elections import Elections
 from photon.raft.guards import (
     Conflict,
     conflict_start,
@@ -28,14 +28,30 @@ from photon.raft.guards import (
     next_index_of,
 )
 from photon.raft.incoming import Incoming
-from photon.raft.port import Outcome, Refusal, Refused, ReplicatedLog, StateMachine, Status
-from photon.raft.proposals import Proposals
+from photon.raft.installing import Installer
+from photon.raft.journal import NO_OP
+from photon.raft.membership import Membership
+from photon.raft.port import (
+    Applied,
+    Change,
+    Members,
+    Outcome,
+    Refusal,
+    Refused,
+    ReplicatedLog,
+    StateMachine,
+    Status,
+)
+from photon.raft.proposals import Done, Proposals
+from photon.raft.roster import command_of, founding
 from photon.raft.sender import Sender, Wire
 from photon.raft.settings import RaftLimits, RaftTiming
-from photon.raft.snapshot import SnapshotId
+from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
+# For `founders`: this node and all its peers.
+ALL_PEERS: Sequence[str] = ()
 # How soon to try again when a peer's way was full.
 RETRY_S = 0.005
 
@@ -56,10 +72,13 @@ class Replica:
         timing: RaftTiming,
         limits: RaftLimits,
         rng: random.Random,
+        founders: Sequence[str] | None = ALL_PEERS,
     ) -> None:
         """Open what is on disk and restore the machine.
 
-        Raises CorruptStateError, LockedError, StorageError.
+        `founders`: who founds the group where nothing is on disk yet; by default this node and `peers`, which
+        have no other meaning. None: this replica joins a group that has been founded. Raises
+        CorruptStateError, LockedError, StorageError.
         """
         self.group = group
         self.node = node
@@ -68,27 +87,34 @@ class Replica:
         self._wire = wire
         self._timing = timing
         self._limits = limits
-        self.store = ReplicaStore(directory, node, group, limits.segment_bytes)
+        first = NO_OP
+        if founders is not None:
+            first = command_of(founding(founders or (node, *peers)))
+        self.store = ReplicaStore(directory, node, group, limits.segment_bytes, first)
         try:
             restored = self._restore()
         except BaseException:
             self.store.abandon()
             raise
-        journal, snapshots = self.store.journal, self.store.snapshots
-        self.core = RaftCore(node, peers, journal, self.store.ballot, restored, timing, rng, self)
+        journal, snapshots, roster = self.store.journal, self.store.snapshots, self.store.roster
+        self.core = RaftCore(node, journal, self.store.ballot, roster, restored, timing, rng, self)
         self._journal = journal
         self._sender = Sender(self.core, journal, snapshots, wire, limits)
-        self._compactor = Compactor(machine, journal, snapshots, jobs, limits)
+        self._compactor = Compactor(machine, journal, snapshots, roster, jobs, limits)
+        self._elections = Elections(node, self.core, journal, roster, wire)
+        self._membership = Membership(node, self.core, journal, roster, self._sender, timing)
         self._incoming = Incoming(snapshots.incoming_temporary)
+        self._installer = Installer(machine, snapshots.incoming_temporary, jobs)
+        self.installs = 0  # snapshots of a leader that became this replica's state, since it was opened
         self._proposals = Proposals()
         self._acks = HeldAcks()
         self._conflict = Conflict()
         self._ack_cap: int | None = None
-        self._voters: tuple[int, set[str]] = (-1, set())
         self._heartbeat_due = False
         self._sent = (0, 0)  # last index and commit index that the followers were sent
         self._stopped = False
-        if not peers:
+        self._membership.follow()
+        if self.core.alone:
             self.core.elect_now()
 
     # -- the port ---------------------------------------------------------------------------------------
@@ -102,11 +128,15 @@ class Replica:
         return None if self._stopped else self.core.leader
 
     @property
+    def members(self) -> Members:
+        return self._membership.newest
+
+    @property
     def in_flight(self) -> int:
         return len(self._proposals)
 
     def status(self) -> Status:
-        core = self.core
+        core, members = self.core, self.members
         leads = self.is_leader
         return Status(
             group=self.group,
@@ -117,7 +147,10 @@ class Replica:
             commit_index=core.commit_index,
             applied_index=core.applied_index,
             log_entries=len(self._journal.entries),
-            has_quorum=self._hears_majority() if leads else self.leader is not None,
+            has_quorum=self._membership.hears_majority() if leads else self.leader is not None,
+            voters=members.voters,
+            learners=members.learners,
+            behind=self._membership.behind() if leads else {},
         )
 
     def propose(self, command: bytes, done: Callable[[Outcome], None]) -> None:
@@ -137,6 +170,31 @@ class Replica:
             self._journal.append(REGULAR + command, index, self.core.term)
             self._proposals.add(index, self.core.term, now() + self._timing.proposal_s, done)
 
+    def change_members(self, change: Change, done: Done) -> None:
+        if self._stopped:
+            done(Refused(Refusal.STOPPED, None))
+        elif not self.core.is_leader:
+            done(Refused(Refusal.NOT_LEADER, self.core.leader))
+        elif isinstance(planned := self._membership.plan(change), Refusal):
+            done(Refused(planned, self.node))
+        elif planned == self.members:
+            done(Applied(self._membership.newest_index, None))
+        else:
+            index = self._membership.append(planned)
+            self._proposals.add(index, self.core.term, now() + self._timing.proposal_s, done)
+
+    def hand_over(self, to: str | None = None) -> bool:
+        core = self.core
+        if self._stopped or not core.is_leader:
+            return False
+        last = self._journal.last_index
+        ready = [peer for peer in core.connected() if core.match_index(peer) == last]
+        for peer in ready if to is None else [to]:
+            if peer in ready and peer in self.members.voters:
+                core.hand_over(peer)
+                return True
+        return False
+
     # -- what the host calls ----------------------------------------------------------------------------
 
     def receive(self, peer: str, data: bytes) -> None:
@@ -148,13 +206,17 @@ class Replica:
         elif kind == APPEND_ENTRIES:
             if message["term"] >= self.core.term:
                 self._on_append_entries(peer, message)
-        elif kind != RESPONSE_VOTE or self._is_first_vote(peer, message["term"]):
-            self.core.deliver(peer, message)
+            else:
+                # One in a higher term than the leader can follow it only if the leader rises to it.
+                self._acknowledge(peer, self._journal.last_index + 1)
+        else:
+            self._elections.receive(peer, message)
 
     def tick(self) -> None:
         """One turn. Raises StorageError, StateMachineError: then the replica must be abandoned."""
         if self._journal.dirty and self.core.is_leader:
             self._journal.sync()  # the commit rule counts this replica: only what it has on disk
+        self._take_in()
         self.core.tick()
 
     def sync(self) -> None:
@@ -171,7 +233,7 @@ class Replica:
         """When `tick` must be called, by the clock of `core.now`, even if nothing happens."""
         core = self.core
         if core.commit_index > core.applied_index or (
-            core.is_leader and not core.nodes and self._journal.last_index > core.commit_index
+            core.is_leader and core.alone and self._journal.last_index > core.commit_index
         ):
             return 0.0
         soon = now() + RETRY_S if core.is_leader and self._sender.behind else core.deadline()
@@ -185,11 +247,6 @@ class Replica:
         """It is gone, with all that was under way on it."""
         self._sender.forget(peer)
         self.core.peer_down(peer)
-
-    def hand_over(self) -> None:
-        """Before a planned stop: ask the follower that has everything to lead at once, if there is one."""
-        if self.core.is_leader and self.core.nodes:
-            self.core.transferLeadership()
 
     def stop(self) -> None:
         """Sync and close; tell everybody who waits. Raises StorageError."""
@@ -210,6 +267,7 @@ class Replica:
         self._compactor.abandon()
         self._sender.forget_all()
         self._incoming.drop()
+        self._installer.abandon()
         self._acks.take()
         self._proposals.lose()
 
@@ -217,7 +275,7 @@ class Replica:
 
     def send(self, peer: str, message: Message) -> None:
         if message["type"] != NEXT_NODE_IDX:
-            self._wire.send(peer, encode(message))
+            self._wire.send(peer, encode(self._elections.sent(message)))
             return
         next_index = message["next_node_idx"]
         if message["success"] and self._ack_cap is not None:
@@ -225,6 +283,9 @@ class Replica:
         if message["reset"]:
             next_index = self._conflict.bound(self.core.term, next_index)
         self._acknowledge(peer, next_index, success=message["success"], reset=message["reset"])
+
+    def election_due(self) -> None:
+        self._elections.due()
 
     def append_entries_due(self) -> None:
         self._heartbeat_due = True
@@ -259,7 +320,11 @@ class Replica:
             self._sender.send_all(heartbeat=False)
 
     def compact(self) -> None:
-        needed = min(map(self.core.match_index, self._live_peers()), default=None) if self.is_leader else None
+        needed = (
+            min(map(self.core.match_index, self._membership.live(self.members.all)), default=None)
+            if self.is_leader
+            else None
+        )
         self._compactor.tick(self.core.applied_index, needed, self._sender.transferring)
 
     def leadership_lost(self) -> None:
@@ -270,7 +335,12 @@ class Replica:
 
     def _on_ack(self, peer: str, message: Message) -> None:
         core = self.core
-        if not core.is_leader or is_stale_ack(message, core.term):
+        if not core.is_leader or peer not in self.members.all:
+            return
+        if message["term"] > core.term:
+            core.step_down(message["term"])
+            return
+        if is_stale_ack(message, core.term):
             return
         acked = next_index_of(message["next_node_idx"], self._journal.last_index)
         sent = core.next_index(peer)
@@ -286,20 +356,17 @@ class Replica:
             # The library would go back and send what is under way once more.
             core.set_next_index(peer, max(sent, acked))
 
-    def _is_first_vote(self, peer: str, term: int) -> bool:
-        """The library counts messages, not voters."""
-        if self._voters[0] != term:
-            self._voters = (term, set())
-        first = peer not in self._voters[1]
-        self._voters[1].add(peer)
-        return first
-
     def _on_append_entries(self, peer: str, message: Message) -> None:
+        self._elections.heard_leader()
         if "serialized" in message:
             self._on_piece(peer, message)
             return
         commit_index = self.core.commit_index
         fitted = fit(self._journal, commit_index, message)
+        if fitted.verified is None and self._installer.busy:
+            self._hear_out(peer, message)  # it follows the snapshot, which will be there soon
+            self._tell_alive(peer)
+            return
         if fitted.verified is not None:
             self._conflict.clear()
         else:
@@ -311,22 +378,31 @@ class Replica:
             self.core.deliver(peer, fitted.message)
         finally:
             self._ack_cap = None
+            self._membership.follow()
 
     def _on_piece(self, peer: str, message: Message) -> None:
         core = self.core
-        # S1: a piece of a snapshot proves nothing about this log, so it moves no commit index.
-        plain = {"type": APPEND_ENTRIES, "term": message["term"], "commit_index": core.commit_index}
-        core.deliver(peer, plain)
+        self._hear_out(peer, message)
         piece = message["serialized"]
         if is_stale_snapshot(piece.index, core.commit_index, core.applied_index):
             self._incoming.drop()
             self._acknowledge(peer, core.commit_index + 1, success=True)
-        elif self._incoming.take(peer, message["term"], piece):
-            self._install(SnapshotId(piece.index, piece.term))
-            self._acknowledge(peer, piece.index + 1, success=True)
         else:
-            # It only says that this replica is alive: else the leader would step down during a long transfer.
-            self._acknowledge(peer, self._journal.last_index + 1)
+            if not self._installer.busy and self._incoming.take(peer, message["term"], piece):
+                self._installer.begin(peer, SnapshotId(piece.index, piece.term))
+            self._tell_alive(peer)
+
+    def _hear_out(self, peer: str, message: Message) -> None:
+        """Follow the leader that sent a message, and no more.
+
+        S1: it proves nothing about this log, so it moves no commit index.
+        """
+        plain = {"type": APPEND_ENTRIES, "term": message["term"], "commit_index": self.core.commit_index}
+        self.core.deliver(peer, plain)
+
+    def _tell_alive(self, peer: str) -> None:
+        """Nothing else: but the leader would step down while a snapshot is on its way, or is taken in."""
+        self._acknowledge(peer, self._journal.last_index + 1)
 
     def _acknowledge(self, peer: str, next_index: int, success: bool = False, reset: bool = False) -> None:
         ack = {
@@ -348,16 +424,32 @@ class Replica:
         self._machine.restore(self.store.snapshots.chunks())
         return covers.index
 
-    def _install(self, covers: SnapshotId) -> None:
-        """Replace the state by a verified snapshot, and keep the log's tail where it goes on from there."""
-        snapshots, journal = self.store.snapshots, self._journal
-        newer = snapshots.adopt(snapshots.incoming_temporary, covers)
+    def _take_in(self) -> None:
+        """A snapshot that came in may be ready: verified, and made into a state beside the present one."""
+        ready = self._installer.poll()
+        if ready is None or ready.head is None:
+            return
+        core, covers = self.core, ready.head.covers
+        if is_stale_snapshot(covers.index, core.commit_index, core.applied_index):
+            self._acknowledge(ready.peer, core.commit_index + 1, success=True)
+            return
+        self._install(ready.head)
+        ready.put_state(self.store.snapshots.path)
+        self.installs += 1
+        self._acknowledge(ready.peer, covers.index + 1, success=True)
+
+    def _install(self, head: Head) -> None:
+        """Put a verified snapshot in place, and keep the log's tail where it goes on from there."""
+        snapshots, journal, covers = self.store.snapshots, self._journal, head.covers
+        newer = snapshots.adopt(snapshots.incoming_temporary, head)
         assert newer, covers
         if journal.term_at(covers.index) == covers.term:
             journal.drop_before(covers.index)
         else:
             journal.reset(covers.index, covers.term)
-        self._restore()
+        self.store.roster.restart(covers.index, head.members, journal.entries)
+        self._membership.follow()
+        self._conflict.clear()  # it was in the log that is gone
         self.core.applied_to(covers.index)
         self._compactor.installed(covers.index)
 
@@ -371,10 +463,3 @@ class Replica:
             raise StateMachineError(
                 f"group {self.group}, entry {index}: the state machine raised {error!r}; the replica stops"
             ) from error
-
-    def _live_peers(self) -> list[str]:
-        heard = now() - self._timing.leader_fallback_s
-        return [peer for peer in self.core.nodes if self.core.heard_from(peer) > heard]
-
-    def _hears_majority(self) -> bool:
-        return 2 * (len(self._live_peers()) + 1) > len(self.core.nodes) + 1

@@ -1,5 +1,6 @@
 """What a leader sends to its followers: entries, or a snapshot where its log begins too late."""
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -82,6 +83,11 @@ class Sender:
         transfer = self._transfers.pop(peer, None)
         if transfer is not None:
             transfer.close()
+
+    def forget_others(self, peers: Collection[str]) -> None:
+        """Give up what is on its way to anybody else."""
+        for peer in self._transfers.keys() - set(peers):
+            self.forget(peer)
 
     def forget_all(self) -> None:
         for peer in list(self._transfers):

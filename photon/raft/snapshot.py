@@ -1,4 +1,4 @@
-"""Snapshots on disk: the state machine's chunks with the index and term of the last command in them.
+"""Snapshots on disk: the state machine's chunks, the index and term of the last command in them, the members.
 
 A file is written aside, synced, verified where it came over the wire, and only then renamed over the one
 before.
@@ -14,10 +14,15 @@ from typing import IO
 
 from photon.core.errors import StorageError
 from photon.raft import disk
+from photon.raft.codec import MessageError
+from photon.raft.port import Members
+from photon.raft.roster import command_of, members_of
 
 CHUNK_BYTES_MAX = 64 << 20
-_MAGIC = b"PHRAFTS1"
-_HEADER = struct.Struct("<8sQQI")  # magic, index, term, crc of these
+_MAGIC = b"PHRAFTS2"
+_HEADER = struct.Struct("<8sQQI")  # magic, index, term, length of the members' entry, which follows
+_HEADER_CRC = struct.Struct("<I")  # of both
+_MEMBERS_BYTES_MAX = 1 << 20
 _CHUNK = struct.Struct("<II")  # length, crc chained over all chunks so far: none can be missing or swapped
 _END = 0xFFFFFFFF  # stands for the length where the chunks end
 _TOTAL = struct.Struct("<QQI")  # chunks, bytes, crc chained on
@@ -34,21 +39,30 @@ class SnapshotId:
     term: int
 
 
-def write_snapshot(path: Path, covers: SnapshotId, chunks: Iterable[bytes]) -> None:
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a snapshot begins with: the members are those of the group at its last entry."""
+
+    covers: SnapshotId
+    members: Members
+
+
+def write_snapshot(path: Path, head: Head, chunks: Iterable[bytes]) -> None:
     """Write and sync a whole snapshot. Raises StorageError."""
     try:
         with path.open("wb") as file:
-            _write_chunks(file, covers, chunks)
+            _write_chunks(file, head, chunks)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         raise disk.storage_error(path, "writing a snapshot", error) from error
 
 
-def _write_chunks(file: IO[bytes], covers: SnapshotId, chunks: Iterable[bytes]) -> None:
-    body = _HEADER.pack(_MAGIC, covers.index, covers.term, 0)[:-4]
+def _write_chunks(file: IO[bytes], head: Head, chunks: Iterable[bytes]) -> None:
+    members = command_of(head.members)
+    body = _HEADER.pack(_MAGIC, head.covers.index, head.covers.term, len(members)) + members
     crc = zlib.crc32(body)
-    file.write(body + struct.pack("<I", crc))
+    file.write(body + _HEADER_CRC.pack(crc))
     count = total = 0
     for chunk in chunks:
         if len(chunk) > CHUNK_BYTES_MAX:
@@ -62,7 +76,7 @@ def _write_chunks(file: IO[bytes], covers: SnapshotId, chunks: Iterable[bytes]) 
     file.write(tail + struct.pack("<I", zlib.crc32(tail, crc)))
 
 
-def read_id(path: Path) -> SnapshotId:
+def read_head(path: Path) -> Head:
     """Raises CorruptStateError, StorageError."""
     try:
         with path.open("rb") as file:
@@ -80,13 +94,25 @@ def read_chunks(path: Path) -> Iterator[bytes]:
         raise disk.storage_error(path, "reading a snapshot", error) from error
 
 
-def _read_header(path: Path, file: IO[bytes]) -> tuple[SnapshotId, int]:
-    head = file.read(_HEADER.size)
-    if len(head) == _HEADER.size:
-        magic, index, term, crc = _HEADER.unpack(head)
-        if magic == _MAGIC and zlib.crc32(head[:-4]) == crc:
-            return SnapshotId(index, term), crc
-    raise disk.corrupt(path, "the snapshot's header is damaged")
+def _read_header(path: Path, file: IO[bytes]) -> tuple[Head, int]:
+    damaged = disk.corrupt(path, "the snapshot's header is damaged, or of an older version")
+    fixed = file.read(_HEADER.size)
+    if len(fixed) < _HEADER.size:
+        raise damaged
+    magic, index, term, length = _HEADER.unpack(fixed)
+    if magic != _MAGIC or length > _MEMBERS_BYTES_MAX:
+        raise damaged
+    listed = file.read(length)
+    crc = zlib.crc32(listed, zlib.crc32(fixed))
+    if file.read(_HEADER_CRC.size) != _HEADER_CRC.pack(crc):
+        raise damaged
+    try:
+        members = members_of(listed)
+    except MessageError as error:
+        raise damaged from error
+    if members is None:
+        raise damaged
+    return Head(SnapshotId(index, term), members), crc
 
 
 def _read_chunks(path: Path, file: IO[bytes]) -> Iterator[bytes]:
@@ -126,21 +152,26 @@ class SnapshotStore:
             self.incoming_temporary.unlink(missing_ok=True)
         except OSError as error:
             raise disk.storage_error(directory, "dropping unfinished snapshots", error) from error
-        self.current: SnapshotId | None = read_id(self.path) if self.path.exists() else None
+        self.head: Head | None = read_head(self.path) if self.path.exists() else None
 
-    def adopt(self, temporary: Path, covers: SnapshotId) -> bool:
+    @property
+    def current(self) -> SnapshotId | None:
+        """What the snapshot covers; None where there is none."""
+        return None if self.head is None else self.head.covers
+
+    def adopt(self, temporary: Path, head: Head) -> bool:
         """Put a finished, synced snapshot in place, unless the one there covers as much.
 
         Raises StorageError.
         """
         try:
-            if self.current is not None and covers.index <= self.current.index:
+            if self.current is not None and head.covers.index <= self.current.index:
                 temporary.unlink()
                 return False
             disk.replace(temporary, self.path)
         except OSError as error:
             raise disk.storage_error(self.path, "putting a snapshot in place", error) from error
-        self.current = covers
+        self.head = head
         return True
 
     def chunks(self) -> Iterator[bytes]:

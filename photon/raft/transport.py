@@ -5,42 +5,47 @@ over it, in order. Where it breaks, all that was under way is lost, and the repl
 again.
 """
 
-import errno
-import ipaddress
-import logging
 import os
 import random
 import select
 import socket
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from photon.core.errors import AddressInUseError, PhotonError, SettingsError, UsageError
-from photon.raft.frames import HEADER_BYTES, PING_GROUP
-from photon.raft.handshake import ID_BYTES_MAX, Handshake
-from photon.raft.link import Link, LinkClosedError, size_buffers, tune
+from photon.core.errors import PhotonError
+from photon.core.tls import Tls
+from photon.raft.addresses import bind, check_node, check_peers
+from photon.raft.channel import LinkClosedError, PlainChannel, TlsChannel
+from photon.raft.frames import HEADER_BYTES, PING_GROUP, FrameError
+from photon.raft.handshake import IDENTITY_BYTES, Handshake, HandshakeError, RefusedError
+from photon.raft.link import Link, tune
+from photon.raft.link_log import LinkLog
 from photon.raft.resolver import Resolver
 from photon.raft.settings import RaftLimits, RaftTiming
 
-_log = logging.getLogger(__name__)
-
-# Strangers that are shaking hands at one time; the oldest makes room for one more.
+# Strangers that are shaking hands at one time; past it one makes room for one more.
 STRANGERS_MAX = 64
 HANDSHAKE_S = 5.0
-# Complaints about strangers: at most one line in so long.
-COMPLAINT_S = 1.0
-_BACKLOG = 64
+# How long one waits before it dials a peer again which refused it, or which it refused.
+REFUSED_S = 1.0
+# How long none is accepted after the process ran out of descriptors.
+_ACCEPT_PAUSE_S = 0.1
 _PINGS_A_SILENCE = 4
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
 class Receiver(Protocol):
-    """What the transport tells, from within `poll`, `tick` and `flush`."""
+    """What the transport tells, from within `poll`, `tick`, `flush`, `send` and `set_peers`."""
 
     def peer_up(self, peer: str) -> None: ...
     def peer_down(self, peer: str) -> None: ...
     def frame(self, peer: str, group: int, message: bytes) -> None:
         """Raises PhotonError of kind MessageError for bytes that are no message."""
+
+
+def _any_identity(peer: str, identity: bytes) -> str | None:
+    return None
 
 
 class Transport:
@@ -58,13 +63,23 @@ class Transport:
         clock: Callable[[], float],
         receiver: Receiver,
         refused: type[PhotonError],
+        *,
+        identity: bytes = bytes(IDENTITY_BYTES),
+        identity_seen: Callable[[str, bytes], str | None] = _any_identity,
+        tls: Tls | None = None,
     ) -> None:
-        """`refused`: what `receiver.frame` raises for a message to close the connection over."""
-        _check(node, listen, peers, secret)
+        """`refused`: what `receiver.frame` raises for a message to close the connection over.
+
+        `identity`: of this node's directory; peers see it. `identity_seen`: told each peer's, once the peer
+        has proved who it is and before it is up, in the thread of `poll`; it gives a reason to refuse the
+        peer (which is told to both), or None. What it raises comes out of `poll`.
+        """
+        check_node(node, listen[0], secret)
+        check_peers(node, peers)
+        assert len(identity) == IDENTITY_BYTES
         self._node = node
         self._listen_address = listen
         self._peers = dict(peers)
-        self._dials_us = [peer for peer in peers if peer < node]
         self._secret = secret
         self._timing = timing
         self._limits = limits
@@ -72,39 +87,24 @@ class Transport:
         self._clock = clock
         self._receiver = receiver
         self._refused = refused
+        self._identity = identity
+        self._identity_seen = identity_seen
+        self._contexts = None if tls is None else (tls.client_context(), tls.server_context())
         self._resolver = Resolver()
         self._poller = select.poll()
         self._listener: socket.socket | None = None
+        self._accepts_again_at: float | None = None
         self._links: dict[int, Link] = {}  # by descriptor, all of them
         self._up: dict[str, Link] = {}  # by peer, those that are through the handshake
         self._next_dial = {peer: 0.0 for peer in peers if peer > node}
         self._dialing: set[str] = set()
-        self._complained_at = -COMPLAINT_S
-        self._told_away: set[str] = set()  # peers whose absence was logged
+        self._log = LinkLog(node, clock)
 
     # -- life -------------------------------------------------------------------------------------------
 
     def listen(self) -> tuple[str, int]:
         """Bind; returns the address. Raises AddressInUseError, UsageError."""
-        host, port = self._listen_address
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, _, _, _, address = found[0]
-            listener = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            raise UsageError(f"raft: can't listen on {host}:{port}: {error}; set another address") from error
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            size_buffers(listener)  # what it accepts takes them over, before the window is agreed on
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            kind = AddressInUseError if error.errno == errno.EADDRINUSE else UsageError
-            raise kind(
-                f"raft: can't listen on {host}:{port}: {error.strerror}; set another address"
-            ) from error
+        listener = bind(*self._listen_address)
         self._listener = listener
         self._poller.register(listener, select.POLLIN)
         name = listener.getsockname()
@@ -124,6 +124,31 @@ class Transport:
             self._listener.close()
             self._listener = None
 
+    def set_peers(self, peers: Mapping[str, tuple[str, int]]) -> None:
+        """From now on these are the peers, by id, with the addresses to dial; the thread of `poll` only.
+
+        One that is gone is disconnected and refused, one at another address is dialed there. Raises
+        SettingsError, and has then changed nothing.
+        """
+        check_peers(self._node, peers)
+        moved = {peer for peer, address in self._peers.items() if peers.get(peer) != address}
+        self._peers = dict(peers)
+        self._log.only(peers)
+        self._resolver.only(set(peers.values()))
+        for link in list(self._links.values()):
+            peer = link.peer or link.target
+            if peer is None or peer not in moved:
+                continue
+            if peer not in peers:
+                self._drop(link, "it is no peer any more")
+            elif link.target is not None:
+                self._drop(link, "it has moved to another address")
+        self._next_dial = {
+            peer: 0.0 if peer in moved else self._next_dial.get(peer, 0.0)
+            for peer in peers
+            if peer > self._node
+        }
+
     # -- each turn --------------------------------------------------------------------------------------
 
     def poll(self, seconds: float) -> None:
@@ -137,8 +162,15 @@ class Transport:
 
     def tick(self, now: float) -> None:
         """Dial who is missing, ping who hears nothing else of us, drop who is silent."""
-        for peer, at in self._next_dial.items():
-            if now >= at and peer not in self._up and peer not in self._dialing:
+        if (
+            self._accepts_again_at is not None
+            and now >= self._accepts_again_at
+            and self._listener is not None
+        ):
+            self._accepts_again_at = None
+            self._poller.register(self._listener, select.POLLIN)
+        for peer, at in list(self._next_dial.items()):
+            if now >= at and self._is_missing(peer):
                 self._dial(peer, now)
         ping = self._timing.silence_s / _PINGS_A_SILENCE
         for link in list(self._links.values()):
@@ -152,16 +184,16 @@ class Transport:
 
     def deadline(self) -> float:
         """When `tick` has something to do, at the latest."""
+        times = [at for peer, at in self._next_dial.items() if self._is_missing(peer)]
+        if self._accepts_again_at is not None:
+            times.append(self._accepts_again_at)
         period = min(self._timing.silence_s / _PINGS_A_SILENCE, HANDSHAKE_S)
-        dials = [
-            at for peer, at in self._next_dial.items() if peer not in self._up and peer not in self._dialing
-        ]
-        return min([self._clock() + period, *dials])
+        return min([self._clock() + period, *times])
 
     def flush(self) -> None:
         """Write what is queued, as far as the sockets take it."""
         for link in list(self._links.values()):
-            if link.queued_bytes and not link.wants_write:
+            if link.unsent and not link.wants_write:
                 self._write(link)
 
     # -- what replicas send -----------------------------------------------------------------------------
@@ -182,44 +214,83 @@ class Transport:
 
     # -- connections ------------------------------------------------------------------------------------
 
+    def _is_missing(self, peer: str) -> bool:
+        return peer not in self._up and peer not in self._dialing
+
     def _accept(self) -> None:
         assert self._listener is not None
         try:
-            sock, _ = self._listener.accept()
+            sock, address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # it has left again
         except OSError as error:
-            self._complain(f"can't accept a connection: {error}")
+            self._log.stranger(f"can't accept a connection: {error}")
+            # Else the one that waits would wake the thread without end.
+            self._poller.unregister(self._listener)
+            self._accepts_again_at = self._clock() + _ACCEPT_PAUSE_S
             return
-        tune(sock)
+        try:
+            tune(sock)
+        except OSError:
+            sock.close()
+            return
+        self._make_room_for_stranger()
+        self._add(sock, target=None, source=str(address[0]))
+
+    def _make_room_for_stranger(self) -> None:
+        """The oldest goes, of the address that has most of them: a flood from one drives out no peer."""
         strangers = [link for link in self._links.values() if link.peer is None and link.target is None]
         if len(strangers) >= STRANGERS_MAX:
-            self._drop(strangers[0], "too many are shaking hands at once")
-        self._add(sock, target=None)
+            ((most, _),) = Counter(link.source for link in strangers).most_common(1)
+            oldest = next(link for link in strangers if link.source == most)
+            self._drop(oldest, "too many are shaking hands at once")
 
     def _dial(self, peer: str, now: float) -> None:
-        self._next_dial[peer] = now + self._rng.uniform(
-            self._timing.reconnect_s_min, self._timing.reconnect_s_max
-        )
-        target = self._resolver.lookup(*self._peers[peer], now)
-        if target is None:
-            return
-        sock = socket.socket(target[0], socket.SOCK_STREAM)
+        self._dial_later(peer, now)
+        sock = None
         try:
+            target = self._resolver.lookup(*self._peers[peer], now)
+            if target is None:
+                return
+            sock = socket.socket(target[0], socket.SOCK_STREAM)
             tune(sock)
             sock.connect(target[1])
         except BlockingIOError:
             pass
         except OSError as error:
-            sock.close()
-            self._tell_away(peer, f"can't connect: {error}")
+            if sock is not None:
+                sock.close()
+            self._log.away(peer, f"can't connect: {error}")
             return
+        assert sock is not None
         self._dialing.add(peer)
         self._add(sock, target=peer)
 
-    def _add(self, sock: socket.socket, target: str | None) -> None:
-        handshake = Handshake(self._node, self._dials_us, self._secret, os.urandom, target)
-        link = Link(sock, handshake, self._limits.frame_bytes_max, self._clock(), target)
+    def _dial_later(self, peer: str, now: float, wait_s: float = 0.0) -> None:
+        if peer in self._next_dial:
+            jitter = self._rng.uniform(self._timing.reconnect_s_min, self._timing.reconnect_s_max)
+            self._next_dial[peer] = now + wait_s + jitter
+
+    def _add(self, sock: socket.socket, target: str | None, source: str = "") -> None:
+        admit = self._admit if target is None else self._identity_seen
+        handshake = Handshake(self._node, self._identity, self._secret, os.urandom, target, admit)
+        channel = (
+            PlainChannel(sock)
+            if self._contexts is None
+            else TlsChannel(sock, self._contexts[0 if target is not None else 1])
+        )
+        link = Link(sock, channel, handshake, self._limits.frame_bytes_max, self._clock(), target, source)
         self._links[link.fd] = link
         self._poller.register(link.fd, select.POLLIN | (select.POLLOUT if link.connecting else 0))
+
+    def _admit(self, peer: str, identity: bytes) -> str | None:
+        """Of those that dial us."""
+        if peer not in self._peers or peer > self._node:
+            return (
+                f"{peer} is not a peer of {self._node} that dials it: check both lists of peers, "
+                "and stop it if it was removed or replaced"
+            )
+        return self._identity_seen(peer, identity)
 
     def _on_event(self, link: Link, event: int) -> None:
         if link.connecting:
@@ -228,30 +299,35 @@ class Transport:
             except OSError as error:
                 self._drop(link, str(error))
                 return
-        if event & select.POLLOUT or link.queued_bytes:
+        if event & select.POLLOUT or link.unsent:
             self._write(link)
-        if event & _READABLE and link.fd in self._links:
+        if event & _READABLE and self._links.get(link.fd) is link:
             self._read(link)
 
     def _read(self, link: Link) -> None:
         known = link.peer
         try:
             frames = link.read(self._clock())
-        except (OSError, LinkClosedError, PhotonError) as error:
-            self._drop(link, str(error) or "it closed the connection")
+        except RefusedError as error:
+            self._refuse(link, error)
+            return
+        except (OSError, LinkClosedError, FrameError, HandshakeError) as error:
+            self._drop(link, str(error))
             return
         if known is None and link.peer is not None:
             self._welcome(link, link.peer)
         for group, message in frames:
             if group == PING_GROUP:
                 continue
-            if link.fd not in self._links or link.peer is None:
+            if self._links.get(link.fd) is not link or link.peer is None:
                 return
             try:
                 self._receiver.frame(link.peer, group, message)
             except self._refused as error:
                 self._drop(link, str(error))
                 return
+        if link.ended is not None:
+            self._drop(link, str(link.ended))
 
     def _welcome(self, link: Link, peer: str) -> None:
         """The newer connection counts: its peer may have restarted without the old one having noticed."""
@@ -260,8 +336,7 @@ class Transport:
             self._drop(before, "it has connected anew")
         self._dialing.discard(peer)
         self._up[peer] = link
-        self._told_away.discard(peer)
-        _log.info("raft %s: connected to %s", self._node, peer)
+        self._log.connected(peer)
         self._receiver.peer_up(peer)
 
     def _write(self, link: Link) -> None:
@@ -271,60 +346,36 @@ class Transport:
             self._drop(link, str(error))
             return
         # Without this the rest of a large message waits for the next one (L3).
-        wants_write = link.queued_bytes > 0
+        wants_write = link.unsent
         if wants_write != link.wants_write:
             link.wants_write = wants_write
             self._poller.modify(link.fd, select.POLLIN | (select.POLLOUT if wants_write else 0))
 
     def _drop(self, link: Link, why: str) -> None:
-        if self._links.pop(link.fd, None) is None:
+        if self._links.get(link.fd) is not link:
             return
-        self._poller.unregister(link.fd)
-        link.close()
         peer = link.peer or link.target
         if peer is None:
-            self._complain(f"closed the connection of a stranger: {why}")
+            self._log.stranger(f"closed the connection of a stranger at {link.source}: {why}")
+        elif peer in self._peers:
+            self._log.away(peer, why)
+        self._forget(link)
+
+    def _refuse(self, link: Link, error: RefusedError) -> None:
+        if error.peer in self._peers:
+            self._log.refused(error.peer, str(error))
         else:
-            self._tell_away(peer, why)
+            self._log.stranger(f"refused the connection of {error.peer}: {error}")
+        self._forget(link)
+        self._dial_later(error.peer, self._clock(), REFUSED_S)
+
+    def _forget(self, link: Link) -> None:
+        del self._links[link.fd]
+        self._poller.unregister(link.fd)
+        link.close()
         if link.target is not None:
             self._dialing.discard(link.target)
-            self._next_dial[link.target] = self._clock() + self._rng.uniform(
-                self._timing.reconnect_s_min, self._timing.reconnect_s_max
-            )
+            self._dial_later(link.target, self._clock())
         if link.peer is not None and self._up.get(link.peer) is link:
             del self._up[link.peer]
             self._receiver.peer_down(link.peer)
-
-    def _tell_away(self, peer: str, why: str) -> None:
-        """Once, until it has been connected again."""
-        if peer not in self._told_away:
-            self._told_away.add(peer)
-            _log.warning("raft %s: no connection to %s: %s", self._node, peer, why)
-
-    def _complain(self, what: str) -> None:
-        """About strangers: seldom, lest they fill the log."""
-        now = self._clock()
-        if now - self._complained_at >= COMPLAINT_S:
-            self._complained_at = now
-            _log.warning("raft %s: %s", self._node, what)
-
-
-def _check(node: str, listen: tuple[str, int], peers: Mapping[str, tuple[str, int]], secret: bytes) -> None:
-    for name in (node, *peers):
-        if not name or len(name.encode()) > ID_BYTES_MAX:
-            raise SettingsError(f"raft: {name!r} can't be a node id; take 1 to {ID_BYTES_MAX} bytes")
-    if node in peers:
-        raise SettingsError(f"raft: {node} is among its own peers; name only the other nodes")
-    if not secret and not _is_loopback(listen[0]):
-        raise SettingsError(
-            f"raft: will not listen on {listen[0]} without a cluster secret; set one, the same on all nodes"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

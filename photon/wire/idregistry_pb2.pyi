@@ -1,6 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from typing import ClassVar as _ClassVar, Optional as _Optional
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -15,10 +17,12 @@ class LookupRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ...) -> None: ...
 
 class LookupResponse(_message.Message):
-    __slots__ = ("outcomes",)
+    __slots__ = ("outcomes", "version")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     outcomes: bytes
-    def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
+    version: int
+    def __init__(self, outcomes: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
     __slots__ = ("shard", "ids", "times", "token")
@@ -32,11 +36,169 @@ class CommitRequest(_message.Message):
     token: bytes
     def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., token: _Optional[bytes] = ...) -> None: ...
 
-class CommitResponse(_message.Message):
-    __slots__ = ("outcomes",)
+class ReleaseRequest(_message.Message):
+    __slots__ = ("shard", "ids", "times", "tokens", "counts")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    ids: bytes
+    times: bytes
+    tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tokens: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ClearRequest(_message.Message):
+    __slots__ = ("shard", "ids", "times")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    ids: bytes
+    times: bytes
+    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ...) -> None: ...
+
+class OutcomesResponse(_message.Message):
+    __slots__ = ("outcomes", "version")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     outcomes: bytes
-    def __init__(self, outcomes: _Optional[bytes] = ...) -> None: ...
+    version: int
+    def __init__(self, outcomes: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
+
+class ScanRequest(_message.Message):
+    __slots__ = ("shard",)
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    def __init__(self, shard: _Optional[int] = ...) -> None: ...
+
+class ScanResponse(_message.Message):
+    __slots__ = ("ids", "times", "tokens", "token_of")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    TIMES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_OF_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    times: bytes
+    tokens: _containers.RepeatedScalarFieldContainer[bytes]
+    token_of: bytes
+    def __init__(self, ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tokens: _Optional[_Iterable[bytes]] = ..., token_of: _Optional[bytes] = ...) -> None: ...
+
+class DirectoryRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Replica(_message.Message):
+    __slots__ = ("name", "raft_host", "raft_port", "grpc")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RAFT_HOST_FIELD_NUMBER: _ClassVar[int]
+    RAFT_PORT_FIELD_NUMBER: _ClassVar[int]
+    GRPC_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    raft_host: str
+    raft_port: int
+    grpc: str
+    def __init__(self, name: _Optional[str] = ..., raft_host: _Optional[str] = ..., raft_port: _Optional[int] = ..., grpc: _Optional[str] = ...) -> None: ...
+
+class Proposal(_message.Message):
+    __slots__ = ("version", "start_us", "shards")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    start_us: int
+    shards: int
+    def __init__(self, version: _Optional[int] = ..., start_us: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
+
+class DirectoryResponse(_message.Message):
+    __slots__ = ("configuration", "replicas", "leaders", "proposal", "abandoned_version", "abandoned_why", "removed", "led")
+    CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
+    REPLICAS_FIELD_NUMBER: _ClassVar[int]
+    LEADERS_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    ABANDONED_WHY_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    LED_FIELD_NUMBER: _ClassVar[int]
+    configuration: bytes
+    replicas: _containers.RepeatedCompositeFieldContainer[Replica]
+    leaders: _containers.RepeatedScalarFieldContainer[str]
+    proposal: Proposal
+    abandoned_version: int
+    abandoned_why: str
+    removed: _containers.RepeatedScalarFieldContainer[str]
+    led: bool
+    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ...) -> None: ...
+
+class KeepAliveRequest(_message.Message):
+    __slots__ = ("address", "incarnation", "lease_s")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    lease_s: float
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class KeepAliveResponse(_message.Message):
+    __slots__ = ("fenced",)
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    fenced: bool
+    def __init__(self, fenced: _Optional[bool] = ...) -> None: ...
+
+class FenceRequest(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...
+
+class FenceResponse(_message.Message):
+    __slots__ = ("fenced", "expires_in_s")
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_S_FIELD_NUMBER: _ClassVar[int]
+    fenced: bool
+    expires_in_s: float
+    def __init__(self, fenced: _Optional[bool] = ..., expires_in_s: _Optional[float] = ...) -> None: ...
+
+class ReshardRequest(_message.Message):
+    __slots__ = ("shards", "at_us")
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    AT_US_FIELD_NUMBER: _ClassVar[int]
+    shards: int
+    at_us: int
+    def __init__(self, shards: _Optional[int] = ..., at_us: _Optional[int] = ...) -> None: ...
+
+class ReshardResponse(_message.Message):
+    __slots__ = ("version", "start_us")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_US_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    start_us: int
+    def __init__(self, version: _Optional[int] = ..., start_us: _Optional[int] = ...) -> None: ...
+
+class ReplaceRequest(_message.Message):
+    __slots__ = ("old", "replica")
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    REPLICA_FIELD_NUMBER: _ClassVar[int]
+    old: str
+    replica: Replica
+    def __init__(self, old: _Optional[str] = ..., replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+
+class ReplaceResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NowRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class NowResponse(_message.Message):
+    __slots__ = ("now_us",)
+    NOW_US_FIELD_NUMBER: _ClassVar[int]
+    now_us: int
+    def __init__(self, now_us: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

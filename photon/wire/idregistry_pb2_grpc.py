@@ -26,7 +26,10 @@ if _version_not_supported:
 
 
 class IdRegistryStub:
-    """Paper 2.1. Columns: ids 16 x N bytes, times 8 x N (int64 us, little endian), outcomes 1 x N.
+    """Paper 2. Columns: ids 16 x N bytes, times 8 x N (int64 us, little endian), outcomes 1 x N.
+
+    Every answer about ids carries the version of the sharding configuration that the replica knows: a client
+    that has an older one fetches it. A shard that is not here is NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -43,7 +46,52 @@ class IdRegistryStub:
         self.Commit = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Commit',
                 request_serializer=photon_dot_wire_dot_idregistry__pb2.CommitRequest.SerializeToString,
-                response_deserializer=photon_dot_wire_dot_idregistry__pb2.CommitResponse.FromString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Release',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
+                _registered_method=True)
+        self.Clear = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Clear',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.ClearRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
+                _registered_method=True)
+        self.Scan = channel.unary_stream(
+                '/photon.idregistry.v1.IdRegistry/Scan',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.ScanRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.ScanResponse.FromString,
+                _registered_method=True)
+        self.GetDirectory = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/GetDirectory',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.DirectoryRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.DirectoryResponse.FromString,
+                _registered_method=True)
+        self.KeepAlive = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/KeepAlive',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.KeepAliveRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.KeepAliveResponse.FromString,
+                _registered_method=True)
+        self.Fence = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Fence',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.FenceRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.FenceResponse.FromString,
+                _registered_method=True)
+        self.Reshard = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Reshard',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.ReshardRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.ReshardResponse.FromString,
+                _registered_method=True)
+        self.Replace = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Replace',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.ReplaceRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.ReplaceResponse.FromString,
+                _registered_method=True)
+        self.Now = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Now',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.NowRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.NowResponse.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Status',
@@ -53,7 +101,10 @@ class IdRegistryStub:
 
 
 class IdRegistryServicer:
-    """Paper 2.1. Columns: ids 16 x N bytes, times 8 x N (int64 us, little endian), outcomes 1 x N.
+    """Paper 2. Columns: ids 16 x N bytes, times 8 x N (int64 us, little endian), outcomes 1 x N.
+
+    Every answer about ids carries the version of the sharding configuration that the replica knows: a client
+    that has an older one fetches it. A shard that is not here is NOT_FOUND.
     """
 
     def Lookup(self, request, context):
@@ -65,6 +116,65 @@ class IdRegistryServicer:
 
     def Commit(self, request, context):
         """The leader of the shard answers; another replica says who leads (FAILED_PRECONDITION).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Recovery (paper 3.3.3), also by the shard's leader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Clear(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Scan(self, request, context):
+        """All that a replica holds of a shard, while commits go on. Any replica.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetDirectory(self, request, context):
+        """Sharding configuration and replicas (paper 2.2.2), as this replica knows them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def KeepAlive(self, request, context):
+        """The leader of the directory answers the next four; another replica says who leads.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fence(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Reshard(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Replace(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Now(self, request, context):
+        """The replica's clock: what a leader compares its own with before it lets ids expire.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -87,7 +197,52 @@ def add_IdRegistryServicer_to_server(servicer, server):
             'Commit': grpc.unary_unary_rpc_method_handler(
                     servicer.Commit,
                     request_deserializer=photon_dot_wire_dot_idregistry__pb2.CommitRequest.FromString,
-                    response_serializer=photon_dot_wire_dot_idregistry__pb2.CommitResponse.SerializeToString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.ReleaseRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.SerializeToString,
+            ),
+            'Clear': grpc.unary_unary_rpc_method_handler(
+                    servicer.Clear,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.ClearRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.SerializeToString,
+            ),
+            'Scan': grpc.unary_stream_rpc_method_handler(
+                    servicer.Scan,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.ScanRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.ScanResponse.SerializeToString,
+            ),
+            'GetDirectory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetDirectory,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.DirectoryRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.DirectoryResponse.SerializeToString,
+            ),
+            'KeepAlive': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepAlive,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.KeepAliveRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.KeepAliveResponse.SerializeToString,
+            ),
+            'Fence': grpc.unary_unary_rpc_method_handler(
+                    servicer.Fence,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.FenceRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.FenceResponse.SerializeToString,
+            ),
+            'Reshard': grpc.unary_unary_rpc_method_handler(
+                    servicer.Reshard,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.ReshardRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.ReshardResponse.SerializeToString,
+            ),
+            'Replace': grpc.unary_unary_rpc_method_handler(
+                    servicer.Replace,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.ReplaceRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.ReplaceResponse.SerializeToString,
+            ),
+            'Now': grpc.unary_unary_rpc_method_handler(
+                    servicer.Now,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.NowRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.NowResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -103,7 +258,10 @@ def add_IdRegistryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class IdRegistry:
-    """Paper 2.1. Columns: ids 16 x N bytes, times 8 x N (int64 us, little endian), outcomes 1 x N.
+    """Paper 2. Columns: ids 16 x N bytes, times 8 x N (int64 us, little endian), outcomes 1 x N.
+
+    Every answer about ids carries the version of the sharding configuration that the replica knows: a client
+    that has an older one fetches it. A shard that is not here is NOT_FOUND.
     """
 
     @staticmethod
@@ -149,7 +307,250 @@ class IdRegistry:
             target,
             '/photon.idregistry.v1.IdRegistry/Commit',
             photon_dot_wire_dot_idregistry__pb2.CommitRequest.SerializeToString,
-            photon_dot_wire_dot_idregistry__pb2.CommitResponse.FromString,
+            photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Release',
+            photon_dot_wire_dot_idregistry__pb2.ReleaseRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Clear(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Clear',
+            photon_dot_wire_dot_idregistry__pb2.ClearRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Scan(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Scan',
+            photon_dot_wire_dot_idregistry__pb2.ScanRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetDirectory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/GetDirectory',
+            photon_dot_wire_dot_idregistry__pb2.DirectoryRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.DirectoryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepAlive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/KeepAlive',
+            photon_dot_wire_dot_idregistry__pb2.KeepAliveRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.KeepAliveResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fence(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Fence',
+            photon_dot_wire_dot_idregistry__pb2.FenceRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.FenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Reshard(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Reshard',
+            photon_dot_wire_dot_idregistry__pb2.ReshardRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.ReshardResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Replace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Replace',
+            photon_dot_wire_dot_idregistry__pb2.ReplaceRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.ReplaceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Now(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Now',
+            photon_dot_wire_dot_idregistry__pb2.NowRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.NowResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +157,11 @@ def test_hidden_directories_are_found_by_their_name_alone() -> None:
     assert glob_matches([".photon", "**"], [".photon", "a", "x"])
 
 
-def shard(ids: int, leads: bool = True, applied: int = 9, number: int = 0) -> dict[str, Any]:
+def shard(
+    ids: int, leads: bool = True, applied: int = 9, number: int = 0, expected: Sequence[int] = (0,)
+) -> dict[str, Any]:
     state = {"is_leader": leads, "has_quorum": True, "applied_index": applied, "commit_index": 9, "term": 1}
-    return {"shards": [{"shard": number, "ids": ids, **state}]}
+    return {"shards": [{"shard": number, "ids": ids, **state}], "shards_expected": list(expected)}
 
 
 def test_a_registry_is_given_time_to_read_its_journal(tmp_path: Path) -> None:
@@ -176,6 +179,12 @@ def test_a_registry_that_comes_to_rest_with_too_few_ids_has_forgotten(tmp_path: 
     assert not memory.is_whole([shard(99)], 1.0)
     with pytest.raises(CorruptStateError, match="remembers 99 ids, but 100"):
         memory.is_whole([shard(99)], 4.1)
+
+
+def test_a_registry_is_not_judged_before_all_its_shards_are_there(tmp_path: Path) -> None:
+    memory = RegistryMemory(100, tmp_path)
+    assert not memory.is_whole([shard(99, expected=(0, 1))], 1.0)
+    assert not memory.is_whole([shard(99, expected=(0, 1))], 50.0)
 
 
 def test_a_work_directory_goes_with_its_own_output_alone(attacked: Path) -> None:

@@ -23,7 +23,7 @@ def main(root: Path, registry: str, joiner: str, seed: int, drain: bool) -> None
         root / "state",
         [str(root / "logs" / "*.jsonl")],
         root / "dead-letters",
-        RegistryClient([registry], 1, 5.0, clock, rng),
+        RegistryClient([registry], 5.0, clock, rng),
         JoinerClient([joiner], 5.0),
         clock,
         rng,

@@ -23,29 +23,45 @@ class Cluster:
     """Same addresses and directories over all restarts."""
 
     def __init__(self, directory: Path, shards: int = 1, **settings: Any) -> None:
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * len(NODES))]
-        ports = [s.getsockname()[1] for s in sockets]
-        for s in sockets:
-            s.close()
-        self.grpc = {node: f"127.0.0.1:{ports[n]}" for n, node in enumerate(NODES)}
-        self._raft = {node: ports[len(NODES) + n] for n, node in enumerate(NODES)}
+        self.grpc: dict[str, str] = {}
+        self.raft: dict[str, int] = {}
         self._directory = directory
         self._settings = {"shards": shards, **settings}
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._joining: set[str] = set()
         self._clients: list[RegistryClient] = []
-        self._statuses = self.client(timeout_s=2.0)
+        self._give_ports(*NODES)
+        self._statuses: dict[str, RegistryClient] = {}
+
+    def _give_ports(self, *nodes: str) -> None:
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * len(nodes))]
+        ports = [s.getsockname()[1] for s in sockets]
+        for s in sockets:
+            s.close()
+        for n, node in enumerate(nodes):
+            self.grpc[node] = f"127.0.0.1:{ports[n]}"
+            self.raft[node] = ports[len(nodes) + n]
 
     def start(self, *nodes: str) -> None:
         for node in nodes or NODES:
+            known = {*NODES, node}
             replica = {
                 "node": node,
-                "grpc": self.grpc,
-                "raft": self._raft,
+                "grpc": {name: address for name, address in self.grpc.items() if name in known},
+                "raft": {name: port for name, port in self.raft.items() if name in known},
                 "directory": str(self._directory / node),
+                "log": str(self._directory / f"{node}.log"),
                 "settings": self._settings,
+                "joining": node in self._joining,
             }
             command = [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)]
             self._processes[node] = subprocess.Popen(command, cwd=ROOT)
+
+    def join(self, node: str) -> None:
+        """Start an empty replica at an address of its own, which waits to take another's place."""
+        self._give_ports(node)
+        self._joining.add(node)
+        self.start(node)
 
     def kill(self, *nodes: str) -> None:
         """SIGKILL."""
@@ -74,19 +90,32 @@ class Cluster:
 
     def client(self, timeout_s: float = 15.0, nodes: Sequence[str] = NODES) -> RegistryClient:
         """One that knows these nodes only."""
-        shards = self._settings["shards"]
         addresses = [self.grpc[node] for node in nodes]
-        client = RegistryClient(addresses, shards, timeout_s, SystemClock(), random.Random())
+        client = RegistryClient(addresses, timeout_s, SystemClock(), random.Random())
         self._clients.append(client)
         return client
 
     def shard_status(self, node: str, shard: int = 0) -> dict[str, Any]:
         """Empty while the replica does not answer."""
         try:
-            status: dict[str, Any] = self._statuses.status(self.grpc[node])["shards"][shard]
+            shards = self.status(node)["shards"]
         except UnavailableError:
             return {}
-        return status
+        return next((status for status in shards if status["shard"] == shard), {})
+
+    def status(self, node: str) -> dict[str, Any]:
+        """All it says. UnavailableError."""
+        if node not in self._statuses:
+            self._statuses[node] = self.client(2.0, [node])
+        return self._statuses[node].status(self.grpc[node])
+
+    @property
+    def running(self) -> list[str]:
+        return list(self._processes)
+
+    def log(self, node: str) -> str:
+        """What the replica logged."""
+        return (self._directory / f"{node}.log").read_text()
 
     def leader(self, shard: int = 0) -> str:
         """The node that leads, once there is one."""

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from photon.raft.port import (
     Applied,
+    Change,
+    ChangeKind,
+    Members,
     Outcome,
     Refusal,
     Refused,
@@ -24,6 +27,13 @@ class FakeLog(ReplicatedLog):
     node: str = "r0"
     held: bool = False
     proposed: list[bytes] = field(default_factory=list)
+    of_group: Members = field(default_factory=Members)
+    behind: dict[str, int] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    handed_to: list[str | None] = field(default_factory=list)
+    """Who was asked to take over."""
+    ready: bool = True
+    """Whether a successor has everything."""
     _leader: str | None = "r0"
     _waiting: list[tuple[bytes, Callable[[Outcome], None]]] = field(default_factory=list)
     _index: int = 0
@@ -59,6 +69,32 @@ class FakeLog(ReplicatedLog):
     def take_leadership(self) -> None:
         self._leader = self.node
 
+    def hand_over(self, to: str | None = None) -> bool:
+        if self.is_leader and self.ready:
+            self.handed_to.append(to)
+            return True
+        return False
+
+    def change_members(self, change: Change, done: Callable[[Outcome], None]) -> None:
+        self.changes.append(change)
+        voters, learners = set(self.of_group.voters), set(self.of_group.learners)
+        match change.kind:
+            case ChangeKind.ADD_LEARNER:
+                learners.add(change.node)
+            case ChangeKind.PROMOTE:
+                learners.discard(change.node)
+                voters.add(change.node)
+            case ChangeKind.REMOVE:
+                voters.discard(change.node)
+                learners.discard(change.node)
+        self.of_group = Members(tuple(sorted(voters)), tuple(sorted(learners)))
+        self._index += 1
+        done(Applied(self._index, None))
+
+    @property
+    def members(self) -> Members:
+        return self.of_group
+
     @property
     def is_leader(self) -> bool:
         return self._leader == self.node
@@ -82,6 +118,9 @@ class FakeLog(ReplicatedLog):
             self._index,
             0,
             self._leader is not None,
+            self.of_group.voters,
+            self.of_group.learners,
+            self.behind,
         )
 
 

@@ -3,14 +3,14 @@
 import hashlib
 from collections.abc import Iterable
 
-from idregistry import snapshot
-from idregistry.commands import Commit, encode
+from idregistry.commands import Commit, Configure, encode
+from idregistry.configuration import BEGINNING, Configuration, Interval
 from idregistry.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.fates import Committed
 
 NOW_US = 1_700_000_000_000_000
-WON, DUPLICATE, EXPIRED = bytes(Committed)
+WON, DUPLICATE, EXPIRED, FENCED, MISROUTED = bytes(Committed)
 
 
 def event_id(number: int) -> bytes:
@@ -41,12 +41,23 @@ def commit_command(*segments: tuple[bytes, Iterable[int]], time_us: int = NOW_US
     )
 
 
+def one_shard(shards: int = 1, version: int = 1) -> Configuration:
+    """The same number of shards at all times."""
+    return Configuration(version, (Interval(BEGINNING, shards),))
+
+
+def new_state(shard: int = 0, shards: int = 1) -> ShardState:
+    """Of a shard that has its configuration."""
+    state = ShardState(shard)
+    state.apply(encode(Configure(NOW_US, one_shard(shards))))
+    return state
+
+
 def contents(state: ShardState) -> dict[bytes, bytes]:
-    """id -> token of all that is registered, as a snapshot tells it."""
-    _, parts = snapshot.unpack(state.freeze())
+    """id -> token of all that is registered, as a scan tells it."""
     held: dict[bytes, bytes] = {}
-    for _, ids, tokens in parts:
-        for key, token in zip(split_ids(ids), tokens, strict=True):
-            assert key not in held, "an id stands twice in a snapshot"
+    for piece in state.scan():
+        for key, token in zip(split_ids(piece.ids), piece.tokens, strict=True):
+            assert key not in held, "an id stands twice"
             held[key] = token
     return held

@@ -1,6 +1,7 @@
 """One registry replica as a process: `python -m tests.idregistry.replica '{...}'`. Ends with its parent."""
 
 import json
+import logging
 import os
 import random
 import signal
@@ -17,11 +18,15 @@ from photon.wire.rpc import on_termination
 def main() -> None:
     replica = json.loads(sys.argv[1])
     node, grpc, raft = replica["node"], replica["grpc"], replica["raft"]
+    logging.basicConfig(
+        filename=replica["log"], level=logging.INFO, format="%(asctime)s %(name)s: %(message)s"
+    )
     stop = threading.Event()
     on_termination(stop.set)
 
     def fatal(error: BaseException) -> None:
         print(f"{node}: {error!r}", file=sys.stderr, flush=True)
+        logging.error("fatal", exc_info=error)
         os.kill(os.getpid(), signal.SIGKILL)
 
     server = RegistryServer(
@@ -36,6 +41,7 @@ def main() -> None:
         SystemClock(),
         random.Random(),
         fatal,
+        joining=replica["joining"],
     )
     server.start()
     parent = os.getppid()

@@ -12,6 +12,8 @@ import pytest
 from idregistry.answers import Answer, Settled
 from idregistry.batching import Request
 from idregistry.client import RegistryClient
+from idregistry.directory import DirectoryState
+from idregistry.directory_commands import Found, Row, encode
 from idregistry.shard import Shard
 from idregistry.state import ShardState
 from photon.core.clock import SystemClock
@@ -118,6 +120,7 @@ def test_commits_go_on_after_the_leader_is_killed_and_no_id_is_won_twice(make_cl
     assert_all_remember(cluster, joiners.won, shards)
 
 
+@pytest.mark.long
 def test_a_leader_that_hangs_is_left_and_when_it_comes_back_it_grants_nothing(make_cluster) -> None:  # type: ignore[no-untyped-def]
     cluster = make_cluster()
     joiners = Joiners([cluster.client(4.0) for _ in range(3)], universe=20_000)
@@ -132,6 +135,7 @@ def test_a_leader_that_hangs_is_left_and_when_it_comes_back_it_grants_nothing(ma
     assert_all_remember(cluster, joiners.won)
 
 
+@pytest.mark.long
 def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_cluster) -> None:  # type: ignore[no-untyped-def]
     cluster = make_cluster()
     joiners = Joiners([cluster.client(5.0) for _ in range(3)], universe=30_000)
@@ -145,17 +149,6 @@ def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_
     numbers = sorted(joiners.won)[:5000]
     again = cluster.client().commit(event_ids(*numbers), same_times(len(numbers)), b"somebody else")
     assert again == bytes([DUPLICATE] * len(numbers))
-
-
-def test_a_replica_that_lost_its_disk_is_rebuilt_from_its_peers(make_cluster, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    cluster = make_cluster()
-    client = cluster.client()
-    assert client.commit(event_ids(*range(1000)), same_times(1000), b"a") == bytes(1000)
-    follower = next(node for node in NODES if node != cluster.leader())
-    cluster.kill(follower)
-    (tmp_path / follower).rename(tmp_path / "lost")
-    cluster.start(follower)
-    wait_until(lambda: cluster.shard_status(follower).get("ids") == 1000)
 
 
 def test_without_a_majority_nothing_is_acknowledged_and_lookups_go_on(make_cluster) -> None:  # type: ignore[no-untyped-def]
@@ -182,6 +175,8 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
     def run(numbers: range) -> ShardState:
         settings, clock = Registry(), SystemClock()
         limits = RaftLimits(compact_entries=10, tail_entries=2)
+        directory = DirectoryState()
+        directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),))))
         host = RaftHost(
             "r0",
             ("127.0.0.1", 0),
@@ -192,8 +187,8 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
             on_fatal=fatal.append,
             limits=limits,
         )
-        shard = Shard(0, settings, clock, host.wake)
-        shard.state = Watched()
+        shard = Shard(0, settings, clock, host.wake, directory, lambda: None)
+        shard.state = Watched(0)
         log = host.add_group(0, shard.state, shard.on_tick)
         host.start()
         wait_until(lambda: log.is_leader)

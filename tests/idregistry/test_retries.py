@@ -82,15 +82,17 @@ def test_one_try_leaves_time_to_ask_another_replica() -> None:
         ([failed(Failure.OVERLOADED), failed(Failure.UNKNOWN)], UnavailableError),
         ([failed(Failure.NOT_LEADER)], NoQuorumError),
         ([failed(Failure.UNKNOWN)], UnavailableError),
+        ([failed(Failure.MISROUTED)], OverloadedError),
+        ([failed(Failure.UNKNOWN, Failure.MISROUTED)], UnavailableError),
     ],
 )
 def test_overloaded_is_said_only_where_certainly_nothing_was_done(
     calls: list[PartCall], error: type[PhotonError]
 ) -> None:
-    assert type(final_error(calls, 1.0)) is error
+    assert type(final_error(calls, 1.0, 1)) is error
 
 
 def test_a_call_of_which_one_shard_was_committed_is_not_called_overloaded() -> None:
     done = call()
     done.outcomes = b"\0"
-    assert type(final_error([done, failed(Failure.OVERLOADED)], 1.0)) is UnavailableError
+    assert type(final_error([done, failed(Failure.OVERLOADED)], 1.0, 1)) is UnavailableError

@@ -5,22 +5,31 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
 
 from idregistry.client import RegistryClient
+from idregistry.coordinator import Coordinator
+from idregistry.coordinator import Hosted as SeenShard
+from idregistry.directory import DirectoryState
+from idregistry.directory_commands import Adopt, Found, Propose, Row, encode
+from idregistry.directory_service import DirectoryHandlers
+from idregistry.hosting import Hosted
 from idregistry.service import COMMITS_WAITING_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
+from idregistry.waiting import Waiting
 from photon.core.clock import SystemClock
-from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
+from photon.core.columns import hash_ids
+from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.core.fates import Registered
 from photon.core.settings import Registry
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
 from photon.wire.rpc import Server, open_channel
 from tests.idregistry.fake_log import FakeLog, Turner
-from tests.idregistry.kit import DUPLICATE, WON, event_ids, same_times
+from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times
 
 ABSENT, PRESENT, _ = bytes(Registered)
 
@@ -28,20 +37,51 @@ ABSENT, PRESENT, _ = bytes(Registered)
 class Node:
     """A replica of all shards, on fake logs, behind a real gRPC server."""
 
-    def __init__(self, name: str, shards: int, addresses: dict[str, str], **settings: float) -> None:
+    def __init__(
+        self, name: str, shards: int, rows: dict[str, Row], founded: int | None = None, **settings: float
+    ) -> None:
         self.turner = Turner()
         clock = SystemClock()
         parsed = Registry(shards=shards, **settings)  # type: ignore[arg-type]
-        self.shards = [Shard(n, parsed, clock, self.turner.wake) for n in range(shards)]
-        self.logs = [FakeLog(shard.state, node=name, _leader=None) for shard in self.shards]
-        for shard, log in zip(self.shards, self.logs, strict=True):
+        self.directory = DirectoryState()
+        self.directory.apply(encode(Found(1, founded or shards, (Row("r0", "h", 1, "h:1"),))))
+        self.hosted: dict[int, Hosted] = {}
+        for n in range(shards):
+            shard = Shard(n, parsed, clock, self.turner.wake, self.directory, lambda: None)
+            log = FakeLog(shard.state, node=name, _leader=None)
             self.turner.add(shard.on_tick, log)
-        service = IdRegistryService(self.shards, self.logs, addresses, clock, parsed.request_timeout_s)
+            self.hosted[n] = Hosted(n + 1, shard, log)
+        coordinator = Coordinator(
+            self.directory,
+            (),
+            parsed,
+            clock,
+            self.turner.wake,
+            lambda: {n: SeenShard(one.shard.state, one.log.members) for n, one in self.hosted.items()},
+        )
+        self.directory_log = FakeLog(self.directory, node=name, _leader=None)
+        self.turner.add(coordinator.on_tick, self.directory_log)
+        waiting = Waiting(
+            lambda node: rows[node].grpc if node in rows else "", clock, parsed.request_timeout_s
+        )
+        handlers = DirectoryHandlers(
+            self.directory, self.directory_log, coordinator, lambda: rows, lambda: self.hosted, waiting
+        )
+        service = IdRegistryService(lambda: self.hosted, handlers, waiting, clock)
         self.rpc = Server("127.0.0.1:0", WORKERS)
         self.rpc.add(add_IdRegistryServicer_to_server, service, "photon.idregistry.v1.IdRegistry")
         self.rpc.start()
         self.turner.start()
-        addresses[name] = self.address = self.rpc.listen
+        self.address = self.rpc.listen
+        rows[name] = Row(name, "127.0.0.1", 1, self.address)
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [one.shard for one in self.hosted.values()]
+
+    @property
+    def logs(self) -> list[FakeLog]:
+        return [one.log for one in self.hosted.values()]  # type: ignore[misc]
 
     def stop(self) -> None:
         self.rpc.stop(0.0)
@@ -54,19 +94,24 @@ class Ensemble:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.clients: list[RegistryClient] = []
-        self.addresses: dict[str, str] = {}
+        self.rows: dict[str, Row] = {}
 
-    def add(self, count: int, shards: int = 1, **settings: float) -> list[Node]:
-        self.nodes += [Node(f"r{n}", shards, self.addresses, **settings) for n in range(count)]
+    def add(self, count: int, shards: int = 1, **settings: Any) -> list[Node]:
+        self.nodes += [Node(f"r{n}", shards, self.rows, **settings) for n in range(count)]
         return self.nodes
 
     def lead(self, leader: str | None, shard: int = 0) -> None:
+        """Appoint; a leader's shard is configured when this returns."""
         for node in self.nodes:
             node.logs[shard]._leader = leader
+            node.turner.wake()
+            if node.logs[shard].node == leader:
+                state = node.shards[shard].state
+                wait_until(lambda state=state: state.configuration is not None)  # type: ignore[misc]
 
-    def client(self, shards: int = 1, timeout_s: float = 5.0) -> RegistryClient:
+    def client(self, timeout_s: float = 5.0) -> RegistryClient:
         addresses = [node.address for node in self.nodes]
-        self.clients.append(RegistryClient(addresses, shards, timeout_s, SystemClock(), random.Random(1)))
+        self.clients.append(RegistryClient(addresses, timeout_s, SystemClock(), random.Random(1)))
         return self.clients[-1]
 
 
@@ -101,7 +146,7 @@ def test_a_batch_is_split_over_the_shards_and_its_outcomes_are_in_order(ensemble
     nodes = ensemble.add(2, shards=5)
     for shard in range(5):
         ensemble.lead(f"r{shard % 2}", shard)
-    client = ensemble.client(shards=5)
+    client = ensemble.client()
     assert client.commit(event_ids(*range(0, 200, 2)), same_times(100), b"a") == bytes(100)
     expected = bytes([DUPLICATE, WON] * 100)
     assert client.commit(event_ids(*range(200)), same_times(200), b"b") == expected
@@ -114,7 +159,8 @@ def test_lookups_are_answered_by_the_nearest_replica_whoever_leads(ensemble: Ens
     client = ensemble.client()
     client.commit(event_ids(1), same_times(1), b"a")
     assert client.lookup(event_ids(1, 2), same_times(2)) == bytes([ABSENT, ABSENT]), "stale, as it may be"
-    nodes[0].logs[0].machine.apply(nodes[1].logs[0].proposed[0])
+    for command in nodes[1].logs[0].proposed:
+        nodes[0].logs[0].machine.apply(command)
     assert client.lookup(event_ids(1, 2), same_times(2)) == bytes([PRESENT, ABSENT])
 
 
@@ -216,11 +262,9 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
         (pb.CommitRequest(ids=bytes(16), times=bytes(16), token=b"a"), "expected 1 x 8"),
         (pb.CommitRequest(ids=bytes(16), times=bytes(8)), "token has 0 bytes"),
         (pb.CommitRequest(ids=bytes(16), times=bytes(8), token=bytes(5000)), "token has 5000 bytes"),
-        (pb.CommitRequest(shard=7, ids=bytes(16), times=bytes(8), token=b"a"), "shard 7 does not exist"),
         (pb.CommitRequest(ids=bytes(16 * 65537), times=bytes(8 * 65537), token=b"a"), "at most 65536"),
         (pb.LookupRequest(ids=bytes(15), times=bytes(8)), "no multiple of 16"),
         (pb.LookupRequest(ids=bytes(16), times=b""), "expected 1 x 8"),
-        (pb.LookupRequest(shard=1, ids=bytes(16), times=bytes(8)), "shard 1 does not exist"),
     ],
 )
 def test_a_strangers_malformed_request_is_refused(ensemble: Ensemble, request_: object, mistake: str) -> None:
@@ -233,13 +277,6 @@ def test_a_strangers_malformed_request_is_refused(ensemble: Ensemble, request_: 
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert mistake in raised.value.details()
     assert node.shards[0].state.ids == 0
-
-
-def test_a_client_set_to_more_shards_than_there_are_is_told_so(ensemble: Ensemble) -> None:
-    ensemble.add(1)
-    ensemble.lead("r0")
-    with pytest.raises(UsageError, match=r"registry\.shards"):
-        ensemble.client(shards=50).commit(event_ids(*range(100)), same_times(100), b"a")
 
 
 def test_the_client_checks_its_callers_columns(ensemble: Ensemble) -> None:
@@ -271,7 +308,7 @@ def test_many_threads_with_one_client_win_every_id_once(ensemble: Ensemble) -> N
     nodes = ensemble.add(2, shards=3)
     for shard in range(3):
         ensemble.lead("r1", shard)
-    client = ensemble.client(shards=3)
+    client = ensemble.client()
     won: list[int] = []
     lock = threading.Lock()
 
@@ -286,3 +323,75 @@ def test_many_threads_with_one_client_win_every_id_once(ensemble: Ensemble) -> N
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
     assert len(won) == len(set(won)) == sum(shard.state.ids for shard in nodes[1].shards)
+
+
+# --- another sharding configuration (2.2.2)
+
+START_US = NOW_US + 1_000_000
+
+
+def propose(ensemble: Ensemble, shards: int, adopt: bool) -> None:
+    """On every node; the shards' leaders follow."""
+    for node in ensemble.nodes:
+        node.directory.apply(encode(Propose(1, shards, START_US, 1)))
+        if adopt:
+            node.directory.apply(encode(Adopt(1, node.directory.view.version + 1)))
+        node.turner.wake()
+
+
+def test_a_client_with_an_older_configuration_finds_the_new_shards(ensemble: Ensemble) -> None:
+    (node,) = ensemble.add(1, shards=5, founded=2)
+    for shard in range(2):
+        ensemble.lead("r0", shard)
+    client = ensemble.client()
+    before = event_ids(*range(50))
+    assert client.commit(before, same_times(50), b"a") == bytes([WON] * 50)
+    propose(ensemble, 5, adopt=True)
+    for shard in range(5):
+        ensemble.lead("r0", shard)
+    wait_until(lambda: all(s.state.configuration.version == 2 for s in node.shards))  # type: ignore[union-attr]
+    # Old and new events in one batch, and a client that knows of two shards only.
+    ids = event_ids(*range(100))
+    times = same_times(50) + same_times(50, START_US)
+    assert client.commit(ids, times, b"b") == bytes([DUPLICATE] * 50 + [WON] * 50)
+    assert client.configuration().version == 2
+    assert client.lookup(ids, times) == bytes([PRESENT] * 100)
+    of = client.configuration().shard_of(ids, times)
+    assert [shard.state.ids for shard in node.shards] == [int((of == n).sum()) for n in range(5)]
+    assert node.shards[4].state.ids > 0
+
+
+def test_an_event_that_no_shard_may_take_yet_is_waited_for_and_then_the_reason_is_told(
+    ensemble: Ensemble,
+) -> None:
+    ensemble.add(1, shards=2)
+    for shard in range(2):
+        ensemble.lead("r0", shard)
+    propose(ensemble, 1, adopt=False)
+    shards = ensemble.nodes[0].shards
+    wait_until(lambda: all(shard.state.prepared is not None for shard in shards))
+    client = ensemble.client(timeout_s=0.6)
+    with pytest.raises(OverloadedError, match="a resharding is under way"):
+        client.commit(event_ids(1, 2, 3), same_times(3, START_US), b"a")
+    assert client.commit(event_ids(1, 2, 3), same_times(3), b"a") == bytes([WON] * 3)
+    with ThreadPoolExecutor(1) as pool:
+        patient = ensemble.client()
+        future = pool.submit(patient.commit, event_ids(4, 5, 6), same_times(3, START_US), b"a")
+        time.sleep(0.1)  # so that it has been refused; whenever it is adopted, the end is the same
+        ensemble.nodes[0].directory.apply(encode(Adopt(1, 2)))
+        ensemble.nodes[0].turner.wake()
+        assert future.result() == bytes([WON] * 3)
+    assert shards[1].state.ids + shards[0].state.ids == 6
+
+
+def test_a_shard_that_is_not_there_is_not_waited_for_in_vain(ensemble: Ensemble) -> None:
+    ensemble.add(1, shards=1, founded=2)
+    ensemble.lead("r0")
+    client = ensemble.client(timeout_s=0.5)
+    with pytest.raises(OverloadedError, match="there is no shard 1 here"):
+        client.commit(b"".join(ids_of_shard(1, 8)), same_times(8), b"a")
+
+
+def ids_of_shard(shard: int, count: int) -> list[bytes]:
+    """Of two shards."""
+    return [key for key in map(event_id, range(1000)) if int(hash_ids(key)[0]) % 2 == shard][:count]

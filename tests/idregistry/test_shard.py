@@ -6,8 +6,10 @@ import pytest
 
 from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
 from idregistry.batching import Request
-from idregistry.boundary import DAY_US, boundary_due
+from idregistry.boundary import DAY_US, boundary_due, majority_time_us
 from idregistry.buckets import BUCKET_US
+from idregistry.directory import DirectoryState
+from idregistry.directory_commands import Found, Row, encode
 from idregistry.shard import Shard
 from idregistry.state import NO_BOUNDARY
 from photon.core.clock import ManualClock
@@ -24,8 +26,21 @@ class Bench:
     def __init__(self, **settings: float) -> None:
         self.clock = ManualClock(NOW_US)
         self.woken = 0
-        self.shard = Shard(0, Registry(**settings), self.clock, self._wake)  # type: ignore[arg-type]
+        self.directory = DirectoryState()
+        self.directory.apply(encode(Found(NOW_US, 1, (Row("r0", "h", 1, "h:1"),))))
+        self.shard = Shard(
+            0,
+            Registry(**settings),  # type: ignore[arg-type]
+            self.clock,
+            self._wake,
+            self.directory,
+            lambda: self.trusted_us if self.trusted_us is not None else self.clock.now_us(),
+        )
+        self.trusted_us: int | None = None
         self.log = FakeLog(self.shard.state)
+        self.tick()
+        assert self.shard.state.configuration is not None
+        self.log.proposed.clear()
         self.answers: dict[str, Answer] = {}
 
     def offer(self, name: str, numbers: list[int], time_us: int = NOW_US) -> Answer | None:
@@ -201,3 +216,32 @@ def test_the_boundary_moves_by_a_thousandth_of_the_retention_or_ten_seconds(
     wanted = NOW_US - round(days * DAY_US)
     boundary = boundary_due(NOW_US, wanted - round(behind_s * SECOND_US), days)
     assert boundary == (wanted if due else None)
+
+
+def test_a_leader_whose_clock_is_far_ahead_goes_by_the_clocks_of_the_majority() -> None:
+    bench = Bench(retention_days=1.0)
+    bench.trusted_us = NOW_US - 10 * SECOND_US
+    bench.clock.advance(1e6)
+    bench.tick()
+    assert bench.shard.state.boundary_us == bench.trusted_us - DAY_US
+
+
+@pytest.mark.parametrize(
+    ("offsets", "replicas", "reached"),
+    [
+        ([], 1, 0),
+        ([], 3, None),
+        ([5], 3, 0),
+        ([-3600], 3, -3600),
+        ([-3600, -3590], 3, -3590),
+        ([3600, 1], 3, 1),
+        ([-50, -60], 5, -60),
+        ([-50], 5, None),
+        ([-50, -60, -70, -80], 5, -60),
+    ],
+)
+def test_the_majoritys_time_is_what_most_clocks_have_reached(
+    offsets: list[int], replicas: int, reached: int | None
+) -> None:
+    found = majority_time_us(NOW_US, offsets, replicas)
+    assert found == (None if reached is None else NOW_US + reached)

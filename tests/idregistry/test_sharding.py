@@ -3,10 +3,13 @@
 import random
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idregistry.sharding import merge_outcomes, shard_of, split_by_shard
+from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
+from idregistry.sharding import merge_outcomes, segments_of, split_by_shard, take_part
+from photon.core.columns import pack_times, take_ids
 from photon.core.ids import IdPacker
 from tests.idregistry.kit import event_ids
 
@@ -17,6 +20,14 @@ def test_shard_is_a_function_of_the_id() -> None:
     ids = event_ids(*range(8))
     assert shard_of(ids, 100).tolist() == SHARDS_OF_100
     assert shard_of(ids + ids, 100).tolist() == SHARDS_OF_100 * 2
+
+
+def always(shards: int) -> Configuration:
+    return Configuration(1, (Interval(BEGINNING, shards),))
+
+
+def shard_of(ids: bytes, shards: int) -> npt.NDArray[np.uint64]:
+    return always(shards).shard_of(ids, bytes(len(ids) // 2))
 
 
 SHARDS_OF_100 = [17, 27, 17, 3, 12, 42, 27, 62]
@@ -33,7 +44,7 @@ def test_ids_of_one_server_spread_over_all_shards() -> None:
 def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shards: int, seed: int) -> None:
     rng = random.Random(seed)
     ids, times = rng.randbytes(16 * count), rng.randbytes(8 * count)
-    parts = split_by_shard(ids, times, shards)
+    parts = split_by_shard(ids, times, always(shards))
     assert len({part.shard for part in parts}) == len(parts)
     for part in parts:
         assert set(shard_of(part.ids, shards).tolist()) == {part.shard}
@@ -48,7 +59,42 @@ def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shard
 
 def test_a_batch_of_one_shard_is_passed_on_as_it_is() -> None:
     ids, times = event_ids(1, 2, 3), bytes(24)
-    (part,) = split_by_shard(ids, times, 1)
+    (part,) = split_by_shard(ids, times, always(1))
     assert part.ids is ids
     assert part.times is times
     assert part.rows is None
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 99))
+def test_rows_that_were_misrouted_are_split_anew_and_keep_their_place(
+    count: int, numbers: list[int], seed: int
+) -> None:
+    rng = random.Random(seed)
+    intervals = [Interval(BEGINNING if n == 0 else n * 1000, shards) for n, shards in enumerate(numbers)]
+    configuration = Configuration(2, tuple(intervals))
+    ids = rng.randbytes(16 * count)
+    times = pack_times([rng.choice([-5, 500, 1500, 2500, 9999, HORIZON]) for _ in range(count)])
+    rows = np.array(sorted(rng.sample(range(count), rng.randint(1, count))))
+    parts = split_by_shard(ids, times, configuration, rows)
+    found = np.concatenate([part.rows for part in parts])  # type: ignore[arg-type]
+    assert sorted(found.tolist()) == rows.tolist()
+    expected = configuration.shard_of(ids, times)
+    for part in parts:
+        assert part.ids == take_ids(ids, part.rows)  # type: ignore[arg-type]
+        assert set(expected[part.rows].tolist()) == {part.shard}
+        half = np.arange(0, len(part.ids) // 16, 2)
+        taken = take_part(part, half)
+        assert taken.ids == take_ids(ids, taken.rows)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))
+def test_each_id_keeps_its_token_when_a_release_is_split(counts: list[int], shards: int) -> None:
+    count = sum(counts)
+    ids = event_ids(*range(count))
+    tokens = [b"token %d" % n for n in range(len(counts))]
+    of_row = [token for token, n in zip(tokens, counts, strict=True) for _ in range(n)]
+    for part in split_by_shard(ids, bytes(8 * count), always(shards)):
+        segments, sizes = segments_of(part, tokens, counts)
+        spread = [token for token, n in zip(segments, sizes, strict=True) for _ in range(n)]
+        rows = range(count) if part.rows is None else part.rows
+        assert spread == [of_row[row] for row in rows]

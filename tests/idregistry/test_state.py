@@ -1,147 +1,411 @@
-"""The state machine of a shard: claims of the paper, then properties against a plain model."""
+"""The state machine of a shard: claims of the paper, and what spec and memory ask of it.
 
-import random
+Against a model, with every order of things: test_state_model. Snapshots: test_state_snapshot.
+"""
+
 import threading
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from idregistry import snapshot
+from idregistry import idtable
 from idregistry.buckets import BUCKET_US
-from idregistry.commands import Boundary, Collect, Command, Commit, encode
-from idregistry.state import NO_BOUNDARY, ShardState
+from idregistry.commands import Boundary, Clear, Commit, Configure, Fence, Prepare, Release, encode
+from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
+from idregistry.state import NO_BOUNDARY, Prepared, ShardState
 from photon.core.columns import hash_ids, pack_times, split_ids
-from photon.core.errors import CorruptStateError
-from photon.core.fates import Registered
+from photon.core.fates import Cleared, Registered, Released
 from photon.core.ids import IdPacker
+from photon.core.tokens import Token
 from tests.idregistry.kit import (
     DUPLICATE,
     EXPIRED,
+    FENCED,
+    MISROUTED,
     NOW_US,
     WON,
     commit_command,
     contents,
     event_id,
     event_ids,
+    new_state,
+    one_shard,
     same_times,
 )
 
 ABSENT, PRESENT, TOO_OLD = bytes(Registered)
+RELEASED, NOT_THERE, OTHER, NOT_FENCED, _ = bytes(Released)
+CLEARED, NOTHING_TO_CLEAR, _ = bytes(Cleared)
+TOKEN = Token("10.0.0.1:4242", 7, 1000)
 
 
-# --- claims of the paper
+def tidy_all(state: ShardState) -> None:
+    """Until all is frozen that is to be frozen."""
+    while state.tidy():
+        pass
 
 
-def test_first_commit_wins_and_the_second_is_told_duplicate() -> None:
+@pytest.fixture(params=["recent", "frozen"])
+def settle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """What holds of ids in dicts holds of ids in segments."""
+    if request.param == "recent":
+        return lambda state: None
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    return tidy_all
+
+
+def release(token: Token, numbers: list[int], time_us: int = NOW_US) -> bytes:
+    ids = event_ids(*numbers)
+    times = same_times(len(numbers), time_us)
+    return encode(Release(NOW_US, [token.pack()], [len(numbers)], ids, times))
+
+
+def clear(*numbers: int) -> bytes:
+    return encode(Clear(NOW_US, event_ids(*numbers), same_times(len(numbers))))
+
+
+def look(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
+    return state.lookup(event_ids(*numbers), same_times(len(numbers), time_us))
+
+
+# --- commit
+
+
+def test_first_commit_wins_and_the_second_is_told_duplicate(settle) -> None:
     """2: "once an event_id is written to it, subsequent requests to write the same identifier will fail"."""
-    state = ShardState()
+    state = new_state()
     assert state.apply(commit_command((b"a", [1, 2]))) == bytes([WON, WON])
+    settle(state)
     assert state.apply(commit_command((b"b", [2, 3]))) == bytes([DUPLICATE, WON])
     assert contents(state) == {event_id(1): b"a", event_id(2): b"a", event_id(3): b"b"}
 
 
 def test_of_two_requests_in_one_batch_the_first_gets_the_id() -> None:
     """2.2.1: "respond with success to one client ...; other clients will receive a failure message"."""
-    state = ShardState()
+    state = new_state()
     outcomes = state.apply(commit_command((b"a", [1, 2]), (b"b", [2, 3]), (b"c", [3, 1])))
     assert outcomes == bytes([WON, WON, DUPLICATE, WON, DUPLICATE, DUPLICATE])
 
 
-def test_retry_with_the_same_token_is_told_it_won() -> None:
+def test_retry_with_the_same_token_is_told_it_won(settle) -> None:
     """3.3.2: a joiner that got no answer asks again with its token."""
-    state = ShardState()
-    command = commit_command((b"a", [1, 2]))
+    state = new_state()
+    command = commit_command((TOKEN.pack(), [1, 2]))
     state.apply(command)
+    settle(state)
     assert state.apply(command) == bytes([WON, WON])
-    assert state.apply(commit_command((b"b", [1]), (b"a", [1]))) == bytes([DUPLICATE, WON])
+    again = commit_command((b"b", [1]), (TOKEN.pack(), [1]))
+    assert state.apply(again) == bytes([DUPLICATE, WON])
 
 
-def test_a_one_byte_token_is_as_good_as_any() -> None:
-    """CPython has but one object for b"a": tokens are compared, never taken for fresh by identity."""
-    state = ShardState()
-    assert state.apply(commit_command((b"a", [1, 1]))) == bytes([WON, DUPLICATE])
-    assert state.apply(commit_command((b"a", [1, 1]))) == bytes([WON, DUPLICATE])
+@pytest.mark.parametrize(
+    "other",
+    [replace(TOKEN, time_us=1001), replace(TOKEN, incarnation=8), replace(TOKEN, address="10.0.0.2:4242")],
+    ids=["time", "incarnation", "address"],
+)
+def test_a_token_that_differs_in_anything_is_another(other: Token, settle) -> None:
+    state = new_state()
+    state.apply(commit_command((TOKEN.pack(), [1])))
+    settle(state)
+    assert state.apply(commit_command((other.pack(), [1]))) == bytes([DUPLICATE])
+    assert contents(state) == {event_id(1): TOKEN.pack()}
 
 
-def test_an_id_twice_in_one_request_wins_once_also_on_a_retry() -> None:
-    state = ShardState()
+def test_what_is_no_joiners_token_is_a_token_too() -> None:
+    state = new_state()
+    tokens = [b"a", b"\0a", b"\1a", b"x" * 30, b"\2" + TOKEN.pack()[1:]]
+    state.apply(commit_command(*((token, [n]) for n, token in enumerate(tokens))))
+    assert contents(state) == {event_id(n): token for n, token in enumerate(tokens)}
+    assert state.apply(commit_command(*((t, [n]) for n, t in enumerate(tokens)))) == bytes(5)
+
+
+def test_an_id_twice_in_one_request_wins_once_also_on_a_retry(settle) -> None:
+    state = new_state()
     command = commit_command((b"a", [1, 2, 1, 1]))
     expected = bytes([WON, WON, DUPLICATE, DUPLICATE])
     assert state.apply(command) == expected
+    settle(state)
     assert state.apply(command) == expected
     assert state.ids == 2
 
 
 def test_a_retry_that_waits_beside_its_first_try_wins_too() -> None:
-    state = ShardState()
+    state = new_state()
     assert state.apply(commit_command((b"a", [1, 1]), (b"a", [1, 1]))) == bytes([WON, DUPLICATE] * 2)
 
 
-def test_the_id_alone_is_identity_whatever_its_time() -> None:
-    state = ShardState()
+def test_the_id_alone_is_identity_whatever_its_time(settle) -> None:
+    state = new_state()
     state.apply(commit_command((b"a", [1]), time_us=NOW_US))
+    settle(state)
     assert state.apply(commit_command((b"b", [1]), time_us=NOW_US + 10 * BUCKET_US)) == bytes([DUPLICATE])
-    assert state.lookup(event_id(1), same_times(1, 0)) == bytes([PRESENT])
+    assert look(state, 1, time_us=0) == bytes([PRESENT])
 
 
-def test_expired_events_are_refused_with_an_outcome_of_their_own() -> None:
+# --- boundary
+
+
+def test_expired_events_are_refused_with_an_outcome_of_their_own(settle) -> None:
     """2.3: "older than the boundary timestamp ... failure response with a special error code"."""
-    state = ShardState()
+    state = new_state()
     state.apply(commit_command((b"a", [1, 2]), time_us=NOW_US))
+    settle(state)
     state.apply(encode(Boundary(NOW_US, NOW_US + 1)))
     assert state.apply(commit_command((b"b", [1, 3]), time_us=NOW_US)) == bytes([EXPIRED, EXPIRED])
     assert state.apply(commit_command((b"b", [4]), time_us=NOW_US + 1)) == bytes([WON])
-    assert state.lookup(event_ids(1, 9, 4), pack_times([NOW_US, NOW_US, NOW_US + 1])) == bytes(
-        [TOO_OLD, TOO_OLD, PRESENT]
-    )
+    times = pack_times([NOW_US, NOW_US, NOW_US + 1])
+    assert state.lookup(event_ids(1, 9, 4), times) == bytes([TOO_OLD, TOO_OLD, PRESENT])
 
 
-def test_a_retry_keeps_what_it_won_though_it_expired_meanwhile() -> None:
+def test_a_time_that_no_clock_says_is_expired_once_there_is_a_boundary() -> None:
+    """It would never be: an id of it would stay for ever."""
+    state = new_state()
+    assert state.apply(commit_command((b"a", [1]), time_us=HORIZON)) == bytes([WON])
+    state.apply(encode(Boundary(NOW_US, 0)))
+    assert state.apply(commit_command((b"b", [1, 2]), time_us=HORIZON)) == bytes([EXPIRED, EXPIRED])
+    assert state.apply(commit_command((b"b", [2]), time_us=HORIZON - 1)) == bytes([WON])
+    assert look(state, 1, time_us=HORIZON) == bytes([TOO_OLD])
+
+
+def test_a_retry_keeps_what_it_won_until_its_whole_bucket_is_before_the_boundary(settle) -> None:
     """Design, invariant 2: told that it won until the id is collected."""
-    state = ShardState()
+    state = new_state()
+    bucket_us = NOW_US // BUCKET_US * BUCKET_US
     state.apply(commit_command((b"a", [1]), time_us=NOW_US))
-    state.apply(encode(Boundary(NOW_US, NOW_US + 2 * BUCKET_US)))
+    settle(state)
+    state.apply(encode(Boundary(NOW_US, bucket_us + BUCKET_US - 1)))
     assert state.apply(commit_command((b"a", [1]), time_us=NOW_US)) == bytes([WON])
-    state.apply(encode(Collect(10)))
+    assert state.ids == 1
+    state.apply(encode(Boundary(NOW_US, bucket_us + BUCKET_US)))
     assert state.apply(commit_command((b"a", [1]), time_us=NOW_US)) == bytes([EXPIRED])
+    assert (state.ids, contents(state)) == (0, {})
+
+
+def test_an_expired_id_that_comes_with_a_later_time_is_new(settle) -> None:
+    state = new_state()
+    state.apply(commit_command((b"a", [1, 2]), time_us=NOW_US))
+    settle(state)
+    later_us = NOW_US + 2 * BUCKET_US
+    state.apply(encode(Boundary(NOW_US, later_us)))
+    assert look(state, 1, time_us=later_us) == bytes([ABSENT])
+    assert state.apply(commit_command((b"b", [1, 3]), time_us=later_us)) == bytes([WON, WON])
+    settle(state)
+    assert contents(state) == {event_id(1): b"b", event_id(3): b"b"}
+    assert state.ids == 2
 
 
 def test_boundary_never_goes_back() -> None:
     """2.3: "we make sure it never goes back"."""
-    state = ShardState()
+    state = new_state()
+    assert state.boundary_us == NO_BOUNDARY
     assert state.apply(encode(Boundary(NOW_US, 500))) == 500
     assert state.apply(encode(Boundary(NOW_US, 400))) == 500
     assert state.boundary_us == 500
 
 
-def test_only_ids_older_than_the_boundary_are_collected_in_small_steps() -> None:
-    """2.3: "only removes event_id entries whose timestamps are smaller than the recorded boundary"."""
-    state = ShardState()
-    state.apply(commit_command((b"old", range(10)), time_us=NOW_US - 3 * BUCKET_US))
-    state.apply(commit_command((b"new", range(10, 15)), time_us=NOW_US))
-    assert not state.collectable()
-    assert state.apply(encode(Collect(100))) == 0
-    state.apply(encode(Boundary(NOW_US, NOW_US - BUCKET_US)))
-    assert state.collectable()
-    assert [state.apply(encode(Collect(4))) for _ in range(4)] == [4, 4, 2, 0]
-    assert not state.collectable()
-    assert set(contents(state).values()) == {b"new"}
-    assert state.ids == 5
-    assert state.lookup(event_ids(0, 12), same_times(2)) == bytes([ABSENT, PRESENT])
-
-
-def test_events_of_the_year_1754_and_of_the_far_future_are_kept_apart() -> None:
-    state = ShardState()
+def test_events_of_the_year_1754_and_of_the_far_future_are_kept_apart(settle) -> None:
+    state = new_state()
     times = pack_times([-6_816_000_000_000_000, -(1 << 63), (1 << 63) - 1, 0, -1])
     command = encode(Commit(NOW_US, [b"a"], [5], event_ids(*range(5)), times))
     assert state.apply(command) == bytes([WON] * 5)
+    settle(state)
     state.apply(encode(Boundary(NOW_US, 0)))
-    assert state.apply(encode(Collect(100))) == 3
     assert set(contents(state)) == {event_id(2), event_id(3)}
+    assert state.ids == 2
+
+
+# --- sharding
+
+
+def test_without_a_configuration_nothing_is_decided() -> None:
+    state = ShardState(0)
+    assert state.configuration is None
+    assert state.apply(commit_command((b"a", [1, 2]))) == bytes([MISROUTED] * 2)
+    assert state.apply(release(TOKEN, [1])) == bytes([Released.MISROUTED])
+    assert state.apply(clear(1)) == bytes([Cleared.MISROUTED])
+    assert look(state, 1) == bytes([ABSENT])
+
+
+def test_ids_of_other_shards_are_misrouted_and_not_registered() -> None:
+    """2.2.2; each id belongs to one shard of its interval."""
+    configuration = Configuration(1, (Interval(BEGINNING, 2), Interval(NOW_US, 3)))
+    numbers = list(range(60))
+    for time_us, shards in ((NOW_US - 1, 2), (NOW_US, 3), (HORIZON, 2)):
+        states = [ShardState(shard) for shard in range(4)]
+        outcomes = []
+        for state in states:
+            state.apply(encode(Configure(NOW_US, configuration)))
+            outcomes.append(state.apply(commit_command((b"a", numbers), time_us=time_us)))
+        assert {column.count(MISROUTED) for column in outcomes[shards:]} == {len(numbers)}
+        assert all(sorted(column) == [WON, *[MISROUTED] * 3] for column in zip(*outcomes, strict=True))
+        assert sum(state.ids for state in states) == len(numbers)
+
+
+def test_a_batch_that_spans_two_intervals_is_routed_row_by_row() -> None:
+    configuration = Configuration(1, (Interval(BEGINNING, 1), Interval(NOW_US, 2)))
+    state = ShardState(1)
+    state.apply(encode(Configure(NOW_US, configuration)))
+    ids = event_ids(*range(40))
+    times = pack_times([NOW_US - 1, NOW_US] * 20)
+    outcomes = state.apply(encode(Commit(NOW_US, [b"a"], [40], ids, times)))
+    assert isinstance(outcomes, bytes)
+    mine = (hash_ids(ids) % np.uint64(2) == 1) & (np.arange(40) % 2 == 1)
+    assert [outcome == WON for outcome in outcomes] == mine.tolist()
+
+
+def test_small_batches_are_routed_as_single_ids_are() -> None:
+    """What is true of all ids of a batch under one interval need not be under the other."""
+    configuration = Configuration(1, (Interval(BEGINNING, 2), Interval(NOW_US, 3)))
+    for number in range(60):
+        ids = event_ids(number, number + 100)
+        for times in (
+            pack_times([NOW_US - 1, NOW_US]),
+            pack_times([HORIZON, NOW_US]),
+            same_times(2, HORIZON),
+        ):
+            state = ShardState(1)
+            state.apply(encode(Configure(NOW_US, configuration)))
+            outcomes = state.apply(encode(Commit(NOW_US, [b"a"], [2], ids, times)))
+            owned = configuration.shard_of(ids, times) == 1
+            assert outcomes == np.where(owned, np.uint8(WON), np.uint8(MISROUTED)).tobytes()
+
+
+def test_a_prepared_interval_takes_nothing_until_it_is_decided() -> None:
+    """Else an id could be registered under the old mapping after the new one was found to fit."""
+    state = new_state()
+    state.apply(commit_command((b"a", [1]), time_us=NOW_US))
+    assert state.latest_us == NOW_US
+    start_us = NOW_US + 1
+    assert state.apply(encode(Prepare(NOW_US, 2, start_us))) == Prepared(2, start_us, True)
+    assert state.apply(commit_command((b"a", [2]), time_us=start_us)) == bytes([MISROUTED])
+    assert state.apply(commit_command((b"a", [2]), time_us=NOW_US)) == bytes([WON])
+    assert state.apply(commit_command((b"a", [3]), time_us=HORIZON)) == bytes([WON])
+    state.apply(encode(Configure(NOW_US, one_shard(version=2))))
+    assert state.prepared is None
+    assert state.apply(commit_command((b"a", [4]), time_us=start_us)) == bytes([WON])
+
+
+def test_an_interval_that_would_move_registered_ids_does_not_fit() -> None:
+    state = new_state()
+    state.apply(commit_command((b"a", [1]), time_us=NOW_US))
+    state.apply(commit_command((b"a", [2]), time_us=HORIZON))
+    assert state.apply(encode(Prepare(NOW_US, 2, NOW_US))) == Prepared(2, NOW_US, False)
+    assert state.latest_us == NOW_US
+
+
+def test_a_configuration_never_goes_back_and_an_old_proposal_is_ignored() -> None:
+    state = new_state()
+    newer = Configuration(5, (Interval(BEGINNING, 1), Interval(NOW_US, 3)))
+    assert state.apply(encode(Configure(NOW_US, newer))) == 5
+    assert state.apply(encode(Configure(NOW_US, one_shard(version=5)))) == 5
+    assert state.configuration == newer
+    assert state.apply(encode(Prepare(NOW_US, 5, NOW_US))) is None
+    state.apply(encode(Prepare(NOW_US, 7, NOW_US + 5)))
+    state.apply(encode(Prepare(NOW_US, 6, NOW_US)))
+    state.apply(encode(Configure(NOW_US, replace(newer, version=6))))
+    assert state.prepared == Prepared(7, NOW_US + 5, True), "what is still to be decided stays prepared"
+
+
+# --- fencing, release, clear
+
+
+def test_a_fenced_incarnation_registers_nothing_and_is_not_told_that_it_won(settle) -> None:
+    """Recovery may have released what it holds."""
+    state = new_state()
+    command = commit_command((TOKEN.pack(), [1, 2]), (b"other", [3]))
+    state.apply(command)
+    settle(state)
+    assert state.apply(encode(Fence(NOW_US, 0, (9, TOKEN.incarnation)))) == state.fences == 2
+    assert state.apply(command) == bytes([FENCED, FENCED, WON])
+    again = commit_command(
+        (replace(TOKEN, time_us=5).pack(), [4]), (replace(TOKEN, incarnation=6).pack(), [4])
+    )
+    assert state.apply(again) == bytes([FENCED, WON])
+
+
+def test_fences_are_a_list_that_is_taken_in_order() -> None:
+    state = new_state()
+    assert state.apply(encode(Fence(NOW_US, 1, (11, 12)))) == 0, "number 0 is not here yet"
+    assert state.apply(encode(Fence(NOW_US, 0, (10, 11)))) == 2
+    assert state.apply(encode(Fence(NOW_US, 1, (99, 12)))) == 3, "number 1 is here already"
+    barred = [Token("a:1", n, 0).pack() for n in (10, 11, 12, 99)]
+    command = commit_command(*((token, [n]) for n, token in enumerate(barred)))
+    assert state.apply(command) == bytes([FENCED, FENCED, FENCED, WON])
+
+
+def test_release_deletes_what_the_fenced_token_holds_and_nothing_else(settle) -> None:
+    """3.3.3, made safe: compare and delete, and only once the incarnation can't write any more."""
+    state = new_state()
+    other = replace(TOKEN, time_us=1001)
+    state.apply(commit_command((TOKEN.pack(), [1, 2]), (other.pack(), [3])))
+    settle(state)
+    assert state.apply(release(TOKEN, [1])) == bytes([NOT_FENCED])
+    state.apply(encode(Fence(NOW_US, 0, (TOKEN.incarnation,))))
+    outcomes = state.apply(release(TOKEN, [1, 1, 3, 4]))
+    assert outcomes == bytes([RELEASED, NOT_THERE, OTHER, NOT_THERE])
+    assert contents(state) == {event_id(2): TOKEN.pack(), event_id(3): other.pack()}
+    assert state.ids == 2
+    assert look(state, 1, 2, 3) == bytes([ABSENT, PRESENT, PRESENT])
+    assert state.apply(commit_command((b"new", [1, 2]))) == bytes([WON, DUPLICATE])
+    settle(state)
+    assert contents(state)[event_id(1)] == b"new"
+    assert state.apply(release(TOKEN, [1])) == bytes([OTHER]), "it is not the fenced one's any more"
+
+
+def test_what_is_no_joiners_token_can_not_be_released() -> None:
+    state = new_state()
+    state.apply(commit_command((b"a", [1])))
+    state.apply(encode(Fence(NOW_US, 0, (0,))))
+    command = encode(Release(NOW_US, [b"a"], [1], event_id(1), same_times(1)))
+    assert state.apply(command) == bytes([NOT_FENCED])
+
+
+def test_a_cleared_id_stays_registered_and_nobody_holds_it(settle) -> None:
+    state = new_state()
+    state.apply(commit_command((TOKEN.pack(), [1, 2])))
+    settle(state)
+    assert state.apply(clear(1, 3)) == bytes([CLEARED, NOTHING_TO_CLEAR])
+    assert state.apply(clear(1)) == bytes([CLEARED])
+    assert state.apply(commit_command((TOKEN.pack(), [1, 2]))) == bytes([DUPLICATE, WON])
+    state.apply(encode(Fence(NOW_US, 0, (TOKEN.incarnation,))))
+    assert state.apply(release(TOKEN, [1])) == bytes([OTHER])
+    assert contents(state) == {event_id(1): b"", event_id(2): TOKEN.pack()}
+    assert state.ids == 2
+    state.apply(encode(Boundary(NOW_US, NOW_US + BUCKET_US)))
+    assert state.apply(clear(1)) == bytes([NOTHING_TO_CLEAR])
+
+
+def test_cleared_ids_are_the_same_bytes_on_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    state, other = new_state(), new_state()
+    for replica in (state, other):
+        replica.apply(commit_command((TOKEN.pack(), [1, 2])))
+    tidy_all(other)
+    for replica in (state, other):
+        replica.apply(clear(1))
+    assert list(state.freeze()) == list(other.freeze())
+
+
+# --- scan, memory
+
+
+def test_a_scan_tells_ids_their_hours_and_tokens(settle) -> None:
+    state = new_state()
+    state.apply(commit_command((TOKEN.pack(), [1, 2]), time_us=NOW_US))
+    settle(state)
+    state.apply(commit_command((b"b", [3]), time_us=-1))
+    state.apply(clear(2))
+    rows = {}
+    for piece in state.scan():
+        times = np.frombuffer(piece.times, "<i8").tolist()
+        rows |= dict(zip(split_ids(piece.ids), zip(times, piece.tokens, strict=True), strict=True))
+    hour_us = NOW_US // BUCKET_US * BUCKET_US
+    assert rows == {
+        event_id(1): (hour_us, TOKEN.pack()),
+        event_id(2): (hour_us, b""),
+        event_id(3): (-BUCKET_US, b"b"),
+    }
 
 
 def test_photon_ids_of_one_server_and_opaque_ids_of_one_shard_spread_over_the_sub_dicts() -> None:
@@ -151,194 +415,98 @@ def test_photon_ids_of_one_server_and_opaque_ids_of_one_shard_spread_over_the_su
     opaque = packer.pack([f"event-{n}" for n in range(20_000)])
     for ids in (photon, opaque):
         of_shard = np.frombuffer(ids, "V16")[hash_ids(ids) % np.uint64(4) == 1].tobytes()
-        state = ShardState()
+        state = new_state(1, 4)
         count = len(of_shard) // 16
         state.apply(encode(Commit(NOW_US, [b"a"], [count], of_shard, same_times(count))))
-        assert max(map(len, state._subs)) < 3 * count / len(state._subs)
+        assert state.ids == count
+        subs = state._facts.table._layout.subs
+        assert max(map(len, subs)) < 3 * count / len(subs)
 
 
-# --- properties
+def fill(state: ShardState, ids: int, time_us: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for _ in range(ids // 1000):
+        batch = rng.bytes(16_000)
+        state.apply(encode(Commit(time_us, [TOKEN.pack()], [1000], batch, same_times(1000, time_us))))
 
 
-@dataclass
-class Model:
-    """The same in plain Python: one dict, one scan."""
-
-    held: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
-    boundary_us: int = NO_BOUNDARY
-
-    def apply(self, command: Command) -> object:
-        match command:
-            case Commit() as commit:
-                return self.commit(commit)
-            case Boundary(_, boundary_us):
-                self.boundary_us = max(self.boundary_us, boundary_us)
-                return self.boundary_us
-            case Collect(ids_max):
-                old = [(t // BUCKET_US, n) for n, (_, t) in enumerate(self.held.values())]
-                old = [(b, n) for b, n in old if (b + 1) * BUCKET_US <= self.boundary_us]
-                keys = list(self.held)
-                gone = [keys[n] for _, n in sorted(old)[:ids_max]]
-                for key in gone:
-                    del self.held[key]
-                return len(gone)
-
-    def commit(self, commit: Commit) -> bytes:
-        ids, times = list(split_ids(commit.ids)), np.frombuffer(commit.times, "<i8").tolist()
-        outcomes = []
-        for token, count in zip(commit.tokens, commit.counts, strict=True):
-            won_here = set()
-            for _ in range(count):
-                key, time_us = ids.pop(0), times.pop(0)
-                held = self.held.get(key)
-                if key in won_here:
-                    outcomes.append(DUPLICATE)
-                elif held is not None and held[0] == token:
-                    won_here.add(key)
-                    outcomes.append(WON)
-                elif time_us < self.boundary_us:
-                    outcomes.append(EXPIRED)
-                elif held is not None:
-                    outcomes.append(DUPLICATE)
-                else:
-                    self.held[key] = token, time_us
-                    won_here.add(key)
-                    outcomes.append(WON)
-        return bytes(outcomes)
-
-    def tokens(self) -> dict[bytes, bytes]:
-        return {key: token for key, (token, _) in self.held.items()}
+def test_frozen_ids_take_under_40_bytes_and_what_is_expired_none() -> None:
+    state = new_state()
+    fill(state, 200_000, NOW_US, 1)
+    assert not state.tidy(), "too few, and too new"
+    state.apply(encode(Boundary(NOW_US + 2 * idtable.FREEZE_AFTER_US, 0)))
+    tidy_all(state)
+    memory = state.memory()
+    assert (memory["recent_ids"], memory["frozen_ids"]) == (0, 200_000)
+    assert memory["frozen_bytes"] < 40 * 200_000
+    state.apply(encode(Boundary(NOW_US, NOW_US + BUCKET_US)))
+    tidy_all(state)
+    memory = state.memory()
+    assert (memory["frozen_ids"], memory["segments"], state.ids) == (0, 0, 0)
 
 
-TIMES = st.integers(-5 * BUCKET_US, 5 * BUCKET_US)
-TOKENS = st.sampled_from([b"a", b"b", b"joiner-1", b"joiner-2"])
+def test_a_segment_is_written_anew_when_a_quarter_of_it_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    state = new_state()
+    for number, hour in enumerate((0, 1, 2, 3, 4)):
+        fill(state, 10_000, NOW_US + hour * BUCKET_US, number)
+    tidy_all(state)
+    kept = []
+    for hour in (1, 2, 3):
+        state.apply(encode(Boundary(NOW_US, NOW_US + hour * BUCKET_US)))
+        tidy_all(state)
+        kept.append(state.memory()["frozen_ids"])
+    assert kept == [50_000, 30_000, 20_000]
+    assert len(contents(state)) == state.ids == 20_000
 
 
-@st.composite
-def commits(draw: st.DrawFn) -> Commit:
-    segments = draw(st.lists(st.tuples(TOKENS, st.lists(st.integers(0, 30), max_size=6)), max_size=4))
-    numbers = [n for _, of_segment in segments for n in of_segment]
-    times = [draw(TIMES) for _ in numbers]
-    tokens, counts = [t for t, _ in segments], [len(n) for _, n in segments]
-    return Commit(NOW_US, tokens, counts, event_ids(*numbers), pack_times(times))
+def test_segments_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1000)
+    state = new_state()
+    for number in range(100):
+        fill(state, 1000, NOW_US, number)
+        tidy_all(state)
+        assert state.memory()["segments"] <= (number + 1).bit_length()
+    assert state.memory()["frozen_ids"] == len(contents(state)) == 100_000
 
 
-COMMANDS = commits() | st.builds(Boundary, st.just(NOW_US), TIMES) | st.builds(Collect, st.integers(0, 8))
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.lists(COMMANDS, max_size=25), st.data())
-def test_the_state_is_what_a_plain_dict_would_be(commands: list[Command], data: st.DataObject) -> None:
-    """Also: a cut taken at any point tells that point, however late it is drawn; a replica restored from it
-    goes on alike."""
-    state, model = ShardState(), Model()
-    cut_at = data.draw(st.integers(0, len(commands)))
-    drawn: list[bytes] = []
-    cut, tokens_then, restored = iter(()), {}, ShardState()
-    for at, command in enumerate([*commands, Collect(0)]):
-        if at == cut_at:
-            cut, tokens_then = state.freeze(), model.tokens()
-        outcome = model.apply(command)
-        assert state.apply(encode(command)) == outcome
-        if data.draw(st.booleans()):
-            drawn += [chunk for chunk in [next(cut, None)] if chunk is not None]
-    drawn += cut
-    restored.restore(drawn)
-    assert contents(restored) == tokens_then
-    assert restored.ids == len(tokens_then)
-    for command in [*commands, Collect(0)][cut_at:]:
-        restored.apply(encode(command))
-    assert contents(restored) == contents(state) == model.tokens()
-    assert (restored.boundary_us, restored.ids) == (state.boundary_us, state.ids)
-    ids, times = event_ids(*range(31)), same_times(31, 5 * BUCKET_US)
-    assert state.lookup(ids, times) == bytes(key in model.held for key in split_ids(ids))
-    assert list(restored.freeze())[1:] == list(state.freeze())[1:], "replicas agree to the byte"
-
-
-def test_a_large_state_is_cut_into_chunks_and_restored_whole() -> None:
-    rng = random.Random(1)
-    state = ShardState()
-    for batch in range(60):
-        ids = rng.randbytes(16 * 1000)
-        times = pack_times([NOW_US + rng.randrange(20) * BUCKET_US for _ in range(1000)])
-        state.apply(encode(Commit(NOW_US, [b"token-%d" % batch], [1000], ids, times)))
-    chunks = list(state.freeze())
-    assert max(map(len, chunks)) < 2 << 20
-    restored = ShardState()
-    restored.restore(chunks)
-    assert contents(restored) == contents(state)
-
-
-def test_a_snapshot_is_drawn_in_another_thread_while_commits_go_on() -> None:
-    rng = random.Random(2)
-    state = ShardState()
-    batches = [rng.randbytes(16 * 500) for _ in range(120)]
-
-    def register(batch: bytes) -> None:
-        state.apply(encode(Commit(NOW_US, [b"token"], [500], batch, same_times(500))))
-
-    for batch in batches[:60]:
-        register(batch)
-    cut, drawn = state.freeze(), []
-    drawer = threading.Thread(target=lambda: drawn.extend(cut))
-    drawer.start()
-    for batch in batches[60:]:
-        register(batch)
-    drawer.join()
-    restored = ShardState()
-    restored.restore(drawn)
-    assert contents(restored).keys() == set(split_ids(b"".join(batches[:60])))
-
-
-def test_lookups_in_other_threads_never_miss_what_was_committed_before_them() -> None:
-    state = ShardState()
-    rng = random.Random(3)
+def test_lookups_in_other_threads_never_miss_what_was_committed_before_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though ids move from dicts to segments, and from segment to segment, all the while."""
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 400)
+    state = new_state()
+    rng = np.random.default_rng(3)
     committed: list[bytes] = []
     missed: list[bytes] = []
+    scanned_short: list[int] = []
     done = threading.Event()
 
-    def look() -> None:
+    def look_up() -> None:
+        at = 0
         while not done.is_set():
-            for ids in committed[-5:]:
+            for ids in [*committed[-5:], *committed[at : at + 1]]:
                 if state.lookup(ids, same_times(200)) != bytes([PRESENT] * 200):
                     missed.append(ids)
+            at = (at + 1) % max(1, len(committed))
 
-    readers = [threading.Thread(target=look) for _ in range(2)]
+    def scan() -> None:
+        while not done.is_set():
+            least = len(committed) * 200
+            found = len(contents(state))
+            if found < least:
+                scanned_short.append(found - least)
+
+    readers = [threading.Thread(target=work) for work in (look_up, scan)]
     for reader in readers:
         reader.start()
-    for _ in range(300):
-        ids = rng.randbytes(16 * 200)
+    for _ in range(120):
+        ids = rng.bytes(16 * 200)
         state.apply(encode(Commit(NOW_US, [b"t"], [200], ids, same_times(200))))
         committed.append(ids)
+        state.tidy()
     done.set()
     for reader in readers:
         reader.join()
     assert not missed
-
-
-@pytest.mark.parametrize("damage", ["head", "short", "long", "count", "missing", "other form"])
-def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str) -> None:
-    state = ShardState()
-    state.apply(commit_command((b"a", range(20)), (b"b", range(20, 30))))
-    chunks = list(state.freeze())
-    broken = {
-        "head": [chunks[0][:-1], *chunks[1:]],
-        "short": [chunks[0], chunks[1][:-1]],
-        "long": [chunks[0], chunks[1] + b"\0"],
-        "count": [*chunks, chunks[1]],
-        "missing": chunks[:1],
-        "other form": [b"XXXX" + chunks[0][4:], *chunks[1:]],
-    }[damage]
-    other = ShardState()
-    other.apply(commit_command((b"kept", [99])))
-    with pytest.raises(CorruptStateError):
-        other.restore(broken)
-    assert contents(other) == {event_id(99): b"kept"}
-
-
-@given(st.binary(max_size=300))
-def test_garbage_instead_of_a_chunk_raises_nothing_but_corrupt_state(garbage: bytes) -> None:
-    head = next(iter(ShardState().freeze()))
-    _, parts = snapshot.unpack([head, garbage])
-    with suppress(CorruptStateError):
-        list(parts)
+    assert not scanned_short

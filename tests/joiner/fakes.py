@@ -15,9 +15,10 @@ from joiner.batch import ForeignColumns
 from joiner.worker import Worker
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import join_lines, pack_times, split_ids, split_lines
-from photon.core.errors import UnavailableError
+from photon.core.errors import FencedError, UnavailableError
 from photon.core.fates import Committed, Found
 from photon.core.settings import Settings, parse_settings
+from photon.core.tokens import parse_token
 
 NOW_US = ManualClock().now_us()
 
@@ -69,6 +70,9 @@ class FakeRegistry:
         self.failures: list[str] = []
         """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
         self.down = False
+        self.silent_to_leases = False
+        self.asked_leases: list[tuple[str, int, float]] = []
+        self.fences: set[int] = set()
         self._lock = threading.Lock()
         self._file = None
         if path is not None:
@@ -84,6 +88,8 @@ class FakeRegistry:
             if self.down or failure == "before":
                 raise UnavailableError("registry: no quorum")
             keys = split_ids(ids)
+            if parse_token(token).incarnation in self.fences:
+                return bytes([Committed.FENCED]) * len(keys)
             new = [key for key in keys if key not in self.tokens and key not in self.expired]
             self.tokens.update(dict.fromkeys(new, token))
             if self._file is not None:
@@ -91,6 +97,22 @@ class FakeRegistry:
             if failure == "after":
                 raise UnavailableError("registry: the answer was lost")
             return bytes(self._outcome(key, token) for key in keys)
+
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+        self.asked_leases.append((token_address, incarnation, lease_s))
+        if self.down or self.silent_to_leases:
+            raise UnavailableError("registry: no quorum")
+        if incarnation in self.fences:
+            raise FencedError(f"incarnation {incarnation:016x} is fenced")
+
+    def release(self, name: str, incarnation: int) -> bool:
+        """Recovery's: forget the id if it is of that incarnation, which must be fenced."""
+        assert incarnation in self.fences
+        token = self.tokens.get(packed_id(name))
+        if token is None or parse_token(token).incarnation != incarnation:
+            return False
+        del self.tokens[packed_id(name)]
+        return True
 
     def _outcome(self, key: bytes, token: bytes) -> Committed:
         if key in self.expired:
@@ -117,14 +139,14 @@ class FakeEventStore:
         return found, [b"" if name in self.lacks else primary_line(name) for name in names]
 
 
-def settings(adapter: str = "", **joiner: object) -> Settings:
+def settings(adapter: str = "", lease_s: float = 10.0, **joiner: object) -> Settings:
     """`joiner` may go below the bounds that users have to keep."""
-    made = parse_settings({"adapter": {"use": adapter}})
+    made = parse_settings({"adapter": {"use": adapter}, "registry": {"lease_s": lease_s}})
     return replace(made, joiner=replace(made.joiner, **({"fsync": False} | joiner)))
 
 
-def make_worker(root: Path, registry: FakeRegistry, store: FakeEventStore | None = None, **options) -> Worker:
-    """A joiner on `root`, not yet started."""
+def make_worker(root: Path, registry, store: FakeEventStore | None = None, **options) -> Worker:
+    """A joiner on `root`, not yet started, but with a lease if the registry gives one."""
     values = {
         "settings": settings(),
         "name": "joiner",
@@ -137,7 +159,9 @@ def make_worker(root: Path, registry: FakeRegistry, store: FakeEventStore | None
         "clock": SystemClock(),
         "rng": random.Random(),
     }
-    return Worker(**(values | options))
+    worker = Worker(**(values | options))
+    worker.leases.renew_due()
+    return worker
 
 
 def output_bytes(root: Path) -> bytes:

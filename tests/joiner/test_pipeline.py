@@ -164,8 +164,9 @@ def test_a_repeated_id_is_judged_by_its_own_primary(make, store, tmp_path):
 
 
 def test_a_repeated_id_whose_first_one_is_unknown_is_unknown_too(make, registry):
+    worker = make()
     registry.down = True
-    assert fates(make().join(batch_of(["a", "a"]))) == ["RETRY_UNAVAILABLE"] * 2
+    assert fates(worker.join(batch_of(["a", "a"]))) == ["RETRY_UNAVAILABLE"] * 2
 
 
 ADAPTERS = """

@@ -14,7 +14,8 @@ from joiner.client import ForeignColumns, JoinerClient
 from joiner.server import JoinerServer
 from photon.core.clock import SystemClock
 from photon.core.columns import join_lines, pack_times, split_lines
-from photon.core.fates import Joined
+from photon.core.errors import FencedError, OverloadedError, UnavailableError
+from photon.core.fates import Joined, Released
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings
 from tests.idregistry.cluster import Cluster, wait_until
@@ -55,6 +56,7 @@ def joined_numbers(root):
 
 @pytest.fixture
 def cluster(tmp_path):
+    (tmp_path / "registry").mkdir()
     cluster = Cluster(tmp_path / "registry")
     cluster.start()
     yield cluster
@@ -120,8 +122,9 @@ def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_nex
         return server
 
     cluster.leader()
-    cluster.kill()
     first = start()
+    wait_until(lambda: first.status()["lease"]["seconds_left"])
+    cluster.kill()
     client = JoinerClient([first.listen], 30.0)
     assert set(client.join(clicks(range(10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
     assert not first.stop(0.1)
@@ -132,3 +135,70 @@ def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_nex
     assert second.stop(5)
     assert joined_numbers(tmp_path) == Counter(range(10))
     client.close()
+
+
+def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, store, tmp_path):
+    """Its next life drops what it left; released, the events are joined by whoever gets them next."""
+    settings = parse_settings({"registry": {"lease_s": 1.5}, "joiner": {"fsync": False}})
+    told, tokens = [], []
+    cut_off = {"joiner": False}
+
+    class Registry:
+        """Reaches the registry until it is cut off: after a commit is done, before its answer comes."""
+
+        def __init__(self):
+            self._client = cluster.client(timeout_s=5.0)
+
+        def commit(self, ids, times, token):
+            tokens.append(token)
+            outcomes = self._client.commit(ids, times, token)
+            self._wait()
+            return outcomes
+
+        def keep_alive(self, address, incarnation, lease_s):
+            self._wait()
+            self._client.keep_alive(address, incarnation, lease_s)
+
+        @staticmethod
+        def _wait():
+            if cut_off["joiner"]:
+                raise UnavailableError("cut off")
+
+    def start():
+        server = JoinerServer(
+            settings, "joiner", "east", "127.0.0.1:0", tmp_path / "joiner", tmp_path,
+            Registry(), store, SystemClock(), random.Random(), drain=True, on_fatal=told.append,
+        )  # fmt: skip
+        server.start()
+        wait_until(lambda: server.status()["lease"]["seconds_left"])
+        return server
+
+    cluster.leader()
+    recovery = cluster.client(timeout_s=5.0)
+    first = start()
+    incarnation = int(first.status()["lease"]["incarnation"], 16)
+    client = JoinerClient([first.listen], 30.0)
+    assert set(client.join(clicks(range(5))).outcomes) == {Joined.JOINED}
+    assert not recovery.fence(incarnation).fenced
+    cut_off["joiner"] = True
+    assert set(client.join(clicks(range(5, 10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
+    left = tokens[-1]
+    wait_until(lambda: recovery.fence(incarnation).fenced)
+    with pytest.raises(OverloadedError, match="holds no lease"):
+        client.join(clicks(range(10, 15)))
+    cut_off["joiner"] = False
+    wait_until(lambda: told)
+    assert isinstance(told[0], FencedError)
+    first.stop(0.1)
+    client.close()
+    second = start()
+    wait_until(lambda: second.status()["unresolved"] == 0)
+    assert joined_numbers(tmp_path) == Counter(range(5))
+    lost = clicks(range(5, 10))
+    client = JoinerClient([second.listen], 30.0)
+    assert set(client.join(lost).outcomes) == {Joined.DUPLICATE}
+    wait_until(lambda: set(recovery.release(lost.ids, lost.times, [left], [5])) == {Released.RELEASED})
+    assert set(client.join(lost).outcomes) == {Joined.JOINED}
+    assert joined_numbers(tmp_path) == Counter(range(10))
+    client.close()
+    assert second.stop(5)

@@ -95,10 +95,16 @@ def test_a_large_batch_is_joined_whole(serve, connect, tmp_path):
 def test_the_status_tells_what_the_supervisor_asks(serve, connect):
     client = connect(serve())
     client.join(batch_of(["a", "b"]))
-    assert client.status() == {
+    status = client.status()
+    lease = status.pop("lease")
+    assert 0 < lease.pop("seconds_left") <= 10
+    assert len(lease.pop("incarnation")) == 16
+    assert lease == {"fenced": False, "trouble": None}
+    assert status == {
         "joined": 2,
         "in_flight": 0,
         "unresolved": 0,
+        "dropped": 0,
         "storage_error": None,
         "notices": [],
     }

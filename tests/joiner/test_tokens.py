@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from joiner.tokens import TokenSource
-from photon.core.tokens import Token, parse_token
 from photon.core.clock import ManualClock
+from photon.core.tokens import Token, parse_token
 
 
 def test_a_token_can_be_read_again():

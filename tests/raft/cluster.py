@@ -1,15 +1,20 @@
-"""Three hosts in this process, over real sockets and files, with a client that retries."""
+"""Hosts in this process, over real sockets and files, with a client that retries."""
 
 import random
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 from photon.raft.host import RaftHost
-from photon.raft.port import Applied, Outcome, ReplicatedLog
+from photon.raft.port import Applied, Change, ChangeKind, Outcome, Refusal, ReplicatedLog, Unknown
 from photon.raft.settings import RaftLimits, RaftTiming
 from tests.raft.kit import Register, command, free_ports, wait_until
+
+T = TypeVar("T")
 
 
 class HostedNode:
@@ -20,6 +25,7 @@ class HostedNode:
         self.machines = [Register() for _ in range(cluster.groups)]
         self.waiting: list[deque[tuple[bytes, Callable[[Outcome], None]]]] = [deque() for _ in self.machines]
         addresses = cluster.addresses
+        self.calls: deque[Callable[[], None]] = deque()
         self.host = RaftHost(
             name,
             addresses[name],
@@ -32,17 +38,45 @@ class HostedNode:
             limits=cluster.limits,
         )
         self.logs: list[ReplicatedLog] = [
-            self.host.add_group(group, machine, self._ticker(group))
+            self.host.add_group(group, machine, self._ticker(group), cluster.founders_for(name))
             for group, machine in enumerate(self.machines)
         ]
 
     def _ticker(self, group: int) -> Callable[[ReplicatedLog], None]:
         def on_tick(log: ReplicatedLog) -> None:
+            while self.calls and group == 0:
+                self.calls.popleft()()
             waiting = self.waiting[group]
             while waiting:
                 log.propose(*waiting.popleft())
 
         return on_tick
+
+    def add_group(self, group: int, founders: Sequence[str] | None) -> None:
+        """In the raft thread; groups are numbered on."""
+        self.machines.append(Register())
+        self.waiting.append(deque())
+        self.logs.append(self.host.add_group(group, self.machines[group], self._ticker(group), founders))
+
+    def in_raft_thread(self, call: Callable[[], T]) -> T:
+        """What it returns, or raises."""
+        future: Future[T] = Future()
+
+        def settle() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.calls.append(settle)
+        self.host.wake()
+        return future.result(15.0)
+
+    def change(self, kind: ChangeKind, node: str, group: int = 0) -> Outcome:
+        """One attempt to change the members."""
+        future: Future[Outcome] = Future()
+        self.in_raft_thread(lambda: self.logs[group].change_members(Change(kind, node), future.set_result))
+        return future.result(15.0)
 
 
 class Cluster:
@@ -61,7 +95,31 @@ class Cluster:
         self.addresses = {
             name: ("127.0.0.1", port) for name, port in zip(names, free_ports(len(names)), strict=True)
         }
+        self.founders = list(names)
         self.nodes: dict[str, HostedNode] = {}
+
+    def founders_for(self, name: str) -> list[str] | None:
+        return self.founders if name in self.founders else None
+
+    def add_address(self, name: str) -> None:
+        """One more node; those that run are told."""
+        self.addresses[name] = ("127.0.0.1", free_ports(1)[0])
+        self.tell_peers()
+
+    def tell_peers(self) -> None:
+        for node in self.nodes.values():
+            node.in_raft_thread(lambda node=node: node.host.set_peers(self.addresses))
+
+    def change(self, kind: ChangeKind, node: str, group: int = 0) -> None:
+        """Retry at whoever leads until it is done."""
+        deadline = time.monotonic() + 20.0
+        while True:
+            outcome = self.nodes[self.wait_for_leader(group)].change(kind, node, group)
+            if isinstance(outcome, Applied):
+                return
+            assert outcome == Unknown() or outcome.reason is not Refusal.UNFIT, outcome
+            assert time.monotonic() < deadline, outcome
+            time.sleep(0.02)
 
     def start(self, *names: str) -> None:
         for name in names or self.addresses:
@@ -73,8 +131,12 @@ class Cluster:
             self.nodes.pop(name).host.stop()
 
     def leader(self, group: int = 0) -> str | None:
-        found = [name for name, node in list(self.nodes.items()) if node.logs[group].is_leader]
-        return found[0] if found else None
+        found = [
+            (node.logs[group].status().term, name)
+            for name, node in list(self.nodes.items())
+            if node.logs[group].is_leader
+        ]
+        return max(found)[1] if found else None
 
     def wait_for_leader(self, group: int = 0) -> str:
         wait_until(lambda: self.leader(group) is not None)

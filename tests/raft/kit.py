@@ -9,14 +9,15 @@ import struct
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from photon.raft.codec import Message, decode, encode
 from photon.raft.core import now
-from photon.raft.port import Outcome, ReplicatedLog
-from photon.raft.replica import Replica
+from photon.raft.port import Change, ChangeKind, Members, Outcome, ReplicatedLog
+from photon.raft.replica import ALL_PEERS, Replica
 from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.snapshot import Head, SnapshotId
 
 TIMING = RaftTiming()
 # Small enough that a few commands roll segments, start snapshots, and fill the way to a peer.
@@ -60,8 +61,24 @@ class Register:
         self.tokens = {row[:-8]: struct.unpack("<Q", row[-8:])[0] for row in rows}
 
 
+def head(index: int, term: int, voters: str = "abc", learners: str = "") -> Head:
+    """What a snapshot begins with."""
+    return Head(SnapshotId(index, term), Members(tuple(voters), tuple(learners)))
+
+
 def command(key: bytes, token: int) -> bytes:
     return key + struct.pack("<Q", token)
+
+
+class VirtualClock:
+    """Seconds that pass when the test says so; every look takes a little, as in life."""
+
+    def __init__(self) -> None:
+        self.at = 100.0
+
+    def __call__(self) -> float:
+        self.at += 1e-6
+        return self.at
 
 
 class RecordingWire:
@@ -123,7 +140,9 @@ class Lone:
         peers: Iterable[str] = ("b", "c"),
         limits: RaftLimits = SMALL,
         timing: RaftTiming = TIMING,
+        founders: Sequence[str] | None = ALL_PEERS,
     ) -> None:
+        """`founders`: by default `a` and its peers."""
         self.machine = Register()
         self.wire = RecordingWire()
         self.jobs = ManualJobs()
@@ -140,9 +159,11 @@ class Lone:
             timing=timing,
             limits=limits,
             rng=random.Random(1),
+            founders=founders,
         )
         for peer in peers:
             self.replica.peer_up(peer)
+        self.replica.core.heard_leader_at = 0.0  # it has listened long enough to vote
 
     def _on_tick(self, log: ReplicatedLog) -> None:
         while self.waiting:
@@ -152,6 +173,12 @@ class Lone:
         """Queue a command; the list gets its outcome."""
         outcomes: list[Outcome] = []
         self.waiting.append((command(body, token), outcomes.append))
+        return outcomes
+
+    def change(self, kind: ChangeKind, node: str) -> list[Outcome]:
+        """Ask for a change of the members; the list gets its outcome."""
+        outcomes: list[Outcome] = []
+        self.replica.change_members(Change(kind, node), outcomes.append)
         return outcomes
 
     def turn(self) -> None:
@@ -187,12 +214,25 @@ class Lone:
     def lead(self) -> int:
         """Win an election with the vote of b; returns the term."""
         core = self.replica.core
-        core.elect_now()
-        self.turn()
+        self.stand()
         self.hear("b", type="response_vote", term=core.term)
         self.turn()
         assert self.replica.is_leader
         return core.term
+
+    def canvass(self) -> None:
+        """Ask whether the others would vote for it."""
+        self.replica.core.elect_now()
+        self.turn()
+
+    def stand(self, *granting: str) -> None:
+        """Stand for election, when those (by default all peers) have said that they would vote for it."""
+        self.canvass()
+        asked = self.wire.take("request_pre_vote")
+        for peer, message in asked:
+            if peer in granting or not granting:
+                self.hear(peer, type="response_pre_vote", term=message["term"], round=message["round"])
+        self.turn()
 
     def acknowledge(self, peer: str, next_index: int, term: int | None = None, **flags: bool) -> None:
         self.hear(

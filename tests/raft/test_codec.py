@@ -14,7 +14,7 @@ INDEX = st.integers(0, 2**62)
 
 @st.composite
 def messages(draw: st.DrawFn) -> dict[str, object]:
-    kind = draw(st.sampled_from(["append", "piece", "ack", "ask", "vote", "timeout"]))
+    kind = draw(st.sampled_from(["append", "piece", "ack", "ask", "ask first", "vote", "granted", "timeout"]))
     term = draw(U64)
     if kind == "append":
         previous = draw(INDEX)
@@ -42,7 +42,13 @@ def messages(draw: st.DrawFn) -> dict[str, object]:
             "success": draw(st.booleans()),
         }
     if kind == "ask":
-        return {"type": "request_vote", "term": term, "last_log_index": draw(U64), "last_log_term": draw(U64)}
+        last = {"last_log_index": draw(U64), "last_log_term": draw(U64)}
+        return {"type": "request_vote", "term": term, **last, "transfer": draw(st.booleans())}
+    if kind == "ask first":
+        last = {"last_log_index": draw(U64), "last_log_term": draw(U64)}
+        return {"type": "request_pre_vote", "term": term, **last, "round": draw(U64)}
+    if kind == "granted":
+        return {"type": "response_pre_vote", "term": term, "round": draw(U64)}
     return {"type": "response_vote" if kind == "vote" else "timeout_now", "term": term}
 
 

@@ -211,14 +211,27 @@ def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> No
         host.stop()
 
 
-def test_a_group_is_added_once_and_before_the_start(tmp_path: Path) -> None:
+def test_a_group_is_added_once_and_never_from_another_thread(tmp_path: Path) -> None:
     host = lone_host(tmp_path, free_ports(1)[0])
     host.add_group(0, Register(), lambda log: None)
     with pytest.raises(UsageError):
         host.add_group(0, Register(), lambda log: None)
     host.start()
-    with pytest.raises(UsageError, match="before the host is started"):
-        host.add_group(1, Register(), lambda log: None)
+    for wrong in (
+        lambda: host.add_group(1, Register(), lambda log: None),
+        lambda: host.remove_group(0),
+        lambda: host.set_peers({}),
+    ):
+        with pytest.raises(UsageError, match="before the host is started or in its thread"):
+            wrong()
+    host.stop()
+
+
+def test_founders_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    host = lone_host(tmp_path)
+    for founders in (["b", "c"], ["a", "a"]):
+        with pytest.raises(UsageError, match="can't found group 0 on a"):
+            host.add_group(0, Register(), lambda log: None, founders)
     host.stop()
 
 

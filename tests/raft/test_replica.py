@@ -12,7 +12,7 @@ from photon.raft.compaction import StateMachineError
 from photon.raft.port import Applied, Refusal, Refused, Unknown
 from photon.raft.settings import RaftLimits, RaftTiming
 from tests.raft.kit import SMALL, TIMING, Lone
-from tests.raft.simulation import Clock
+from tests.raft.kit import VirtualClock as Clock
 
 
 @pytest.fixture
@@ -290,10 +290,10 @@ def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_elec
     lone.turn()
     lone.replica.peer_up("c")
     lone.turn()
-    assert lone.wire.take("request_vote") == []
+    assert lone.wire.take("request_pre_vote") == []
     clock.at += TIMING.election_s_max
     lone.turn()
-    assert {peer for peer, _ in lone.wire.take("request_vote")} == {"b", "c"}
+    assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"c"}
     lone.crash()
 
 

@@ -8,8 +8,10 @@ import pytest
 
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.raft.journal import NO_OP
-from photon.raft.snapshot import SnapshotId, read_chunks, read_id, write_snapshot
+from photon.raft.roster import command_of, founding
+from photon.raft.snapshot import read_chunks, read_head, write_snapshot
 from photon.raft.store import ReplicaStore
+from tests.raft.kit import head
 
 
 def opened(directory: Path, node: str = "a", group: int = 0) -> ReplicaStore:
@@ -24,7 +26,7 @@ def grown(directory: Path, entries: int = 10, snapshot_at: int | None = None) ->
         store.journal.append(b"\x00%d" % index, index, 3)
     store.journal.sync()
     if snapshot_at is not None:
-        covers = SnapshotId(snapshot_at, 3)
+        covers = head(snapshot_at, 3)
         write_snapshot(store.snapshots.own_temporary, covers, [b"state"])
         store.snapshots.adopt(store.snapshots.own_temporary, covers)
     store.close()
@@ -94,8 +96,8 @@ def test_damage_stops_the_start_and_says_how_to_mend_it(
     store = opened(tmp_path)
     store.journal.drop_before(8)
     store.journal.reset(10, 3)  # from here on the journal does not go back to the beginning
-    write_snapshot(store.snapshots.own_temporary, SnapshotId(10, 3), [b"state"])
-    store.snapshots.adopt(store.snapshots.own_temporary, SnapshotId(10, 3))
+    write_snapshot(store.snapshots.own_temporary, head(10, 3), [b"state"])
+    store.snapshots.adopt(store.snapshots.own_temporary, head(10, 3))
     for index in range(11, 20):
         store.journal.append(b"\x00", index, 3)
         store.journal.sync()
@@ -107,7 +109,7 @@ def test_damage_stops_the_start_and_says_how_to_mend_it(
         for _ in read_chunks(tmp_path / "snapshot"):
             pass
     assert name.partition("-")[0] in str(raised.value)
-    assert f"remove {tmp_path} to let this replica be rebuilt from its peers" in str(raised.value)
+    assert "replace this node: start an empty one under a new name" in str(raised.value)
 
 
 def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
@@ -119,15 +121,28 @@ def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_founders_log_that_names_nobody_is_of_an_older_version_and_refused(tmp_path: Path) -> None:
+    grown(tmp_path)
+    with pytest.raises(CorruptStateError, match="names no members: it is of an older version"):
+        ReplicaStore(tmp_path, "a", 0, 1 << 20, command_of(founding("abc")))
+
+
+def test_a_birth_with_other_founders_is_refused(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    (tmp_path / "ballot").unlink()
+    with pytest.raises(CorruptStateError, match="begun with other founders"):
+        ReplicaStore(tmp_path, "a", 0, 1 << 20, command_of(founding("abc")))
+
+
 def test_a_crash_between_putting_a_snapshot_in_place_and_resetting_the_journal_is_finished(
     tmp_path: Path,
 ) -> None:
-    for number, covers in enumerate([SnapshotId(50, 3), SnapshotId(6, 2)]):
+    for number, (index, term) in enumerate([(50, 3), (6, 2)]):
         directory = tmp_path / str(number)
         grown(directory)
-        write_snapshot(directory / "snapshot", covers, [b"state"])
+        write_snapshot(directory / "snapshot", head(index, term), [b"state"])
         store = opened(directory)
-        assert [(index, term) for _, index, term in store.journal.entries] == [(covers.index, covers.term)]
+        assert [(at, of) for _, at, of in store.journal.entries] == [(index, term)]
         store.close()
 
 
@@ -161,14 +176,14 @@ def test_a_full_disk_is_told_as_such_when_the_vote_is_written(
 def test_a_snapshot_gives_back_the_same_chunks(tmp_path: Path) -> None:
     chunks = [b"", b"one", b"x" * 100_000, b""]
     path = tmp_path / "made"
-    write_snapshot(path, SnapshotId(7, 2), chunks)
-    assert read_id(path) == SnapshotId(7, 2)
+    write_snapshot(path, head(7, 2), chunks)
+    assert read_head(path) == head(7, 2)
     assert list(read_chunks(path)) == chunks
 
 
 def test_any_damaged_byte_or_cut_of_a_snapshot_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "made"
-    write_snapshot(path, SnapshotId(7, 2), [b"one", b"two", b""])
+    write_snapshot(path, head(7, 2), [b"one", b"two", b""])
     good = path.read_bytes()
     damaged = [good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :] for at in range(len(good))]
     damaged += [good[:length] for length in range(len(good))]
@@ -185,12 +200,12 @@ def test_any_damaged_byte_or_cut_of_a_snapshot_is_noticed(tmp_path: Path) -> Non
 def test_an_older_snapshot_never_takes_the_place_of_a_newer_one(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for index, placed in ((9, True), (5, False), (9, False), (10, True)):
-        write_snapshot(store.snapshots.own_temporary, SnapshotId(index, 1), [b"%d" % index])
-        assert store.snapshots.adopt(store.snapshots.own_temporary, SnapshotId(index, 1)) is placed
-    assert read_id(tmp_path / "snapshot") == SnapshotId(10, 1)
+        write_snapshot(store.snapshots.own_temporary, head(index, 1), [b"%d" % index])
+        assert store.snapshots.adopt(store.snapshots.own_temporary, head(index, 1)) is placed
+    assert read_head(tmp_path / "snapshot") == head(10, 1)
     store.close()
 
 
 def test_a_snapshot_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="writing a snapshot"):
-        write_snapshot(tmp_path / "no" / "such", SnapshotId(1, 1), [])
+        write_snapshot(tmp_path / "no" / "such", head(1, 1), [])

@@ -1,202 +1,24 @@
-"""What goes over the wire: frames, the handshake, and what a stranger can do (nothing)."""
+"""Connections: who is up, who is not, and what a stranger or one in the middle can do (nothing)."""
 
-import os
+import logging
 import random
+import resource
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from photon.core.errors import AddressInUseError, SettingsError, UsageError
+from photon.core.errors import AddressInUseError, SettingsError, StorageError, UsageError
 from photon.raft import link as link_module
 from photon.raft.codec import MessageError
 from photon.raft.core import now
-from photon.raft.frames import FrameError, FrameReader, pack_frame
-from photon.raft.handshake import Handshake, HandshakeError
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.frames import FrameWriter
+from photon.raft.link_log import LinkLog
 from photon.raft.transport import STRANGERS_MAX, Transport
 from tests.raft.kit import free_ports
-
-LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=1 << 20, outgoing_bytes=4 << 20)
-TIMING = RaftTiming(reconnect_s_min=0.01, reconnect_s_max=0.02)
-
-
-# -- frames ------------------------------------------------------------
-
-
-@given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=50)), max_size=6), st.data())
-def test_frames_survive_any_cut_of_the_stream(frames: list[tuple[int, bytes]], data: st.DataObject) -> None:
-    stream = b"".join(pack_frame(group, message) + message for group, message in frames)
-    reader = FrameReader(100)
-    read = []
-    while stream:
-        size = data.draw(st.integers(1, len(stream)))
-        read += reader.feed(stream[:size])
-        stream = stream[size:]
-    assert read == frames
-
-
-def test_a_damaged_frame_ends_the_stream() -> None:
-    frame = pack_frame(7, b"message") + b"message"
-    for at in range(4, len(frame)):
-        damaged = bytearray(frame)
-        damaged[at] ^= 1
-        with pytest.raises(FrameError):
-            FrameReader(100).feed(bytes(damaged))
-
-
-def test_a_huge_length_is_refused_before_anything_is_kept() -> None:
-    with pytest.raises(FrameError, match="where 100 is the most"):
-        FrameReader(100).feed(b"\xff\xff\xff\x7f" + bytes(8))
-
-
-# -- handshake ------------------------------------------------------------
-
-
-def shake(dialer: Handshake, acceptor: Handshake) -> None:
-    to_acceptor = dialer.begin()
-    while to_acceptor:
-        to_dialer = acceptor.feed(to_acceptor)
-        to_acceptor = dialer.feed(to_dialer) if to_dialer else b""
-
-
-def pair(
-    dialer_secret: bytes = b"s",
-    acceptor_secret: bytes = b"s",
-    node: str = "a",
-    target: str = "b",
-    own: str = "b",
-) -> tuple[Handshake, Handshake]:
-    return (
-        Handshake(node, ["b"], dialer_secret, os.urandom, target),
-        Handshake(own, ["a"], acceptor_secret, os.urandom, None),
-    )
-
-
-def test_both_sides_prove_that_they_know_the_secret() -> None:
-    dialer, acceptor = pair()
-    shake(dialer, acceptor)
-    assert (dialer.peer, acceptor.peer) == ("b", "a")
-
-
-def test_another_secret_is_refused_by_whom_it_is_shown_to_first() -> None:
-    dialer, acceptor = pair(dialer_secret=b"other")
-    with pytest.raises(HandshakeError, match="does not know the cluster's secret"):
-        shake(dialer, acceptor)
-    assert acceptor.peer is None
-
-
-def test_a_proof_without_the_secret_is_refused() -> None:
-    dialer, acceptor = pair()
-    challenge = acceptor.feed(dialer.begin())
-    proof = bytearray(dialer.feed(challenge))
-    proof[-1] ^= 1
-    with pytest.raises(HandshakeError, match="does not know"):
-        acceptor.feed(bytes(proof))
-    assert acceptor.peer is None
-
-
-def test_a_recorded_handshake_cannot_be_played_again() -> None:
-    dialer, acceptor = pair()
-    hello = dialer.begin()
-    proof = dialer.feed(acceptor.feed(hello))
-    _, again = pair()
-    again.feed(hello)
-    with pytest.raises(HandshakeError):
-        again.feed(proof)
-
-
-def test_an_acceptors_own_proof_cannot_be_reflected_to_it() -> None:
-    dialer, acceptor = pair()
-    challenge = acceptor.feed(dialer.begin())
-    with pytest.raises(HandshakeError):
-        acceptor.feed(challenge[-32:].join([b"\x20\x00", b""]))
-
-
-@pytest.mark.parametrize(
-    ("node", "target", "own", "message"),
-    [("z", "b", "b", "z is not a peer of b"), ("a", "c", "b", "looks for c but has reached b")],
-)
-def test_the_wrong_node_is_told_what_is_wrong(node: str, target: str, own: str, message: str) -> None:
-    dialer, acceptor = pair(node=node, target=target, own=own)
-    with pytest.raises(HandshakeError, match=message):
-        shake(dialer, acceptor)
-
-
-@given(st.binary(max_size=200))
-def test_garbage_in_a_handshake_is_refused_by_its_own_error_only(data: bytes) -> None:
-    for side in pair():
-        with suppress(HandshakeError):
-            side.feed(data)
-        assert side.peer is None
-
-
-# -- sockets ------------------------------------------------------------
-
-
-class Ear:
-    """Receives what a transport tells."""
-
-    def __init__(self) -> None:
-        self.up: list[str] = []
-        self.down: list[str] = []
-        self.frames: list[tuple[str, int, bytes]] = []
-
-    def peer_up(self, peer: str) -> None:
-        self.up.append(peer)
-
-    def peer_down(self, peer: str) -> None:
-        self.down.append(peer)
-
-    def frame(self, peer: str, group: int, message: bytes) -> None:
-        if message == b"nonsense":
-            raise MessageError("nonsense")
-        self.frames.append((peer, group, message))
-
-
-class Pair:
-    """Two transports, a and b, turned by the test."""
-
-    def __init__(self, secrets: tuple[bytes, bytes] = (b"s", b"s"), timing: RaftTiming = TIMING) -> None:
-        ports = free_ports(2)
-        addresses = dict(zip("ab", [("127.0.0.1", port) for port in ports], strict=True))
-        self.addresses = addresses
-        self.ears = {"a": Ear(), "b": Ear()}
-        self.nodes = {
-            node: Transport(
-                node,
-                addresses[node],
-                {other: addresses[other]},
-                secret,
-                timing,
-                LIMITS,
-                random.Random(1),
-                now,
-                self.ears[node],
-                MessageError,
-            )
-            for node, other, secret in (("a", "b", secrets[0]), ("b", "a", secrets[1]))
-        }
-
-    def turn(self) -> None:
-        for node in self.nodes.values():
-            node.tick(now())
-            node.poll(0.002)
-            node.flush()
-
-    def turn_until(self, condition: object, turns: int = 2000) -> None:
-        for _ in range(turns):
-            if condition():  # type: ignore[operator]
-                return
-            self.turn()
-        raise AssertionError("it did not happen in time")
-
-    def connect(self) -> None:
-        self.turn_until(lambda: self.ears["a"].up and self.ears["b"].up)
+from tests.raft.link_kit import LIMITS, TIMING, Ear, Net, Relay, identity_of
 
 
 @pytest.fixture
@@ -205,22 +27,18 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def running(stack: ExitStack, **settings: object) -> Pair:
-    made = Pair(**settings)  # type: ignore[arg-type]
-    for node in made.nodes.values():
-        node.listen()
-        stack.callback(node.close)
-    return made
+# -- messages ------------------------------------------------------------
 
 
 def test_messages_of_many_groups_arrive_whole_and_in_order(stack: ExitStack) -> None:
-    both = running(stack)
-    both.connect()
+    net = Net().listen(stack).connect()
     sent = [(group, bytes([group]) * size) for group, size in ((1, 10), (2, 700_000), (1, 0), (3, 1 << 20))]
     for group, message in sent:
-        both.nodes["a"].send("b", group, message)
-    both.turn_until(lambda: len(both.ears["b"].frames) == len(sent))
-    assert both.ears["b"].frames == [("a", group, message) for group, message in sent]
+        net.nodes["a"].send("b", group, message)
+        net.nodes["b"].send("a", group, message)
+    net.turn_until(lambda: all(len(ear.frames) == len(sent) for ear in net.ears.values()))
+    assert net.ears["b"].frames == [("a", group, message) for group, message in sent]
+    assert net.ears["a"].frames == [("b", group, message) for group, message in sent]
 
 
 def test_a_large_message_leaves_without_any_further_send(
@@ -228,24 +46,219 @@ def test_a_large_message_leaves_without_any_further_send(
 ) -> None:
     """L3: what the socket did not take at once goes out when it is writable again."""
     monkeypatch.setattr(link_module, "SOCKET_BUFFER_BYTES", 1 << 16)
-    both = running(stack)
-    both.connect()
-    both.nodes["a"].send("b", 1, bytes(1 << 20))
-    both.nodes["a"].flush()
+    net = Net().listen(stack).connect()
+    net.nodes["a"].send("b", 1, bytes(1 << 20))
+    net.nodes["a"].flush()
     for _ in range(2000):
-        both.nodes["a"].poll(0.002)  # no flush: only the poller drives it
-        both.nodes["b"].poll(0.002)
-        if both.ears["b"].frames:
+        net.nodes["a"].poll(0.002)  # no flush: only the poller drives it
+        net.nodes["b"].poll(0.002)
+        if net.ears["b"].frames:
             break
-    assert [len(message) for _, _, message in both.ears["b"].frames] == [1 << 20]
+    assert [len(message) for _, _, message in net.ears["b"].frames] == [1 << 20]
+
+
+def test_what_was_sent_before_a_peer_left_is_delivered(stack: ExitStack) -> None:
+    net = Net().listen(stack).connect()
+    leaving = net.nodes.pop("a")
+    for number in range(5):
+        leaving.send("b", number, b"last words")
+    leaving.flush()
+    leaving.close()
+    net.turn_until(lambda: net.ears["b"].down)
+    assert len(net.ears["b"].frames) == 5
+
+
+def test_a_peers_nonsense_closes_its_connection_which_then_comes_back(stack: ExitStack) -> None:
+    net = Net().listen(stack).connect()
+    net.nodes["a"].send("b", 1, b"nonsense")
+    net.turn_until(lambda: len(net.ears["b"].up) == 2)
+    assert net.ears["b"].down == ["a"]
+
+
+def test_a_silent_peer_is_dropped_and_pings_keep_a_quiet_one(stack: ExitStack) -> None:
+    net = Net(timing=replace(TIMING, silence_s=0.4)).listen(stack).connect()
+    net.turn_for(1.0)
+    assert net.ears["a"].down == []
+    stopped = net.nodes.pop("b")  # it is alive, but its thread is stuck
+    net.turn_until(lambda: net.ears["a"].down == ["b"])
+    stopped.close()
+
+
+def test_more_than_may_wait_for_a_peer_drops_its_connection_not_the_memory(stack: ExitStack) -> None:
+    net = Net().listen(stack).connect()
+    sender = net.nodes["a"]
+    assert sender.room("b") > LIMITS.batch_bytes
+    for _ in range(20):
+        sender.send("b", 1, bytes(1 << 20))
+    assert net.ears["a"].down == ["b"]
+    assert sender.room("b") == 0
+
+
+# -- who may come in -----------------------------------------------------
 
 
 def test_another_secret_never_connects(stack: ExitStack) -> None:
-    both = running(stack, secrets=(b"s", b"t"))
-    for _ in range(60):
-        both.turn()
-    assert not both.ears["a"].up
-    assert not both.ears["b"].up
+    net = Net(secrets=(b"s", b"t")).listen(stack)
+    net.turn_for(0.3)
+    assert not net.ears["a"].up
+    assert not net.ears["b"].up
+    assert not net.ears["a"].seen and not net.ears["b"].seen
+
+
+def test_each_peers_identity_is_told_before_it_is_up(stack: ExitStack) -> None:
+    net = Net("abc").listen(stack).connect()
+    for node, ear in net.ears.items():
+        assert sorted(ear.seen) == [(other, identity_of(other)) for other in "abc" if other != node]
+
+
+@pytest.mark.parametrize("refuser", ["a", "b"])
+def test_a_refused_identity_is_never_up_and_told_once_on_both_sides(
+    refuser: str, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("photon.raft.transport.REFUSED_S", 0.0)
+    refused = "b" if refuser == "a" else "a"
+    net = Net().listen(stack)
+    net.ears[refuser].refuses = f"{refused} has lost its disk: replace it"
+    net.turn_until(lambda: len(net.ears[refuser].seen) > 5)
+    assert not net.ears["a"].up and not net.ears["b"].up
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert sorted(told) == sorted(
+        [
+            f"raft {refuser}: no connection to {refused}: {refused} has lost its disk: replace it",
+            f"raft {refused}: no connection to {refuser}: {refuser} refuses this node: "
+            f"{refused} has lost its disk: replace it",
+        ]
+    )
+    net.ears[refuser].refuses = None
+    net.connect()
+
+
+def test_a_refused_peer_is_not_dialed_again_at_once(stack: ExitStack) -> None:
+    net = Net().listen(stack)
+    net.ears["b"].refuses = "no"
+    net.turn_for(0.5)
+    assert len(net.ears["b"].seen) == 1
+
+
+def test_a_failing_disk_beneath_the_identities_is_not_taken_for_a_bad_peer(stack: ExitStack) -> None:
+    net = Net().listen(stack)
+
+    def fail(peer: str, identity: bytes) -> str | None:
+        raise StorageError("the disk is full")
+
+    net.nodes["b"]._identity_seen = fail
+    with pytest.raises(StorageError):
+        net.turn_for(2.0)
+
+
+# -- peers that come and go ----------------------------------------------
+
+
+def test_a_peer_that_is_added_while_the_host_runs_is_connected(stack: ExitStack) -> None:
+    net = Net("abc").listen(stack)
+    net.nodes["a"].set_peers({"b": net.addresses["b"]})
+    net.nodes["c"].set_peers({"b": net.addresses["b"]})
+    net.turn_until(lambda: len(net.ears["b"].up) == 2)
+    assert net.ears["a"].up == ["b"]
+    net.nodes["a"].set_peers(net.others("a"))
+    net.nodes["c"].set_peers(net.others("c"))
+    net.turn_until(lambda: net.ears["a"].up == ["b", "c"] and "a" in net.ears["c"].up)
+    assert all(ear.down == [] for ear in net.ears.values())
+
+
+@pytest.mark.parametrize("gone", ["a", "c"])
+def test_a_peer_that_is_gone_is_disconnected_and_refused_from_then_on(
+    gone: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """a is one that dials b, c one that b dials."""
+    net = Net("abc").listen(stack).connect()
+    before = list(net.ears["b"].up)
+    net.nodes["b"].set_peers({peer: at for peer, at in net.others("b").items() if peer != gone})
+    assert net.ears["b"].down == [gone]
+    net.turn_for(0.3)
+    assert net.ears["b"].up == before
+    assert net.ears[gone].up.count("b") == 1 and "b" in net.ears[gone].down
+    net.nodes[gone].send("b", 1, b"still here")
+    net.turn_for(0.05)
+    assert net.ears["b"].frames == []
+    if gone == "a":
+        assert "b refuses this node: a is not a peer of b" in caplog.text
+    net.nodes["b"].set_peers(net.others("b"))
+    net.turn_until(lambda: net.ears["b"].up == [*before, gone])
+
+
+def test_a_peer_that_is_removed_in_the_middle_of_its_handshake_does_not_come_in(stack: ExitStack) -> None:
+    net = Net().listen(stack)
+    acceptor, dialer = net.nodes["b"], net.nodes["a"]
+    net.turn_until(lambda: any(link._handshake._claimed for link in acceptor._links.values()))
+    acceptor.set_peers({})
+    for _ in range(20):
+        net.turn()
+    assert net.ears["b"].up == [] and net.ears["b"].seen == []
+    assert dialer._links == {} or not net.ears["a"].up
+
+
+def test_a_peer_at_another_address_is_dialed_there(stack: ExitStack) -> None:
+    net = Net().listen(stack).connect()
+    (port,) = free_ports(1)
+    moved = Transport(
+        "b",
+        ("127.0.0.1", port),
+        net.others("b"),
+        b"s",
+        TIMING,
+        LIMITS,
+        random.Random(2),
+        now,
+        net.ears["b"],
+        MessageError,
+    )
+    moved.listen()
+    stack.callback(moved.close)
+    old, net.nodes["b"] = net.nodes["b"], moved  # the old one says nothing, and is not closed
+    net.nodes["a"].set_peers({"b": ("127.0.0.1", port)})
+    assert net.ears["a"].down == ["b"]
+    net.turn_until(lambda: net.ears["a"].up == ["b", "b"])
+    assert len(moved._up) == 1
+    old.close()
+
+
+def test_the_same_peers_again_disturb_nobody(stack: ExitStack) -> None:
+    net = Net("abc").listen(stack).connect()
+    for node in net.nodes:
+        net.nodes[node].set_peers(net.others(node))
+    net.turn_for(0.1)
+    assert all(ear.down == [] for ear in net.ears.values())
+
+
+def test_peers_that_cannot_be_are_refused_and_change_nothing(stack: ExitStack) -> None:
+    net = Net().listen(stack).connect()
+    for peers in (
+        {"b": ("127.0.0.1", 1)},
+        {"": ("127.0.0.1", 1)},
+        {"x\n": ("127.0.0.1", 1)},
+        {"\udcff": ("127.0.0.1", 1)},
+        {"a": ("127.0.0.1", 0)},
+        {"a": ("127.0.0.1", 65536)},
+        {"a": ("", 1)},
+    ):
+        with pytest.raises(SettingsError):
+            net.nodes["b"].set_peers(peers)
+    assert net.ears["b"].down == []
+
+
+@pytest.mark.parametrize("host", ["x" * 70 + ".example", "no-such-host.invalid", "a b", "\udcff"])
+def test_a_host_that_has_no_address_is_told_and_stops_nothing(
+    host: str, stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = Net().listen(stack)
+    net.nodes["a"].set_peers({"b": (host, 1)})
+    net.turn_until(lambda: "no connection to b" in caplog.text)
+    net.nodes["a"].set_peers(net.others("a"))
+    net.connect()
+
+
+# -- strangers -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -256,79 +269,188 @@ def test_another_secret_never_connects(stack: ExitStack) -> None:
         b"\xff\xff\xff\xff" + bytes(100),
         b"\x40\x00PHRAFTH1",
         bytes(random.Random(5).randbytes(5000)),
-        pack_frame(1, b"message") + b"message",
+        FrameWriter(b"s").header(1, b"message") + b"message",
     ],
 )
 def test_a_strangers_bytes_cost_that_connection_only(stack: ExitStack, said: bytes) -> None:
-    both = running(stack)
-    both.connect()
-    stranger = stack.enter_context(socket.create_connection(both.addresses["b"]))
+    net = Net().listen(stack).connect()
+    stranger = stack.enter_context(socket.create_connection(net.addresses["b"]))
     stranger.setblocking(False)
     stranger.sendall(said)
     for _ in range(5):
-        both.turn()
+        net.turn()
     stranger.close()
     for _ in range(5):
-        both.turn()
-    both.nodes["a"].send("b", 1, b"still here")
-    both.turn_until(lambda: both.ears["b"].frames)
-    assert both.ears["b"].up == ["a"]
-    assert both.ears["b"].down == []
-    assert len(both.nodes["b"]._links) == 1
+        net.turn()
+    net.nodes["a"].send("b", 1, b"still here")
+    net.turn_until(lambda: net.ears["b"].frames)
+    assert net.ears["b"].up == ["a"]
+    assert net.ears["b"].down == []
+    assert len(net.nodes["b"]._links) == 1
 
 
 def test_strangers_cannot_use_up_the_descriptors(stack: ExitStack) -> None:
-    both = running(stack)
-    both.connect()
+    net = Net().listen(stack).connect()
     for _ in range(STRANGERS_MAX + 20):
-        stack.enter_context(socket.create_connection(both.addresses["b"]))
-        both.turn()
-    assert len(both.nodes["b"]._links) <= STRANGERS_MAX + 1
-    assert both.ears["b"].down == []
+        stack.enter_context(socket.create_connection(net.addresses["b"]))
+        net.turn()
+    assert len(net.nodes["b"]._links) <= STRANGERS_MAX + 1
+    assert net.ears["b"].down == []
 
 
-def test_a_stranger_that_says_nothing_is_closed_in_time(stack: ExitStack) -> None:
-    both = running(stack)
-    both.connect()
-    stack.enter_context(socket.create_connection(both.addresses["b"]))
-    both.turn()
-    both.turn()
-    assert len(both.nodes["b"]._links) == 2
-    both.nodes["b"].tick(now() + 5.1)
-    assert all(link.peer is not None for link in both.nodes["b"]._links.values())
+def test_a_flood_from_one_address_does_not_drive_out_another(stack: ExitStack) -> None:
+    net = Net().listen(stack)
+    other = stack.enter_context(socket.create_connection(net.addresses["b"], source_address=("127.0.0.2", 0)))
+    net.nodes["b"].poll(0.1)
+    for _ in range(STRANGERS_MAX + 20):
+        stack.enter_context(socket.create_connection(net.addresses["b"]))
+        net.nodes["b"].poll(0.1)
+    links = net.nodes["b"]._links.values()
+    assert len(links) == STRANGERS_MAX
+    assert [link.source for link in links].count(other.getsockname()[0]) == 1
 
 
-def test_a_peers_nonsense_closes_its_connection_which_then_comes_back(stack: ExitStack) -> None:
-    both = running(stack)
-    both.connect()
-    both.nodes["a"].send("b", 1, b"nonsense")
-    both.turn_until(lambda: len(both.ears["b"].up) == 2)
-    assert both.ears["b"].down == ["a"]
+@pytest.mark.parametrize("drip", [False, True])
+def test_a_stranger_that_says_nothing_or_little_is_closed_in_time(stack: ExitStack, drip: bool) -> None:
+    net = Net().listen(stack).connect()
+    stranger = stack.enter_context(socket.create_connection(net.addresses["b"]))
+    for byte in b"\x80\x00PHR":
+        if drip:
+            stranger.sendall(bytes([byte]))
+        net.turn()
+    assert len(net.nodes["b"]._links) == 2
+    net.nodes["b"].tick(now() + 5.1)
+    assert all(link.peer is not None for link in net.nodes["b"]._links.values())
 
 
-def test_a_silent_peer_is_dropped_and_pings_keep_a_quiet_one(stack: ExitStack) -> None:
-    timing = replace(TIMING, silence_s=0.4)
-    both = running(stack, timing=timing)
-    both.connect()
-    deadline = now() + 1.0
-    while now() < deadline:
-        both.turn()
-    assert both.ears["a"].down == []
-    both.turn_until(lambda: both.ears["a"].down == [] and now() > deadline)
-    stopped = both.nodes.pop("b")  # it is alive, but its thread is stuck
-    both.turn_until(lambda: both.ears["a"].down == ["b"])
-    stopped.close()
+def test_a_stranger_makes_nothing_be_kept(stack: ExitStack) -> None:
+    """The largest message that is believed of it is waited for; all past it ends the connection."""
+    net = Net().listen(stack)
+    stranger = stack.enter_context(socket.create_connection(net.addresses["b"]))
+    stranger.setblocking(False)
+    stranger.sendall(b"\xff\x00" + bytes(200))
+    net.nodes["b"].poll(0.1)
+    net.nodes["b"].poll(0.1)
+    (link,) = net.nodes["b"]._links.values()
+    assert len(link._handshake.rest) == 202
+    stranger.sendall(bytes(1 << 20))
+    net.nodes["b"].poll(0.1)
+    assert not net.nodes["b"]._links
 
 
-def test_more_than_may_wait_for_a_peer_drops_its_connection_not_the_memory(stack: ExitStack) -> None:
-    both = running(stack)
-    both.connect()
-    sender = both.nodes["a"]
-    assert sender.room("b") > LIMITS.batch_bytes
-    for _ in range(20):
-        sender.send("b", 1, bytes(1 << 20))
-    assert both.ears["a"].down == ["b"]
-    assert sender.room("b") == 0
+def test_running_out_of_descriptors_neither_stops_nor_spins_the_thread(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = Net().listen(stack)
+    acceptor = net.nodes["b"]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    net.nodes["a"].tick(now())  # it has its socket, and connects
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        acceptor.poll(0.5)
+        began = now()
+        acceptor.poll(0.05)
+        assert now() - began >= 0.04, "the one that waits wakes it again and again"
+        assert acceptor.deadline() <= now() + 0.1
+        net.nodes["a"]._next_dial["b"] = 0.0
+        net.nodes["a"]._dialing.clear()
+        net.nodes["a"].tick(now())  # can't even make a socket
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    net.connect()
+
+
+def test_complaints_about_strangers_are_few(caplog: pytest.LogCaptureFixture) -> None:
+    at = [0.0]
+    log = LinkLog("a", lambda: at[0])
+    for _ in range(1000):
+        log.stranger("the same")
+        at[0] += 0.25
+    assert len(caplog.records) == 1
+    caplog.clear()
+    for number in range(1200):
+        log.stranger(f"another {number}")
+        at[0] += 0.25
+    assert len(caplog.records) == 300
+    assert len(log._complaints) <= 256
+
+
+# -- one in the middle ---------------------------------------------------
+
+
+def through_relay(stack: ExitStack, **settings: object) -> tuple[Net, Relay]:
+    """a dials b, and reaches one in the middle."""
+    net = Net(**settings).listen(stack)  # type: ignore[arg-type]
+    relay = Relay(net.addresses["b"], stack)
+    net.nodes["a"].set_peers({"b": relay.address})
+    turn = net.turn
+
+    def turn_both() -> None:
+        relay.turn()
+        turn()
+
+    net.turn = turn_both  # type: ignore[method-assign]
+    return net, relay
+
+
+def test_one_in_the_middle_who_changes_a_byte_of_a_frame_ends_the_connection(
+    stack: ExitStack, caplog: pytest.LogCaptureFixture
+) -> None:
+    net, relay = through_relay(stack)
+    net.connect()
+    relay.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
+    net.nodes["a"].send("b", 1, b"commit 1")
+    net.turn_until(lambda: net.ears["b"].down)
+    assert net.ears["b"].frames == []
+    assert "a frame that does not verify" in caplog.text
+    relay.change = bytes
+    net.turn_until(lambda: len(net.ears["b"].up) == 2)
+
+
+def test_one_in_the_middle_who_repeats_a_frame_ends_the_connection(stack: ExitStack) -> None:
+    net, relay = through_relay(stack)
+    net.connect()
+    relay.change = lambda data: data + data
+    net.nodes["a"].send("b", 1, b"vote")
+    net.turn_until(lambda: net.ears["b"].down)
+    assert net.ears["b"].frames in ([], [("a", 1, b"vote")])
+
+
+def test_a_recorded_connection_cannot_be_played_again(stack: ExitStack) -> None:
+    net, relay = through_relay(stack)
+    net.connect()
+    net.nodes["a"].send("b", 1, b"vote")
+    net.turn_until(lambda: net.ears["b"].frames)
+    again = stack.enter_context(socket.create_connection(net.addresses["b"]))
+    again.sendall(relay.said)
+    net.turn_for(0.1)
+    assert net.ears["b"].frames == [("a", 1, b"vote")]
+    assert net.ears["b"].up == ["a"] and net.ears["b"].down == []
+
+
+def test_a_frame_that_is_cut_short_is_not_delivered(stack: ExitStack) -> None:
+    net, relay = through_relay(stack)
+    net.connect()
+    net.nodes["a"].send("b", 1, b"whole")
+    net.turn_until(lambda: net.ears["b"].frames)
+    relay.change = lambda data: data[:-1]
+    net.nodes["a"].send("b", 1, b"cut")
+    net.turn_for(0.05)
+    assert relay.right is not None
+    relay.right.shutdown(socket.SHUT_RDWR)
+    net.turn_until(lambda: net.ears["b"].down)
+    assert net.ears["b"].frames == [("a", 1, b"whole")]
+
+
+def test_a_peer_believes_no_giant_length(stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
+    net = Net().listen(stack).connect()
+    (link,) = net.nodes["a"]._links.values()
+    link._queue(b"\xff\xff\xff\xff" + bytes(100))
+    net.turn_until(lambda: net.ears["b"].down)
+    assert "a frame of 4294967295 bytes" in caplog.text
+
+
+# -- addresses -----------------------------------------------------------
 
 
 def test_listening_outside_loopback_needs_a_secret() -> None:
@@ -339,6 +461,12 @@ def test_listening_outside_loopback_needs_a_secret() -> None:
     Transport("a", ("0.0.0.0", 0), {}, b"secret", *arguments)
     with pytest.raises(SettingsError, match="among its own peers"):
         Transport("a", ("127.0.0.1", 0), {"a": ("127.0.0.1", 1)}, b"", *arguments)
+
+
+def test_without_a_secret_loopback_works_as_well(stack: ExitStack) -> None:
+    net = Net(secrets=(b"", b"")).listen(stack).connect()
+    net.nodes["a"].send("b", 1, b"message")
+    net.turn_until(lambda: net.ears["b"].frames)
 
 
 def test_an_address_that_is_taken_is_named(stack: ExitStack) -> None:

@@ -1,0 +1,260 @@
+"""What the directory's leader does: decides reshardings, trims the table, judges leases (paper 2.2.2, 3.3.3).
+
+A lease's end is judged by this replica's monotonic clock, from the moment it saw the renewal applied: later
+than the joiner asked, so it ends there first, whatever any wall clock says. A new leader, or one restarted,
+takes what it does not know for renewed just now.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from idregistry.answers import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
+from idregistry.configuration import BEGINNING
+from idregistry.directory import DirectoryState, Proposal
+from idregistry.directory_commands import (
+    Abandon,
+    Adopt,
+    Command,
+    EndLease,
+    Fence,
+    Found,
+    Gone,
+    KeepAlive,
+    Propose,
+    Replace,
+    Row,
+    Trim,
+    encode,
+)
+from idregistry.placement import is_replaced
+from idregistry.state import ShardState
+from idregistry.steward import Steward
+from photon.core.clock import Clock
+from photon.core.settings import Registry
+from photon.raft.port import Applied, Members, Outcome, Refusal, Refused, ReplicatedLog, Unknown
+
+ASKS_WAITING_MAX: Final = 256
+_IN_FLIGHT_MAX: Final = 16
+_LEASE_DRIFT: Final = 1.02
+"""Monotonic clocks of two machines differ by less over a lease."""
+_FORGET_LEASES: Final = 100
+"""A lease that ran out so many leases ago is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseRuns:
+    """Not fenced: the lease may run for so long yet."""
+
+    for_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A shard's replica here, as the coordinator sees it."""
+
+    state: ShardState
+    members: Members
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask:
+    """A client's request. `what`: the command as far as the client can make it; times are the leader's."""
+
+    what: KeepAlive | Fence | Propose | Replace
+    deadline: float
+    answer: Callable[[Answer], None]
+
+
+class Coordinator:
+    """On every replica; it acts where the directory is led. `hosted`: the shards that are open here."""
+
+    def __init__(
+        self,
+        state: DirectoryState,
+        founders: tuple[Row, ...],
+        settings: Registry,
+        clock: Clock,
+        wake: Callable[[], None],
+        hosted: Callable[[], Mapping[int, Hosted]],
+    ) -> None:
+        self._state = state
+        self._founders = founders
+        self._settings = settings
+        self._clock = clock
+        self._wake = wake
+        self._hosted = hosted
+        # The directory is led where shard 0 is: one leader less to lose.
+        self._steward = Steward(0, settings.leaders, clock)
+        self._lock = threading.Lock()
+        self._asks: deque[Ask] = deque()
+        self._closed = False
+        self._housekeeping = False
+        self._seen: dict[int, float] = {}
+        """Incarnation -> when its last renewal was seen, monotonic seconds."""
+
+    # --- RPC handlers' side
+
+    def offer(self, ask: Ask) -> Answer | None:
+        """Queue a request; its answer where it can't even wait. Any thread."""
+        with self._lock:
+            if self._closed:
+                return NotLeader(None)
+            if len(self._asks) >= ASKS_WAITING_MAX:
+                return Overloaded(f"{ASKS_WAITING_MAX} requests wait for the directory; back off and retry")
+            self._asks.append(ask)
+        self._wake()
+        return None
+
+    def close(self) -> None:
+        """Take no more requests; who waits is told to go elsewhere. Any thread."""
+        self._closed = True
+        self._send_elsewhere(None)
+
+    # --- raft thread
+
+    def on_tick(self, log: ReplicatedLog) -> None:
+        """Propose what was asked for, then what is due."""
+        self._note_renewals()
+        may_propose = self._steward.on_tick(log, self._state.view)
+        if not log.is_leader:
+            if self._asks:
+                self._send_elsewhere(log.leader)
+            return
+        if not may_propose:
+            return
+        while self._asks and log.in_flight < _IN_FLIGHT_MAX:
+            with self._lock:  # `close` may empty it meanwhile
+                ask = self._asks.popleft() if self._asks else None
+            if ask is not None:
+                self._propose(log, ask)
+        if not self._housekeeping:
+            command = self._due(log)
+            if command is not None:
+                self._housekeeping = True
+                log.propose(encode(command), self._housekeeping_done)
+
+    def _note_renewals(self) -> None:
+        if not self._state.renewed:
+            return
+        now = self._clock.monotonic()
+        self._seen = {i: at for i, at in self._seen.items() if i in self._state.leases}
+        self._seen |= dict.fromkeys(self._state.renewed, now)
+        self._state.renewed.clear()
+
+    def _propose(self, log: ReplicatedLog, ask: Ask) -> None:
+        if ask.deadline <= self._clock.monotonic():
+            ask.answer(Overloaded("the deadline passed while the request waited"))
+            return
+        command = self._complete(ask.what)
+        if isinstance(command, LeaseRuns):
+            ask.answer(Decided(command))
+        else:
+            log.propose(encode(command), lambda outcome: ask.answer(_answer_to(outcome)))
+
+    def _complete(self, what: KeepAlive | Fence | Propose | Replace) -> Command | LeaseRuns:
+        """With what only the leader knows: its clock, and how a lease stands."""
+        now_us = self._clock.now_us()
+        match what:
+            case KeepAlive(incarnation=incarnation, address=address, lease_us=lease_us):
+                return KeepAlive(now_us, incarnation, address, lease_us)
+            case Replace(old=old, row=row):
+                return Replace(now_us, old, row)
+            case Propose(shards=shards, start_us=start_us):
+                skew_us = round(self._settings.clock_skew_s * 1e6)
+                # Twice: the shards have the second one to prepare in.
+                soon_us = now_us + 2 * skew_us + 1_000_000
+                return Propose(now_us, shards, start_us or soon_us, now_us + skew_us)
+            case Fence(incarnation=incarnation):
+                left_s = self._lease_left_s(incarnation)
+                lease = self._state.leases.get(incarnation)
+                if left_s > 0:
+                    return LeaseRuns(left_s)
+                return Fence(now_us, incarnation, 0 if lease is None else lease.renewals)
+
+    def _lease_left_s(self, incarnation: int) -> float:
+        lease = self._state.leases.get(incarnation)
+        if lease is None:
+            return 0.0
+        now = self._clock.monotonic()
+        return self._seen.get(incarnation, now) + lease.lease_us / 1e6 * _LEASE_DRIFT - now
+
+    def _send_elsewhere(self, leader: str | None) -> None:
+        with self._lock:
+            waiting = list(self._asks)
+            self._asks.clear()
+        for ask in waiting:
+            ask.answer(NotLeader(leader))
+
+    def _housekeeping_done(self, _outcome: Outcome) -> None:
+        self._housekeeping = False
+
+    # --- what is due
+
+    def _due(self, log: ReplicatedLog) -> Command | None:
+        view, now_us = self._state.view, self._clock.now_us()
+        if view.configuration is None:
+            return Found(now_us, self._settings.shards, self._founders)
+        hosted = self._hosted()
+        if hosted.keys() == view.founders.keys():
+            if view.proposal is not None:
+                return _decide(view.proposal, {n: h.state for n, h in hosted.items()}, now_us)
+            if len(view.configuration.intervals) > 1:
+                boundary_us = min(one.state.boundary_us for one in hosted.values())
+                if view.configuration.intervals[1].start_us <= boundary_us:
+                    return Trim(now_us, view.version, boundary_us)
+            if view.leaving is not None:
+                groups = [log.members, *(one.members for one in hosted.values())]
+                if is_replaced(groups, view.leaving):
+                    return Gone(now_us, view.leaving[0])
+        return self._lease_to_forget(now_us)
+
+    def _lease_to_forget(self, now_us: int) -> EndLease | None:
+        now = self._clock.monotonic()
+        for incarnation, seen in self._seen.items():
+            lease = self._state.leases.get(incarnation)
+            if lease is not None and now - seen > _FORGET_LEASES * lease.lease_us / 1e6:
+                return EndLease(now_us, incarnation, lease.renewals)
+        return None
+
+
+def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -> Adopt | Abandon | None:
+    """Whether a proposal holds, once every shard has prepared for it, or its time is up."""
+    late = []
+    for number, state in states.items():
+        prepared = state.prepared
+        if prepared is None or prepared.version != proposal.version:
+            late.append(number)
+        elif not prepared.fits:
+            return Abandon(
+                now_us,
+                proposal.version,
+                f"shard {number} holds an event of {_seconds(state.latest_us)}, not before the new start, "
+                f"{_seconds(proposal.start_us)}: choose a later one",
+            )
+    if not late:
+        return Adopt(now_us, proposal.version)
+    if now_us >= proposal.start_us:
+        names = ", ".join(map(str, late[:5]))
+        return Abandon(
+            now_us, proposal.version, f"shard {names} did not prepare in time: is there a majority of it?"
+        )
+    return None
+
+
+def _seconds(time_us: int) -> str:
+    return "no time" if time_us == BEGINNING else f"{time_us / 1e6:.3f} s"
+
+
+def _answer_to(outcome: Outcome) -> Answer:
+    match outcome:
+        case Applied(result=result):
+            return Decided(result)
+        case Refused(Refusal.OVERLOADED):
+            return Overloaded("the directory has too many commands in flight; back off and retry")
+        case Refused(_, leader):
+            return NotLeader(leader)
+        case Unknown():
+            return OutcomeUnknown()

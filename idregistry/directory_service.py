@@ -1,0 +1,172 @@
+"""The directory's part of the gRPC service: configuration, leases, fences, administration."""
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NoReturn
+
+import grpc
+
+from idregistry.answers import Answer, Decided, NotLeader, Overloaded
+from idregistry.configuration import HORIZON, SHARDS_MAX
+from idregistry.coordinator import Ask, Coordinator, LeaseRuns
+from idregistry.directory import DirectoryState, Proposal
+from idregistry.directory_commands import Fence, KeepAlive, Propose, Rejected, Replace, Row
+from idregistry.hosting import Hosted
+from idregistry.messages import TOKEN_BYTES_MAX
+from idregistry.waiting import Context, Waiting
+from photon.raft.port import ReplicatedLog
+from photon.wire import idregistry_pb2 as pb
+
+ASKS_MAX: Final = 24
+"""Calls that may wait for the directory, each in a thread of its own."""
+
+LEASE_S_MIN: Final = 0.1
+LEASE_S_MAX: Final = 86_400.0
+NAME_CHARS_MAX: Final = 64
+
+
+class DirectoryHandlers:
+    """`rows`: name -> where each replica is; `shards`: what is hosted here."""
+
+    def __init__(
+        self,
+        state: DirectoryState,
+        log: ReplicatedLog,
+        coordinator: Coordinator,
+        rows: Callable[[], Mapping[str, Row]],
+        shards: Callable[[], Mapping[int, Hosted]],
+        waiting: Waiting,
+    ) -> None:
+        self._state = state
+        self._log = log
+        self._coordinator = coordinator
+        self._rows = rows
+        self._shards = shards
+        self._waiting = waiting
+        self._slots = threading.BoundedSemaphore(ASKS_MAX)
+
+    @property
+    def version(self) -> int:
+        """Of the sharding configuration that this replica knows."""
+        return self._state.view.version
+
+    def get_directory(self) -> pb.DirectoryResponse:
+        """What this replica knows: an older one is corrected by any newer."""
+        view, rows = self._state.view, self._rows()
+        hosted = self._shards()
+        leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
+        response = pb.DirectoryResponse(
+            configuration=b"" if view.configuration is None else view.configuration.pack(),
+            replicas=[
+                pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc)
+                for r in rows.values()
+            ],
+            led=self._log.leader is not None,
+            abandoned_version=view.abandoned[0],
+            abandoned_why=view.abandoned[1],
+            removed=view.removed,
+            leaders=[
+                rows[leader].grpc if leader is not None and leader in rows else "" for leader in leaders
+            ],
+        )
+        if view.proposal is not None:
+            response.proposal.CopyFrom(_proposal(view.proposal))
+        return response
+
+    def keep_alive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:
+        """Take or renew a joiner's lease."""
+        if not LEASE_S_MIN <= request.lease_s <= LEASE_S_MAX:
+            _mistake(
+                context, f"a lease of {request.lease_s} s; it runs from {LEASE_S_MIN} to {LEASE_S_MAX} s"
+            )
+        if len(request.address.encode()) > TOKEN_BYTES_MAX:
+            _mistake(context, f"an address of {len(request.address)} characters")
+        lease_us = round(request.lease_s * 1e6)
+        result = self._ask(KeepAlive(0, request.incarnation, request.address, lease_us), context)
+        return pb.KeepAliveResponse(fenced=not result)
+
+    def fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:
+        """Fence an incarnation whose lease is over."""
+        result = self._ask(Fence(0, request.incarnation, 0), context)
+        if isinstance(result, LeaseRuns):
+            return pb.FenceResponse(fenced=False, expires_in_s=result.for_s)
+        # False: it was renewed since the leader looked.
+        return pb.FenceResponse(fenced=bool(result), expires_in_s=0.0 if result else LEASE_S_MIN)
+
+    def reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
+        """Propose another number of shards for events from a time on."""
+        if not 1 <= request.shards <= SHARDS_MAX or not 0 <= request.at_us < HORIZON:
+            _mistake(context, f"{request.shards} shards from {request.at_us} us: that can't be")
+        result = self._ask(Propose(0, request.shards, request.at_us, 0), context)
+        assert isinstance(result, Proposal), result
+        return pb.ReshardResponse(version=result.version, start_us=result.start_us)
+
+    def replace(self, request: pb.ReplaceRequest, context: Context) -> pb.ReplaceResponse:
+        """Let a new replica take the place of an old one."""
+        new = request.replica
+        if not 0 < len(new.name) <= NAME_CHARS_MAX or not new.name.isprintable():
+            _mistake(
+                context, f"'{new.name}' is no name for a replica: 1 to {NAME_CHARS_MAX} printable characters"
+            )
+        if not new.raft_host or not 0 < new.raft_port < 65_536 or ":" not in new.grpc:
+            _mistake(context, f"'{new.raft_host}:{new.raft_port}' and '{new.grpc}' are no addresses")
+        row = Row(new.name, new.raft_host, new.raft_port, new.grpc)
+        self._ask(Replace(0, request.old, row), context)
+        return pb.ReplaceResponse()
+
+    def status(self) -> dict[str, object]:
+        """The directory's part of the Status RPC."""
+        view, log = self._state.view, self._log
+        status, members = log.status(), log.members
+        configuration = view.configuration
+        intervals = [] if configuration is None else configuration.intervals
+        return {
+            "directory": {
+                "leader": status.leader,
+                "is_leader": status.is_leader,
+                "term": status.term,
+                "has_quorum": status.has_quorum,
+                "voters": list(members.voters),
+                "learners": list(members.learners),
+                "resharding": None
+                if view.proposal is None
+                else [view.proposal.start_us, view.proposal.shards],
+                "replacing": view.leaving,
+                "leases": len(self._state.leases),
+                "fences": len(self._state.fences),
+            },
+            "version": view.version,
+            "intervals": [[interval.start_us, interval.shards] for interval in intervals],
+            "members": {name: row.grpc for name, row in self._rows().items()},
+            "shards_expected": sorted(view.founders),
+        }
+
+    def _ask(self, what: KeepAlive | Fence | Propose | Replace, context: Context) -> Any:
+        """What the directory's command was answered; aborts where it was not applied or was rejected."""
+        if not self._log.is_leader:
+            self._waiting.abort(context, NotLeader(self._log.leader))
+        if not self._slots.acquire(blocking=False):
+            self._waiting.abort(context, Overloaded(f"{ASKS_MAX} requests wait for the directory already"))
+
+        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
+            return self._coordinator.offer(Ask(what, deadline, answer))
+
+        try:
+            answer = self._waiting.wait(context, offer)
+        finally:
+            self._slots.release()
+        if not isinstance(answer, Decided):
+            self._waiting.abort(context, answer)
+        if isinstance(answer.result, Rejected):
+            if answer.result.busy:
+                self._waiting.abort(context, Overloaded(answer.result.why))
+            _mistake(context, answer.result.why)
+        return answer.result
+
+
+def _proposal(proposal: Proposal) -> pb.Proposal:
+    return pb.Proposal(version=proposal.version, start_us=proposal.start_us, shards=proposal.shards)
+
+
+def _mistake(context: Context, what: str) -> NoReturn:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)

@@ -1,0 +1,332 @@
+"""The tries of a client call: rounds over its parts, side by side, until all have outcomes or time is up."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from idregistry.configuration import Configuration
+from idregistry.messages import LEADER_DETAILS
+from idregistry.retries import (
+    Failure,
+    PartCall,
+    delay_s,
+    final_error,
+    named_leader,
+    next_address,
+    try_timeout_s,
+)
+from idregistry.routes import DIRECTORY, Routes
+from idregistry.sharding import ShardPart, merge_outcomes, split_by_shard, take_part
+from photon.core.clock import Clock
+from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
+from photon.core.ids import ID_BYTES
+from photon.wire import idregistry_pb2 as pb
+
+_NOTHING_DONE: Final = {
+    grpc.StatusCode.FAILED_PRECONDITION: Failure.NOT_LEADER,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Failure.OVERLOADED,
+    grpc.StatusCode.NOT_FOUND: Failure.MISROUTED,
+}
+_CALLERS_FAULT: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call about ids. `misrouted`: the outcome of an id that is to be routed anew."""
+
+    method: str
+    by_leader: bool
+    misrouted: int | None
+    request: Callable[[ShardPart], Any]
+
+
+class Rounds:
+    """The engine of a client. For many threads at once."""
+
+    def __init__(self, addresses: Sequence[str], timeout_s: float, clock: Clock, rng: random.Random) -> None:
+        self.routes = Routes(addresses, clock)
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._rng = rng
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        self._closed.set()
+        self.routes.close()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not past `close`."""
+        self._closed.wait(seconds)
+
+    # --- about ids
+
+    def run(self, operation: Operation, ids: bytes, times: bytes) -> bytes:
+        """16 x N, 8 x N bytes -> outcome column. UnavailableError and its kin, UsageError."""
+        if not ids:
+            return b""
+        deadline = self._clock.monotonic() + self._timeout_s
+        configuration = self._configuration(deadline)
+        calls = [PartCall(part) for part in split_by_shard(ids, times, configuration)]
+        order = self.routes.nearest_first()
+        waits = asked = 0
+        while unsettled := [call for call in calls if call.outcomes is None]:
+            remaining_s = deadline - self._clock.monotonic()
+            if remaining_s <= 0:
+                raise final_error(calls, self._timeout_s, configuration.version)
+            targets = [
+                self.routes.leader(call.part.shard) if operation.by_leader else order[asked % len(order)]
+                for call in unsettled
+            ]
+            at_once = self._round(operation, unsettled, targets, try_timeout_s(self._timeout_s, remaining_s))
+            asked += 1
+            if any(call.lost for call in unsettled):
+                self.routes.ask_who(max(0.0, deadline - self._clock.monotonic()), self._timeout_s)
+            if any(call.misrouted or call.outcomes is not None for call in unsettled):
+                calls, configuration, rerouted = self._reroute(
+                    operation, calls, ids, times, configuration, deadline
+                )
+                at_once |= rerouted
+            if not at_once and (operation.by_leader or asked % len(order) == 0):
+                self._pause(waits, deadline)
+                waits += 1
+        return merge_outcomes(
+            [call.part for call in calls], [call.outcomes or b"" for call in calls], len(ids) // ID_BYTES
+        )
+
+    def _round(
+        self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
+    ) -> bool:
+        """Send every part once; whether the next round may start without a wait."""
+        at_once = True
+        routes = self.routes
+        for call, address, result in zip(
+            calls, targets, self._send(operation, calls, targets, timeout_s), strict=True
+        ):
+            if not isinstance(result, grpc.RpcError):
+                call.outcomes = result.outcomes
+                routes.saw(result.version)
+                if operation.by_leader:
+                    routes.answered(call.part.shard, address)
+                continue
+            failure, details, leader = self._failure(result, address)
+            if not operation.by_leader:
+                routes.avoid(address)
+            else:
+                routes.replace_leader(
+                    call.part.shard, address, next_address(routes.addresses, address, failure, leader)
+                )
+            at_once &= call.failed(failure, address, details, leader)
+        return at_once
+
+    def _send(
+        self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
+    ) -> list[Any]:
+        """One response or RpcError a part."""
+        with _ClosedMeanwhile(self._closed):
+            methods = [getattr(self.routes.stub(address), operation.method) for address in targets]
+            if len(calls) == 1:  # in the caller's own thread: gRPC's futures cost one more
+                request = operation.request(calls[0].part)
+                return [_outcome_of(lambda: methods[0](request, timeout=timeout_s))]
+            pending = [
+                method.future(operation.request(call.part), timeout=timeout_s)
+                for call, method in zip(calls, methods, strict=True)
+            ]
+            return [_outcome_of(future.result) for future in pending]
+
+    def _reroute(
+        self,
+        operation: Operation,
+        calls: list[PartCall],
+        ids: bytes,
+        times: bytes,
+        configuration: Configuration,
+        deadline: float,
+    ) -> tuple[list[PartCall], Configuration, bool]:
+        """Split anew, by a newer configuration, what was misrouted; whether there was a newer one."""
+        kept: list[PartCall] = []
+        strays: list[PartCall] = []
+        for call in calls:
+            if call.outcomes is not None and operation.misrouted is not None:
+                settled, astray = _part_strays(call, operation.misrouted)
+                kept += settled
+                strays += astray
+            else:
+                (strays if call.misrouted and call.outcomes is None else kept).append(call)
+        if not strays:
+            return calls, configuration, False
+        remaining_s = max(0.0, deadline - self._clock.monotonic())
+        newest = self.routes.fetch(configuration.version, remaining_s, self._timeout_s) or configuration
+        if newest.version <= configuration.version:
+            return kept + strays, configuration, False
+        for stray in strays:
+            rows = stray.part.rows
+            for part in split_by_shard(
+                ids, times, newest, np.arange(len(ids) // ID_BYTES) if rows is None else rows
+            ):
+                kept.append(PartCall(part, maybe_done=stray.maybe_done, failures=stray.failures))
+        return kept, newest, True
+
+    # --- about the directory
+
+    def ask_directory(self, method: str, request: Any) -> Any:
+        """The answer of the directory's leader. Tried again until the time is up."""
+        deadline = self._clock.monotonic() + self._timeout_s
+        call = PartCall(ShardPart(DIRECTORY, b"", b"", None))
+        waits = 0
+        while (remaining_s := deadline - self._clock.monotonic()) > 0:
+            address = self.routes.leader(DIRECTORY)
+            result = self._ask(method, request, address, try_timeout_s(self._timeout_s, remaining_s))
+            if not isinstance(result, grpc.RpcError):
+                self.routes.answered(DIRECTORY, address)
+                return result
+            failure, details, leader = self._failure(result, address)
+            target = next_address(self.routes.addresses, address, failure, leader)
+            self.routes.replace_leader(DIRECTORY, address, target)
+            if not call.failed(failure, address, details, leader):
+                if call.lost:
+                    self.routes.ask_who(max(0.0, deadline - self._clock.monotonic()), self._timeout_s)
+                self._pause(waits, deadline)
+                waits += 1
+        what = f"registry directory: no answer within {self._timeout_s:g} s ({'; '.join(call.failures)})"
+        if call.leaderless:
+            raise NoQuorumError(f"{what}; no leader with a majority: see to it that most replicas run; retry")
+        if not call.maybe_done:
+            raise OverloadedError(f"{what}; nothing was done: back off and retry")
+        raise UnavailableError(f"{what}; it is not known whether it was done: retry")
+
+    def ask_for_directory(self) -> pb.DirectoryResponse:
+        """The answer of the nearest replica that knows a leader, or else of any. UnavailableError."""
+        deadline = self._clock.monotonic() + self._timeout_s
+        failures = []
+        unled: pb.DirectoryResponse | None = None
+        for address in self.routes.nearest_first():
+            remaining_s = max(0.0, deadline - self._clock.monotonic())
+            result = self._ask(
+                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(self._timeout_s, remaining_s)
+            )
+            if not isinstance(result, grpc.RpcError):
+                answer: pb.DirectoryResponse = result
+                if answer.led:
+                    return answer
+                unled = unled or answer
+                continue
+            self.routes.avoid(address)
+            failures.append(f"{address}: {self._failure(result, address)[1]}")
+        if unled is None:
+            raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
+        return unled
+
+    def stream(self, method: str, request: Any, address: str | None) -> Iterator[Any]:
+        """The messages of one replica: the one named, or the nearest that answers at all."""
+        failures = []
+        for target in [address] if address is not None else self.routes.nearest_first():
+            begun = False
+            try:
+                with _ClosedMeanwhile(self._closed):
+                    for message in getattr(self.routes.stub(target), method)(request):
+                        begun = True
+                        yield message
+                return
+            except grpc.RpcError as error:
+                failures.append(f"{target}: {error.code().name.lower()}: {error.details()}")
+                if begun:
+                    break
+        raise UnavailableError(f"registry: {method} ended early ({'; '.join(failures)}); begin it again")
+
+    def newer_configuration(self, version: int, fetch: bool = False) -> Configuration:
+        """The newest that replicas know, where one newer than `version` is of interest. UnavailableError."""
+        newest = self.routes.fetch(version, self._timeout_s, self._timeout_s, always=fetch)
+        if newest is None:
+            raise NoQuorumError(
+                "the registry has no sharding configuration yet: its replicas are starting; retry"
+            )
+        return newest
+
+    # --- parts of these
+
+    def _configuration(self, deadline: float) -> Configuration:
+        """What to route by: fetched where there is none, or a newer one."""
+        known = self.routes.configuration
+        if not self.routes.stale and known is not None:
+            return known
+        waits = 0
+        why = "its replicas are starting"
+        while (remaining_s := deadline - self._clock.monotonic()) > 0 and not self._closed.is_set():
+            try:
+                newest = self.routes.fetch(known.version if known else 0, remaining_s, self._timeout_s)
+            except UnavailableError as error:
+                newest, why = known, str(error)
+            if newest is not None:
+                return newest
+            self._pause(waits, deadline)
+            waits += 1
+        if self._closed.is_set():
+            raise UnavailableError("the registry client is closed")
+        kind = NoQuorumError if why.startswith("its") else UnavailableError
+        raise kind(f"no sharding configuration of the registry within {self._timeout_s:g} s: {why}; retry")
+
+    def _ask(self, method: str, request: Any, address: str, timeout_s: float) -> Any:
+        """The response, or the RpcError."""
+        with _ClosedMeanwhile(self._closed):
+            call = getattr(self.routes.stub(address), method)
+            return _outcome_of(lambda: call(request, timeout=timeout_s))
+
+    def _failure(self, error: grpc.RpcError, address: str) -> tuple[Failure, str, str | None]:
+        """(its kind, in words, the leader it names). UsageError where the caller is at fault."""
+        code, details = error.code(), error.details() or ""
+        if code in _CALLERS_FAULT:
+            raise UsageError(f"registry replica {address}: {details}") from error
+        failure = _NOTHING_DONE.get(code, Failure.UNKNOWN)
+        leader = named_leader(details, LEADER_DETAILS, self.routes.addresses, address)
+        what = "is not the leader" if failure is Failure.NOT_LEADER else f"{code.name.lower()}: {details}"
+        return failure, what, leader
+
+    def _pause(self, waits: int, deadline: float) -> None:
+        left_s = max(0.0, deadline - self._clock.monotonic())
+        self._closed.wait(min(delay_s(waits, self._rng.uniform), left_s))
+
+
+class _ClosedMeanwhile:
+    """Turns what gRPC raises for a channel that was closed into UnavailableError."""
+
+    def __init__(self, closed: threading.Event) -> None:
+        if closed.is_set():
+            raise UnavailableError(
+                "the registry client is closed; whether anything was registered is not known"
+            )
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, ValueError | grpc.FutureCancelledError):
+            raise UnavailableError(f"the registry client was closed during a call: {error}") from error
+
+
+def _part_strays(call: PartCall, misrouted: int) -> tuple[list[PartCall], list[PartCall]]:
+    """(what has its outcomes, what was misrouted) of an answered part."""
+    assert call.outcomes is not None
+    if misrouted not in call.outcomes:
+        return [call], []
+    column = np.frombuffer(call.outcomes, np.uint8)
+    stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
+    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
+    stray = PartCall(
+        take_part(call.part, stray_rows), maybe_done=call.maybe_done, misrouted=True, failures=failures[-4:]
+    )
+    if not len(kept_rows):
+        return [], [stray]
+    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]
+
+
+def _outcome_of(call: Callable[[], Any]) -> Any:
+    """Its response, or the RpcError it raised."""
+    try:
+        return call()
+    except grpc.RpcError as error:
+        return error

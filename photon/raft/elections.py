@@ -1,0 +1,121 @@
+"""Who may lead: every message about elections goes through here before the library hears of it.
+
+A replica asks whether it would be voted for before it raises its term (`canvass`), and a vote is given only
+where no live leader is known: one that was cut off, or removed, disturbs nobody (Ongaro's dissertation, 4.2.3
+and 9.6). A leader that hands over has its successor left out of both rules.
+"""
+
+from photon.raft.canvass import Canvass, is_up_to_date
+from photon.raft.codec import (
+    REQUEST_PRE_VOTE,
+    REQUEST_VOTE,
+    RESPONSE_PRE_VOTE,
+    RESPONSE_VOTE,
+    TIMEOUT_NOW,
+    Message,
+    encode,
+)
+from photon.raft.core import RaftCore, now
+from photon.raft.journal import Journal
+from photon.raft.roster import Roster
+from photon.raft.sender import Wire
+
+
+class Elections:
+    """One replica's part in its group's elections. Raft thread only."""
+
+    def __init__(self, node: str, core: RaftCore, journal: Journal, roster: Roster, wire: Wire) -> None:
+        self._node = node
+        self._core = core
+        self._journal = journal
+        self._roster = roster
+        self._wire = wire
+        self._canvass = Canvass()
+        self._voted: tuple[int, set[str]] = (-1, set())  # who has voted in which term
+        self._handed_over_in = -1  # the term in which a leader asked this replica to take over
+
+    def due(self) -> None:
+        """No leader was heard of for an election timeout: ask the voters, of which this must be one."""
+        core = self._core
+        if not core.may_stand:
+            return
+        self._canvass.begin()
+        term, index = self._last_entry()
+        question = encode(
+            {
+                "type": REQUEST_PRE_VOTE,
+                "term": core.term,
+                "round": self._canvass.round,
+                "last_log_index": index,
+                "last_log_term": term,
+            }
+        )
+        for peer in core.connected():
+            if peer in core.members.voters:
+                self._wire.send(peer, question)
+        self._stand_if_wanted()
+
+    def heard_leader(self) -> None:
+        """A leader of this term, or a later one, has spoken."""
+        self._core.heard_leader_at = now()
+        self._canvass.close()
+
+    def receive(self, peer: str, message: Message) -> None:
+        """A peer's message about an election."""
+        kind = message["type"]
+        if kind == REQUEST_PRE_VOTE:
+            if self._would_vote(message):
+                self._grant(peer, message["round"])
+        elif kind == RESPONSE_PRE_VOTE:
+            self._canvass.grant(peer, message["round"], message["term"])
+            self._stand_if_wanted()
+        elif kind == REQUEST_VOTE:
+            if self._would_vote(message):
+                self._core.deliver(peer, message)
+        elif kind == RESPONSE_VOTE:
+            if self._counts(peer, message["term"]):
+                self._core.deliver(peer, message)
+        elif kind == TIMEOUT_NOW and self._core.may_stand and peer == self._core.leader:
+            self._handed_over_in = self._core.term
+            self._core.deliver(peer, message)
+
+    def sent(self, message: Message) -> Message:
+        """The library asks for a vote, or gives one: what to send for it."""
+        if message["type"] == REQUEST_VOTE:
+            return {**message, "transfer": message["term"] == self._handed_over_in + 1}
+        return message
+
+    def _would_vote(self, message: Message) -> bool:
+        """Whether to hear out one who stands, or would: else nothing changes here, not even the term.
+
+        A replica whose log names nobody has no vote. One whose log does not name it as a voter has: it may
+        just not have come to the entry that made it one, and be needed.
+        """
+        if self._roster.newest is None:
+            return False
+        if self._core.hears_leader() and not message.get("transfer", False):
+            return False
+        return is_up_to_date((message["last_log_term"], message["last_log_index"]), self._last_entry())
+
+    def _grant(self, peer: str, asked_in: int) -> None:
+        answer = {"type": RESPONSE_PRE_VOTE, "term": self._core.term, "round": asked_in}
+        self._wire.send(peer, encode(answer))
+
+    def _stand_if_wanted(self) -> None:
+        core = self._core
+        wanted = self._canvass.won(self._node, core.members.voters)
+        if wanted and core.may_stand and not core.is_leader:
+            core.elect(self._canvass.term)
+            self._canvass.close()
+
+    def _counts(self, peer: str, term: int) -> bool:
+        """The library counts messages, whoever they are of: only a voter's first one shall count."""
+        if self._voted[0] != term:
+            self._voted = (term, set())
+        counts = peer in self._core.members.voters and peer not in self._voted[1]
+        self._voted[1].add(peer)
+        return counts
+
+    def _last_entry(self) -> tuple[int, int]:
+        _, index, term = self._journal.entries[-1]
+        return term, index

@@ -1,0 +1,137 @@
+"""What a host has on disk beside its groups: who it is, whom it has met, which groups it holds.
+
+A replica that has lost its disk has forgotten votes and acknowledgements, so it must not go on under its
+name. Two records tell: the host's list of groups (one of them is gone), and the peers' memory of each
+other's identity, which is made once with the directory (all of it is gone).
+"""
+
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from photon.core.disk import DirectoryLock
+from photon.raft import disk
+
+IDENTITY_BYTES: Final = 16
+_GROUP: Final = "group-"
+_GONE: Final = ".gone"  # a group that is being deleted
+
+
+class Home:
+    """One host's directory, locked. Raft thread only once the host runs."""
+
+    def __init__(self, directory: Path, random_bytes: Callable[[int], bytes] = os.urandom) -> None:
+        """Open or create it, and finish deletions that a crash cut short.
+
+        Raises CorruptStateError where something that was there is missing or damaged; LockedError,
+        StorageError.
+        """
+        self.directory = directory
+        self.identity = b""
+        self._groups: set[int] = set()
+        self._peers: dict[str, str] = {}  # identity, as hex
+        self._lock = DirectoryLock(directory)
+        try:
+            self._open(random_bytes)
+        except OSError as error:
+            self._lock.release()
+            raise disk.storage_error(directory, "opening a host's directory", error) from error
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def close(self) -> None:
+        """Unlock. Again it does no harm."""
+        self._lock.release()
+
+    # -- groups -----------------------------------------------------------------------------------------
+
+    def group(self, number: int) -> Path:
+        """The directory of a group's replica."""
+        return self.directory / f"{_GROUP}{number:04d}"
+
+    def groups(self) -> list[int]:
+        """The groups on disk, in order."""
+        return sorted(self._groups)
+
+    def added(self, number: int) -> None:
+        """The group's directory is there, whole: from now on it must not be missing. Durable on return."""
+        if number not in self._groups:
+            self._store("groups", sorted([*self._groups, number]))
+            self._groups.add(number)
+
+    def remove(self, number: int) -> None:
+        """Delete a group's directory, whole or not at all. Durable on return. Raises StorageError."""
+        path = self.group(number)
+        gone = path.with_name(path.name + _GONE)
+        try:
+            if path.exists():
+                disk.replace(path, gone)
+            if number in self._groups:
+                self._store("groups", sorted(self._groups - {number}))
+                self._groups.discard(number)
+            if gone.exists():
+                shutil.rmtree(gone)
+                disk.sync_directory(self.directory)
+        except OSError as error:
+            raise disk.storage_error(path, "deleting a group", error) from error
+
+    # -- peers ------------------------------------------------------------------------------------------
+
+    def identity_seen(self, peer: str, identity: bytes) -> str | None:
+        """A peer has proved to have this identity: why it must be refused, or None. Raises StorageError."""
+        known = self._peers.get(peer)
+        if known is None:
+            peers = {**self._peers, peer: identity.hex()}
+            self._store("peers", peers)
+            self._peers = peers
+        elif known != identity.hex():
+            return (
+                f"{peer} does not have the directory it had before (it has lost its disk?); {disk.REPLACE_IT}"
+            )
+        return None
+
+    # -- the files --------------------------------------------------------------------------------------
+
+    def _open(self, random_bytes: Callable[[int], bytes]) -> None:
+        disk.sync_directory(self.directory)  # what a killed process has renamed may not be on the disk yet
+        identity, groups, peers = (self._load(name) for name in ("identity", "groups", "peers"))
+        if identity is None:
+            if groups:
+                raise disk.corrupt(self.directory / "identity", "the host's identity is missing")
+            # The identity is written last: without it nobody was ever spoken to.
+            identity, groups, peers = random_bytes(IDENTITY_BYTES).hex(), [], {}
+            for name, value in (("groups", groups), ("peers", peers), ("identity", identity)):
+                self._store(name, value)
+        for name, value in (("groups", groups), ("peers", peers)):
+            if value is None:
+                raise disk.corrupt(self.directory / name, "it is missing")
+        self.identity = bytes.fromhex(identity)
+        self._groups = set(groups)
+        self._peers = peers
+        for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
+            self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
+        for number in self._groups:
+            if not (self.group(number) / "ballot").exists():
+                raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
+
+    def _load(self, name: str) -> Any:
+        path = self.directory / name
+        if not path.exists():
+            return None
+        body, _, crc = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
+        if crc != b"%08x" % zlib.crc32(body):
+            raise disk.corrupt(path, "it is damaged")
+        return json.loads(body)
+
+    def _store(self, name: str, value: object) -> None:
+        path = self.directory / name
+        body = json.dumps(value).encode()
+        try:
+            disk.write_file(path, body + b"\n%08x\n" % zlib.crc32(body))
+        except OSError as error:
+            raise disk.storage_error(path, "writing it", error) from error

@@ -1,0 +1,125 @@
+"""A snapshot that has come in whole, until it is the state: synced, verified and read beside the work.
+
+Nothing is replaced before all of it is verified, and the other groups of the host go on meanwhile.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from photon.core.errors import CorruptStateError, PhotonError
+from photon.raft import disk
+from photon.raft.compaction import Job, Jobs, StateMachineError
+from photon.raft.port import Preparing, StateMachine
+from photon.raft.snapshot import Head, SnapshotId, read_chunks, read_head
+
+_log = logging.getLogger(__name__)
+
+
+class _Abandoned(Exception):
+    """The replica stops before the snapshot is its state."""
+
+
+class Installation:
+    """One snapshot; `work` is what a job does."""
+
+    def __init__(self, peer: str, expected: SnapshotId, path: Path, machine: StateMachine) -> None:
+        self.peer = peer
+        self.expected = expected
+        self.head: Head | None = None  # once it is verified
+        self._path = path
+        self._machine = machine
+        self._put: Callable[[], None] | None = None
+        self._abandoned = False
+
+    def work(self) -> None:
+        """Raises StorageError, and what the state machine raises."""
+        try:
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise disk.storage_error(self._path, "syncing a snapshot that came in", error) from error
+        self.head = self._verified()
+        if self.head is not None and isinstance(self._machine, Preparing):
+            self._put = self._machine.prepare(self._chunks())
+
+    def abandon(self) -> None:
+        """End soon; nobody asks for the result."""
+        self._abandoned = True
+
+    def put_state(self, installed: Path) -> None:
+        """The snapshot has been put in place at `installed`: its state takes the present one's."""
+        if self._put is not None:
+            self._put()
+        else:
+            self._machine.restore(read_chunks(installed))
+
+    def _chunks(self) -> Iterator[bytes]:
+        for chunk in read_chunks(self._path):
+            if self._abandoned:
+                raise _Abandoned
+            yield chunk
+
+    def _verified(self) -> Head | None:
+        try:
+            head = read_head(self._path)
+            if head.covers == self.expected:
+                for _ in self._chunks():
+                    pass
+                return head
+            _log.warning(
+                "%s: came in as another snapshot than it was said to be; asking for it again", self._path
+            )
+        except CorruptStateError as error:
+            _log.warning("a snapshot was damaged on its way and is asked for again: %s", error)
+        return None
+
+
+class Installer:
+    """One at a time, when the host has a job free. Raft thread only."""
+
+    def __init__(self, machine: StateMachine, path: Path, jobs: Jobs) -> None:
+        """`path`: where a snapshot comes in."""
+        self._machine = machine
+        self._path = path
+        self._jobs = jobs
+        self._installation: Installation | None = None
+        self._job: Job | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot has come in that is not dealt with: no other may come in over it."""
+        return self._installation is not None
+
+    def begin(self, peer: str, covers: SnapshotId) -> None:
+        """The peer's snapshot has come in whole."""
+        assert not self.busy
+        self._installation = Installation(peer, covers, self._path, self._machine)
+
+    def abandon(self) -> None:
+        """The replica stops; what came in is dropped at the next start."""
+        if self._installation is not None:
+            self._installation.abandon()
+
+    def poll(self) -> Installation | None:
+        """The one that is ready now (its `head` None where it was damaged). Raises StorageError,
+        StateMachineError.
+        """
+        if self._installation is None:
+            return None
+        if self._job is None:
+            if not self._jobs.busy():
+                self._job = self._jobs.start(self._installation.work)
+            return None
+        if not self._job.done():
+            return None
+        job, self._job = self._job, None
+        installation, self._installation = self._installation, None
+        try:
+            job.result()
+        except PhotonError:
+            raise
+        except Exception as error:
+            raise StateMachineError(f"the state machine's prepare raised {error!r}") from error
+        return installation

@@ -1,0 +1,144 @@
+"""The registry's benchmark: its parts do what their figures rest on. The figures themselves are no test."""
+
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from benchmarks import registry_reshard
+from benchmarks.etcd import HOW_TO_GET
+from benchmarks.registry_cluster import Cluster
+from benchmarks.registry_etcd import beside_etcd
+from benchmarks.registry_failover import silence_s
+from benchmarks.registry_load import Clients, measure
+from benchmarks.registry_parts import Plan
+from benchmarks.registry_processes import Child
+from benchmarks.registry_tables import as_text, table
+from photon.app import bench_registry
+from photon.app.ports import free_ports
+from photon.core.errors import UsageError
+
+DELAY_MS = 40.0
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(1 << 20)
+        assert piece, "closed early"
+        data += piece
+    return data
+
+
+@pytest.fixture
+def long_link():
+    """(a socket through the proxy, the socket at its other end)."""
+    near, far = free_ports(2, random.Random())
+    argument = {"delay_ms": DELAY_MS, "ways": [[near, far]]}
+    with socket.create_server(("127.0.0.1", far)) as server, Child("benchmarks.wan_proxy", argument) as proxy:
+        assert proxy.hear() is True
+        with closing(socket.create_connection(("127.0.0.1", near), 10)) as one:
+            other = server.accept()[0]
+            other.settimeout(10)
+            with closing(other):
+                yield one, other
+
+
+def test_a_long_link_delays_both_ways(long_link):
+    one, other = long_link
+    began = time.monotonic()
+    one.sendall(b"ping")
+    assert receive(other, 4) == b"ping"
+    there = time.monotonic() - began
+    other.sendall(b"pong")
+    assert receive(one, 4) == b"pong"
+    assert there >= DELAY_MS / 1000
+    assert time.monotonic() - began >= 2 * DELAY_MS / 1000
+
+
+def test_a_long_link_loses_and_reorders_nothing(long_link):
+    one, other = long_link
+    data = bytes(range(256)) * 65_536  # more than all buffers on the way hold
+    sender = threading.Thread(target=one.sendall, args=(data,))
+    sender.start()
+    assert receive(other, len(data)) == data
+    sender.join()
+
+
+def test_an_end_that_closes_is_seen_at_the_other_after_what_it_sent(long_link):
+    one, other = long_link
+    one.sendall(b"last words")
+    one.close()
+    assert receive(other, 10) == b"last words"
+    assert other.recv(1) == b""
+
+
+def test_a_silence_ends_with_the_first_success_after_the_longest_gap():
+    # killed at 10; an answer that was on its way; 0.6 s of nothing; then all is well
+    assert silence_s([9.9, 10.01, 10.61, 10.62, 10.7], 10.0, 10.8) == pytest.approx(0.61)
+
+
+def test_a_silence_without_end_lasts_as_long_as_was_watched():
+    assert silence_s([9.9, 10.01], 10.0, 15.0) == pytest.approx(5.0)
+
+
+def test_etcd_that_is_not_here_is_skipped_with_the_way_to_get_it(tmp_path):
+    assert beside_etcd(Plan(tmp_path, etcd="no-such-program")) == {"skipped": HOW_TO_GET}
+    assert "apt-get install etcd-server" in HOW_TO_GET and "\n" not in HOW_TO_GET
+
+
+def test_a_checkout_is_asked_for_where_there_is_none(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_registry.photon, "__file__", str(tmp_path / "photon" / "__init__.py"))
+    with pytest.raises(UsageError, match="git clone"):
+        bench_registry.load_benchmarks("registry")
+
+
+def test_the_command_knows_the_parts_that_there_are():
+    assert tuple(bench_registry.load_benchmarks("registry").PARTS) == bench_registry.PARTS
+
+
+def test_bench_lists_registry_and_keeps_its_own_options():
+    command = [sys.executable, "-m", "photon.app.cli", "bench", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "registry" in told and "--live-seconds" in told and "--json" in told
+
+
+def test_tables_align_under_the_words_of_their_keys():
+    rows = [{"who": "a", "ids_per_s": 1_234_567}, {"who": "bb", "ids_per_s": 5}]
+    assert table(rows) == [
+        "             ids",
+        "             per",
+        "  who          s",
+        "    a  1,234,567",
+        "   bb          5",
+    ]
+
+
+def test_a_report_is_text_and_json():
+    report = {"failover": {"kills": 2, "each_s": [0.5, 0.75], "reached": True, "some_rows": [{"a": 1}]}}
+    told = as_text(report)
+    assert told.startswith("failover: leader killed") and "0.5 0.75" in told and "yes" in told
+    assert json.loads(json.dumps(report)) == report
+
+
+def test_a_chart_shows_each_shard_and_where_the_number_changes():
+    lines = registry_reshard.chart([(1.0, [8, 8, 0, 0, 0, 0]), (2.0, [4, 4, 4, 4, 4, 4])], [1.5]).splitlines()
+    assert lines[1] == "shard 0 |█▄|" and lines[3] == "shard 2 | ▄|"
+    assert lines[-1].index("^") == lines[1].index("▄")
+
+
+@pytest.mark.cluster
+def test_a_load_is_counted_at_the_clients_and_in_the_log(tmp_path):
+    with Cluster(tmp_path) as cluster, Clients(cluster.addresses, 2) as clients:
+        measured = measure(cluster, clients, 0.5, ids=10, in_flight=4)
+        looked_up = measure(cluster, clients, 0.3, call="lookup", ids=10, in_flight=2)
+    assert measured.ids == 10 * len(measured.latencies_ms) > 0
+    assert measured.commits > 0 and not measured.failures
+    assert set(measured.cores) == {"leader", "followers", "clients"}
+    assert looked_up.ids > 0

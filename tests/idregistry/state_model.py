@@ -1,0 +1,219 @@
+"""A shard's rules in plain Python: one dict, one scan. And the commands to try them with."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import strategies as st
+
+from idregistry.buckets import BUCKET_US, NO_BOUNDARY, bucket_of
+from idregistry.commands import Boundary, Clear, Command, Commit, Configure, Fence, Prepare, Release
+from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
+from idregistry.encoding import decode
+from idregistry.state import Prepared
+from photon.core.columns import pack_times, split_ids, unpack_times
+from photon.core.fates import Cleared, Committed, Registered, Released
+from photon.core.tokens import Token, parse_token
+from tests.idregistry.kit import NOW_US, event_ids
+
+
+@dataclass
+class Model:
+    """Everything a shard knows. An id whose bucket lies wholly before the boundary is not there."""
+
+    shard: int
+    held: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    boundary_us: int = NO_BOUNDARY
+    latest_us: int = BEGINNING
+    configuration: Configuration | None = None
+    prepared: Prepared | None = None
+    fences: list[int] = field(default_factory=list)
+
+    def apply(self, command: Command) -> object:
+        match command:
+            case Commit():
+                return self.commit(command)
+            case Release():
+                return self.release(command)
+            case Clear():
+                return self.clear(command)
+            case Boundary(_, boundary_us):
+                self.boundary_us = max(self.boundary_us, boundary_us)
+                return self.boundary_us
+            case Fence(_, first, incarnations):
+                if first <= len(self.fences):
+                    self.fences += incarnations[len(self.fences) - first :]
+                return len(self.fences)
+            case Prepare(_, version, start_us):
+                known = [x.version for x in (self.configuration, self.prepared) if x is not None]
+                if version > max(known, default=0):
+                    self.prepared = Prepared(version, start_us, self.latest_us < start_us)
+                return self.prepared
+            case Configure(_, configuration):
+                if self.configuration is None or configuration.version > self.configuration.version:
+                    self.configuration = configuration
+                if self.prepared is not None and self.configuration.version >= self.prepared.version:
+                    self.prepared = None
+                return self.configuration.version
+
+    def commit(self, command: Commit) -> bytes:
+        rows = list(zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True))
+        outcomes = []
+        for token, count in zip(command.tokens, command.counts, strict=True):
+            won: set[bytes] = set()
+            for _ in range(count):
+                key, time_us = rows.pop(0)
+                outcome = self.commit_one(token, key, time_us, won)
+                won |= {key} if outcome == Committed.WON else set()
+                outcomes.append(outcome)
+        return bytes(outcomes)
+
+    def commit_one(self, token: bytes, key: bytes, time_us: int, won: set[bytes]) -> Committed:
+        if self.misrouted(key, time_us):
+            return Committed.MISROUTED
+        if self.fenced(token):
+            return Committed.FENCED
+        if key in won:
+            return Committed.DUPLICATE
+        held = self.get(key)
+        if held is not None and held[0] == token:
+            return Committed.WON
+        if self.expired(time_us):
+            return Committed.EXPIRED
+        if held is not None:
+            return Committed.DUPLICATE
+        self.held[key] = token, bucket_of(time_us)
+        if time_us < HORIZON:
+            self.latest_us = max(self.latest_us, time_us)
+        return Committed.WON
+
+    def release(self, command: Release) -> bytes:
+        rows = list(zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True))
+        outcomes = []
+        for token, count in zip(command.tokens, command.counts, strict=True):
+            for key, time_us in [rows.pop(0) for _ in range(count)]:
+                held = self.get(key)
+                if self.misrouted(key, time_us):
+                    outcomes.append(Released.MISROUTED)
+                elif not self.fenced(token):
+                    outcomes.append(Released.NOT_FENCED)
+                elif held is None:
+                    outcomes.append(Released.ABSENT)
+                elif held[0] != token:
+                    outcomes.append(Released.OTHER)
+                else:
+                    del self.held[key]
+                    outcomes.append(Released.RELEASED)
+        return bytes(outcomes)
+
+    def clear(self, command: Clear) -> bytes:
+        outcomes = []
+        for key, time_us in zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True):
+            held = self.get(key)
+            if self.misrouted(key, time_us):
+                outcomes.append(Cleared.MISROUTED)
+            elif held is None:
+                outcomes.append(Cleared.ABSENT)
+            else:
+                self.held[key] = b"", held[1]
+                outcomes.append(Cleared.CLEARED)
+        return bytes(outcomes)
+
+    def lookup(self, ids: bytes, times: bytes) -> bytes:
+        return bytes(
+            Registered.EXPIRED
+            if self.expired(time_us)
+            else Registered.ABSENT
+            if self.get(key) is None
+            else Registered.PRESENT
+            for key, time_us in zip(split_ids(ids), unpack_times(times).tolist(), strict=True)
+        )
+
+    def get(self, key: bytes) -> tuple[bytes, int] | None:
+        held = self.held.get(key)
+        if held is None or (held[1] + 1) * BUCKET_US <= self.boundary_us:
+            return None
+        return held
+
+    def expired(self, time_us: int) -> bool:
+        return self.boundary_us != NO_BOUNDARY and (time_us < self.boundary_us or time_us >= HORIZON)
+
+    def fenced(self, token: bytes) -> bool:
+        try:
+            return parse_token(token).incarnation in self.fences
+        except ValueError:
+            return False
+
+    def misrouted(self, key: bytes, time_us: int) -> bool:
+        if self.configuration is None:
+            return True
+        if self.prepared is not None and self.prepared.start_us <= time_us < HORIZON:
+            return True
+        return int(self.configuration.shard_of(key, pack_times([time_us]))[0]) != self.shard
+
+    def contents(self) -> dict[bytes, bytes]:
+        return {key: token for key, (token, _) in self.held.items() if self.get(key) is not None}
+
+
+def crafted(*halves: tuple[int, int]) -> bytes:
+    """Ids of given hash and second half."""
+    hashes, tails = (np.array(column, np.uint64) for column in zip(*halves, strict=True))
+    return decode(hashes, tails)
+
+
+_END = (1 << 64) - 1
+POOL = split_ids(
+    event_ids(*range(12))
+    + crafted((1 << 60, 1), (1 << 60, 2), (1 << 60, 3))  # of one hash
+    + crafted((0x11 << 56 | 77, 5), (0x12 << 56 | 77, 5))  # of one key in two sub-dicts
+    + crafted((0, 0), (0, _END), (_END, 0), (_END, 7), (_END, _END))
+)
+"""Few, so that they meet; and those for which the rows' order and ends matter."""
+
+EVENT_TIMES = (
+    st.integers(-5 * BUCKET_US, 5 * BUCKET_US)
+    | st.sampled_from([-(1 << 63), -6_816_000_000_000_000, HORIZON - 1, HORIZON, (1 << 63) - 1])
+    | st.just(3 * BUCKET_US)
+)
+INCARNATIONS = st.sampled_from([0, 1, 2, _END])
+TOKENS = st.builds(Token, st.sampled_from(["a:1", "b:2"]), INCARNATIONS, st.integers(-1, 1)).map(
+    Token.pack
+) | st.sampled_from([b"a", b"b"])
+IDS = st.lists(st.sampled_from(POOL), max_size=6)
+
+
+@st.composite
+def of_segments(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Release:
+    segments = draw(st.lists(st.tuples(TOKENS, IDS), max_size=4))
+    ids = [key for _, of_segment in segments for key in of_segment]
+    same = draw(st.none() | EVENT_TIMES)
+    times = [draw(EVENT_TIMES) if same is None else same for _ in ids]
+    counts = [len(of_segment) for _, of_segment in segments]
+    return kind(NOW_US, [token for token, _ in segments], counts, b"".join(ids), pack_times(times))
+
+
+@st.composite
+def clears(draw: st.DrawFn) -> Clear:
+    ids = draw(IDS)
+    return Clear(NOW_US, b"".join(ids), pack_times([draw(EVENT_TIMES) for _ in ids]))
+
+
+@st.composite
+def configures(draw: st.DrawFn) -> Configure:
+    starts = draw(st.lists(st.integers(-6, 6), unique=True, max_size=2))
+    shards = st.sampled_from([1, 1, 2])
+    intervals = [Interval(start * BUCKET_US, draw(shards)) for start in sorted(starts)]
+    first = Interval(BEGINNING, draw(shards))
+    return Configure(NOW_US, Configuration(draw(st.integers(1, 5)), (first, *intervals)))
+
+
+COMMITS = of_segments(Commit)
+COMMANDS = (
+    COMMITS
+    | COMMITS
+    | of_segments(Release)
+    | clears()
+    | st.builds(Boundary, st.just(NOW_US), st.integers(-5 * BUCKET_US, 3 * BUCKET_US))
+    | st.builds(Fence, st.just(NOW_US), st.integers(0, 3), st.lists(INCARNATIONS, max_size=2).map(tuple))
+    | st.builds(Prepare, st.just(NOW_US), st.integers(1, 5), EVENT_TIMES)
+    | configures()
+)

@@ -1,0 +1,301 @@
+"""What the directory's leader decides: reshardings, the table's past, leases."""
+
+from idregistry.answers import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
+from idregistry.commands import Boundary, Commit, Configure, Prepare
+from idregistry.commands import Fence as ShardFence
+from idregistry.commands import encode as shard_encode
+from idregistry.configuration import Configuration
+from idregistry.coordinator import Ask, Coordinator, Hosted, LeaseRuns
+from idregistry.directory import DirectoryState, Proposal
+from idregistry.directory_commands import Fence, KeepAlive, Propose, Rejected, Replace, Row
+from idregistry.state import ShardState
+from idregistry.upkeep import FENCES_A_STEP, command_due
+from photon.core.clock import ManualClock
+from photon.core.settings import Registry
+from photon.raft.port import Members
+from tests.idregistry.fake_log import FakeLog
+from tests.idregistry.kit import NOW_US, event_ids, same_times
+
+ROWS = tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3))
+MEMBERS = Members(("r0", "r1", "r2"))
+SECOND_US = 1_000_000
+
+
+class Bench:
+    """A directory led by r0, and its shards, which do as it says when `follow` is called."""
+
+    def __init__(self, shards: int = 2) -> None:
+        self.clock = ManualClock(NOW_US)
+        self.state = DirectoryState()
+        self.hosted: dict[int, Hosted] = {}
+        settings = Registry(shards=shards, clock_skew_s=1.0)
+        self.coordinator = Coordinator(
+            self.state, ROWS, settings, self.clock, lambda: None, lambda: self.hosted
+        )
+        self.log = FakeLog(self.state, of_group=MEMBERS)
+        self.tick()
+        self.follow()
+
+    def tick(self) -> None:
+        self.coordinator.on_tick(self.log)
+
+    def follow(self, *only: int) -> None:
+        """Shards appear, and apply what their leaders would put into their logs."""
+        for number in self.state.view.founders:
+            self.hosted.setdefault(number, Hosted(ShardState(number), MEMBERS))
+        self.hosted = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
+        for number in only or tuple(self.hosted):
+            state = self.hosted[number].state
+            while True:
+                command = command_due(
+                    state, self.state.view, self.state.fences, self.clock.now_us(), self.clock.now_us(), 0.0
+                )
+                if command is None:
+                    break
+                state.apply(shard_encode(command))
+
+    def ask(self, what: KeepAlive | Fence | Propose | Replace, seconds: float = 10.0) -> Answer:
+        answers: list[Answer] = []
+        refused = self.coordinator.offer(Ask(what, self.clock.monotonic() + seconds, answers.append))
+        if refused is not None:
+            return refused
+        self.tick()
+        self.tick()  # a renewal is seen in the turn after it was applied
+        (answer,) = answers
+        return answer
+
+    def reshard(self, shards: int, start_us: int = 0) -> Proposal:
+        answer = self.ask(Propose(0, shards, start_us, 0))
+        assert isinstance(answer, Decided)
+        assert isinstance(answer.result, Proposal)
+        return answer.result
+
+    @property
+    def configuration(self) -> Configuration:
+        assert self.state.view.configuration is not None
+        return self.state.view.configuration
+
+
+def commit(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
+    ids = event_ids(*numbers)
+    command = Commit(NOW_US, [b"t"], [len(numbers)], ids, same_times(len(numbers), time_us))
+    outcomes = state.apply(shard_encode(command))
+    assert isinstance(outcomes, bytes)
+    return outcomes
+
+
+def test_the_first_leader_founds_the_registry_from_its_settings() -> None:
+    bench = Bench(shards=3)
+    assert bench.configuration.shards == 3
+    assert set(bench.state.view.replicas) == {"r0", "r1", "r2"}
+
+
+def test_a_resharding_is_adopted_when_the_last_shard_has_prepared() -> None:
+    bench = Bench()
+    proposal = bench.reshard(4)
+    assert proposal.start_us > NOW_US + SECOND_US, "later than now by more than the skew"
+    bench.follow(0)
+    bench.tick()
+    assert bench.state.view.proposal == proposal
+    bench.follow(1)
+    bench.tick()
+    assert [i.shards for i in bench.configuration.intervals] == [2, 4]
+    bench.follow()
+    assert {one.state.configuration for one in bench.hosted.values()} == {bench.configuration}
+
+
+def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told() -> None:
+    bench = Bench(shards=1)
+    proposal = bench.reshard(2)
+    commit(bench.hosted[0].state, 1, time_us=proposal.start_us + 5)
+    bench.follow()
+    bench.tick()
+    assert [i.shards for i in bench.configuration.intervals] == [1]
+    assert bench.state.view.abandoned[0] == proposal.version
+    assert "shard 0 holds an event" in bench.state.view.abandoned[1]
+    bench.follow()
+    assert bench.hosted[0].state.prepared is None, "it takes such events again"
+
+
+def test_a_shard_that_does_not_prepare_until_the_start_makes_it_void() -> None:
+    bench = Bench()
+    proposal = bench.reshard(4)
+    bench.follow(0)
+    bench.clock.advance((proposal.start_us - NOW_US) / 1e6 - 0.1)
+    bench.tick()
+    assert bench.state.view.proposal is not None
+    bench.clock.advance(0.2)
+    bench.tick()
+    assert "shard 1 did not prepare in time" in bench.state.view.abandoned[1]
+
+
+def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
+    bench = Bench(shards=3)
+    start_us = bench.reshard(1).start_us
+    bench.follow()
+    bench.tick()
+    bench.follow()
+    for number, boundary_us in ((0, start_us + 9), (1, start_us), (2, start_us - 1)):
+        bench.hosted[number].state.apply(shard_encode(Boundary(NOW_US, boundary_us)))
+    bench.tick()
+    assert len(bench.configuration.intervals) == 2
+    bench.hosted[2].state.apply(shard_encode(Boundary(NOW_US, start_us)))
+    bench.tick()
+    assert [i.shards for i in bench.configuration.intervals] == [1]
+    assert list(bench.state.view.founders) == [0]
+
+
+def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
+    bench = Bench()
+    assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Decided(True)
+    bench.tick()
+    assert "r1" in bench.state.view.replicas
+    after = Members(("r0", "r2", "r3"))
+    bench.log.of_group = after
+    bench.hosted = {n: Hosted(one.state, after if n == 0 else MEMBERS) for n, one in bench.hosted.items()}
+    bench.tick()
+    assert "r1" in bench.state.view.replicas
+    bench.hosted = {n: Hosted(one.state, after) for n, one in bench.hosted.items()}
+    bench.tick()
+    assert "r1" not in bench.state.view.replicas
+
+
+# --- leases
+
+
+def test_an_incarnation_is_not_fenced_while_its_lease_may_run() -> None:
+    bench = Bench()
+    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(True)
+    bench.clock.advance(9.9)
+    answer = bench.ask(Fence(0, 7, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, LeaseRuns)
+    assert 0 < answer.result.for_s < 1
+    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.clock.advance(5.0)
+    answer = bench.ask(Fence(0, 7, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, LeaseRuns), "it was renewed"
+    bench.clock.advance(6.0)
+    assert bench.ask(Fence(0, 7, 0)) == Decided(True)
+    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(False)
+
+
+def test_no_wall_clock_ends_a_lease() -> None:
+    bench = Bench()
+    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.clock._now_us += 3600 * SECOND_US  # somebody set it
+    answer = bench.ask(Fence(0, 7, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, LeaseRuns)
+
+
+def test_a_restarted_leader_gives_every_lease_its_full_time_again() -> None:
+    bench = Bench()
+    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.clock.advance(9.0)
+    bench.state.restore(list(bench.state.freeze()))
+    bench.tick()
+    bench.clock.advance(9.0)
+    answer = bench.ask(Fence(0, 7, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, LeaseRuns)
+
+
+def test_a_fence_that_crosses_a_renewal_fails() -> None:
+    bench = Bench()
+    bench.ask(KeepAlive(0, 7, "j:1", SECOND_US))
+    bench.clock.advance(2.0)
+    bench.log.held = True
+    answers: list[Answer] = []
+    for what in (KeepAlive(0, 7, "j:1", SECOND_US), Fence(0, 7, 0)):
+        bench.coordinator.offer(Ask(what, bench.clock.monotonic() + 5, answers.append))
+    bench.tick()
+    bench.log.apply_held()
+    assert answers == [Decided(True), Decided(False)]
+
+
+def test_a_lease_of_long_ago_is_forgotten() -> None:
+    bench = Bench()
+    bench.ask(KeepAlive(0, 7, "j:1", SECOND_US))
+    bench.clock.advance(99.0)
+    bench.tick()
+    assert 7 in bench.state.leases
+    bench.clock.advance(2.0)
+    bench.tick()
+    assert 7 not in bench.state.leases
+
+
+# --- the queue
+
+
+def test_who_asks_too_late_or_elsewhere_is_told_so() -> None:
+    bench = Bench()
+    assert isinstance(bench.ask(Fence(0, 7, 0), seconds=0.0), Overloaded)
+    bench.log.lose_leadership("r2")
+    assert bench.ask(Fence(0, 7, 0)) == NotLeader("r2")
+    bench.coordinator.close()
+    assert bench.ask(Fence(0, 7, 0)) == NotLeader(None)
+    assert bench.state.fences == []
+
+
+def test_an_outcome_that_is_lost_is_unknown() -> None:
+    bench = Bench()
+    bench.log.held = True
+    answers: list[Answer] = []
+    bench.coordinator.offer(Ask(Fence(0, 7, 0), 100.0, answers.append))
+    bench.tick()
+    bench.log.forget_held()
+    assert answers == [OutcomeUnknown()]
+
+
+def test_a_rejected_command_is_answered_with_its_reason() -> None:
+    answer = Bench().ask(Propose(0, 2, 0, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, Rejected)
+
+
+# --- what a shard's leader does with it
+
+
+def test_a_new_shard_hears_of_the_fences_before_it_may_take_anything() -> None:
+    bench = Bench()
+    for incarnation in range(FENCES_A_STEP + 5):
+        bench.ask(Fence(0, incarnation, 0))
+    state = ShardState(0)
+    kinds = []
+    for _ in range(4):
+        command = command_due(state, bench.state.view, bench.state.fences, NOW_US, None, 0.0)
+        kinds.append(type(command))
+        if command is not None:
+            state.apply(shard_encode(command))
+    assert kinds == [ShardFence, ShardFence, Configure, type(None)]
+    assert state.fences == FENCES_A_STEP + 5
+
+
+def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
+    """Else what the table has closed for it would be open again until it came."""
+    bench = Bench(shards=1)
+    bench.reshard(2)
+    bench.follow()
+    bench.tick()
+    assert bench.state.view.version == 2
+    bench.reshard(3, start_us=NOW_US + 60 * SECOND_US)
+    state = bench.hosted[0].state
+    kinds = []
+    for _ in range(3):
+        command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
+        kinds.append(type(command))
+        if command is not None:
+            state.apply(shard_encode(command))
+    assert kinds == [Configure, Prepare, type(None)]
+
+
+def test_a_shard_prepares_once() -> None:
+    bench = Bench()
+    bench.reshard(3)
+    state = bench.hosted[0].state
+    command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
+    assert isinstance(command, Prepare)
+    state.apply(shard_encode(command))
+    assert command_due(state, bench.state.view, (), NOW_US, None, 0.0) is None

@@ -1,0 +1,419 @@
+"""The directory's rules (paper 2.2.2, 3.3.3): what may change, and that no id's shard ever does."""
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idregistry.configuration import BEGINNING, HORIZON, Configuration
+from idregistry.directory import DirectoryState, Proposal, View, group_of, shard_of_group
+from idregistry.directory_commands import (
+    Abandon,
+    Adopt,
+    Command,
+    DirectoryCommandError,
+    EndLease,
+    Fence,
+    Found,
+    Gone,
+    KeepAlive,
+    Propose,
+    Rejected,
+    Replace,
+    Row,
+    Trim,
+    decode,
+    encode,
+)
+from photon.core.columns import pack_times
+from photon.core.errors import CorruptStateError
+from tests.idregistry.kit import NOW_US
+
+ROWS = tuple(Row(name, "10.0.0.1", 7000, "10.0.0.1:7001") for name in ("r0", "r1", "r2"))
+SKEW_US = 1_000_000
+
+
+class Directory:
+    """A state machine whose commands go through their bytes."""
+
+    def __init__(self, shards: int | None = 2) -> None:
+        self.state = DirectoryState()
+        self.now_us = NOW_US
+        if shards is not None:
+            assert self.put(Found(NOW_US, shards, ROWS)) is True
+
+    def put(self, command: Command) -> object:
+        return self.state.apply(encode(command))
+
+    def propose(self, shards: int, start_us: int) -> object:
+        return self.put(Propose(self.now_us, shards, start_us, self.now_us + SKEW_US))
+
+    @property
+    def view(self) -> View:
+        return self.state.view
+
+    @property
+    def configuration(self) -> Configuration:
+        assert self.view.configuration is not None
+        return self.view.configuration
+
+
+def test_it_is_founded_once() -> None:
+    directory = Directory(3)
+    assert directory.put(Found(NOW_US, 5, ROWS[:1])) is False
+    assert directory.configuration.shards == 3
+    assert directory.view.founders == dict.fromkeys(range(3), ("r0", "r1", "r2"))
+    assert [directory.view.group(n) for n in range(3)] == [1, 2, 3]
+
+
+def test_a_new_number_holds_only_once_it_is_adopted_and_then_there_are_its_shards() -> None:
+    directory = Directory(2)
+    start_us = NOW_US + 2 * SKEW_US
+    assert directory.propose(6, start_us) == Proposal(2, start_us, 6)
+    assert (directory.view.version, len(directory.view.founders)) == (1, 2)
+    assert directory.put(Adopt(NOW_US, 3)) is False, "another version's"
+    assert directory.put(Adopt(NOW_US, 2)) is True
+    assert [(i.start_us, i.shards) for i in directory.configuration.intervals] == [
+        (BEGINNING, 2),
+        (start_us, 6),
+    ]
+    assert sorted(directory.view.founders) == list(range(6))
+    assert directory.view.version == 2
+
+
+def test_an_abandoned_proposal_changes_nothing_but_the_version_and_says_why() -> None:
+    directory = Directory(2)
+    directory.propose(6, NOW_US + 2 * SKEW_US)
+    assert directory.put(Abandon(NOW_US, 2, "shard 1 is away")) is True
+    assert directory.view.abandoned == (2, "shard 1 is away")
+    assert [i.shards for i in directory.configuration.intervals] == [2]
+    assert directory.view.version == 2
+    assert directory.put(Adopt(NOW_US, 2)) is False
+    assert isinstance(directory.propose(6, NOW_US + 2 * SKEW_US), Proposal)
+
+
+@pytest.mark.parametrize(
+    ("shards", "start_us", "why"),
+    [
+        (3, NOW_US, "in the future"),
+        (3, NOW_US + SKEW_US - 1, "in the future"),
+        (3, HORIZON, "in the future"),
+        (2, NOW_US + 2 * SKEW_US, "already"),
+        (0, NOW_US + 2 * SKEW_US, "1 to 4096"),
+        (5000, NOW_US + 2 * SKEW_US, "1 to 4096"),
+    ],
+)
+def test_what_could_change_a_mapping_or_makes_no_sense_is_rejected(
+    shards: int, start_us: int, why: str
+) -> None:
+    directory = Directory(2)
+    rejected = directory.propose(shards, start_us)
+    assert isinstance(rejected, Rejected)
+    assert why in rejected.why
+    assert not rejected.busy
+    assert directory.view.proposal is None
+
+
+def test_reshardings_and_replacements_go_one_at_a_time() -> None:
+    directory = Directory(2)
+    directory.propose(3, NOW_US + 2 * SKEW_US)
+    for command in (
+        Propose(NOW_US, 4, NOW_US + 9 * SKEW_US, NOW_US),
+        Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")),
+    ):
+        rejected = directory.put(command)
+        assert isinstance(rejected, Rejected)
+        assert rejected.busy
+    directory.put(Adopt(NOW_US, 2))
+    assert directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1"))) is True
+    assert isinstance(directory.propose(4, NOW_US + 9 * SKEW_US), Rejected)
+
+
+def test_an_interval_goes_when_every_boundary_has_passed_it_and_its_shards_with_it() -> None:
+    directory = Directory(6)
+    start_us = NOW_US + 2 * SKEW_US
+    directory.propose(3, start_us)
+    directory.put(Adopt(NOW_US, 2))
+    assert directory.put(Trim(NOW_US, 2, start_us - 1)) is False
+    assert directory.put(Trim(NOW_US, 1, start_us)) is False, "found true for an older table"
+    assert directory.put(Trim(NOW_US, 2, start_us)) is True
+    assert [(i.start_us, i.shards) for i in directory.configuration.intervals] == [(BEGINNING, 3)]
+    assert sorted(directory.view.founders) == [0, 1, 2]
+    assert [directory.view.is_retired(group) for group in range(1, 8)] == [False] * 3 + [True] * 3 + [False]
+
+
+def test_a_shard_that_comes_again_is_another_group() -> None:
+    directory = Directory(2)
+    for number, shards in enumerate((1, 2, 1, 2)):
+        start_us = NOW_US + (2 + number) * SKEW_US
+        directory.propose(shards, start_us)
+        directory.put(Adopt(NOW_US, directory.view.version + 1))
+        directory.put(Trim(NOW_US, directory.view.version, start_us))
+    assert directory.view.group(1) == group_of(1, 2)
+    assert shard_of_group(group_of(1, 2)) == (1, 2)
+    assert [directory.view.is_retired(group_of(1, life)) for life in range(4)] == [True, True, False, False]
+
+
+# --- replicas
+
+
+def test_a_replica_is_replaced_and_its_name_is_never_taken_again() -> None:
+    directory = Directory()
+    new = Row("r3", "10.0.0.9", 7000, "10.0.0.9:7001")
+    assert directory.put(Replace(NOW_US, "r1", new)) is True
+    assert directory.put(Replace(NOW_US, "r1", new)) is True, "asked again"
+    assert directory.view.staying == ("r0", "r2", "r3")
+    assert set(directory.view.replicas) == {"r0", "r1", "r2", "r3"}, "the old one still counts in its groups"
+    assert directory.put(Gone(NOW_US, "r0")) is False
+    assert directory.put(Gone(NOW_US, "r1")) is True
+    assert set(directory.view.replicas) == {"r0", "r2", "r3"}
+    for name in ("r1", "r3", "r0"):
+        rejected = directory.put(Replace(NOW_US, "r2", Row(name, "h", 1, "h:1")))
+        assert isinstance(rejected, Rejected)
+        assert "never used before" in rejected.why
+
+
+def test_new_shards_are_founded_by_those_who_stay() -> None:
+    directory = Directory(1)
+    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Gone(NOW_US, "r1"))
+    directory.propose(2, NOW_US + 2 * SKEW_US)
+    directory.put(Adopt(NOW_US, 2))
+    assert directory.view.founders == {0: ("r0", "r1", "r2"), 1: ("r0", "r2", "r3")}
+
+
+# --- leases and fences
+
+
+def test_only_the_lease_that_was_looked_at_is_fenced() -> None:
+    directory = Directory()
+    assert directory.put(KeepAlive(NOW_US, 7, "j:1", 10**6)) is True
+    assert directory.put(KeepAlive(NOW_US, 7, "j:1", 10**6)) is True
+    assert directory.put(Fence(NOW_US, 7, 1)) is False, "renewed since"
+    assert directory.put(Fence(NOW_US, 7, 0)) is False
+    assert directory.put(Fence(NOW_US, 7, 2)) is True
+    assert directory.put(Fence(NOW_US, 7, 2)) is True
+    assert directory.state.fences == [7]
+    assert directory.put(KeepAlive(NOW_US, 7, "j:1", 10**6)) is False
+
+
+def test_who_never_had_a_lease_can_be_fenced() -> None:
+    directory = Directory()
+    assert directory.put(Fence(NOW_US, 8, 0)) is True
+    assert directory.state.fences == [8]
+
+
+def test_a_lease_of_long_ago_is_forgotten_unless_it_was_renewed() -> None:
+    directory = Directory()
+    directory.put(KeepAlive(NOW_US, 7, "j:1", 10**6))
+    assert directory.put(EndLease(NOW_US, 7, 2)) is False
+    assert directory.put(EndLease(NOW_US, 7, 1)) is True
+    assert directory.state.leases == {}
+    assert directory.put(KeepAlive(NOW_US, 7, "j:1", 10**6)) is True
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("kfe"), st.integers(0, 2), st.integers(0, 4)), max_size=40))
+def test_a_fence_holds_for_ever_and_comes_only_after_the_last_renewal(
+    steps: list[tuple[str, int, int]],
+) -> None:
+    directory = Directory()
+    renewals = [0, 0, 0]
+    fenced: list[int] = []
+    for step, incarnation, seen in steps:
+        if step == "k":
+            alive = directory.put(KeepAlive(NOW_US, incarnation, "j:1", 10**6))
+            assert alive is (incarnation not in fenced)
+            renewals[incarnation] += alive is True
+        elif step == "f":
+            was = incarnation in fenced
+            done = directory.put(Fence(NOW_US, incarnation, seen))
+            assert done is (was or seen == renewals[incarnation])
+            if done and not was:
+                fenced.append(incarnation)
+        elif directory.put(EndLease(NOW_US, incarnation, seen)) and seen == renewals[incarnation]:
+            renewals[incarnation] = 0
+        assert directory.state.fences == fenced
+
+
+# --- any sequence
+
+
+@dataclass
+class Registered:
+    """An id that a shard took, and the shard it is in."""
+
+    id: bytes
+    time_us: int
+    shard: int
+
+
+@dataclass
+class FakeShard:
+    """What of a shard's state the rules rest on."""
+
+    known: Configuration | None
+    prepared: Proposal | None = None
+    fits: bool = False
+    boundary_us: int = BEGINNING
+    latest_us: int = BEGINNING
+
+    def expired(self, time_us: int) -> bool:
+        return self.boundary_us != BEGINNING and (time_us < self.boundary_us or time_us >= HORIZON)
+
+    def takes(self, number: int, event: bytes, time_us: int) -> bool:
+        if self.known is None or int(self.known.shard_of(event, pack_times([time_us]))[0]) != number:
+            return False
+        if self.prepared is not None and self.prepared.start_us <= time_us < HORIZON:
+            return False
+        return not self.expired(time_us)
+
+
+class Sharding:
+    """Shards that follow the directory late and in any order; clients with tables as old as they come."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.directory = Directory(self.rng.randint(1, 3))
+        self.tables = [self.directory.configuration]
+        self.shards = {n: FakeShard(self.directory.configuration) for n in self.directory.view.founders}
+        self.registered: list[Registered] = []
+
+    def run(self, steps: int) -> None:
+        weighted = {
+            self.commit: 6,
+            self.propose: 3,
+            self.prepare: 6,
+            self.configure: 4,
+            self.decide: 4,
+            self.give_up: 1,
+            self.raise_boundary: 3,
+            self.trim: 2,
+            self.time_passes: 3,
+        }
+        for step in self.rng.choices(list(weighted), list(weighted.values()), k=steps):
+            step()
+
+    def some(self) -> list[FakeShard]:
+        """Shards that do their work now: often all, often not."""
+        every = list(self.shards.values())
+        return every if self.rng.random() < 0.5 else self.rng.sample(every, self.rng.randint(0, len(every)))
+
+    def propose(self) -> None:
+        self.directory.propose(
+            self.rng.randint(1, 5), self.directory.now_us + self.rng.randint(-1, 4) * SKEW_US
+        )
+
+    def prepare(self) -> None:
+        proposal = self.directory.view.proposal
+        for shard in self.some():
+            # Not before the table that the proposal is to follow: what that closed would be open again.
+            current = shard.known is not None and shard.known.version == self.directory.view.version
+            if proposal is not None and shard.prepared != proposal and current:
+                shard.prepared, shard.fits = proposal, shard.latest_us < proposal.start_us
+
+    def configure(self) -> None:
+        for shard in self.some():
+            shard.known = self.directory.configuration
+            if shard.prepared is not None and shard.prepared.version <= self.directory.view.version:
+                shard.prepared = None
+
+    def decide(self) -> None:
+        proposal = self.directory.view.proposal
+        if proposal is None or any(shard.prepared != proposal for shard in self.shards.values()):
+            return
+        if all(shard.fits for shard in self.shards.values()):
+            self.directory.put(Adopt(self.directory.now_us, proposal.version))
+        else:
+            self.directory.put(Abandon(self.directory.now_us, proposal.version, "an id stands in the way"))
+        self._follow()
+
+    def give_up(self) -> None:
+        proposal = self.directory.view.proposal
+        if proposal is not None:
+            self.directory.put(Abandon(self.directory.now_us, proposal.version, "late"))
+            self._follow()
+
+    def raise_boundary(self) -> None:
+        for shard in self.some():
+            wanted_us = self.directory.now_us + self.rng.randint(-4, 1) * SKEW_US
+            shard.boundary_us = max(shard.boundary_us, wanted_us)
+
+    def trim(self) -> None:
+        lowest = min(shard.boundary_us for shard in self.shards.values())
+        self.directory.put(Trim(self.directory.now_us, self.directory.view.version, lowest))
+        self._follow()
+
+    def time_passes(self) -> None:
+        self.directory.now_us += self.rng.randint(1, 3) * SKEW_US
+
+    def commit(self) -> None:
+        """By any table a client may have; what the shard itself knows decides."""
+        for _ in range(10):
+            event = self.rng.randbytes(16)
+            time_us = self.directory.now_us + self.rng.randint(-6, 6) * SKEW_US
+            if self.rng.random() < 0.05:
+                time_us = HORIZON + 5
+            times = pack_times([time_us])
+            number = int(self.rng.choice(self.tables[-4:]).shard_of(event, times)[0])
+            shard = self.shards.get(number)
+            if shard is None or not shard.takes(number, event, time_us):
+                continue
+            self.registered.append(Registered(event, time_us, number))
+            if time_us < HORIZON:
+                shard.latest_us = max(shard.latest_us, time_us)
+
+    def _follow(self) -> None:
+        view = self.directory.view
+        assert view.version >= self.tables[-1].version, "versions grow"
+        if view.version == self.tables[-1].version:
+            return
+        self.tables.append(self.directory.configuration)
+        self.shards = {n: self.shards.get(n) or FakeShard(None) for n in view.founders}
+        for one in self.registered:
+            self._check(one)
+        copy = DirectoryState()
+        copy.restore(self.directory.state.freeze())
+        assert copy.view == view
+
+    def _check(self, one: Registered) -> None:
+        """Its shard is the same, or it is expired wherever it would go now."""
+        number = int(self.directory.configuration.shard_of(one.id, pack_times([one.time_us]))[0])
+        if number != one.shard:
+            assert self.shards[number].expired(one.time_us), "an id could be registered in two shards"
+        assert one.shard in self.shards or self.shards[number].expired(one.time_us)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers())
+def test_the_shard_of_an_id_that_is_registered_never_changes(seed: int) -> None:
+    """2.2.2: "preserving mapping of existing event_ids across shards"."""
+    Sharding(seed).run(120)
+
+
+# --- bytes
+
+
+def test_a_snapshot_holds_everything() -> None:
+    directory = Directory(3)
+    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(KeepAlive(NOW_US + 5, 7, "j:1", 10**6))
+    directory.put(Fence(NOW_US, 1 << 63, 0))
+    copy = DirectoryState()
+    copy.restore(list(directory.state.freeze()))
+    assert copy.view == directory.view
+    assert (copy.leases, copy.fences) == (directory.state.leases, [1 << 63])
+    assert copy.time_us == NOW_US + 5
+    assert copy.renewed == {7}, "whoever restores takes every lease for renewed just now"
+    assert copy.apply(encode(KeepAlive(NOW_US, 1 << 63, "j:2", 1))) is False
+
+
+def test_what_is_no_snapshot_and_no_command_stops_the_replica() -> None:
+    for chunks in ([], [b"\x02abc"], [b"\x01\xc1"]):
+        with pytest.raises(CorruptStateError):
+            DirectoryState().restore(chunks)
+    for data in (b"", b"\x09", b"\x01\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
+        with pytest.raises(DirectoryCommandError):
+            decode(data)

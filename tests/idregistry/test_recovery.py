@@ -1,0 +1,136 @@
+"""Leases, fences, release, clear and scan (paper 3.3.3) on real replica processes."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from photon.core.columns import split_ids
+from photon.core.errors import FencedError
+from photon.core.fates import Cleared, Registered, Released
+from photon.core.tokens import Token
+from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.kit import DUPLICATE, FENCED, NOW_US, WON, event_ids, same_times
+from tests.idregistry.load import Load, held
+
+pytestmark = pytest.mark.cluster
+
+ABSENT, PRESENT, _ = bytes(Registered)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    """One for all: each test has ids and incarnations of its own."""
+    made = Cluster(tmp_path_factory.mktemp("cluster"), shards=2, clock_skew_s=0.5)
+    made.start()
+    yield made
+    made.close()
+
+
+def test_what_a_dead_joiner_registered_is_released_once_it_is_fenced_and_not_before(cluster: Cluster) -> None:
+    """3.3.3: "we delete the missing event from the IdRegistry, and re-inject the event"."""
+    client = cluster.client()
+    dead, alive = Token("joiner:1", 7, 1).pack(), Token("joiner:2", 8, 1).pack()
+    ids, times = event_ids(*range(40)), same_times(40)
+    client.keep_alive("joiner:1", 7, 1.0)
+    asked = time.monotonic()
+    assert client.commit(ids, times, dead) == bytes([WON] * 40)
+    assert client.release(ids, times, [dead], [40]) == bytes([Released.NOT_FENCED] * 40)
+
+    answer = client.fence(7)
+    assert not answer.fenced
+    assert 0 < answer.expires_in_s <= 1.1
+    killed = cluster.leader(0)
+    cluster.kill(killed)  # a new leader knows of the lease, and gives it its full time
+    while not (answer := client.fence(7)).fenced:
+        time.sleep(0.02)
+    assert time.monotonic() - asked >= 1.0, "fenced while the joiner could believe in its lease"
+    with pytest.raises(FencedError):
+        client.keep_alive("joiner:1", 7, 1.0)
+
+    wait_until(lambda: client.release(ids[:16], times[:8], [dead], [1]) == bytes([Released.RELEASED]))
+    wait_until(lambda: client.release(ids[:32], times[:16], [dead], [2])[1:] != bytes([Released.NOT_FENCED]))
+    released = client.release(ids, times, [alive, dead], [10, 30])
+    assert released[:10] == bytes([Released.NOT_FENCED] * 10), "the other joiner lives"
+    assert set(released[10:]) <= {Released.RELEASED, Released.NOT_FENCED}
+    wait_until(lambda: set(client.release(ids, times, [dead], [40])) == {Released.ABSENT})
+    assert client.commit(ids, times, dead) == bytes([FENCED] * 40)
+    assert client.commit(ids, times, alive) == bytes([WON] * 40)
+    cluster.start(killed)
+
+
+def test_a_token_that_is_cleared_leaves_the_id_registered(cluster: Cluster) -> None:
+    client = cluster.client()
+    token = Token("joiner:1", 20, 1).pack()
+    ids, times = event_ids(5001, 5002), same_times(2)
+    client.commit(ids[:16], times[:8], token)
+    assert client.clear(ids, times) == bytes([Cleared.CLEARED, Cleared.ABSENT])
+    assert client.commit(ids[:16], times[:8], token) == bytes([DUPLICATE])
+
+
+def test_a_scan_tells_ids_times_and_tokens_while_commits_go_on(cluster: Cluster) -> None:
+    client = cluster.client()
+    token = Token("joiner:1", 21, 1).pack()
+    mine = event_ids(*range(10_000, 11_000))
+    client.commit(mine, same_times(1000), token)
+    load = Load([cluster.client() for _ in range(2)])
+    load.wait_for(5)
+    leader = cluster.leader(0)
+    for _ in range(3):
+        found = {}
+        for scanned in client.scan(0, cluster.grpc[leader]):
+            assert len(scanned.times) == len(scanned.ids) // 2
+            found |= dict(zip(split_ids(scanned.ids), scanned.tokens, strict=True))
+        share = [key for key in split_ids(mine) if key in found]
+        assert 300 < len(share) < 700, "about half of the ids are in one of two shards"
+        assert {found[key] for key in share} == {token}
+    load.end()
+    assert load.batches > 5
+    wait_until(lambda: held(client, leader, cluster, 2)[0] >= load.won.keys() | set(split_ids(mine)))
+
+
+def test_nobody_is_fenced_who_may_believe_in_its_lease(cluster: Cluster) -> None:
+    """A joiner reckons its lease from before it asked for it; it renews in time, or too late."""
+    client = cluster.client()
+    lease_s = 0.6
+    rng = random.Random(1)
+    stop = threading.Event()
+    until_s: dict[int, float] = {}
+
+    def renew(incarnation: int) -> None:
+        while not stop.is_set():
+            asked_s = time.monotonic()
+            try:
+                client.keep_alive("joiner:1", incarnation, lease_s)
+            except FencedError:
+                return
+            until_s[incarnation] = asked_s + lease_s
+            stop.wait(rng.uniform(0.0, 1.3 * lease_s))
+
+    threads = [threading.Thread(target=renew, args=(incarnation,)) for incarnation in range(30, 36)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(until_s) == len(threads))
+    fenced = set()
+    end_s = time.monotonic() + 5.0
+    while time.monotonic() < end_s and len(fenced) < len(threads):
+        for incarnation in until_s.keys() - fenced:
+            if client.fence(incarnation).fenced:
+                assert time.monotonic() >= until_s[incarnation], "it may be writing"
+                fenced.add(incarnation)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert fenced, "those that came too late"
+
+
+def test_an_incarnation_without_a_lease_is_fenced_at_once_and_its_commits_with_it(cluster: Cluster) -> None:
+    client = cluster.client()
+    assert client.fence(99).fenced
+    token = Token("joiner:9", 99, 1).pack()
+    ids, times = event_ids(*range(20_000, 20_010)), same_times(10, NOW_US)
+    early = event_ids(*range(20_100, 20_110))
+    wait_until(lambda: set(client.commit(early, times, token)) == {FENCED})
+    assert client.commit(ids, times, token) == bytes([FENCED] * 10)
+    assert client.lookup(ids, times) == bytes([ABSENT] * 10)

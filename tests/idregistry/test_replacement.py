@@ -1,0 +1,87 @@
+"""A dead machine's replica is replaced by an empty one at another address (on real replica processes)."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from photon.core.errors import UsageError
+from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.load import Load, assert_sound
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+def cluster(tmp_path: Path):  # type: ignore[no-untyped-def]
+    made = Cluster(tmp_path, shards=2, clock_skew_s=0.5)
+    made.start()
+    yield made
+    made.close()
+
+
+def names(cluster: Cluster) -> list[str]:
+    return sorted(replica.name for replica in cluster.client(5.0).directory().replicas)
+
+
+def test_a_dead_replica_is_replaced_by_an_empty_one_and_then_another_may_die(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    load = Load([cluster.client(5.0) for _ in range(2)], pause_s=0.01)
+    load.wait_for(20)
+    cluster.kill("r1")
+    shutil.rmtree(tmp_path / "r1")
+    cluster.join("r3")
+    admin = cluster.client(10.0)
+    admin.replace("r1", "r3", f"127.0.0.1:{cluster.raft['r3']}", cluster.grpc["r3"])
+    wait_until(lambda: names(cluster) == ["r0", "r2", "r3"])
+    load.wait_for(10)
+    for shard in range(2):
+        assert cluster.shard_status("r3", shard)["voters"] == ["r0", "r2", "r3"]
+    cluster.kill("r0")
+    load.wait_for(20)
+    # Who starts again knows r3 only from what it noted down, for its settings do not name it.
+    cluster.kill("r2")
+    cluster.start("r2")
+    load.wait_for(20)
+    load.end()
+    assert_sound(cluster, load, 2)
+
+
+@pytest.mark.long
+def test_a_living_replica_is_moved_to_another_machine_one_at_a_time(cluster: Cluster) -> None:
+    load = Load([cluster.client(5.0)], pause_s=0.01)
+    load.wait_for(10)
+    old = cluster.leader(0)
+    cluster.join("r3")
+    admin = cluster.client(10.0)
+    where = (f"127.0.0.1:{cluster.raft['r3']}", cluster.grpc["r3"])
+    with pytest.raises(UsageError, match="no replica 'r9'"):
+        admin.replace("r9", "r3", *where)
+    with pytest.raises(UsageError, match="never used before"):
+        admin.replace(old, next(n for n in ("r0", "r1") if n != old), *where)
+    admin.replace(old, "r3", *where)
+    admin.replace(old, "r3", *where)  # asked for once more
+    wait_until(lambda: old not in names(cluster))
+    load.wait_for(10)
+    load.end()
+    with pytest.raises(UsageError, match="never used before"):
+        admin.replace("r3", old, *where)
+    cluster.kill(old)
+    assert_sound(cluster, load, 2)
+
+
+def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    load = Load([cluster.client(5.0)], pause_s=0.01)
+    load.wait_for(10)
+    cluster.kill("r1")
+    shutil.rmtree(tmp_path / "r1")
+    cluster.start("r1")
+    wait_until(lambda: "replace" in cluster.log("r0") and "lost its disk" in cluster.log("r0"))
+    load.wait_for(10)
+    load.end()
+    assert cluster.shard_status("r1").get("ids", 0) == 0, "it was let in"
+    for node in ("r0", "r2"):
+        assert cluster.status(node)["directory"]["has_quorum"]

@@ -1,0 +1,76 @@
+"""Packed rows: what is there is found, what is not is not, whatever its place in the order."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idregistry.cuts import Rows, in_order
+from idregistry.encoding import FEW, SUBS
+from idregistry.recent import STAMP_DTYPE
+from idregistry.segments import Columns, Segment
+
+END = (1 << 64) - 1
+EDGES = st.sampled_from([0, 1, (1 << 56) - 1, 1 << 56, (1 << 63) | 5, END - 1, END])
+HALVES = st.integers(0, END) | EDGES
+IDS = st.lists(st.tuples(HALVES, HALVES), unique=True, max_size=40)
+
+
+def segment_of(ids: list[tuple[int, int]]) -> Segment:
+    """Filled sub by sub, and followed by garbage."""
+    hashes, tails = halves(ids)
+    rows = in_order([Rows(hashes, tails, np.zeros(len(ids), STAMP_DTYPE))], 0)
+    columns = Columns(len(ids))
+    subs = rows.hashes >> np.uint64(56)
+    for sub in range(SUBS):
+        mine = subs == sub
+        if mine.any():
+            columns.append(sub, rows.hashes[mine], rows.tails[mine], rows.stamps[mine])
+        else:
+            columns.skip(sub)
+    columns.tails[-1] = 7
+    return Segment(columns, 0, SUBS, 0, columns.filled)
+
+
+def halves(ids: list[tuple[int, int]]):
+    return np.array([h for h, _ in ids], np.uint64), np.array([t for _, t in ids], np.uint64)
+
+
+@settings(deadline=None)
+@given(IDS, IDS)
+@pytest.mark.parametrize("times", [1, FEW + 1])
+def test_every_row_is_found_and_nothing_else(
+    times: int, ids: list[tuple[int, int]], others: list[tuple[int, int]]
+) -> None:
+    segment = segment_of(ids)
+    for wanted in [*ids, *others, (END, 7), (END, 0)]:
+        rows = segment.find(*halves([wanted] * times)).tolist()
+        found = [
+            (int(segment.columns.hashes[row]), int(segment.columns.tails[row])) for row in rows if row >= 0
+        ]
+        assert found == ([wanted] * times if wanted in ids else [])
+
+
+@settings(deadline=None)
+@given(IDS)
+def test_columns_that_are_indexed_at_once_are_as_those_that_were_filled_sub_by_sub(
+    ids: list[tuple[int, int]],
+) -> None:
+    filled = segment_of(ids).columns
+    columns = Columns(len(ids))
+    columns.extend(filled.hashes[:-1], filled.tails[:-1], np.zeros(len(ids), STAMP_DTYPE))
+    columns.index_all()
+    assert columns.cells.tolist() == filled.cells.tolist()
+
+
+@settings(deadline=None)
+@given(IDS)
+def test_the_bounds_divide_the_rows_by_their_first_byte(ids: list[tuple[int, int]]) -> None:
+    segment = segment_of(ids)
+    bounds = segment.bounds()
+    subs = (segment.columns.hashes[: segment.stop] >> np.uint64(56)).tolist()
+    assert [subs[start:end] for start, end in pairwise(bounds)] == [
+        [sub] * subs.count(sub) for sub in range(SUBS)
+    ]

@@ -1,0 +1,116 @@
+"""The state machine of a shard against a plain model, whatever is where in memory."""
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idregistry import freezing, idtable
+from idregistry.commands import Command, Commit, Configure, encode
+from idregistry.state import ShardState
+from photon.core.columns import pack_times
+from tests.idregistry.kit import NOW_US, contents, one_shard
+from tests.idregistry.state_model import COMMANDS, EVENT_TIMES, POOL, Model
+
+ALL = b"".join(POOL)
+STEPS = st.sampled_from([0, 0, 1, 2, 5, 20])
+
+
+@pytest.fixture(autouse=True)
+def _freeze_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would be frozen before there are a million ids, and few ids in one step."""
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    monkeypatch.setattr(freezing, "STEP_IDS", 1)
+
+
+def tidy(state: ShardState, steps: int) -> None:
+    for _ in range(steps):
+        state.tidy()
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(COMMANDS, STEPS, STEPS, st.booleans(), EVENT_TIMES), max_size=30))
+def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
+    story: list[tuple[Command, int, int, bool, int]],
+) -> None:
+    """One tidies by one schedule, the other by another and is restored from a snapshot now and then."""
+    model, state, other = Model(0), ShardState(0), ShardState(0)
+    first = Configure(NOW_US, one_shard())
+    for command, steps, other_steps, restored, time_us in [(first, 0, 0, False, 0), *story]:
+        expected = model.apply(command)
+        assert state.apply(encode(command)) == expected
+        assert other.apply(encode(command)) == expected
+        tidy(state, steps)
+        if restored:
+            chunks = list(other.freeze())
+            other = ShardState(0)
+            other.restore(chunks)
+        tidy(other, other_steps)
+        times = pack_times([time_us] * len(POOL))
+        assert state.lookup(ALL, times) == other.lookup(ALL, times) == model.lookup(ALL, times)
+    for replica in (state, other):
+        assert contents(replica) == model.contents()
+        assert replica.ids == len(model.contents())
+        assert (replica.boundary_us, replica.latest_us) == (model.boundary_us, model.latest_us)
+        assert (replica.configuration, replica.prepared) == (model.configuration, model.prepared)
+        assert replica.fences == len(model.fences)
+    assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(COMMANDS, STEPS, st.booleans(), st.integers(0, 3)), max_size=30))
+def test_a_cut_tells_the_moment_it_was_taken_however_late_it_is_drawn(
+    story: list[tuple[Command, int, bool, int]],
+) -> None:
+    """Several at once, drawn piece by piece between commands of every kind and steps of tidying."""
+    state = ShardState(0)
+    state.apply(encode(Configure(NOW_US, one_shard())))
+    cuts: list[tuple[list[bytes], list[bytes], Iterator[bytes]]] = []
+    for command, steps, cut, pieces in story:
+        if cut:
+            cuts.append((list(state.freeze()), [], state.freeze()))
+        state.apply(encode(command))
+        tidy(state, steps)
+        for _, drawn, rest in cuts[-2:]:
+            drawn += [chunk for _, chunk in zip(range(pieces), rest, strict=False)]
+    for expected, drawn, rest in cuts:
+        assert [*drawn, *rest] == expected
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(COMMANDS, max_size=10), st.lists(COMMANDS, max_size=10), st.integers(0, 300))
+def test_a_cut_that_is_dropped_leaves_nothing_behind(
+    before: list[Command], after: list[Command], drawn: int
+) -> None:
+    state, other = ShardState(0), ShardState(0)
+    for command in before:
+        state.apply(encode(command))
+        other.apply(encode(command))
+    for _ in zip(range(drawn), state.freeze(), strict=False):
+        pass
+    for command in after:
+        assert state.apply(encode(command)) == other.apply(encode(command))
+    assert not list(state._facts.table._live_cuts())
+    assert list(state.freeze()) == list(other.freeze())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(COMMANDS, max_size=20), STEPS, st.lists(st.sampled_from(POOL), unique=True, min_size=1))
+def test_many_ids_are_found_in_segments_as_few_are(
+    commands: list[Command], steps: int, some: list[bytes]
+) -> None:
+    """Searches differ by the size of the batch."""
+    state = ShardState(0)
+    for command in [Configure(NOW_US, one_shard()), *commands]:
+        state.apply(encode(command))
+        tidy(state, steps)
+    whole = state.lookup(ALL, pack_times([0] * len(POOL)))
+    for key in some:
+        assert state.lookup(key, pack_times([0])) == whole[POOL.index(key) : POOL.index(key) + 1]
+
+
+def test_a_commit_of_no_ids_is_answered_by_none() -> None:
+    state = ShardState(0)
+    assert state.apply(encode(Commit(NOW_US, [b"a"], [0], b"", b""))) == b""
+    assert state.lookup(b"", b"") == b""

@@ -1,0 +1,240 @@
+"""Snapshots of a shard's state: whole, exact while commands go on, refused where they are damaged."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import FrameType
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from idregistry import idtable, snapshot
+from idregistry.buckets import BUCKET_US
+from idregistry.commands import Boundary, Clear, Commit, Fence, Prepare, Release, encode
+from idregistry.state import Prepared, ShardState
+from photon.core.columns import pack_times, split_ids
+from photon.core.errors import CorruptStateError
+from photon.core.tokens import Token
+from tests.idregistry.kit import NOW_US, commit_command, contents, event_id, new_state, one_shard, same_times
+from tests.idregistry.state_model import crafted
+
+
+def restored(chunks: list[bytes]) -> ShardState:
+    state = ShardState(0)
+    state.restore(chunks)
+    return state
+
+
+def test_a_restored_replica_knows_all_that_the_other_knew() -> None:
+    state = new_state()
+    state.apply(commit_command((Token("a:1", 5, 1).pack(), [1]), (b"b", [2, 3]), time_us=NOW_US))
+    state.apply(encode(Boundary(NOW_US + 7, 500)))
+    state.apply(encode(Fence(NOW_US, 0, (4, 5))))
+    state.apply(encode(Prepare(NOW_US, 2, NOW_US + 1)))
+    other = restored(list(state.freeze()))
+    assert contents(other) == contents(state)
+    assert (other.ids, other.boundary_us, other.time_us) == (3, 500, NOW_US + 7)
+    assert (other.latest_us, other.fences) == (NOW_US, 2)
+    assert (other.configuration, other.prepared) == (one_shard(), Prepared(2, NOW_US + 1, True))
+    assert list(other.freeze()) == list(state.freeze())
+
+
+def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "CHUNK_IDS_MAX", 100)
+    rng = random.Random(1)
+    state = new_state()
+    for batch in range(60):
+        ids = rng.randbytes(16 * 1000)
+        times = pack_times([NOW_US + rng.randrange(20) * BUCKET_US for _ in range(1000)])
+        state.apply(encode(Commit(NOW_US, [b"token-%d" % batch], [1000], ids, times)))
+    chunks = list(state.freeze())
+    assert max(map(len, chunks)) <= 4 + 32 * 100
+    assert contents(restored(chunks)) == contents(state)
+
+
+def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cut holds the dict with the released id; changes in the dict that took its place are not its."""
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    state = new_state()
+    token = Token("a:1", 5, 1).pack()
+    state.apply(commit_command((token, [1]), (b"b", [2])))
+    state.apply(encode(Fence(NOW_US, 0, (5,))))
+    state.apply(encode(Release(NOW_US, [token], [1], event_id(1), same_times(1))))
+    cut = state.freeze()
+    while state.tidy():
+        pass
+    state.apply(commit_command((b"again", [1])))
+    state.apply(encode(Clear(NOW_US, event_id(1), same_times(1))))
+    assert contents(restored(list(cut))) == {event_id(2): b"b"}
+    assert contents(state) == {event_id(1): b"", event_id(2): b"b"}
+
+
+def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
+    """Calls `change` before the bytecode of that number in the drawing of the first sub-dict; if it did."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> object:
+        nonlocal seen
+        if frame.f_globals["__name__"] != "idregistry.cuts":
+            return None
+        if frame.f_code.co_name == "draw" and frame.f_locals["number"] > 0:
+            sys.settrace(None)
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            seen += 1
+            if seen == wanted:
+                change()
+        return trace
+
+    sys.settrace(trace)
+    try:
+        yield True
+    finally:
+        sys.settrace(None)
+    yield seen >= wanted
+
+
+@pytest.mark.parametrize("tidying", [False, True])
+def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
+    monkeypatch: pytest.MonkeyPatch, tidying: bool
+) -> None:
+    """There another thread may come in: an insert, changes in place in dict and segment, and tidying."""
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    rng = random.Random(7)
+    ids = split_ids(crafted(*((rng.randrange(1 << 56), rng.randrange(1 << 64)) for _ in range(20))))
+    frozen, recent, new = b"".join(ids[:8]), b"".join(ids[8:16]), ids[16]
+    changed = ids[1] + ids[9]
+    token = Token("a:1", 5, 1).pack()
+
+    def commit(state: ShardState, ids: bytes, token: bytes) -> None:
+        count = len(ids) // 16
+        state.apply(encode(Commit(NOW_US, [token], [count], ids, same_times(count))))
+
+    bytecode, reached = 0, True
+    while reached:
+        bytecode += 1
+        state = new_state()
+        commit(state, frozen, token)
+        while state.tidy():
+            pass
+        commit(state, recent, token)
+        state.apply(encode(Fence(NOW_US, 0, (5,))))
+
+        def change(state: ShardState = state) -> None:
+            commit(state, new, b"late")
+            state.apply(encode(Clear(NOW_US, ids[0] + ids[8], same_times(2))))
+            state.apply(encode(Release(NOW_US, [token], [2], changed, same_times(2))))
+            commit(state, changed, b"late")
+            if tidying:
+                state.tidy()
+
+        expected, cut = list(state.freeze()), state.freeze()
+        tracing = at_bytecode(bytecode, change)
+        next(tracing)
+        drawn = list(cut)
+        reached = next(tracing)
+        assert drawn == expected, f"at bytecode {bytecode}"
+    assert bytecode > 100
+
+
+@pytest.fixture
+def _restless() -> Iterator[None]:
+    """Threads change places as often as they can."""
+    usual = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(usual)
+
+
+@pytest.mark.usefixtures("_restless")
+def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Commits, releases and what comes back after them, clears, the boundary, freezing: none shows in it."""
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 20_000)
+    rng = random.Random(2)
+    state = new_state()
+    holder = Token("a:1", 5, 1).pack()
+    batches = [rng.randbytes(16 * 500) for _ in range(240)]
+    times = same_times(500)
+
+    def register(batch: bytes, token: bytes, time_us: int = NOW_US) -> None:
+        state.apply(encode(Commit(NOW_US, [token], [500], batch, same_times(500, time_us))))
+
+    for batch in batches[:120]:
+        register(batch, holder, NOW_US - BUCKET_US * rng.randrange(2))
+        state.tidy()
+    state.apply(encode(Fence(NOW_US, 0, (5,))))
+    for _ in range(3):
+        expected, cut, drawn = list(state.freeze()), state.freeze(), []
+        drawer = threading.Thread(target=lambda cut=cut, drawn=drawn: drawn.extend(cut))
+        drawer.start()
+        for at in range(120):
+            batch = batches[rng.randrange(120)]
+            state.apply(encode(Release(NOW_US, [holder], [500], batch, times)))
+            register(batch, b"again")
+            state.apply(encode(Clear(NOW_US, batches[rng.randrange(240)], times)))
+            register(batches[120 + at], b"new")
+            state.tidy()
+        state.apply(encode(Boundary(NOW_US, NOW_US // BUCKET_US * BUCKET_US)))
+        drawer.join()
+        assert drawn == expected
+        assert contents(restored(drawn)) == contents(restored(expected))
+
+
+@pytest.mark.parametrize(
+    "damage", ["head", "head long", "short", "long", "twice", "missing", "other form", "token", "order"]
+)
+def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str) -> None:
+    state = new_state()
+    state.apply(commit_command((b"a", range(20)), (b"b", range(20, 30))))
+    chunks = list(state.freeze())
+    broken = {
+        "head": [chunks[0][:-1], *chunks[1:]],
+        "head long": [chunks[0] + b"\0", *chunks[1:]],
+        "short": [*chunks[:-1], chunks[-1][:-1]],
+        "long": [*chunks[:-1], chunks[-1] + b"\0"],
+        "twice": [*chunks, chunks[-1]],
+        "missing": chunks[:-1],
+        "other form": [b"XXXX" + chunks[0][4:], *chunks[1:]],
+        "token": [*chunks[:-1], chunks[-1][:-16] + b"\xff" + chunks[-1][-15:]],
+        "order": [chunks[0], chunks[2], chunks[1], *chunks[3:]],
+    }[damage]
+    other = new_state()
+    other.apply(commit_command((b"kept", [99])))
+    with pytest.raises(CorruptStateError, match="snapshot"):
+        other.restore(broken)
+    assert contents(other) == {event_id(99): b"kept"}
+
+
+def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
+    state = new_state()
+    state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2))))
+    head, chunk = state.freeze()
+    swapped = chunk[:4] + chunk[12:20] + chunk[4:12] + chunk[20:]
+    twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
+    for broken in (swapped, twice):
+        with pytest.raises(CorruptStateError, match="order"):
+            ShardState(0).restore([head, broken])
+
+
+def test_a_head_that_asks_for_more_than_memory_holds_is_refused() -> None:
+    head = bytearray(next(iter(new_state().freeze())))
+    head[37:45] = b"\xff" * 8
+    with pytest.raises(CorruptStateError):
+        ShardState(0).restore([bytes(head)])
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300))
+def test_garbage_instead_of_a_chunk_raises_nothing_but_corrupt_state(garbage: bytes) -> None:
+    head = next(iter(new_state().freeze()))
+    for chunks in ([garbage], [head[:20] + garbage], [head, garbage]):
+        with suppress(CorruptStateError):
+            ShardState(0).restore(chunks)

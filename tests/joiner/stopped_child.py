@@ -1,0 +1,61 @@
+"""A joiner that stops itself (SIGSTOP) at some step; a process of tests/joiner/test_stopped_process.py.
+
+Arguments: directory, where to stop, lease in seconds. It joins one batch, and ends when that is resolved and
+it has a lease; with status 1 when it is fenced.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from photon.core import disk
+from tests.joiner.fakes import batch_of, make_worker, settings
+from tests.joiner.shared_registry import SharedRegistry
+
+NAMES = ["a", "b", "c"]
+BEFORE, AFTER = "before the write", "after the write"
+
+
+def main(root: Path, stop_at: str, lease_s: float) -> None:
+    left = [stop_at]
+
+    def reached(step: str) -> None:
+        if left == [step]:
+            left.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    real = os.write
+
+    def write(fd: int, data: bytes) -> int:
+        joined = "/joined/" in os.readlink(f"/proc/self/fd/{fd}")
+        if joined:
+            reached(BEFORE)
+        written = real(fd, data)
+        if joined:
+            reached(AFTER)
+        return written
+
+    disk.os.write = write
+    worker = make_worker(
+        root,
+        SharedRegistry(root / "registry"),
+        settings=settings(fsync=True, lease_s=lease_s),
+        on_fatal=lambda _: os._exit(1),
+        checkpoint=reached,
+    )
+    worker.start()
+    answer = worker.join(batch_of(NAMES))
+    (root / "answer").write_bytes(answer.outcomes)
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        status = worker.status()
+        if not status["unresolved"] and status["lease"]["seconds_left"]:
+            break
+        time.sleep(0.005)
+    sys.exit(0 if worker.stop(1) else 2)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))

@@ -1,0 +1,142 @@
+"""Any course of stand-stills, lost leases, kills, fences and recoveries ends with each event joined once."""
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from photon.core import disk
+from photon.core.clock import ManualClock
+from photon.core.errors import OverloadedError
+from photon.core.tokens import parse_token
+from tests.joiner.fakes import (
+    FakeRegistry,
+    batch_of,
+    lines_of,
+    make_worker,
+    output_lines,
+    packed_id,
+    settings,
+)
+
+NAMES = [f"e{n}" for n in range(6)]
+STEPS = ["looked up", "intent synced", "registered", "output appended", "output synced"]
+BEFORE, AFTER = "before the write", "after the write"
+LONG = 100.0
+
+
+class Crash(BaseException):
+    """A kill, in a test that can't afford a process."""
+
+
+class World:
+    """A joiner that stands still where it is told to; another one that recovery sends its events to."""
+
+    def __init__(self, root):
+        self.root = root
+        self.clock = ManualClock()
+        self.registry = FakeRegistry()
+        self.stand_at = self.kill = self.recover = None
+        self._real = os.write
+        disk.os.write = self._write
+        self.other = self._worker("other")
+        self.life = self._worker("joiner", checkpoint=self._reached)
+
+    def close(self):
+        disk.os.write = self._real
+        self.life.close()
+        self.other.close()
+
+    def join(self, names, stand_at, recover, kill, failure):
+        self.registry.failures = [failure]
+        self.stand_at, self.recover, self.kill = stand_at, recover, kill
+        try:
+            self.life.join(batch_of(names))
+        except OverloadedError:
+            pass
+        except Crash:
+            self.next_life()
+        self.stand_at = None
+        self.registry.failures = []
+        self.life.leases.renew_due()
+        if self.life.leases.own.fenced:
+            self.next_life()
+
+    def next_life(self):
+        self.life.close()
+        self.life = self._worker("joiner", checkpoint=self._reached)
+
+    def run_recovery(self):
+        """After a fence: read what is written, release what is not, have it joined by another joiner."""
+        written = output_lines(self.root)
+        missing = [name for name in NAMES if not lines_of([name]) <= written]
+        held = {name: self.registry.tokens.get(packed_id(name)) for name in missing}
+        fenced = {n: parse_token(t).incarnation for n, t in held.items() if t is not None}
+        released = [n for n, i in fenced.items() if i in self.registry.fences and self.registry.release(n, i)]
+        self.other.leases.renew_due()
+        failures, self.registry.failures = self.registry.failures, []
+        self.other.join(batch_of(released))
+        self.registry.failures = failures
+
+    def _worker(self, name, **options):
+        return make_worker(
+            self.root,
+            self.registry,
+            name=name,
+            directory=self.root / name,
+            clock=self.clock,
+            settings=settings(output_file_bytes_max=300),
+            **options,
+        )
+
+    def _write(self, fd, data):
+        joined = "/joined/east/joiner-" in os.readlink(f"/proc/self/fd/{fd}")
+        if joined:
+            self._reached(BEFORE)
+        written = self._real(fd, data)
+        if joined:
+            self._reached(AFTER)
+        return written
+
+    def _reached(self, step):
+        if step != self.stand_at:
+            return
+        self.stand_at = None
+        self.clock.advance(LONG)
+        if self.recover:
+            self.registry.fences.add(self.life.leases.own.incarnation)
+            self.run_recovery()
+        if self.kill:
+            raise Crash
+
+
+COURSE = st.tuples(
+    st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
+    st.sampled_from([None, *STEPS, BEFORE, AFTER]),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from(["", "", "before", "after"]),
+)
+
+
+@hypothesis_settings(max_examples=50, deadline=None)
+@given(st.lists(COURSE, min_size=1, max_size=7))
+def test_any_course_of_stand_stills_fences_and_recoveries_joins_each_event_once(courses):
+    root = Path(tempfile.mkdtemp())
+    world = World(root)
+    try:
+        for course in courses:
+            world.join(*course)
+            assert output_lines(root) <= lines_of(NAMES)
+        world.life.start()
+        assert world.life.stop(20)
+        world.run_recovery()
+        world.other.join(batch_of(NAMES))
+        assert output_lines(root) == lines_of(NAMES)
+    finally:
+        world.close()
+        shutil.rmtree(root)

@@ -1,0 +1,478 @@
+"""Without a lease nothing is registered or written; what is fenced is recovery's (design.md)."""
+
+import os
+import threading
+import time
+from collections import Counter
+
+import pytest
+
+from joiner import storage_gate
+from joiner.rules import outcomes_of_commit
+from photon.core import disk
+from photon.core.clock import ManualClock, SystemClock
+from photon.core.errors import FencedError, OverloadedError, StorageError
+from photon.core.fates import Committed, Joined
+from photon.core.logwriter import RotatingLog
+from photon.core.tokens import parse_token
+from tests.joiner.fakes import (
+    FakeEventStore,
+    FakeRegistry,
+    batch_of,
+    lines_of,
+    make_worker,
+    output_lines,
+    packed_id,
+    settings,
+)
+
+LONG = 100.0
+RETRY = "RETRY_UNAVAILABLE"
+
+
+@pytest.fixture
+def registry():
+    return FakeRegistry()
+
+
+@pytest.fixture
+def store():
+    return FakeEventStore()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def fatal():
+    return []
+
+
+@pytest.fixture
+def make(tmp_path, registry, store, clock, fatal):
+    made = []
+
+    def build(**options):
+        values = {"clock": clock, "on_fatal": fatal.append}
+        made.append(make_worker(tmp_path, registry, store, **(values | options)))
+        return made[-1]
+
+    yield build
+    for worker in made:
+        worker.stop(0)
+
+
+def fates(answer):
+    return [Joined(outcome).name for outcome in answer.outcomes]
+
+
+def wait_until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def end_all(worker):
+    """Give the lease back and let the resolver work."""
+    worker.leases.renew_due()
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+
+
+def after(function, then):
+    def both(*arguments):
+        result = function(*arguments)
+        then()
+        return result
+
+    return both
+
+
+class StandStill:
+    """The process stands still, for longer than its lease, when it writes joined lines: before or after."""
+
+    def __init__(self, monkeypatch, clock, where):
+        self.left = 1
+        self._real, self._clock, self._where = os.write, clock, where
+        monkeypatch.setattr(disk.os, "write", self._write)
+
+    def _write(self, fd, data):
+        joined = "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and self.left > 0
+        if joined and self._where == "before":
+            self._stand()
+        written = self._real(fd, data)
+        if joined and self._where == "after":
+            self._stand()
+        return written
+
+    def _stand(self):
+        self.left -= 1
+        self._clock.advance(LONG)
+
+
+def test_requests_are_refused_without_a_lease_and_taken_when_it_is_back(
+    make, registry, store, clock, tmp_path
+):
+    worker = make()
+    lookups = []
+    store.lookup = after(store.lookup, lambda: lookups.append(1))
+    worker.join(batch_of(["a"]))
+    clock.advance(LONG)
+    with pytest.raises(OverloadedError, match="holds no lease, so it registers and writes nothing"):
+        worker.join(batch_of(["b"]))
+    assert (registry.commits, len(lookups), worker.status()["in_flight"]) == (1, 1, 0)
+    worker.leases.renew_due()
+    assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_a_lookup_longer_than_the_lease_ends_in_a_refusal_that_leaves_nothing(make, registry, store, clock):
+    worker = make()
+    store.lookup = after(store.lookup, lambda: clock.advance(LONG))
+    with pytest.raises(OverloadedError):
+        worker.join(batch_of(["a"]))
+    assert (registry.commits, worker.status()["unresolved"]) == (0, 0)
+
+
+def test_nothing_is_registered_when_the_lease_ran_out_over_the_intent(make, registry, clock, tmp_path):
+    worker = make(checkpoint=lambda step: clock.advance(LONG) if step == "intent synced" else None)
+    assert fates(worker.join(batch_of(["a"]))) == [RETRY]
+    assert (registry.commits, worker.status()["unresolved"]) == (0, 1)
+    end_all(worker)
+    assert output_lines(tmp_path) == lines_of("a")
+
+
+def test_what_is_registered_waits_for_the_lease_and_is_then_written_once(make, registry, clock, tmp_path):
+    worker = make(checkpoint=lambda step: step == "registered" and stalls and clock.advance(stalls.pop()))
+    stalls = [LONG]
+    assert fates(worker.join(batch_of(["a", "b"]))) == [RETRY] * 2
+    assert output_lines(tmp_path) == Counter()
+    registry.silent_to_leases = True
+    worker.start()
+    wait_until(lambda: any("holds no lease" in line for line in worker.status()["notices"]))
+    assert output_lines(tmp_path) == Counter()
+    assert worker.status()["unresolved"] == 1
+    registry.silent_to_leases = False
+    clock.advance(1)
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == lines_of("ab")
+    assert registry.commits == 1
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+@pytest.mark.parametrize("file_bytes_max", [1 << 20, 150], ids=["in the same file", "in a new file"])
+def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back(
+    make, clock, monkeypatch, tmp_path, where, file_bytes_max
+):
+    worker = make(settings=settings(output_file_bytes_max=file_bytes_max, fsync=True))
+    worker.join(batch_of(["a"]))
+    StandStill(monkeypatch, clock, where)
+    assert fates(worker.join(batch_of(["b", "c"]))) == [RETRY] * 2
+    assert output_lines(tmp_path) == lines_of("a")
+    assert worker.status()["joined"] == 1
+    worker.leases.renew_due()
+    worker.join(batch_of(["d"]))
+    end_all(worker)
+    assert output_lines(tmp_path) == lines_of("abcd")
+    assert worker.status()["storage_error"] is None
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_lines_that_were_taken_back_are_written_by_the_next_life(make, clock, monkeypatch, tmp_path, where):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    StandStill(monkeypatch, clock, where)
+    worker.join(batch_of(["b", "c"]))
+    worker.close()
+    end_all(make())
+    assert output_lines(tmp_path) == lines_of("abc")
+
+
+def test_lines_that_cannot_be_taken_back_end_the_process_and_the_next_one_finds_them(
+    make, clock, monkeypatch, fatal, tmp_path
+):
+    worker = make()
+    StandStill(monkeypatch, clock, "after")
+    with monkeypatch.context() as broken:
+
+        def fail(*_):
+            raise StorageError("Input/output error")
+
+        broken.setattr(RotatingLog, "truncate", fail)
+        assert fates(worker.join(batch_of(["a"]))) == [RETRY]
+    assert [str(error) for error in fatal] == ["Input/output error"]
+    worker.leases.renew_due()
+    with pytest.raises(StorageError):
+        worker.join(batch_of(["b"]))
+    clock.advance(storage_gate.PROBE_INTERVAL_S)
+    assert fates(worker.join(batch_of(["b"]))) == [RETRY]
+    assert output_lines(tmp_path) == lines_of("a")
+    worker.close()
+    end_all(make())
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_a_cut_without_its_rotation_leaves_the_batch_to_the_next_life(
+    make, clock, monkeypatch, fatal, tmp_path
+):
+    worker = make(settings=settings(output_file_bytes_max=1 << 20))
+    worker.join(batch_of(["a"]))
+    StandStill(monkeypatch, clock, "after")
+    with monkeypatch.context() as broken:
+
+        def fail(*_):
+            raise StorageError("no space")
+
+        broken.setattr(RotatingLog, "rotate", fail)
+        worker.join(batch_of(["b"]))
+    assert len(fatal) == 1
+    worker.close()
+    end_all(make())
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(make, tmp_path):
+    clock = SystemClock()
+    worker = make(clock=clock, settings=settings(output_file_bytes_max=3_000, requests_in_flight_max=8))
+    own = worker.leases.own
+    flicker = threading.Event()
+
+    def lose_and_find():
+        while not flicker.wait(0.001):
+            own.until_s = clock.monotonic() + 0.0015
+
+    def send(thread):
+        for number in range(40):
+            while True:
+                try:
+                    worker.join(batch_of([f"t{thread}-{number}-{row}" for row in range(3)]))
+                    break
+                except OverloadedError:
+                    time.sleep(0.0005)
+
+    threads = [threading.Thread(target=send, args=(t,)) for t in range(4)]
+    losing = threading.Thread(target=lose_and_find)
+    worker.start()
+    losing.start()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    flicker.set()
+    losing.join()
+    own.granted(clock.monotonic())
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == lines_of(
+        f"t{t}-{n}-{r}" for t in range(4) for n in range(40) for r in range(3)
+    )
+
+
+def test_a_fenced_commit_drops_the_batch_and_ends_the_process(make, registry, fatal, tmp_path):
+    worker = make()
+    registry.fences.add(worker.leases.own.incarnation)
+    assert fates(worker.join(batch_of(["a", "b", "a"]))) == [RETRY] * 3
+    assert [type(error) for error in fatal] == [FencedError]
+    assert output_lines(tmp_path) == Counter()
+    status = worker.status()
+    assert (status["unresolved"], status["dropped"], status["lease"]["fenced"]) == (0, 2, True)
+    with pytest.raises(OverloadedError):
+        worker.join(batch_of(["c"]))
+
+
+def test_what_one_shard_let_win_is_not_written_if_another_says_fenced(make, registry, monkeypatch, tmp_path):
+    """The other has not heard of the fence yet; recovery releases the id as soon as it has."""
+    worker = make()
+    answer = bytes([Committed.WON, Committed.FENCED, Committed.DUPLICATE, Committed.EXPIRED])
+    monkeypatch.setattr(registry, "commit", lambda *_: answer)
+    assert fates(worker.join(batch_of("abcd"))) == [RETRY, RETRY, "DUPLICATE", "EXPIRED"]
+    assert output_lines(tmp_path) == Counter()
+    assert worker.status()["dropped"] == 2
+
+
+def test_lines_that_stand_but_for_their_sync_are_no_longer_dropped(make, registry, monkeypatch, tmp_path):
+    """They were readable before the fence, so recovery has not released them."""
+    worker = make(settings=settings(fsync=True))
+    real, failures = os.dup, [1]
+
+    def dup(fd):
+        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
+            raise OSError(failures.pop(), "too many open files")
+        return real(fd)
+
+    monkeypatch.setattr(os, "dup", dup)
+    assert fates(worker.join(batch_of(["a"]))) == [RETRY]
+    worker.leases.fenced(worker.leases.own)
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert worker.status()["dropped"] == 0
+    assert output_lines(tmp_path) == lines_of("a")
+
+
+def test_a_joiner_that_is_closed_asks_for_no_lease(make):
+    worker = make()
+    worker.start()
+    worker.close()
+    assert not any(thread.name == "leases" for thread in threading.enumerate())
+
+
+def test_an_outcome_that_no_version_knows_is_never_taken_for_joined():
+    assert set(outcomes_of_commit(bytes(range(3, 256)))) == {Joined.RETRY_UNAVAILABLE}
+
+
+def leave_batch(make, registry, names="ab", lost="after"):
+    """A life that ends with a batch without an end; its incarnation."""
+    first = make()
+    registry.failures = [lost]
+    first.join(batch_of(names))
+    first.close()
+    return first.leases.own.incarnation
+
+
+def test_a_new_life_ends_the_batches_of_an_old_one_under_the_old_ones_lease(make, registry, clock, tmp_path):
+    old = leave_batch(make, registry)
+    clock.advance(LONG)
+    second = make(address="127.0.0.1:2")
+    assert [asked[:2] for asked in registry.asked_leases[1:]] == [
+        ("127.0.0.1:2", second.leases.own.incarnation),
+        ("127.0.0.1:1", old),
+    ]
+    end_all(second)
+    assert output_lines(tmp_path) == lines_of("ab")
+    asked = len(registry.asked_leases)
+    clock.advance(5)
+    second.leases.renew_due()
+    assert old not in [incarnation for _, incarnation, _ in registry.asked_leases[asked:]]
+
+
+def test_batches_of_an_old_life_wait_for_the_old_ones_lease(make, registry, monkeypatch, tmp_path):
+    """Its own lease is not enough: recovery may fence and release the old life's ids meanwhile."""
+    old = leave_batch(make, registry)
+    real = registry.keep_alive
+
+    def only_new(address, incarnation, lease_s):
+        if incarnation == old:
+            raise FencedError("fenced") if old in registry.fences else OverloadedError("busy")
+        real(address, incarnation, lease_s)
+
+    monkeypatch.setattr(registry, "keep_alive", only_new)
+    second = make(clock=SystemClock())
+    second.start()
+    wait_until(lambda: any("holds no lease" in line for line in second.status()["notices"]))
+    assert fates(second.join(batch_of(["c"]))) == ["JOINED"]
+    assert output_lines(tmp_path) == lines_of("c")
+    registry.fences.add(old)
+    wait_until(lambda: second.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == lines_of("c")
+
+
+@pytest.mark.parametrize("lost", ["before", "after"])
+def test_batches_of_a_fenced_life_are_dropped_for_good(make, registry, fatal, tmp_path, lost):
+    registry.fences.add(leave_batch(make, registry, lost=lost))
+    commits = registry.commits
+    second = make()
+    end_all(second)
+    assert output_lines(tmp_path) == Counter()
+    assert (registry.commits, second.status()["dropped"], fatal) == (commits, 2, [])
+    assert any("is fenced" in line for line in second.status()["notices"])
+    second.close()
+    assert make().status()["unresolved"] == 0
+
+
+def test_a_batch_of_an_old_life_that_only_a_shard_calls_fenced_is_dropped(make, registry, fatal, tmp_path):
+    old = leave_batch(make, registry)
+    second = make()
+    registry.fences.add(old)
+    second.start()
+    wait_until(lambda: second.status()["unresolved"] == 0)
+    assert output_lines(tmp_path) == Counter()
+    assert (fatal, second.status()["dropped"]) == ([], 2)
+    assert fates(second.join(batch_of(["c"]))) == ["JOINED"]
+
+
+def test_lines_that_a_fenced_life_had_written_stay(make, registry, tmp_path):
+    """It died between the append and the end of its intent; recovery, after the fence, has seen the lines."""
+
+    class Crash(BaseException):
+        pass
+
+    def crash(step):
+        if step == "output appended":
+            raise Crash
+
+    first = make(checkpoint=crash)
+    with pytest.raises(Crash):
+        first.join(batch_of(["a", "b"]))
+    first.close()
+    registry.fences.add(first.leases.own.incarnation)
+    end_all(make())
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_recovery_between_two_lives_doubles_and_loses_nothing(make, registry, tmp_path):
+    old = leave_batch(make, registry)
+    registry.fences.add(old)
+    assert registry.release("a", old)
+    second = make()
+    assert fates(second.join(batch_of(["a"]))) == ["JOINED"]  # re-injected
+    end_all(second)
+    assert output_lines(tmp_path) == lines_of("a")
+    assert registry.release("b", old)
+    assert not registry.release("a", old)
+    assert fates(second.join(batch_of(["a", "b"]))) == ["DUPLICATE", "JOINED"]
+    assert output_lines(tmp_path) == lines_of("ab")
+    assert parse_token(registry.tokens[packed_id("a")]).incarnation == second.leases.own.incarnation
+
+
+def test_a_joiner_that_starts_while_the_registry_is_away_waits_and_says_so(make, registry, tmp_path):
+    leave_batch(make, registry)
+    registry.down = True
+    second = make(clock=SystemClock())
+    second.start()
+    with pytest.raises(OverloadedError, match="holds no lease"):
+        second.join(batch_of(["c"]))
+    status = second.status()
+    assert (status["unresolved"], status["lease"]["seconds_left"]) == (1, 0)
+    assert status["lease"]["trouble"] == "registry: no quorum"
+    assert registry.commits == 1
+    registry.down = False
+    wait_until(lambda: second.status()["unresolved"] == 0)
+    assert fates(second.join(batch_of(["c"]))) == ["JOINED"]
+    assert output_lines(tmp_path) == lines_of("abc")
+
+
+@pytest.mark.parametrize("end", ["fenced", "closed"])
+def test_a_process_does_not_end_itself_between_an_append_and_its_take_back(
+    make, registry, clock, monkeypatch, tmp_path, end
+):
+    """The threads of a process that goes on run at once: one hears of the fence, one is in the append."""
+    order, written, go = [], threading.Event(), threading.Event()
+    worker = make(on_fatal=lambda _: order.append(output_lines(tmp_path)))
+    real = RotatingLog.append
+
+    def append(log, data):
+        place = real(log, data)
+        if log.directory.name == "east":
+            clock.advance(LONG)
+            written.set()
+            assert go.wait(20)
+        return place
+
+    monkeypatch.setattr(RotatingLog, "append", append)
+    request = threading.Thread(target=worker.join, args=(batch_of(["a"]),))
+    request.start()
+    assert written.wait(20)
+    assert output_lines(tmp_path) == lines_of("a")
+    if end == "fenced":
+        registry.fences.add(worker.leases.own.incarnation)
+    ending = threading.Thread(target=worker.leases.renew_due if end == "fenced" else worker.close)
+    ending.start()
+    ending.join(0.2)
+    assert ending.is_alive()
+    go.set()
+    ending.join(20)
+    request.join(20)
+    assert order == ([Counter()] if end == "fenced" else [])
+    assert output_lines(tmp_path) == Counter()

@@ -1,0 +1,104 @@
+"""A joiner's process stops for longer than its lease and goes on: the zombie that fencing is there for."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from photon.core.fates import Joined
+from tests.joiner.fakes import batch_of, lines_of, make_worker, output_lines
+from tests.joiner.shared_registry import SKEW_S, SharedRegistry
+from tests.joiner.stopped_child import AFTER, BEFORE, NAMES
+
+REPOSITORY = Path(__file__).parents[2]
+LEASE_S = 0.5
+WHERE = ["intent synced", "registered", BEFORE, AFTER, "output appended", "output synced"]
+
+
+@pytest.fixture
+def registry(tmp_path):
+    return SharedRegistry(tmp_path / "registry")
+
+
+@pytest.fixture
+def stop(tmp_path, registry):
+    """Start a joiner and wait until it has stopped itself at the step."""
+    children = []
+
+    def run(where):
+        arguments = [sys.executable, "-m", "tests.joiner.stopped_child", str(tmp_path), where, str(LEASE_S)]
+        child = subprocess.Popen(arguments, cwd=REPOSITORY)
+        children.append(child)
+        wait_until(lambda: state_of(child) == "T")
+        return child
+
+    yield run
+    for child in children:
+        child.kill()
+        child.wait()
+
+
+def state_of(child):
+    stat = Path(f"/proc/{child.pid}/stat").read_text()
+    assert stat.rpartition(") ")[2][0] != "Z", f"the joiner ended with status {child.wait()}"
+    return stat.rpartition(") ")[2][0]
+
+
+def wait_until(true, seconds=20):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def go_on(child):
+    child.send_signal(signal.SIGCONT)
+    return child.wait(20)
+
+
+def recover(root, registry, other):
+    """What recovery does: read the joined logs, release what is missing, have another joiner join it."""
+    missing = [name for name in NAMES if not lines_of([name]) <= output_lines(root)]
+    released = [name for name in missing if registry.release(name)]
+    if released:
+        assert set(other.join(batch_of(released)).outcomes) == {Joined.JOINED}
+    return released
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_zombie_writes_nothing_after_recovery_and_nothing_is_doubled_or_lost(
+    stop, registry, tmp_path, where
+):
+    child = stop(where)
+    (incarnation,) = registry.incarnations()
+    assert not registry.fence(incarnation)
+    wait_until(lambda: registry.fence(incarnation))
+    other = make_worker(tmp_path, registry, name="other", directory=tmp_path / "other")
+    seen = output_lines(tmp_path)
+    released = recover(tmp_path, registry, other)
+    assert released == (NAMES if where in ("registered", BEFORE) else [])
+    assert go_on(child) == 1
+    if where == AFTER:  # taken back, so recovery's next reading finds them missing
+        assert seen == lines_of(NAMES)
+        assert recover(tmp_path, registry, other) == NAMES
+    if where == "intent synced":  # never registered: the dispatcher, which got no answer, sends it again
+        other.join(batch_of(NAMES))
+    assert output_lines(tmp_path) == lines_of(NAMES)
+    life = make_worker(tmp_path, registry)
+    life.start()
+    wait_until(lambda: life.status()["unresolved"] == 0)
+    assert recover(tmp_path, registry, other) == []
+    assert output_lines(tmp_path) == lines_of(NAMES)
+    for worker in (life, other):
+        assert worker.stop(1)
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_a_joiner_that_was_only_slow_goes_on_and_writes_all_once(stop, registry, tmp_path, where):
+    child = stop(where)
+    time.sleep(LEASE_S + SKEW_S)  # the lease runs out by the machine's clock alone
+    assert go_on(child) == 0
+    assert output_lines(tmp_path) == lines_of(NAMES)

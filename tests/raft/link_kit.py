@@ -1,0 +1,158 @@
+"""Parts for the tests of links: an ear, two transports turned by the test, a man in the middle."""
+
+import random
+import select
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from photon.core.tls import Tls
+from photon.raft.codec import MessageError
+from photon.raft.core import now
+from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.transport import Transport
+from tests.raft.kit import free_ports
+
+LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=1 << 20, outgoing_bytes=4 << 20)
+TIMING = RaftTiming(reconnect_s_min=0.01, reconnect_s_max=0.02)
+
+
+def identity_of(node: str) -> bytes:
+    return node.encode().ljust(16, b".")
+
+
+class Ear:
+    """Receives what a transport tells; refuses the identities that it is told to."""
+
+    def __init__(self) -> None:
+        self.up: list[str] = []
+        self.down: list[str] = []
+        self.frames: list[tuple[str, int, bytes]] = []
+        self.seen: list[tuple[str, bytes]] = []
+        self.refuses: str | None = None
+
+    def peer_up(self, peer: str) -> None:
+        self.up.append(peer)
+
+    def peer_down(self, peer: str) -> None:
+        self.down.append(peer)
+
+    def frame(self, peer: str, group: int, message: bytes) -> None:
+        if message == b"nonsense":
+            raise MessageError("nonsense")
+        self.frames.append((peer, group, message))
+
+    def identity_seen(self, peer: str, identity: bytes) -> str | None:
+        self.seen.append((peer, identity))
+        return self.refuses
+
+
+class Net:
+    """Transports on loopback, each of all others, turned by the test."""
+
+    def __init__(
+        self,
+        nodes: str = "ab",
+        secrets: Sequence[bytes] = (),
+        tls: Sequence[Tls | None] = (),
+        timing: RaftTiming = TIMING,
+    ) -> None:
+        self.addresses = {
+            node: ("127.0.0.1", port) for node, port in zip(nodes, free_ports(len(nodes)), strict=True)
+        }
+        self.ears = {node: Ear() for node in nodes}
+        self.nodes = {
+            node: Transport(
+                node,
+                self.addresses[node],
+                self.others(node),
+                secret,
+                timing,
+                LIMITS,
+                random.Random(1),
+                now,
+                self.ears[node],
+                MessageError,
+                identity=identity_of(node),
+                identity_seen=self.ears[node].identity_seen,
+                tls=files,
+            )
+            for node, secret, files in zip(
+                nodes, secrets or [b"s"] * len(nodes), tls or [None] * len(nodes), strict=True
+            )
+        }
+
+    def others(self, node: str) -> dict[str, tuple[str, int]]:
+        return {other: address for other, address in self.addresses.items() if other != node}
+
+    def listen(self, stack: ExitStack) -> "Net":
+        for node in self.nodes.values():
+            node.listen()
+            stack.callback(node.close)
+        return self
+
+    def turn(self) -> None:
+        for node in self.nodes.values():
+            node.tick(now())
+            node.poll(0.002)
+            node.flush()
+
+    def turn_for(self, seconds: float) -> None:
+        deadline = now() + seconds
+        while now() < deadline:
+            self.turn()
+
+    def turn_until(self, condition: Callable[[], object], turns: int = 2000) -> None:
+        for _ in range(turns):
+            if condition():
+                return
+            self.turn()
+        raise AssertionError("it did not happen in time")
+
+    def connect(self) -> "Net":
+        self.turn_until(lambda: all(len(ear.up) >= len(self.nodes) - 1 for ear in self.ears.values()))
+        return self
+
+
+class Relay:
+    """Between a dialer and an acceptor: passes on what both say, and lets the test have a hand in it."""
+
+    def __init__(self, target: tuple[str, int], stack: ExitStack) -> None:
+        self._listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._listener.setblocking(False)
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._target = target
+        self._stack = stack
+        self.left: socket.socket | None = None  # to the dialer
+        self.right: socket.socket | None = None  # to the acceptor
+        self.change: Callable[[bytes], bytes] = bytes  # what the dialer says
+        self.said = b""  # by the dialer
+
+    def turn(self) -> None:
+        try:
+            self.left, _ = self._listener.accept()
+            self.right = socket.create_connection(self._target)
+            for sock in (self.left, self.right):
+                sock.setblocking(False)
+                self._stack.enter_context(sock)
+        except BlockingIOError:
+            pass
+        if self.left is None or self.right is None:
+            return
+        for source, sink in ((self.left, self.right), (self.right, self.left)):
+            ready, _, _ = select.select([source], [], [], 0)
+            if not ready:
+                continue
+            try:
+                data = source.recv(1 << 16)
+                if source is self.left:
+                    self.said += data
+                    data = self.change(data)
+                if data:
+                    sink.sendall(data)
+                elif source is self.right:
+                    self.left.close()
+                    self.left = None
+                    return
+            except OSError:
+                return

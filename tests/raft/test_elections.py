@@ -1,0 +1,295 @@
+"""Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pysyncobj import syncobj
+
+from photon.raft.canvass import Canvass, is_majority
+from photon.raft.port import ChangeKind, Members
+from photon.raft.roster import command_of
+from tests.raft.kit import TIMING, Lone, VirtualClock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
+    clock = VirtualClock()
+    monkeypatch.setattr(syncobj, "monotonicTime", clock)
+    return clock
+
+
+Make = Callable[..., Lone]
+
+
+@pytest.fixture
+def make(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
+    made: list[Lone] = []
+
+    def factory(*arguments: object, **named: object) -> Lone:
+        made.append(Lone(tmp_path / str(len(made)), *arguments, **named))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield factory
+    for lone in made:
+        lone.crash()
+
+
+def ask_vote(
+    lone: Lone, peer: str, term: int, last: tuple[int, int] = (9, 9), transfer: bool = False
+) -> bool:
+    """Whether it votes for the peer, whose log ends with this (index, term)."""
+    index, last_term = last
+    lone.hear(
+        peer, type="request_vote", term=term, last_log_index=index, last_log_term=last_term, transfer=transfer
+    )
+    return bool(lone.wire.take("response_vote"))
+
+
+def ask_pre_vote(lone: Lone, peer: str, term: int = 1, last: tuple[int, int] = (9, 9)) -> bool:
+    index, last_term = last
+    lone.hear(
+        peer, type="request_pre_vote", term=term, round=7, last_log_index=index, last_log_term=last_term
+    )
+    return [message["round"] for _, message in lone.wire.take("response_pre_vote")] == [7]
+
+
+def test_asking_raises_no_term_and_casts_no_vote(make: Make) -> None:
+    lone = make()
+    lone.canvass()
+    assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"b", "c"}
+    assert (lone.replica.core.term, lone.replica.store.ballot.vote) == (0, None)
+    assert lone.wire.take("request_vote") == []
+
+
+def test_a_replica_that_is_cut_off_keeps_its_term_however_long(make: Make, clock: VirtualClock) -> None:
+    lone = make()
+    for _ in range(50):
+        clock.at += TIMING.election_s_max
+        lone.turn()
+    assert lone.replica.core.term == 0
+    assert len(lone.wire.take("request_pre_vote")) > 50
+
+
+def test_a_majority_that_would_vote_starts_the_election(make: Make) -> None:
+    lone = make(peers="bcde")
+    lone.stand("b")
+    assert lone.replica.core.term == 0
+    lone.stand("b", "c")
+    assert lone.replica.core.term == 1
+    assert {peer for peer, _ in lone.wire.take("request_vote")} == set("bcde")
+
+
+def test_an_answer_to_an_earlier_question_does_not_count(make: Make) -> None:
+    lone = make()
+    lone.canvass()
+    lone.canvass()
+    lone.hear("b", type="response_pre_vote", term=0, round=1)
+    lone.turn()
+    assert lone.replica.core.term == 0
+    lone.hear("b", type="response_pre_vote", term=0, round=2)
+    lone.turn()
+    assert lone.replica.core.term == 1
+
+
+def test_a_leader_that_speaks_ends_the_asking(make: Make) -> None:
+    lone = make()
+    lone.canvass()
+    lone.hear_entries([], term=3, peer="c")
+    lone.hear("b", type="response_pre_vote", term=0, round=1)
+    lone.turn()
+    assert (lone.replica.core.term, lone.replica.leader) == (3, "c")
+
+
+def test_neither_a_stranger_nor_a_learner_helps_to_win(make: Make) -> None:
+    lone = make(peers="bc")
+    lone.hear("b", **entry(command_of(Members(("a", "b", "c"), ("d",)))))
+    lone.turn()
+    lone.canvass()
+    for helper in "dx":
+        lone.hear(helper, type="response_pre_vote", term=1, round=1)
+    lone.turn()
+    assert lone.replica.core.term == 1
+    lone.hear("b", type="response_pre_vote", term=1, round=1)
+    lone.turn()
+    assert lone.replica.core.term == 2
+    for helper in "dx":
+        lone.hear(helper, type="response_vote", term=2)
+    assert not lone.replica.is_leader
+    lone.hear("c", type="response_vote", term=2)
+    assert lone.replica.is_leader
+
+
+def entry(command: bytes, index: int = 2, term: int = 1, commit: int = 1) -> dict[str, object]:
+    """An append_entries with one entry right behind the first."""
+    return {
+        "type": "append_entries",
+        "term": term,
+        "commit_index": commit,
+        "prevLogIdx": index - 1,
+        "prevLogTerm": 0,
+        "entries": [(command, index, term)],
+    }
+
+
+def test_who_hears_a_live_leader_grants_nothing_and_its_term_stays(make: Make, clock: VirtualClock) -> None:
+    lone = make()
+    lone.hear_entries([1])
+    assert not ask_pre_vote(lone, "c")
+    assert not ask_vote(lone, "c", term=8)
+    assert lone.replica.core.term == 1
+    clock.at += TIMING.election_s_min
+    assert ask_pre_vote(lone, "c")
+    assert ask_vote(lone, "c", term=8)
+    assert lone.replica.core.term == 8
+
+
+def test_a_leader_is_not_deposed_by_asking(make: Make) -> None:
+    lone = make()
+    term = lone.lead()
+    assert not ask_pre_vote(lone, "c")
+    assert not ask_vote(lone, "c", term=term + 5)
+    assert (lone.replica.is_leader, lone.replica.core.term) == (True, term)
+
+
+def test_one_that_has_just_started_hears_a_leader_out_before_it_votes(
+    make: Make, clock: VirtualClock
+) -> None:
+    lone = make()
+    lone.replica.core.heard_leader_at = clock.at  # as it is at the start
+    assert not ask_vote(lone, "c", term=8)
+    clock.at += TIMING.election_s_min
+    assert ask_vote(lone, "c", term=8)
+
+
+def test_a_log_that_lacks_something_moves_nothing(make: Make, clock: VirtualClock) -> None:
+    lone = make()
+    lone.hear_entries([1, 1])
+    clock.at += TIMING.election_s_min
+    for behind in ((2, 1), (99, 0)):
+        assert not ask_pre_vote(lone, "c", last=behind)
+        assert not ask_vote(lone, "c", term=8, last=behind)
+    assert lone.replica.core.term == 1
+    assert ask_vote(lone, "c", term=8, last=(3, 1))
+
+
+def test_a_blank_replica_never_votes_never_stands_and_never_leads(make: Make, clock: VirtualClock) -> None:
+    lone = make(founders=None)
+    assert not ask_pre_vote(lone, "b")
+    assert not ask_vote(lone, "b", term=5)
+    for _ in range(5):
+        clock.at += TIMING.election_s_max
+        lone.turn()
+    lone.hear_entries([], term=3)
+    lone.hear("b", type="timeout_now", term=3)
+    lone.turn()
+    assert lone.wire.take("request_pre_vote") == lone.wire.take("request_vote") == []
+    assert not lone.replica.is_leader
+    assert lone.replica.core.term == 3
+
+
+def test_a_learner_never_stands_but_votes_where_it_is_asked(make: Make, clock: VirtualClock) -> None:
+    """It may not have come yet to the entry that made it a voter, and be needed."""
+    lone = make(founders=None)
+    lone.hear("b", **entry(command_of(Members(("b", "c"), ("a",)))))
+    lone.turn()
+    lone.hear("b", type="timeout_now", term=1)
+    lone.turn()
+    clock.at += TIMING.election_s_max
+    lone.turn()
+    assert lone.wire.take("request_pre_vote") == []
+    assert ask_vote(lone, "c", term=2)
+
+
+def test_the_highest_term_of_those_asked_is_taken_over(make: Make) -> None:
+    """Else an election would fail for each term that the others are ahead."""
+    lone = make()
+    lone.canvass()
+    lone.hear("b", type="response_pre_vote", term=40, round=1)
+    lone.turn()
+    assert {message["term"] for _, message in lone.wire.take("request_vote")} == {41}
+
+
+def test_a_leader_that_hands_over_has_its_successor_elected_at_once(make: Make) -> None:
+    lone = make()
+    lone.hear_entries([1])
+    lone.hear("b", type="timeout_now", term=1)
+    lone.turn()
+    asked = lone.wire.take("request_vote")
+    assert [(message["term"], message["transfer"]) for _, message in asked] == [(2, True), (2, True)]
+    assert ask_vote(make(), "b", term=9, transfer=True)
+
+
+def test_a_successor_is_voted_for_though_the_leader_lives(make: Make) -> None:
+    lone = make()
+    lone.hear_entries([1])
+    assert ask_vote(lone, "c", term=2, transfer=True)
+
+
+def test_only_the_leader_can_hand_over(make: Make) -> None:
+    lone = make()
+    lone.hear_entries([1])
+    lone.hear("c", type="timeout_now", term=1)
+    lone.turn()
+    assert lone.wire.take("request_vote") == []
+    lone.stand()
+    asked = lone.wire.take("request_vote")
+    assert {message["transfer"] for _, message in asked} == {False}, "it must not pass for a successor later"
+
+
+def test_a_hand_over_that_its_connection_did_not_survive_is_off(make: Make, clock: VirtualClock) -> None:
+    lone = make()
+    lone.hear_entries([1])
+    lone.hear("b", type="timeout_now", term=1)
+    for peer in "bc":
+        lone.replica.peer_down(peer)
+    lone.turn()
+    for peer in "bc":
+        lone.replica.peer_up(peer)
+    lone.turn()
+    assert lone.wire.take("request_vote") == []
+
+
+def test_one_in_a_later_term_tells_the_leader_which_rises_to_it(make: Make, clock: VirtualClock) -> None:
+    """Else it could never follow again: its term is too high for the leader, and nobody votes for it."""
+    ahead = make()
+    assert ask_vote(ahead, "c", term=8)
+    ahead.hear_entries([1], term=1)
+    ahead.turn()
+    ((peer, told),) = ahead.wire.take("next_node_idx")
+    assert (peer, told["term"], told["success"]) == ("b", 8, False)
+    leader = make()
+    leader.lead()
+    leader.hear("x", **told)
+    assert leader.replica.is_leader, "of a stranger it takes no word"
+    leader.hear("b", **told)
+    assert not leader.replica.is_leader
+    assert leader.replica.core.term == leader.replica.store.ballot.term == 8
+
+
+def test_a_removed_replica_does_not_stand(make: Make, clock: VirtualClock) -> None:
+    lone = make()
+    lone.hear("b", **entry(command_of(Members(("b", "c")))))
+    clock.at += TIMING.election_s_max
+    lone.turn()
+    assert lone.wire.take("request_pre_vote") == []
+
+
+def test_one_replica_that_voted_itself_alone_adds_others_and_goes_on(make: Make) -> None:
+    lone = make(peers=())
+    lone.turn()
+    assert lone.replica.is_leader
+    lone.turn()
+    lone.turn()
+    assert lone.change(ChangeKind.ADD_LEARNER, "b") == []
+    assert lone.replica.members == Members(("a",), ("b",))
+
+
+def test_majorities() -> None:
+    assert [is_majority(count, 4) for count in (2, 3)] == [False, True]
+    canvass = Canvass()
+    canvass.grant("b", 0, 1)
+    assert not canvass.won("a", ("a",)), "nobody was asked"
+    canvass.begin()
+    assert canvass.won("a", ("a",))
+    assert not canvass.won("a", ("b", "c"))

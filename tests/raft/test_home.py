@@ -1,0 +1,153 @@
+"""What a host's directory remembers, and that a part of it which is gone is noticed."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from photon.core.errors import CorruptStateError, LockedError, StorageError
+from photon.raft import disk
+from photon.raft.home import Home
+
+
+def with_groups(directory: Path, *groups: int) -> Home:
+    home = Home(directory)
+    for group in groups:
+        home.group(group).mkdir()
+        (home.group(group) / "ballot").write_bytes(b"x")
+        home.added(group)
+    return home
+
+
+def test_the_identity_is_made_once(tmp_path: Path) -> None:
+    home = Home(tmp_path / "a")
+    identity = home.identity
+    assert len(identity) == 16
+    home.close()
+    again = Home(tmp_path / "a")
+    assert again.identity == identity
+    again.close()
+    other = Home(tmp_path / "b")
+    assert other.identity != identity
+    other.close()
+
+
+def test_a_directory_is_one_hosts_only(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    with pytest.raises(LockedError):
+        Home(tmp_path)
+    home.close()
+    Home(tmp_path).close()
+
+
+def test_a_group_that_was_there_and_is_missing_stops_the_start(tmp_path: Path) -> None:
+    for loss in (shutil.rmtree, lambda path: (path / "ballot").unlink()):
+        directory = tmp_path / str(loss)
+        home = with_groups(directory, 0, 3)
+        assert home.groups() == [0, 3]
+        home.close()
+        loss(home.group(3))
+        with pytest.raises(CorruptStateError, match=r"group-0003.*replace this node"):
+            Home(directory)
+
+
+FILES = ("identity", "groups", "peers")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b""), "flip"])
+def test_a_damaged_or_missing_file_stops_the_start(tmp_path: Path, name: str, damage: object) -> None:
+    home = with_groups(tmp_path, 0)
+    home.identity_seen("b", bytes(16))
+    home.close()
+    path = tmp_path / name
+    if callable(damage):
+        damage(path)
+    else:
+        data = bytearray(path.read_bytes())
+        data[1] ^= 1
+        path.write_bytes(data)
+    with pytest.raises(CorruptStateError, match=f"{name}.*replace this node"):
+        Home(tmp_path)
+
+
+def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
+    Home(tmp_path).close()
+    (tmp_path / "identity").unlink()
+    Home(tmp_path).close()
+
+
+def test_a_peer_with_another_identity_has_lost_its_disk_and_is_refused(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert home.identity_seen("b", b"1" * 16) is None
+    assert home.identity_seen("b", b"1" * 16) is None
+    assert home.identity_seen("c", b"2" * 16) is None
+    home.close()
+    again = Home(tmp_path)
+    reason = again.identity_seen("b", b"3" * 16)
+    assert reason is not None and "b does not have the directory it had" in reason
+    assert "replace this node" in reason
+    assert again.identity_seen("c", b"2" * 16) is None
+    again.close()
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The power goes out before the n-th time something is made durable, or deleted."""
+    left = step
+
+    def count(real: Callable[..., object]) -> Callable[..., object]:
+        def counted(*arguments: object, **named: object) -> object:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Crash
+            return real(*arguments, **named)
+
+        return counted
+
+    for name in ("replace", "write_file", "sync_directory"):
+        monkeypatch.setattr(disk, name, count(getattr(disk, name)))
+    monkeypatch.setattr(shutil, "rmtree", count(shutil.rmtree))
+    monkeypatch.setattr(Path, "rename", count(Path.rename))
+
+
+def test_a_group_is_deleted_whole_or_not_at_all(tmp_path: Path) -> None:
+    outcomes = set()
+    for step in range(20):
+        directory = tmp_path / str(step)
+        home = with_groups(directory, 0, 1)
+        with pytest.MonkeyPatch.context() as patched:
+            crash_at(step, patched)
+            try:
+                home.remove(1)
+                crashed = False
+            except Crash:
+                crashed = True
+        home.close()
+        again = Home(directory)
+        assert again.groups() in ([0], [0, 1])
+        assert again.group(1).exists() == (1 in again.groups())
+        assert not list(directory.glob("*.gone"))
+        assert crashed or again.groups() == [0]
+        outcomes.add((crashed, len(again.groups())))
+        again.close()
+    assert outcomes == {(True, 1), (True, 2), (False, 1)}
+
+
+def test_a_disk_that_fails_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(disk, "write_file", fail)
+    with pytest.raises(StorageError, match="peers"):
+        home.identity_seen("b", bytes(16))
+    monkeypatch.undo()
+    assert home.identity_seen("b", b"1" * 16) is None, "what was not written was not remembered"
+    home.close()

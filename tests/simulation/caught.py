@@ -1,0 +1,147 @@
+"""Which seed notices which hole. Found by `python -m tests.simulation --hole NAME --search N`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tests.raft import test_guards, test_journal, test_replica
+from tests.simulation.cluster import Plan
+from tests.simulation.faults import Profile
+
+FIERCE = Profile(
+    period_s=0.08,
+    isolate=3,
+    split=3,
+    heal=3,
+    heal_all=4,
+    transfer=4,
+    slow=3,
+    kill=0,
+    power=0,
+    blackout=0,
+    pause=1,
+    leader_first=0.6,
+    crash_chance=0,
+    slow_disk_chance=0,
+    down_s=0.5,
+)
+"""The leader changes all the time, and nobody dies."""
+
+FAR_BEHIND = replace(FIERCE, isolate=4, kill=1, power=1, tail_entries=0)
+"""Who comes back needs a snapshot."""
+
+BRIEF = Profile(period_s=0.12, crash_chance=0.05, power=3, kill=3, pause=0, down_s=0.3)
+"""Nobody lives for long, and the power fails all the time."""
+
+ROTTEN = Profile(rot=3, crash_chance=0.001, down_s=1.0)
+"""Disks of a minority are damaged while nobody looks."""
+
+
+QUIET = Profile(
+    period_s=1000.0,
+    drift=0,
+    cut=1,
+    cut_one_way=0,
+    isolate=0,
+    split=0,
+    heal=0,
+    heal_all=0,
+    reset=0,
+    slow=0,
+    kill=0,
+    power=0,
+    blackout=0,
+    pause=0,
+    transfer=0,
+    crash_chance=0,
+    slow_disk_chance=0,
+)
+"""One link is cut in the second second, and nothing else happens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A hole, rules of which any one reports it, and the plan: the first seed that is known to notice.
+
+    So many `tries` from there on are allowed: a change in how messages are timed moves what a seed plays.
+    """
+
+    hole: str
+    rules: set[str]
+    plan: Plan
+    tries: int = 20
+
+
+CASES = [
+    Case("s1_snapshot_piece_commits", {"diverged"}, Plan(12, 5)),
+    Case("s2_truncates_what_matches", {"forgotten"}, Plan(0, 3, hostile=True)),
+    Case("s4_restart_clears_the_journal", {"two_winners"}, Plan(0, 3)),
+    Case("s6_no_snapshot_after_a_restart", {"forgotten"}, Plan(1, 3)),
+    Case("s8_goes_on_after_an_exception", {"unfinished"}, Plan(0, 3)),
+    Case("s10_commit_index_outlives_the_log", {"stopped"}, Plan(0, 3)),
+    Case("s11_nothing_is_synced", {"forgotten"}, Plan(2, 3)),
+    Case("s12_damaged_snapshot_is_an_empty_one", {"diverged", "forgotten"}, Plan(3, 3, profile=ROTTEN)),
+    Case("s14_part_of_the_state_is_not_in_the_snapshot", {"forgotten"}, Plan(0, 3)),
+    Case("l2_lost_proposals_are_not_told", {"unfinished"}, Plan(1, 3)),
+    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(33, 3, profile=BRIEF)),
+    Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(10, 3, profile=FAR_BEHIND)),
+    Case("names_are_not_synced", {"stopped"}, Plan(0, 3)),
+    Case("disks_lie", {"forgotten"}, Plan(2, 3)),
+]
+"""Noticed in a simulated cluster."""
+
+SWEPT = [
+    "s4_restart_clears_the_journal",
+    "s5_compaction_rewrites_the_journal",
+    "s6_no_snapshot_after_a_restart",
+    "s11_nothing_is_synced",
+    "s11_vote_is_forgotten",
+    "s13_snapshot_is_renamed_before_it_is_whole",
+    "names_are_not_synced",
+    "seal_is_not_secured",
+    "directory_is_synced_only_when_made",
+    "names_are_not_secured_at_the_start",
+    "disks_lie",
+]
+"""Noticed where one replica's disk is ended at every point in turn (`crash_points`)."""
+
+UNITS: dict[str, Callable[..., None]] = {
+    "s1_snapshot_piece_commits": (
+        test_guards.test_s1_a_piece_of_a_snapshot_commits_nothing_of_the_log_it_finds
+    ),
+    "s2_truncates_what_matches": test_guards.test_s2_a_repeated_message_never_truncates_what_matches,
+    "s2_acknowledges_what_was_not_compared": (
+        test_guards.test_s2_a_heartbeat_commits_no_further_than_it_has_compared
+    ),
+    "s3_acknowledgements_of_any_term": (
+        test_guards.test_s3_an_acknowledgement_of_another_term_does_not_count
+    ),
+    "s9_older_snapshot_replaces_the_log": (
+        test_guards.test_s9_an_older_snapshot_never_replaces_what_is_committed
+    ),
+    "s10_commit_index_outlives_the_log": (
+        test_replica.test_the_commit_index_is_never_believed_from_before_a_restart
+    ),
+    "s11_vote_is_forgotten": test_guards.test_a_vote_is_on_disk_before_it_is_given,
+    "s11_no_checksums": partial(
+        test_journal.test_any_flipped_byte_in_what_was_synced_stops_or_changes_nothing, segment_bytes=200
+    ),
+    "l1_backing_off_bounces": test_guards.test_l1_backing_off_never_bounces_forward,
+    "l2_lost_proposals_are_not_told": (
+        test_guards.test_waiting_proposals_are_unknown_as_soon_as_leadership_is_lost
+    ),
+    "votes_are_counted_by_message": test_guards.test_a_vote_counts_once_a_voter,
+    "leader_counts_what_it_has_not_synced": (
+        test_guards.test_a_leader_counts_itself_only_for_what_it_has_synced
+    ),
+    "installing_drops_the_matching_tail": (
+        test_guards.test_an_installed_snapshot_keeps_the_matching_tail_of_the_log
+    ),
+}
+"""Noticed by the test of the guard itself, which must fail while the switch is on."""
+
+ELSEWHERE = {
+    "s7": "nothing is pickled, frames are authenticated: tests/raft/test_transport.py, test_codec.py",
+    "l3": "sockets: tests/raft/test_transport.py, a large message leaves without any further send",
+}
+"""What has no meaning where sockets are played."""

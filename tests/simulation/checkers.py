@@ -1,0 +1,296 @@
+"""What must hold of a history, whoever made it. Pure: `check(history)` names what is broken.
+
+Each rule states what no legal run can show. Where the order of two things is not known from outside (both
+were under way at the same time), either is allowed.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+
+from photon.core.fates import Committed, Registered
+from tests.simulation.history import (
+    Asked,
+    Bounded,
+    Clear,
+    Commit,
+    Ended,
+    Fence,
+    History,
+    Led,
+    Lookup,
+    Moved,
+    Raise,
+    Release,
+    Stopped,
+    Told,
+    Unsettled,
+)
+
+WON, DUPLICATE, EXPIRED, FENCED = (
+    Committed.WON,
+    Committed.DUPLICATE,
+    Committed.EXPIRED,
+    Committed.FENCED,
+)
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class Answer:
+    """One id of one telling: first asked at, told at, what, to whom."""
+
+    asked: float
+    told: float
+    outcome: int
+    token: bytes
+    incarnation: int
+    time_us: int
+    turn: int  # of the telling, in the history
+
+
+@dataclass(slots=True)
+class Facts:
+    """A history, by what the rules ask of it. All times are of the first asking."""
+
+    history: History
+    asked: dict[int, Asked] = field(default_factory=dict)
+    told: set[int] = field(default_factory=set)
+    answers: dict[bytes, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    found: dict[bytes, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    wanted: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    releases: dict[tuple[bytes, bytes], float] = field(default_factory=dict)
+    clears: dict[bytes, float] = field(default_factory=dict)
+    fences: dict[int, float] = field(default_factory=dict)
+    fenced: dict[int, float] = field(default_factory=dict)  # told at
+    raised: list[tuple[float, int]] = field(default_factory=list)
+    raised_told: list[tuple[float, int]] = field(default_factory=list)
+    ended: list[Ended] = field(default_factory=list)
+    incarnations: dict[bytes, int] = field(default_factory=dict)
+    times: dict[bytes, int] = field(default_factory=dict)
+
+    def expired(self, time_us: int, by: float) -> bool:
+        """Whether the boundary may have been above this time by then."""
+        return any(at <= by and time_us < boundary for at, boundary in self.raised)
+
+
+def facts_of(history: History) -> Facts:
+    """Sort a history's events."""
+    facts = Facts(history)
+    for turn, event in enumerate(history):
+        if isinstance(event, Asked):
+            _ask(facts, event)
+        elif isinstance(event, Told):
+            facts.told.add(event.op)
+            _tell(facts, event, turn)
+        elif isinstance(event, Ended):
+            facts.ended.append(event)
+    return facts
+
+
+def _ask(facts: Facts, event: Asked) -> None:
+    if event.op in facts.asked:
+        return
+    facts.asked[event.op] = event
+    match event.act:
+        case Commit(ids, times, token, incarnation):
+            facts.incarnations[token] = incarnation
+            for key, time_us in zip(ids, times, strict=True):
+                facts.wanted[key].add(token)
+                facts.times[key] = time_us
+        case Release(ids, _, token):
+            for key in ids:
+                facts.releases.setdefault((key, token), event.at)
+        case Clear(ids, _):
+            for key in ids:
+                facts.clears.setdefault(key, event.at)
+        case Fence(incarnations):
+            for incarnation in incarnations:
+                facts.fences.setdefault(incarnation, event.at)
+        case Raise(boundary_us):
+            facts.raised.append((event.at, boundary_us))
+
+
+def _tell(facts: Facts, event: Told, turn: int) -> None:
+    first = facts.asked[event.op]
+    match first.act:
+        case Commit(ids, times, token, incarnation):
+            for key, time_us, outcome in zip(ids, times, event.outcomes, strict=True):
+                facts.answers[key].append(
+                    Answer(first.at, event.at, outcome, token, incarnation, time_us, turn)
+                )
+        case Lookup(ids, times):
+            for key, time_us, outcome in zip(ids, times, event.outcomes, strict=True):
+                facts.found[key].append(Answer(first.at, event.at, outcome, b"", 0, time_us, turn))
+        case Fence(incarnations):
+            for incarnation in incarnations:
+                facts.fenced.setdefault(incarnation, event.at)
+        case Raise(boundary_us):
+            facts.raised_told.append((event.at, boundary_us))
+
+
+# -- the rules ---------------------------------------------------------------------------------------------
+
+
+def two_winners(facts: Facts) -> Iterator[str]:
+    """Two tokens are told that they won an id only if one of them was released in between."""
+    for key, answers in facts.answers.items():
+        first_win: dict[bytes, float] = {}
+        for answer in answers:
+            if answer.outcome == WON:
+                first_win.setdefault(answer.token, answer.told)
+        for one, other in combinations(first_win, 2):
+            if not (
+                facts.releases.get((key, one), _NEVER) <= first_win[other]
+                or facts.releases.get((key, other), _NEVER) <= first_win[one]
+            ):
+                yield f"{key!r} was won by {one!r} and by {other!r}"
+
+
+def forgotten(facts: Facts) -> Iterator[str]:
+    """What was told to have won, or to be present, is held by every replica at the end."""
+    for end in facts.ended:
+        for key, answers in facts.answers.items():
+            for token in {answer.token for answer in answers if answer.outcome == WON}:
+                held = end.held.get(key)
+                lawful = (
+                    held == token
+                    or (key, token) in facts.releases
+                    or facts.times[key] < end.boundary_us
+                    or (held == b"" and key in facts.clears)
+                )
+                if not lawful:
+                    yield f"{end.node}: {key!r} was won by {token!r} and is held by {held!r}"
+        for key, answers in facts.found.items():
+            present = any(answer.outcome == Registered.PRESENT for answer in answers)
+            released = any((key, token) in facts.releases for token in facts.wanted[key])
+            if present and key not in end.held and not released and not facts.times[key] < end.boundary_us:
+                yield f"{end.node}: {key!r} was looked up and present, and is not held"
+
+
+def wrong_answers(facts: Facts) -> Iterator[str]:
+    """A retry with the winner's token wins; nobody is turned away without a reason."""
+    for key, answers in facts.answers.items():
+        won: dict[bytes, float] = {}
+        for answer in answers:
+            token = answer.token
+            if answer.outcome == WON:
+                won.setdefault(token, answer.told)
+                if facts.fenced.get(answer.incarnation, _NEVER) < answer.asked:
+                    yield f"{key!r}: {token!r} won though it asked after it was fenced"
+                continue
+            excused = (
+                facts.releases.get((key, token), _NEVER) <= answer.told
+                or facts.clears.get(key, _NEVER) <= answer.told
+            )
+            if answer.outcome == DUPLICATE:
+                if token in won and not excused:
+                    yield f"{key!r}: {token!r} had won, and its retry was told that it is a duplicate"
+                others = facts.wanted[key] - {token}
+                if not others and not excused:
+                    yield f"{key!r}: {token!r} was told of a duplicate, and nobody else had asked"
+            elif answer.outcome == EXPIRED:
+                if not facts.expired(answer.time_us, answer.told):
+                    yield f"{key!r}: {token!r} was told that it is expired, and no boundary was that high"
+            elif answer.outcome == FENCED:
+                if facts.fences.get(answer.incarnation, _NEVER) > answer.told:
+                    yield f"{key!r}: {token!r} was told that it is fenced, and nobody had fenced it"
+            else:
+                yield f"{key!r}: {token!r} was told {answer.outcome}"
+
+
+def wrong_losers(facts: Facts) -> Iterator[str]:
+    """Who holds an id at the end was never told that another does."""
+    for end in facts.ended:
+        for key, token in end.held.items():
+            if token and token not in facts.wanted[key]:
+                yield f"{end.node}: {key!r} is held by {token!r}, who never asked for it"
+            if any((key, other) in facts.releases for other in facts.wanted[key]):
+                continue
+            for answer in facts.answers.get(key, ()):
+                if answer.token == token and answer.outcome in (DUPLICATE, EXPIRED):
+                    yield f"{end.node}: {key!r} is held by {token!r}, who was told {answer.outcome}"
+
+
+def phantoms(facts: Facts) -> Iterator[str]:
+    """A lookup finds nothing that nobody has asked to register."""
+    for key, answers in facts.found.items():
+        for answer in answers:
+            if answer.outcome == Registered.PRESENT and not facts.wanted[key]:
+                yield f"{key!r} was looked up and present, and nobody had asked for it"
+            if answer.outcome == Registered.EXPIRED and not facts.expired(answer.time_us, answer.told):
+                yield f"{key!r} was looked up and expired, and no boundary was that high"
+
+
+def diverged(facts: Facts) -> Iterator[str]:
+    """All replicas apply the same commands in the same order, at every moment, and end alike."""
+    seen: dict[int, bytes] = {}
+    for event in facts.history:
+        if isinstance(event, Moved) and seen.setdefault(event.count, event.digest) != event.digest:
+            yield f"{event.node}: command {event.count} is another one, or was answered otherwise"
+    for one, other in zip(facts.ended, facts.ended[1:], strict=False):
+        if one.digest != other.digest or one.held != other.held:
+            yield f"{one.node} and {other.node} end differently"
+
+
+def boundary_back(facts: Facts) -> Iterator[str]:
+    """A replica's boundary never goes back in a life; what was told is not below it at the end."""
+    at: dict[tuple[str, int], int] = {}
+    for event in facts.history:
+        if isinstance(event, Bounded):
+            before = at.get((event.node, event.life))
+            if before is not None and event.boundary_us < before:
+                yield f"{event.node}: the boundary went back from {before} to {event.boundary_us}"
+            at[event.node, event.life] = event.boundary_us
+    highest = max((boundary for _, boundary in facts.raised_told), default=None)
+    for end in facts.ended:
+        if highest is not None and end.boundary_us < highest:
+            yield f"{end.node}: the boundary {highest} was acknowledged, it ends at {end.boundary_us}"
+
+
+def unfinished(facts: Facts) -> Iterator[str]:
+    """After healing, everything that was asked is told, and the replicas agree."""
+    for op, first in facts.asked.items():
+        if op not in facts.told:
+            yield f"op {op} ({type(first.act).__name__}) was never told its outcome"
+    for event in facts.history:
+        if isinstance(event, Unsettled):
+            yield f"{event.node}: {event.status}"
+
+
+def two_leaders(facts: Facts) -> Iterator[str]:
+    """A term has one leader."""
+    leaders: dict[int, str] = {}
+    for event in facts.history:
+        if isinstance(event, Led) and leaders.setdefault(event.term, event.node) != event.node:
+            yield f"term {event.term} had {leaders[event.term]} and {event.node} as leaders"
+
+
+def stopped(facts: Facts) -> Iterator[str]:
+    """No replica ends itself, or refuses to start, without a cause from outside."""
+    for event in facts.history:
+        if isinstance(event, Stopped):
+            yield f"{event.node}: {event.why}"
+
+
+Rule = Callable[[Facts], Iterator[str]]
+RULES: tuple[Rule, ...] = (
+    two_winners,
+    forgotten,
+    wrong_answers,
+    wrong_losers,
+    phantoms,
+    diverged,
+    boundary_back,
+    unfinished,
+    two_leaders,
+    stopped,
+)
+
+
+def check(history: History) -> dict[str, list[str]]:
+    """What is broken: the rules by name, each with what it found. Empty if all hold."""
+    facts = facts_of(history)
+    found = {rule.__name__: list(rule(facts)) for rule in RULES}
+    return {name: findings for name, findings in found.items() if findings}

@@ -1,0 +1,139 @@
+"""What happened, as a list of events: of a simulation or of real processes. Pure data.
+
+Times are seconds on one clock (of the world, or of the machine the clients run on). `op` numbers what a
+client wants; it may ask for it several times, with the same token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Register the ids by `token`, whose owner is `incarnation`. Outcomes: core.fates.Committed."""
+
+    ids: tuple[bytes, ...]
+    times: tuple[int, ...]
+    token: bytes
+    incarnation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Take the ids out where `token` holds them. Outcomes: core.fates.Released."""
+
+    ids: tuple[bytes, ...]
+    times: tuple[int, ...]
+    token: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Clear:
+    """Forget who holds the ids. Outcomes: core.fates.Cleared."""
+
+    ids: tuple[bytes, ...]
+    times: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """Which of the ids are registered, by any one replica. Outcomes: core.fates.Registered."""
+
+    ids: tuple[bytes, ...]
+    times: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Nothing more from the tokens of `incarnations`. Outcomes: none."""
+
+    incarnations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Raise:
+    """Raise the boundary: events before it are expired. Outcomes: none."""
+
+    boundary_us: int
+
+
+Act = Commit | Release | Clear | Lookup | Fence | Raise
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A client wants this, for the first time or again."""
+
+    at: float
+    op: int
+    act: Act
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """It was told the outcomes, one an id."""
+
+    at: float
+    op: int
+    outcomes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A replica has applied `count` commands; `digest` sums up these and what their proposers are told."""
+
+    at: float
+    node: str
+    count: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Led:
+    """A replica began to lead."""
+
+    at: float
+    node: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """The boundary as a replica has it, in one life of its process."""
+
+    at: float
+    node: str
+    life: int
+    boundary_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A replica ended itself, or would not start, though nothing had been done to it that explains it."""
+
+    at: float
+    node: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """Long after everything was healed, the replicas still do not agree on a leader and a log."""
+
+    at: float
+    node: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A replica's state at the end: who holds each id that is not expired (b"": its token is cleared)."""
+
+    node: str
+    held: Mapping[bytes, bytes]
+    boundary_us: int
+    digest: bytes
+
+
+Event = Asked | Told | Moved | Led | Bounded | Stopped | Unsettled | Ended
+History = list[Event]

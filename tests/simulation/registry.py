@@ -1,0 +1,101 @@
+"""The registry's shard under the log: its commands and its state are spoken to here and nowhere else in this
+package.
+"""
+
+import struct
+
+from idregistry import commands
+from idregistry.commands import Configure
+from idregistry.configuration import BEGINNING, Configuration, Interval
+from idregistry.state import ShardState
+from photon.core.tokens import Token
+from photon.raft.settings import RaftLimits
+from tests.simulation.history import Act, Clear, Commit, Fence, Lookup, Raise, Release
+
+_WHOLE = Configuration(1, (Interval(BEGINNING, 1),))
+_BASE_US = 1_760_000_400_000_000  # the start of a bucket
+_STEP_US = 720_000_000  # between two ids: five a bucket of an hour
+_LIMITS = RaftLimits(
+    command_bytes_max=1000,
+    batch_bytes=2000,
+    outgoing_bytes=8000,
+    compact_entries=30,
+    tail_entries=3,
+    segment_bytes=3000,
+    snapshot_piece_bytes=700,
+    in_flight_max=8,
+)
+
+
+def _column(times: tuple[int, ...]) -> bytes:
+    return struct.pack(f"<{len(times)}q", *times)
+
+
+class Registries:
+    """`ShardState`, shard 0 of 1."""
+
+    kinds: tuple[type, ...] = (Commit, Raise, Lookup, Fence, Release, Clear)
+    ids_max = 5
+    limits = _LIMITS
+
+    def machine(self) -> ShardState:
+        state = ShardState(0)
+        state.apply(commands.encode(Configure(0, _WHOLE)))
+        return state
+
+    def time_us(self, number: int) -> int:
+        return _BASE_US + number * _STEP_US
+
+    def key(self, number: int) -> bytes:
+        return b"id%014d" % number
+
+    def token(self, joiner: int, incarnation: int, number: int) -> bytes:
+        return Token(f"j{joiner}", incarnation, number).pack()
+
+    def encode(self, acts: list[Act], time_us: int) -> bytes:
+        stamp = _BASE_US + time_us
+        match acts[0]:
+            case Raise(boundary_us):
+                return commands.encode(commands.Boundary(stamp, boundary_us))
+            case Fence(incarnations):
+                return commands.encode(commands.Fence(stamp, 0, incarnations))
+            case Clear(ids, times):
+                return commands.encode(commands.Clear(stamp, b"".join(ids), _column(times)))
+            case Release(ids, times, token):
+                columns = b"".join(ids), _column(times)
+                return commands.encode(commands.Release(stamp, [token], [len(ids)], *columns))
+        wanted = [act for act in acts if isinstance(act, Commit)]
+        return commands.encode(
+            commands.Commit(
+                stamp,
+                [act.token for act in wanted],
+                [len(act.ids) for act in wanted],
+                b"".join(key for act in wanted for key in act.ids),
+                b"".join(_column(act.times) for act in wanted),
+            )
+        )
+
+    def outcomes(self, acts: list[Act], result: object) -> list[tuple[int, ...]]:
+        if not isinstance(result, bytes):
+            return [()]
+        told, at = [], 0
+        for act in acts:
+            assert isinstance(act, Commit | Release | Clear)
+            told.append(tuple(result[at : at + len(act.ids)]))
+            at += len(act.ids)
+        return told
+
+    def lookup(self, machine: ShardState, act: Lookup) -> tuple[int, ...]:
+        return tuple(machine.lookup(b"".join(act.ids), _column(act.times)))
+
+    def held(self, machine: ShardState) -> dict[bytes, bytes]:
+        held: dict[bytes, bytes] = {}
+        for piece in machine.scan():
+            held.update((piece.ids[16 * at : 16 * at + 16], token) for at, token in enumerate(piece.tokens))
+        return held
+
+    def boundary_us(self, machine: ShardState) -> int:
+        return machine.boundary_us
+
+    def tidy(self, machine: ShardState) -> None:
+        machine.tidy()

@@ -1,0 +1,124 @@
+"""Each rule over small histories: what it allows, and what it must not."""
+
+import pytest
+
+from photon.core.fates import Committed, Registered
+from tests.simulation.checkers import check
+from tests.simulation.history import (
+    Act,
+    Asked,
+    Bounded,
+    Clear,
+    Commit,
+    Ended,
+    Event,
+    Fence,
+    Led,
+    Lookup,
+    Moved,
+    Raise,
+    Release,
+    Stopped,
+    Told,
+    Unsettled,
+)
+
+WON, DUPLICATE, EXPIRED, FENCED = (
+    (int(Committed.WON),),
+    (int(Committed.DUPLICATE),),
+    (int(Committed.EXPIRED),),
+    (int(Committed.FENCED),),
+)
+PRESENT, ABSENT = (int(Registered.PRESENT),), (int(Registered.ABSENT),)
+ONE, TWO = Commit((b"x",), (5,), b"one", 1), Commit((b"x",), (5,), b"two", 2)
+LOW = -(1 << 63)
+
+
+def said(*acts: tuple[Act, tuple[int, ...] | None]) -> list[Event]:
+    """One after the other: asked, then told."""
+    history: list[Event] = []
+    for op, (act, outcomes) in enumerate(acts):
+        history.append(Asked(2.0 * op, op, act))
+        if outcomes is not None:
+            history.append(Told(2.0 * op + 1, op, outcomes))
+    return history
+
+
+def ended(held: dict[bytes, bytes], node: str = "a", boundary_us: int = LOW, digest: bytes = b"") -> Ended:
+    return Ended(node, held, boundary_us, digest)
+
+
+LAWFUL: dict[str, list[Event]] = {
+    "one wins, the other loses": [*said((ONE, WON), (TWO, DUPLICATE)), ended({b"x": b"one"})],
+    "a retry of the winner wins": [*said((ONE, WON), (ONE, WON)), ended({b"x": b"one"})],
+    "released, then won by another": [
+        *said((ONE, WON), (Fence((1,)), ()), (Release((b"x",), (5,), b"one"), (0,)), (TWO, WON)),
+        ended({b"x": b"two"}),
+    ],
+    "cleared, then a retry is a duplicate": [
+        *said((ONE, WON), (Clear((b"x",), (5,)), (0,)), (ONE, DUPLICATE)),
+        ended({b"x": b""}),
+    ],
+    "a fenced winner is told so": [
+        *said((ONE, WON), (Fence((1,)), ()), (ONE, FENCED)),
+        ended({b"x": b"one"}),
+    ],
+    "expired, and gone": [*said((ONE, WON), (Raise(9), ()), (TWO, EXPIRED)), ended({}, boundary_us=9)],
+    "a lookup may be late": [
+        *said((ONE, WON), (Lookup((b"x",), (5,)), ABSENT), (Lookup((b"x",), (5,)), PRESENT)),
+        ended({b"x": b"one"}),
+    ],
+    "replicas in step": [Moved(0, "a", 1, b"1"), Moved(1, "b", 1, b"1"), Led(0, "a", 1), Led(1, "b", 2)],
+    "a replica starts again from an older snapshot": [Bounded(0, "a", 1, 9), Bounded(1, "a", 2, 5)],
+}
+
+UNLAWFUL: dict[str, tuple[str, list[Event]]] = {
+    "two winners": ("two_winners", said((ONE, WON), (TWO, WON))),
+    "released too late": (
+        "two_winners",
+        said((ONE, WON), (TWO, WON), (Release((b"x",), (5,), b"one"), (0,))),
+    ),
+    "won and lost": ("forgotten", [*said((ONE, WON)), ended({})]),
+    "won and held by another": ("forgotten", [*said((ONE, WON), (TWO, None)), ended({b"x": b"two"})]),
+    "present and lost": (
+        "forgotten",
+        [*said((ONE, None), (Lookup((b"x",), (5,)), PRESENT)), ended({})],
+    ),
+    "a retry of the winner loses": ("wrong_answers", said((ONE, WON), (TWO, DUPLICATE), (ONE, DUPLICATE))),
+    "a duplicate of nothing": ("wrong_answers", said((ONE, DUPLICATE))),
+    "expired without a boundary": ("wrong_answers", said((ONE, EXPIRED))),
+    "expired above the boundary": ("wrong_answers", said((Raise(5), ()), (ONE, EXPIRED))),
+    "fenced by nobody": ("wrong_answers", said((ONE, FENCED))),
+    "won though fenced": ("wrong_answers", said((Fence((1,)), ()), (ONE, WON))),
+    "misrouted": ("wrong_answers", said((ONE, (int(Committed.MISROUTED),)))),
+    "the holder was turned away": (
+        "wrong_losers",
+        [*said((TWO, None), (ONE, DUPLICATE)), ended({b"x": b"one"})],
+    ),
+    "held by who never asked": ("wrong_losers", [ended({b"x": b"one"})]),
+    "a lookup finds what nobody asked for": ("phantoms", said((Lookup((b"x",), (5,)), PRESENT))),
+    "a lookup finds expired what is not": (
+        "phantoms",
+        said((Lookup((b"x",), (5,)), (int(Registered.EXPIRED),))),
+    ),
+    "another command": ("diverged", [Moved(0, "a", 1, b"1"), Moved(1, "b", 1, b"2")]),
+    "another end": ("diverged", [ended({}, digest=b"1"), ended({}, node="b", digest=b"2")]),
+    "another state": ("diverged", [*said((ONE, None)), ended({b"x": b"one"}), ended({}, node="b")]),
+    "the boundary goes back": ("boundary_back", [Bounded(0, "a", 1, 9), Bounded(1, "a", 1, 5)]),
+    "the boundary is forgotten": ("boundary_back", [*said((Raise(9), ())), ended({}, boundary_us=5)]),
+    "never told": ("unfinished", said((ONE, None))),
+    "no agreement": ("unfinished", [Unsettled(0, "a", "alone")]),
+    "two leaders": ("two_leaders", [Led(0, "a", 1), Led(1, "b", 1)]),
+    "stopped": ("stopped", [Stopped(0, "a", "an assertion")]),
+}
+
+
+@pytest.mark.parametrize("name", LAWFUL)
+def test_a_lawful_history_passes(name: str) -> None:
+    assert check(LAWFUL[name]) == {}
+
+
+@pytest.mark.parametrize("name", UNLAWFUL)
+def test_an_unlawful_history_is_named(name: str) -> None:
+    rule, history = UNLAWFUL[name]
+    assert rule in check(history)
