@@ -117,6 +117,7 @@ def fail(error: BaseException) -> None:
 def node_main(name: str, directory: str, ports: list[str]) -> None:
     """One replica; reads `size in_flight seconds` lines, answers a line of figures where it leads."""
     addresses = {node: ("127.0.0.1", int(port)) for node, port in (pair.split("=") for pair in ports)}
+    founders = list(addresses)
     load = Load()
     host = RaftHost(
         name,
@@ -127,7 +128,7 @@ def node_main(name: str, directory: str, ports: list[str]) -> None:
         rng=random.Random(),
         on_fatal=fail,
     )
-    log = host.add_group(0, IdSet(), load.on_tick)
+    log = host.add_group(0, IdSet(), load.on_tick, founders)
     host.start()
     for line in sys.stdin:
         words = line.split()

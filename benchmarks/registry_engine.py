@@ -117,7 +117,7 @@ def main() -> None:
         rng=random.Random(),
         on_fatal=_fail,
     )
-    log = host.add_group(0, state, proposer.on_tick)
+    log = host.add_group(0, state, proposer.on_tick, list(ports))
     host.start()
     for line in sys.stdin:
         load = json.loads(line)

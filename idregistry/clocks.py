@@ -27,7 +27,8 @@ class ClockWatch:
         self._rows = rows
         self._clock = clock
         self._offsets: dict[str, tuple[int, float]] = {}
-        """Name -> how far its clock is ahead of ours (us), and when that was found (monotonic s)."""
+        """Name -> how far its clock is ahead of ours (us), and when that was found (monotonic s). Replaced as
+        a whole, never changed: the raft thread may be reading it."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clocks", daemon=True)
 
@@ -59,6 +60,7 @@ class ClockWatch:
                 self._ask(name, channels[address])
             for address in channels.keys() - set(others.values()):
                 channels.pop(address).close()
+            self._offsets = {name: known for name, known in self._offsets.items() if name in others}
             # Until a majority is known, no boundary can move.
             wait_s = _FIRST_ASK_S if self.trusted_us() is None else _ASK_EVERY_S
         for channel in channels.values():
@@ -71,4 +73,5 @@ class ClockWatch:
         except grpc.RpcError:
             return
         # Too small by the way back, never too great.
-        self._offsets[name] = (now_us - self._clock.now_us(), self._clock.monotonic())
+        offset = (now_us - self._clock.now_us(), self._clock.monotonic())
+        self._offsets = {**self._offsets, name: offset}

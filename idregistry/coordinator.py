@@ -13,7 +13,7 @@ from typing import Final
 
 from idregistry.answers import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
 from idregistry.configuration import BEGINNING
-from idregistry.directory import DirectoryState, Proposal
+from idregistry.directory import DirectoryState
 from idregistry.directory_commands import (
     Abandon,
     Adopt,
@@ -32,6 +32,7 @@ from idregistry.directory_commands import (
 from idregistry.placement import is_replaced
 from idregistry.state import ShardState
 from idregistry.steward import Steward
+from idregistry.view import Proposal
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Members, Outcome, Refusal, Refused, ReplicatedLog, Unknown
@@ -140,9 +141,10 @@ class Coordinator:
         if not self._state.renewed:
             return
         now = self._clock.monotonic()
-        self._seen = {i: at for i, at in self._seen.items() if i in self._state.leases}
         self._seen |= dict.fromkeys(self._state.renewed, now)
         self._state.renewed.clear()
+        if len(self._seen) > len(self._state.leases):
+            self._seen = {i: at for i, at in self._seen.items() if i in self._state.leases}
 
     def _propose(self, log: ReplicatedLog, ask: Ask) -> None:
         if ask.deadline <= self._clock.monotonic():
@@ -172,7 +174,7 @@ class Coordinator:
                 lease = self._state.leases.get(incarnation)
                 if left_s > 0:
                     return LeaseRuns(left_s)
-                return Fence(now_us, incarnation, 0 if lease is None else lease.renewals)
+                return Fence(now_us, incarnation, 0 if lease is None else lease.grant)
 
     def _lease_left_s(self, incarnation: int) -> float:
         lease = self._state.leases.get(incarnation)
@@ -216,7 +218,7 @@ class Coordinator:
         for incarnation, seen in self._seen.items():
             lease = self._state.leases.get(incarnation)
             if lease is not None and now - seen > _FORGET_LEASES * lease.lease_us / 1e6:
-                return EndLease(now_us, incarnation, lease.renewals)
+                return EndLease(now_us, incarnation, lease.grant)
         return None
 
 

@@ -3,12 +3,10 @@
 Resharding goes in two phases (paper 2.2.2, made safe against late commits): Propose; every shard prepares,
 which closes it for events from the new start on, and says whether it holds none from there; then Adopt, or
 Abandon. So when the table changes, no id of the new interval is registered anywhere.
-
-A shard's group number is never used twice: a shard that was retired and comes again is a new group.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -37,80 +35,13 @@ from idregistry.directory_commands import (
     Trim,
     decode,
 )
+from idregistry.view import Lease, Proposal, View
 from photon.core.errors import CorruptStateError
 
-DIRECTORY_GROUP: Final = 0
 LEASES_MAX: Final = 10_000
 FENCES_MAX: Final = 200_000
-_SNAPSHOT_VERSION: Final = 1
+_SNAPSHOT_VERSION: Final = 2
 _CHUNK_BYTES: Final = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """A resharding under way: `version` is what the configuration's will be, however it ends."""
-
-    version: int
-    start_us: int
-    shards: int
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """`renewals` counts from 1. When it ends is for the leader to judge, by its monotonic clock."""
-
-    address: str
-    lease_us: int
-    renewals: int
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """All but leases and fences, at one moment. Never changed: any thread may keep it."""
-
-    configuration: Configuration | None = None
-    proposal: Proposal | None = None
-    abandoned: tuple[int, str] = (0, "")
-    """Version and reason of the last proposal that came to nothing."""
-    replicas: Mapping[str, Row] = field(default_factory=dict)
-    leaving: tuple[str, str] | None = None
-    """(old, new): who is being replaced by whom."""
-    removed: tuple[str, ...] = ()
-    founders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Shard -> the replicas that found its group. Its keys are the shards there are."""
-    retired: Mapping[int, int] = field(default_factory=dict)
-    """Shard number -> how often it was retired."""
-
-    @property
-    def version(self) -> int:
-        """The configuration's; 0 before there is one."""
-        return 0 if self.configuration is None else self.configuration.version
-
-    @property
-    def staying(self) -> tuple[str, ...]:
-        """The names of the replicas, without who is leaving; sorted."""
-        old = self.leaving[0] if self.leaving is not None else None
-        return tuple(sorted(name for name in self.replicas if name != old))
-
-    def group(self, shard: int) -> int:
-        """The group number of a shard that there is."""
-        return group_of(shard, self.retired.get(shard, 0))
-
-    def is_retired(self, group: int) -> bool:
-        """Whether the group certainly is of the past. What is not known yet is not."""
-        shard, life = shard_of_group(group)
-        return life < self.retired.get(shard, 0)
-
-
-def group_of(shard: int, life: int) -> int:
-    """Shard n is group n + 1 in its first life."""
-    return life * SHARDS_MAX + shard + 1
-
-
-def shard_of_group(group: int) -> tuple[int, int]:
-    """The reverse: (shard, life)."""
-    life, shard = divmod(group - 1, SHARDS_MAX)
-    return shard, life
 
 
 class DirectoryState:
@@ -119,6 +50,7 @@ class DirectoryState:
     def __init__(self) -> None:
         self.view = View()
         self.leases: dict[int, Lease] = {}
+        self._grants = 0
         self.fences: list[int] = []
         """In order; never changed but at its end. Raft thread only."""
         self.time_us = BEGINNING
@@ -270,7 +202,8 @@ class DirectoryState:
             return False
         if incarnation not in self.leases and len(self.leases) >= LEASES_MAX:
             return Rejected(f"{LEASES_MAX} joiners hold leases; wait until some have run out", busy=True)
-        self.leases[incarnation] = Lease(command.address, command.lease_us, self._renewals(incarnation) + 1)
+        self._grants += 1
+        self.leases[incarnation] = Lease(command.address, command.lease_us, self._grants)
         self.renewed.add(incarnation)
         return True
 
@@ -278,7 +211,7 @@ class DirectoryState:
         incarnation = command.incarnation
         if incarnation in self._fenced:
             return True
-        if self._renewals(incarnation) != command.renewals:
+        if self._grant(incarnation) != command.grant:
             return False
         if len(self.fences) >= FENCES_MAX:
             return Rejected(f"{FENCES_MAX} incarnations are fenced; no more can be")
@@ -288,16 +221,16 @@ class DirectoryState:
         return True
 
     def _end_lease(self, command: EndLease) -> bool:
-        if self._renewals(command.incarnation) == command.renewals:
+        if self._grant(command.incarnation) == command.grant:
             self.leases.pop(command.incarnation, None)
         return command.incarnation not in self.leases
 
     def is_fenced(self, incarnation: int) -> bool:
         return incarnation in self._fenced
 
-    def _renewals(self, incarnation: int) -> int:
+    def _grant(self, incarnation: int) -> int:
         lease = self.leases.get(incarnation)
-        return 0 if lease is None else lease.renewals
+        return 0 if lease is None else lease.grant
 
     # --- snapshot
 
@@ -314,6 +247,7 @@ class DirectoryState:
             "founders": view.founders,
             "retired": view.retired,
             "leases": self.leases,
+            "grants": self._grants,
             "fences": self.fences,
             "time_us": self.time_us,
         }
@@ -343,6 +277,7 @@ class DirectoryState:
             retired=held.retired,
         )
         self.leases, self.fences, self.time_us = held.leases, held.fences, held.time_us
+        self._grants = held.grants
         self._fenced = set(held.fences)
         self.renewed = set(held.leases)
 
@@ -371,5 +306,6 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     founders: dict[int, tuple[str, ...]]
     retired: dict[int, int]
     leases: dict[int, Lease]
+    grants: int
     fences: list[int]
     time_us: int

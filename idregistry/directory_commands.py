@@ -95,20 +95,20 @@ class KeepAlive(_Command, frozen=True):
 
 
 class Fence(_Command, frozen=True):
-    """Fence an incarnation whose lease ran out after its renewal number `renewals` (0: it has no lease).
+    """Fence an incarnation whose lease ran out after the grant of this number (0: it has no lease).
 
     Answer: True; False where it was renewed since.
     """
 
     incarnation: int
-    renewals: int
+    grant: int
 
 
 class EndLease(_Command, frozen=True):
-    """Forget a lease that ran out long ago, after that renewal. Answer: bool."""
+    """Forget a lease that ran out long ago, after that grant. Answer: bool."""
 
     incarnation: int
-    renewals: int
+    grant: int
 
 
 Command = Found | Propose | Adopt | Abandon | Trim | Replace | Gone | KeepAlive | Fence | EndLease

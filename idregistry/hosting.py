@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from idregistry.directory import DIRECTORY_GROUP, View, shard_of_group
 from idregistry.directory_commands import Row
 from idregistry.peers import Table, read_table, rows_at_start, rows_now, table_of, write_table
 from idregistry.shard import Shard
+from idregistry.view import DIRECTORY_GROUP, View, shard_of_group
 from photon.core.errors import UsageError
 from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
@@ -54,16 +54,23 @@ class Hosting:
                 self._add(host, group, None)
 
     def follow(self, host: RaftHost, view: View) -> bool:
-        """Do as the directory says; whether there was anything new. Raft thread."""
+        """Do as the directory says; whether there was anything new. Raft thread.
+
+        Never as it said before what was followed already: a replica that starts again may read its log from
+        long ago, and would found a shard anew, empty, that has been retired since.
+        """
         if view is self._seen or view.configuration is None:
             return False
         self._seen = view
+        table = table_of(view)
+        if table.age < self._table.age:
+            return False
         if self._node in view.removed:
             raise UsageError(
                 f"registry replica {self._node} has been replaced: it may never come back. Take it out of "
                 "the settings; a new replica gets a new name"
             )
-        self._follow_table(host, table_of(view))
+        self._follow_table(host, table)
         for group in [group for group in self._groups if view.is_retired(group)]:
             self._groups.pop(group).shard.close()
             self._publish()

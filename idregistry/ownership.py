@@ -30,11 +30,13 @@ class Ownership:
         self.prepared: Prepared | None = None
 
     def prepare(self, version: int, start_us: int, fits: bool) -> None:
-        """Take no ids from `start_us` on until a configuration of this version or a newer one is here."""
+        """Take no ids from `start_us` on until a configuration of this version or a newer one is here.
+
+        Ignored but for the version that follows the configuration here: one before it, still to come, would
+        open again what is closed.
+        """
         known = 0 if self.configuration is None else self.configuration.version
-        if self.prepared is not None:
-            known = max(known, self.prepared.version)
-        if version > known:
+        if version == known + 1 and self.prepared is None:
             self.prepared = Prepared(version, start_us, fits)
 
     def configure(self, configuration: Configuration) -> None:

@@ -1,8 +1,9 @@
 """Whom a replica speaks to: its settings, corrected by what the directory says. Pure, but for the file.
 
 The directory's table is in the log, but the log is read only with the help of the peers. So the table is also
-kept in a small file beside it. An address in the settings goes before one in the table: a run on one machine
-gets new ports each time, and a machine that moved is told so in its settings.
+kept in a small file beside it, which tells too how far the directory was followed. An address in the settings
+goes before one in the table: a run on one machine gets new ports each time, and a machine that moved is told
+so in its settings.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from idregistry.directory import View
 from idregistry.directory_commands import Row
+from idregistry.view import View
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError
 
@@ -25,10 +26,17 @@ class Table:
     removed: tuple[str, ...] = ()
     leaving: tuple[str, str] | None = None
     """(old, new)"""
+    version: int = 0
+    """Of the sharding configuration."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Greater with each change: every one of them makes one of the two greater, and none less."""
+        return self.version, 2 * len(self.removed) + (self.leaving is not None)
 
 
 def table_of(view: View) -> Table:
-    return Table(tuple(view.replicas.values()), view.removed, view.leaving)
+    return Table(tuple(view.replicas.values()), view.removed, view.leaving, view.version)
 
 
 def rows_now(settings: Mapping[str, Row], table: Table) -> dict[str, Row]:

@@ -7,7 +7,7 @@ moment more than one replica is missing.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from idregistry.directory import View
+from idregistry.view import View
 from photon.raft.port import Change, ChangeKind, Members, Status
 
 PROMOTE_BEHIND: Final = 64

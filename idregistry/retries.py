@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final
 
-from idregistry.sharding import ShardPart
+import numpy as np
+
+from idregistry.sharding import ShardPart, take_part
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 
 _DELAY_S_MIN: Final = 0.005
@@ -106,3 +108,19 @@ def final_error(calls: Sequence[PartCall], timeout_s: float, version: int) -> Un
     if nothing_done:
         return OverloadedError(f"{what}; nothing was registered: back off and retry")
     return UnavailableError(f"{what}; it is not known whether it was registered: retry with the same token")
+
+
+def split_strays(call: PartCall, misrouted: int) -> tuple[list[PartCall], list[PartCall]]:
+    """(what has its outcomes, what was misrouted) of an answered part."""
+    assert call.outcomes is not None
+    if misrouted not in call.outcomes:
+        return [call], []
+    column = np.frombuffer(call.outcomes, np.uint8)
+    stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
+    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
+    stray = PartCall(
+        take_part(call.part, stray_rows), maybe_done=call.maybe_done, misrouted=True, failures=failures[-4:]
+    )
+    if not len(kept_rows):
+        return [], [stray]
+    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]

@@ -9,6 +9,7 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
+from idregistry.calling import ClosedMeanwhile, outcome_of
 from idregistry.configuration import Configuration
 from idregistry.messages import LEADER_DETAILS
 from idregistry.retries import (
@@ -18,10 +19,11 @@ from idregistry.retries import (
     final_error,
     named_leader,
     next_address,
+    split_strays,
     try_timeout_s,
 )
 from idregistry.routes import DIRECTORY, Routes
-from idregistry.sharding import ShardPart, merge_outcomes, split_by_shard, take_part
+from idregistry.sharding import ShardPart, merge_outcomes, split_by_shard
 from photon.core.clock import Clock
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
@@ -127,16 +129,16 @@ class Rounds:
         self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
     ) -> list[Any]:
         """One response or RpcError a part."""
-        with _ClosedMeanwhile(self._closed):
+        with ClosedMeanwhile(self._closed):
             methods = [getattr(self.routes.stub(address), operation.method) for address in targets]
             if len(calls) == 1:  # in the caller's own thread: gRPC's futures cost one more
                 request = operation.request(calls[0].part)
-                return [_outcome_of(lambda: methods[0](request, timeout=timeout_s))]
+                return [outcome_of(lambda: methods[0](request, timeout=timeout_s))]
             pending = [
                 method.future(operation.request(call.part), timeout=timeout_s)
                 for call, method in zip(calls, methods, strict=True)
             ]
-            return [_outcome_of(future.result) for future in pending]
+            return [outcome_of(future.result) for future in pending]
 
     def _reroute(
         self,
@@ -152,7 +154,7 @@ class Rounds:
         strays: list[PartCall] = []
         for call in calls:
             if call.outcomes is not None and operation.misrouted is not None:
-                settled, astray = _part_strays(call, operation.misrouted)
+                settled, astray = split_strays(call, operation.misrouted)
                 kept += settled
                 strays += astray
             else:
@@ -227,7 +229,7 @@ class Rounds:
         for target in [address] if address is not None else self.routes.nearest_first():
             begun = False
             try:
-                with _ClosedMeanwhile(self._closed):
+                with ClosedMeanwhile(self._closed):
                     for message in getattr(self.routes.stub(target), method)(request):
                         begun = True
                         yield message
@@ -272,9 +274,9 @@ class Rounds:
 
     def _ask(self, method: str, request: Any, address: str, timeout_s: float) -> Any:
         """The response, or the RpcError."""
-        with _ClosedMeanwhile(self._closed):
+        with ClosedMeanwhile(self._closed):
             call = getattr(self.routes.stub(address), method)
-            return _outcome_of(lambda: call(request, timeout=timeout_s))
+            return outcome_of(lambda: call(request, timeout=timeout_s))
 
     def _failure(self, error: grpc.RpcError, address: str) -> tuple[Failure, str, str | None]:
         """(its kind, in words, the leader it names). UsageError where the caller is at fault."""
@@ -289,44 +291,3 @@ class Rounds:
     def _pause(self, waits: int, deadline: float) -> None:
         left_s = max(0.0, deadline - self._clock.monotonic())
         self._closed.wait(min(delay_s(waits, self._rng.uniform), left_s))
-
-
-class _ClosedMeanwhile:
-    """Turns what gRPC raises for a channel that was closed into UnavailableError."""
-
-    def __init__(self, closed: threading.Event) -> None:
-        if closed.is_set():
-            raise UnavailableError(
-                "the registry client is closed; whether anything was registered is not known"
-            )
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if isinstance(error, ValueError | grpc.FutureCancelledError):
-            raise UnavailableError(f"the registry client was closed during a call: {error}") from error
-
-
-def _part_strays(call: PartCall, misrouted: int) -> tuple[list[PartCall], list[PartCall]]:
-    """(what has its outcomes, what was misrouted) of an answered part."""
-    assert call.outcomes is not None
-    if misrouted not in call.outcomes:
-        return [call], []
-    column = np.frombuffer(call.outcomes, np.uint8)
-    stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
-    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
-    stray = PartCall(
-        take_part(call.part, stray_rows), maybe_done=call.maybe_done, misrouted=True, failures=failures[-4:]
-    )
-    if not len(kept_rows):
-        return [], [stray]
-    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]
-
-
-def _outcome_of(call: Callable[[], Any]) -> Any:
-    """Its response, or the RpcError it raised."""
-    try:
-        return call()
-    except grpc.RpcError as error:
-        return error

@@ -52,6 +52,10 @@ class Routes:
     # --- replicas
 
     def stub(self, address: str) -> Any:
+        """Of any replica, also one that nobody has named."""
+        if address not in self._stubs:
+            with self._lock:
+                self._open(address)
         return self._stubs[address]
 
     def nearest_first(self) -> list[str]:
@@ -169,8 +173,16 @@ class Routes:
         others = [a for a in current if a not in known]
         gone = [a for a in self._given if a not in current]
         with self._lock:
-            for address in (*known, *others, *gone):
-                if address not in self._stubs and not self._closed:
-                    self._channels[address] = open_channel(address)
-                    self._stubs[address] = IdRegistryStub(self._channels[address])  # type: ignore[no-untyped-call]
+            if not self._closed:
+                for address in (*known, *others, *gone):
+                    self._open(address)
             self.addresses = tuple(a for a in (*known, *others, *gone) if a in self._stubs)
+
+    def _open(self, address: str) -> None:
+        """With the lock held. Once closed, what is opened is closed at once: calls end as on any other."""
+        if address in self._stubs:
+            return
+        channel = self._channels[address] = open_channel(address)
+        self._stubs[address] = IdRegistryStub(channel)  # type: ignore[no-untyped-call]  # generated
+        if self._closed:
+            channel.close()

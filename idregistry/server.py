@@ -10,12 +10,13 @@ from typing import Final
 from idregistry.clocks import ClockWatch
 from idregistry.coordinator import Coordinator
 from idregistry.coordinator import Hosted as Seen
-from idregistry.directory import DIRECTORY_GROUP, DirectoryState
+from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Row
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosting
-from idregistry.service import WORKERS, IdRegistryService
+from idregistry.service import IN_FLIGHT_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
+from idregistry.view import DIRECTORY_GROUP
 from idregistry.waiting import Waiting
 from photon.core.clock import Clock
 from photon.core.settings import Registry
@@ -91,7 +92,7 @@ class RegistryServer:
                 DIRECTORY_GROUP, self._state, self._on_tick, None if joining else sorted(rows)
             )
             self._hosting.open_groups(self._host)
-            self._rpc = Server(listen, WORKERS)
+            self._rpc = Server(listen, WORKERS, in_flight_max=IN_FLIGHT_MAX)
         except BaseException:
             self._host.stop()  # lets go of the directories that are open already
             raise

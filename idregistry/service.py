@@ -33,6 +33,9 @@ SCANS_MAX: Final = 4
 WORKERS: Final = COMMITS_WAITING_MAX + 48
 """Handler threads: some are always left for lookups and status, however long the commits wait."""
 
+IN_FLIGHT_MAX: Final = WORKERS + 256
+"""Calls under way and waiting for a thread; beyond it they are refused at once."""
+
 _IdsRequest = pb.CommitRequest | pb.LookupRequest | pb.ReleaseRequest | pb.ClearRequest
 
 

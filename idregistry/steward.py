@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from idregistry.directory import View
 from idregistry.placement import change_due, successor
+from idregistry.view import View
 from photon.core.clock import Clock
 from photon.raft.port import Applied, Outcome, ReplicatedLog
 

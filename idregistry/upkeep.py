@@ -5,8 +5,8 @@ from typing import Final
 
 from idregistry.boundary import boundary_due
 from idregistry.commands import Boundary, Command, Configure, Fence, Prepare
-from idregistry.directory import View
 from idregistry.state import ShardState
+from idregistry.view import View
 
 FENCES_A_STEP: Final = 1_000
 
@@ -23,16 +23,16 @@ def command_due(
 
     Fences come before a new shard's first configuration: it must not let a fenced incarnation win. A
     table comes before the proposal that is to follow it, or what it closed would be open again. The view
-    may be old: what it says was true once, and the state ignores what it knows better. `trusted_us`: the time
-    that a majority's clocks have reached, None where that is not known.
+    may be old: what it says was true once, and what the state knows better is not proposed. `trusted_us`:
+    the time that a majority's clocks have reached, None where that is not known.
     """
     if state.fences < len(fences):
         first = state.fences
         return Fence(now_us, first, tuple(fences[first : first + FENCES_A_STEP]))
     if view.configuration is not None and _version(state) < view.configuration.version:
         return Configure(now_us, view.configuration)
-    proposal, prepared = view.proposal, state.prepared
-    if proposal is not None and (prepared is None or prepared.version < proposal.version):
+    proposal = view.proposal
+    if proposal is not None and state.prepared is None and proposal.version == _version(state) + 1:
         return Prepare(now_us, proposal.version, proposal.start_us)
     if trusted_us is None:
         return None

@@ -4,7 +4,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -17,6 +17,7 @@ from photon.core.errors import PhotonError, UsageError
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
+    from photon.wire import idregistry_pb2 as pb
 
 TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.2
@@ -141,7 +142,7 @@ def replace_replica(
         client.replace(old, name, raft, grpc)
         click.echo(f"{name} takes the place of {old}")
         if work is not None:
-            path = _write_joining_topology(work, old, name, raft, grpc)
+            path = _write_joining_topology(work, client.directory().replicas, name, raft, grpc)
             click.echo(f"start it: photon registry serve --topology {path} --name {name}")
         deadline = time.monotonic() + wait
         while wait:
@@ -154,22 +155,20 @@ def replace_replica(
             time.sleep(_POLL_S)
 
 
-def _write_joining_topology(work: Path, old: str, name: str, raft: str, grpc: str) -> Path:
+def _write_joining_topology(
+    work: Path, replicas: Iterable["pb.Replica"], name: str, raft: str, grpc: str
+) -> Path:
+    """`replicas`: as the directory has them by now, which may be others than the run began with."""
     from photon.app.topology import Replica, read_topology, write_topology
 
-    topology = read_topology(work / "topology.json")
     host, _, port = raft.rpartition(":")
-    new = Replica(
-        name=name,
-        grpc=grpc,
-        raft_host=host,
-        raft_port=int(port),
-        directory=str(work.absolute() / "registry" / name),
-        joining=True,
-    )
-    others = [replica for replica in topology.replicas if replica.name not in (old, name)]
+    others = {r.name: (r.grpc, r.raft_host, r.raft_port) for r in replicas}
+    known = [
+        Replica(one, *where, directory=str(work.absolute() / "registry" / one), joining=one == name)
+        for one, where in {**others, name: (grpc, host.strip("[]"), int(port))}.items()
+    ]
     path = work / f"topology-{name}.json"
-    write_topology(replace(topology, replicas=[*others, new]), path)
+    write_topology(replace(read_topology(work / "topology.json"), replicas=known), path)
     return path
 
 

@@ -31,7 +31,7 @@ class Canvass:
         self._open = True
 
     def close(self) -> None:
-        """There is a leader, or an election."""
+        """There is a leader, or an election, of its own or with its vote."""
         self._open = False
 
     def grant(self, peer: str, asked_in: int, term: int) -> None:

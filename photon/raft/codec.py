@@ -1,9 +1,10 @@
 """The messages between replicas as bytes. Seven kinds and nothing else; no pickle.
 
 A message is the dict that pysyncobj's handlers take, so that nothing is translated twice. What is read here
-is only well formed: whether it may be believed is for `guards`.
+could be said by somebody: whether it may be believed is for `guards`.
 """
 
+import operator
 import struct
 from dataclasses import dataclass
 from itertools import accumulate
@@ -33,6 +34,8 @@ _ASK_PRE_VOTE_FIXED = struct.Struct("<BQQQQ")  # kind, term, round, last index, 
 _PRE_VOTE_FIXED = struct.Struct("<BQQ")  # kind, term, round
 _TERM_FIXED = struct.Struct("<BQ")  # kind, term
 _RESET, _SUCCESS = 1, 2
+# No term, index or size comes to this; whatever is added to it still fits its field.
+NUMBER_BOUND = 1 << 62
 
 
 class MessageError(PhotonError):
@@ -69,7 +72,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message; MessageError, and nothing else, for any other bytes."""
+    """The message; MessageError, and nothing else, for any other bytes, and for what no replica can mean."""
     try:
         return _decode(data)
     except struct.error as error:
@@ -114,6 +117,11 @@ def _encode_piece(message: Message, piece: SnapshotPiece) -> bytes:
     return fixed + piece.data
 
 
+def _check_bounds(*numbers: int) -> None:
+    if max(numbers) >= NUMBER_BOUND:
+        raise MessageError("a message with a term, an index or a size past all bounds")
+
+
 def _decode(data: bytes) -> Message:
     kind = data[0] if data else None
     if kind == _APPEND:
@@ -124,6 +132,7 @@ def _decode(data: bytes) -> Message:
         _, term, index, flags = _ACK_FIXED.unpack(data)
         if flags > _RESET + _SUCCESS:
             raise MessageError("an acknowledgement with unknown flags")
+        _check_bounds(term, index)
         return {
             "type": NEXT_NODE_IDX,
             "term": term,
@@ -139,17 +148,21 @@ def _decode_election(kind: int | None, data: bytes) -> Message:
         _, term, index, last_term, transfer = _ASK_VOTE_FIXED.unpack(data)
         if transfer > 1:
             raise MessageError("a request for a vote with unknown flags")
+        _check_bounds(term, index, last_term)
         last = {"last_log_index": index, "last_log_term": last_term}
         return {"type": REQUEST_VOTE, "term": term, **last, "transfer": bool(transfer)}
     if kind == _ASK_PRE_VOTE:
         _, term, asked_in, index, last_term = _ASK_PRE_VOTE_FIXED.unpack(data)
+        _check_bounds(term, asked_in, index, last_term)
         last = {"last_log_index": index, "last_log_term": last_term}
         return {"type": REQUEST_PRE_VOTE, "term": term, "round": asked_in, **last}
     if kind == _PRE_VOTE:
         _, term, asked_in = _PRE_VOTE_FIXED.unpack(data)
+        _check_bounds(term, asked_in)
         return {"type": RESPONSE_PRE_VOTE, "term": term, "round": asked_in}
     if kind in (_VOTE, _TIMEOUT):
         _, term = _TERM_FIXED.unpack(data)
+        _check_bounds(term)
         return {"type": RESPONSE_VOTE if kind == _VOTE else TIMEOUT_NOW, "term": term}
     raise MessageError(f"a message of unknown kind {kind}")
 
@@ -160,15 +173,21 @@ def _decode_append(data: bytes) -> Message:
     body = start + count * _ENTRY.size
     if body > len(data):
         raise MessageError("an append_entries that ends within its entries")
+    _check_bounds(term, commit, previous + count, previous_term)
     heads = list(_ENTRY.iter_unpack(data[start:body]))
-    ends = list(accumulate((length for _, length in heads), initial=body))
+    terms = [entry_term for entry_term, _ in heads]
+    lengths = [length for _, length in heads]
+    ends = list(accumulate(lengths, initial=body))
     if ends[-1] != len(data):
         raise MessageError("an append_entries whose entries do not add up to its size")
+    if not all(lengths):
+        raise MessageError("an append_entries with an empty command")
+    if any(map(operator.gt, [previous_term, *terms], [*terms, term])):
+        raise MessageError("an append_entries with entries whose terms fall, or lie above their leader's")
+    indices = range(previous + 1, previous + 1 + count)
     entries = [
         (data[begin:end], index, entry_term)
-        for (entry_term, _), begin, end, index in zip(
-            heads, ends, ends[1:], range(previous + 1, previous + 1 + count), strict=False
-        )
+        for entry_term, begin, end, index in zip(terms, ends, ends[1:], indices, strict=False)
     ]
     return {
         "type": APPEND_ENTRIES,
@@ -185,4 +204,7 @@ def _decode_piece(data: bytes) -> Message:
     piece = SnapshotPiece(index, snapshot_term, offset, total, data[_PIECE_FIXED.size :])
     if offset + len(piece.data) > total:
         raise MessageError("a piece that lies outside its snapshot")
+    _check_bounds(term, commit, index, total)
+    if snapshot_term > term:
+        raise MessageError("a piece of a snapshot of a later term than its leader is in")
     return {"type": APPEND_ENTRIES, "term": term, "commit_index": commit, "serialized": piece}

@@ -6,8 +6,10 @@ does with disks, sockets, pickles, snapshots, applying and sending is replaced b
 election only when told to (`elect`). The version is pinned; a test compares the names below with the library.
 """
 
+import _socket
 import math
 import random
+import socket
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -23,6 +25,9 @@ from photon.raft.journal import Entry, Journal
 from photon.raft.port import Members
 from photon.raft.roster import Roster
 from photon.raft.settings import RaftTiming
+
+# The library puts one for Windows in its place, on every system: whoever else is in the process needs it.
+socket.inet_ntop = _socket.inet_ntop
 
 PINNED_VERSION = "0.3.17"
 # Attributes the library sets and we read or set, and methods of it we call or replace.
@@ -85,7 +90,7 @@ class CoreRules(Protocol):
         """Apply what is committed and not applied."""
 
     def exchange(self) -> None:
-        """Everything is applied: take new commands, send what is new."""
+        """What a turn may apply is applied: take new commands, send what is new."""
 
     def compact(self) -> None:
         """The end of a tick: look after snapshots."""

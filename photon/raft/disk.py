@@ -10,6 +10,7 @@ from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 
 __all__ = [
     "REPLACE_IT",
+    "DamagedError",
     "corrupt",
     "replace",
     "storage_error",
@@ -68,6 +69,14 @@ def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
     )
 
 
-def corrupt(path: Path, what: str) -> CorruptStateError:
+class DamagedError(CorruptStateError):
+    """A file does not hold what was written to it, or is gone. `what`: just that, where it can be mended."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}; {REPLACE_IT}")
+        self.what = what
+
+
+def corrupt(path: Path, what: str) -> DamagedError:
     """The error to raise when a file does not hold what was written to it, or is not there any more."""
-    return CorruptStateError(f"{path}: {what}; {REPLACE_IT}")
+    return DamagedError(path, what)

@@ -81,7 +81,11 @@ class Elections:
 
     def sent(self, message: Message) -> Message:
         """The library asks for a vote, or gives one: what to send for it."""
-        if message["type"] == REQUEST_VOTE:
+        if message["type"] == RESPONSE_VOTE:
+            # Who would have voted for this replica may say so only now: standing on that would depose the one
+            # that it has just voted for.
+            self._canvass.close()
+        elif message["type"] == REQUEST_VOTE:
             return {**message, "transfer": message["term"] == self._handed_over_in + 1}
         return message
 

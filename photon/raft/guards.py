@@ -6,7 +6,7 @@ The letters (S1, L1, ...) are those of docs/decisions/003-raft-on-pysyncobj.md.
 from dataclasses import dataclass
 from typing import Protocol
 
-from photon.raft.codec import Message
+from photon.raft.codec import Message, MessageError
 from photon.raft.journal import Entry
 
 
@@ -62,7 +62,8 @@ def fit(log: LogView, commit_index: int, message: Message) -> Fitted:
 
     What remains begins with the first entry that is new or conflicts. Where nothing remains, the message
     becomes a heartbeat at the log's own end; the acknowledgement must then be capped to `verified`, and so
-    is the commit index, because what lies beyond was not compared.
+    is the commit index, because what lies beyond was not compared. Raises MessageError for what no leader
+    sends: its log holds all that is committed.
     """
     previous: int = message["prevLogIdx"]
     entries: list[Entry] = message["entries"]
@@ -81,6 +82,8 @@ def fit(log: LogView, commit_index: int, message: Message) -> Fitted:
         term = log.term_at(place)
         assert term is not None, (place, log.first_index, log.last_index)
         assert place >= commit_index, (place, commit_index)  # what is committed is never cut off
+        if entries[skip][2] < term:
+            raise MessageError(f"entry {place + 1} of term {entries[skip][2]} after one of {term}, committed")
         return Fitted(
             {**message, "prevLogIdx": place, "prevLogTerm": term, "entries": entries[skip:]}, verified
         )

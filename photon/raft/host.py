@@ -1,14 +1,15 @@
 """One process's replicas, of many groups, over one listening port and in one thread (the "raft thread").
 
-Each turn: wait for sockets, a wake-up or the next deadline; deliver what came; tick the replicas it concerns
-(apply, `on_tick`, send); write, sync each journal, and only then let the acknowledgements out.
+Each turn: wait for sockets, a wake-up or the next deadline; deliver what came; sync the journals it went to
+and let the acknowledgements out; then tick the replicas (apply, `on_tick`, send), write, and sync what the
+ticks have added. A follower acknowledges before it applies, so that its leader need not wait for that.
 """
 
 import logging
 import os
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from photon.core.errors import UsageError
@@ -18,7 +19,7 @@ from photon.raft.core import now
 from photon.raft.home import Home
 from photon.raft.jobs import BackgroundJobs
 from photon.raft.port import ReplicatedLog, StateMachine
-from photon.raft.replica import ALL_PEERS, Replica
+from photon.raft.replica import Replica
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.transport import Transport
 
@@ -75,7 +76,6 @@ class RaftHost:
         LockedError, StorageError.
         """
         self._node = node
-        self._peers = list(peers)
         self._timing = timing
         self._limits = limits
         self._rng = rng
@@ -121,7 +121,7 @@ class RaftHost:
         group: int,
         machine: StateMachine,
         on_tick: Callable[[ReplicatedLog], None],
-        founders: Sequence[str] | None = ALL_PEERS,
+        founders: Sequence[str] | None,
     ) -> ReplicatedLog:
         """Open this node's replica of a group; restores `machine` from its snapshot.
 
@@ -137,15 +137,14 @@ class RaftHost:
             raise UsageError(
                 f"raft: {group} is no number for one more group; take another from 0 to {_GROUP_MAX}"
             )
-        if founders and (self._node not in founders or len(set(founders)) < len(founders)):
+        if founders is not None and (self._node not in founders or len(set(founders)) < len(founders)):
             raise UsageError(
-                f"raft: {', '.join(founders)} can't found group {group} on {self._node}: name it among them, "
-                "and each once"
+                f"raft: {', '.join(founders) or 'nobody'} can't found group {group} on {self._node}: name it "
+                "among them, and each once"
             )
         replica = Replica(
             group=group,
             node=self._node,
-            peers=self._peers,
             machine=machine,
             on_tick=on_tick,
             directory=self._home.group(group),
@@ -187,7 +186,6 @@ class RaftHost:
         """
         self._check_thread("the peers are set")
         others = {peer: address for peer, address in addresses.items() if peer != self._node}
-        self._peers = list(others)
         self._transport.set_peers(others)
 
     def start(self) -> tuple[str, int]:
@@ -237,30 +235,38 @@ class RaftHost:
 
     def _turn(self) -> None:
         self._transport.poll(self._sleep_s())
-        if self._woken:
-            with self._wake_lock:
-                os.eventfd_read(self._wake_fd)
-                # Cleared before on_tick is called: what is queued from here on wakes the next turn.
-                self._woken = False
-            self._touched.update(self._replicas)
-        at = now()
-        self._transport.tick(at)
-        touched, self._touched = self._touched, set()
-        due = [
-            replica
-            for group, replica in self._replicas.items()
-            if group in touched or replica.deadline() <= at
-        ]
+        self._transport.tick(now())
+        self._sync([replica for group, replica in self._replicas.items() if group in self._touched])
+        due = self._due()
         for replica in due:
             if not self._is_gone(replica):  # another's on_tick may have removed it
                 replica.tick()
         self._bury()
         # A leader's entries are on their way while its own disk works.
         self._transport.flush()
-        for replica in due:
-            if not self._is_gone(replica):
-                replica.sync()
+        self._sync([replica for replica in due if not self._is_gone(replica)])
+
+    def _sync(self, replicas: Iterable[Replica]) -> None:
+        """What they have taken in is on disk, and on its way is what may be said because of it."""
+        for replica in replicas:
+            replica.sync()
         self._transport.flush()
+
+    def _due(self) -> list[Replica]:
+        """The replicas that something has happened to, or whose time has come."""
+        if self._woken:
+            with self._wake_lock:
+                os.eventfd_read(self._wake_fd)
+                # Cleared before on_tick is called: what is queued from here on wakes the next turn.
+                self._woken = False
+            self._touched.update(self._replicas)
+        touched, self._touched = self._touched, set()
+        at = now()
+        return [
+            replica
+            for group, replica in self._replicas.items()
+            if group in touched or replica.deadline() <= at
+        ]
 
     def _is_gone(self, replica: Replica) -> bool:
         return self._replicas.get(replica.group) is not replica

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from photon.core.errors import CorruptStateError, PhotonError
+from photon.core.errors import PhotonError
 from photon.raft import disk
 from photon.raft.compaction import Job, Jobs, StateMachineError
 from photon.raft.port import Preparing, StateMachine
@@ -71,8 +71,11 @@ class Installation:
             _log.warning(
                 "%s: came in as another snapshot than it was said to be; asking for it again", self._path
             )
-        except CorruptStateError as error:
-            _log.warning("a snapshot was damaged on its way and is asked for again: %s", error)
+        except disk.DamagedError as error:
+            # Only what came in: this replica has lost nothing.
+            _log.warning(
+                "%s: damaged on its way from %s, asked for again: %s", self._path, self.peer, error.what
+            )
         return None
 
 

@@ -1,7 +1,8 @@
 """One replica of one group: proposals in, commands applied, snapshots, and every message through the guards.
 
 No thread, no socket, no clock of its own: the host (or a simulation) calls `receive` for each message, then
-`tick`, then `sync`, in one thread. Only `sync` lets acknowledgements out, after the journal is on disk.
+`sync`, `tick`, and `sync` again, in one thread. Only `sync` lets acknowledgements out, after the journal is
+on disk.
 """
 
 import random
@@ -13,6 +14,7 @@ from photon.raft.codec import (
     APPEND_ENTRIES,
     NEXT_NODE_IDX,
     Message,
+    MessageError,
     decode,
     encode,
 )
@@ -43,15 +45,13 @@ from photon.raft.port import (
     Status,
 )
 from photon.raft.proposals import Done, Proposals
-from photon.raft.roster import command_of, founding
+from photon.raft.roster import check_lists, command_of, founding
 from photon.raft.sender import Sender, Wire
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
-# For `founders`: this node and all its peers.
-ALL_PEERS: Sequence[str] = ()
 # How soon to try again when a peer's way was full.
 RETRY_S = 0.005
 
@@ -63,7 +63,6 @@ class Replica:
         self,
         group: int,
         node: str,
-        peers: list[str],
         machine: StateMachine,
         on_tick: Callable[[ReplicatedLog], None],
         directory: Path,
@@ -72,13 +71,12 @@ class Replica:
         timing: RaftTiming,
         limits: RaftLimits,
         rng: random.Random,
-        founders: Sequence[str] | None = ALL_PEERS,
+        founders: Sequence[str] | None,
     ) -> None:
         """Open what is on disk and restore the machine.
 
-        `founders`: who founds the group where nothing is on disk yet; by default this node and `peers`, which
-        have no other meaning. None: this replica joins a group that has been founded. Raises
-        CorruptStateError, LockedError, StorageError.
+        `founders`: who founds the group where nothing is on disk yet, this node among them. None: this
+        replica joins a group that has been founded. Raises CorruptStateError, LockedError, StorageError.
         """
         self.group = group
         self.node = node
@@ -87,9 +85,7 @@ class Replica:
         self._wire = wire
         self._timing = timing
         self._limits = limits
-        first = NO_OP
-        if founders is not None:
-            first = command_of(founding(founders or (node, *peers)))
+        first = NO_OP if founders is None else command_of(founding(founders))
         self.store = ReplicaStore(directory, node, group, limits.segment_bytes, first)
         try:
             restored = self._restore()
@@ -222,7 +218,7 @@ class Replica:
     def sync(self) -> None:
         """Make the turn's entries durable, then let out what may be said because they are.
 
-        Raises StorageError.
+        Costs nothing where there are none. Raises StorageError.
         """
         self._journal.sync()
         for peer, acks in self._acks.take().items():
@@ -357,6 +353,7 @@ class Replica:
             core.set_next_index(peer, max(sent, acked))
 
     def _on_append_entries(self, peer: str, message: Message) -> None:
+        self._check(message)
         self._elections.heard_leader()
         if "serialized" in message:
             self._on_piece(peer, message)
@@ -379,6 +376,16 @@ class Replica:
         finally:
             self._ack_cap = None
             self._membership.follow()
+
+    def _check(self, message: Message) -> None:
+        """Before anything of it is taken. Raises MessageError."""
+        check_lists(message.get("entries", ()))
+        piece = message.get("serialized")
+        if piece is not None and piece.total > self._limits.snapshot_bytes_max:
+            raise MessageError(
+                f"a snapshot of {piece.total} bytes, more than RaftLimits.snapshot_bytes_max = "
+                f"{self._limits.snapshot_bytes_max}: where the state is that large, raise it on every node"
+            )
 
     def _on_piece(self, peer: str, message: Message) -> None:
         core = self.core

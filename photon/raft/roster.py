@@ -52,6 +52,12 @@ def members_of(command: bytes) -> Members | None:
     return Members(tuple(names[:voters]), tuple(names[voters:]))
 
 
+def check_lists(entries: Iterable[Entry]) -> None:
+    """Raises MessageError where an entry is a list of members that is cut or wrong."""
+    for command, _, _ in entries:
+        members_of(command)
+
+
 def changed(members: Members, change: Change) -> Members | None:
     """The members after the change; None where it makes no sense."""
     node, voters, learners = change.node, set(members.voters), set(members.learners)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from photon.core.errors import SettingsError
 
 MIB = 1 << 20
+GIB = 1 << 30
 # Room in a frame beside the commands: headers of the entries and of the message.
 FRAME_SLACK_BYTES = MIB
 
@@ -64,8 +65,11 @@ class RaftLimits:
     segment_bytes: int = 16 * MIB
     # A piece of a snapshot on the wire.
     snapshot_piece_bytes: int = MIB
-    # One turn applies no longer than this, so that a replay never starves the heartbeats.
-    apply_turn_s: float = 0.05
+    # A longer snapshot of a leader is refused: a faulty one must not fill the disk.
+    snapshot_bytes_max: int = 64 * GIB
+    # One turn applies no longer than this (and at least one command), so that neither heartbeats nor new
+    # commands wait for a replay. A turn costs so little beside it that the replay takes no longer.
+    apply_turn_s: float = 0.004
 
     def __post_init__(self) -> None:
         """Raise SettingsError for bounds that can't hold together."""

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from photon.app.registry_cli import parse_time_us
+from photon.app.registry_cli import _write_joining_topology, parse_time_us
 from photon.app.registry_members import members_of
+from photon.app.topology import Replica, Topology, read_topology, write_topology
 from photon.core.errors import UsageError
+from photon.wire import idregistry_pb2 as pb
 from tests.app.kit import join_arguments, photon, start_photon, write_lines
 from tests.idregistry.cluster import wait_until
 
@@ -72,6 +74,27 @@ def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp
     again = photon(*join_arguments(logs, out))
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["joined"] == 200
+
+
+def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: Path) -> None:
+    """Who leads may be one of them, and nobody speaks to a stranger."""
+
+    def replica(name: str) -> Replica:
+        return Replica(name, f"{name}:1", f"raft-{name}", 2, "/somewhere")
+
+    began = Topology({}, [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], [])
+    write_topology(began, tmp_path / "topology.json")
+    now = [
+        pb.Replica(name=name, grpc=f"{name}:1", raft_host=f"raft-{name}", raft_port=2)
+        for name in ("r1", "r2", "r3")  # r4 may not have come to who was asked
+    ]
+    made = read_topology(_write_joining_topology(tmp_path, now, "r4", "[::1]:7", "[::1]:8"))
+    assert [(r.name, r.raft_host, r.joining) for r in made.replicas] == [
+        *((name, f"raft-{name}", False) for name in ("r1", "r2", "r3")),
+        ("r4", "::1", True),
+    ]
+    assert (made.replica("r4").raft_port, made.replica("r4").grpc) == (7, "[::1]:8")
+    assert made.replica("r4").directory == str(tmp_path / "registry" / "r4")
 
 
 def test_times_are_given_as_iso_or_in_seconds() -> None:

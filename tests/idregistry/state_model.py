@@ -44,8 +44,8 @@ class Model:
                     self.fences += incarnations[len(self.fences) - first :]
                 return len(self.fences)
             case Prepare(_, version, start_us):
-                known = [x.version for x in (self.configuration, self.prepared) if x is not None]
-                if version > max(known, default=0):
+                known = 0 if self.configuration is None else self.configuration.version
+                if version == known + 1 and self.prepared is None:
                     self.prepared = Prepared(version, start_us, self.latest_us < start_us)
                 return self.prepared
             case Configure(_, configuration):

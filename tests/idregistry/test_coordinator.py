@@ -6,10 +6,11 @@ from idregistry.commands import Fence as ShardFence
 from idregistry.commands import encode as shard_encode
 from idregistry.configuration import Configuration
 from idregistry.coordinator import Ask, Coordinator, Hosted, LeaseRuns
-from idregistry.directory import DirectoryState, Proposal
+from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.state import ShardState
 from idregistry.upkeep import FENCES_A_STEP, command_due
+from idregistry.view import Proposal
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from photon.raft.port import Members
@@ -127,6 +128,20 @@ def test_a_shard_that_does_not_prepare_until_the_start_makes_it_void() -> None:
     bench.clock.advance(0.2)
     bench.tick()
     assert "shard 1 did not prepare in time" in bench.state.view.abandoned[1]
+
+
+def test_a_leader_with_an_old_directory_proposes_nothing_that_its_shard_knows_better() -> None:
+    """It would do so in each turn, as long as it is behind."""
+    bench = Bench()
+    bench.reshard(4)
+    old = bench.state.view
+    bench.follow()
+    state = bench.hosted[0].state
+    assert command_due(state, old, [], NOW_US, NOW_US, 0.0) is None, "it is prepared"
+    bench.tick()
+    bench.follow()
+    assert state.configuration == bench.configuration
+    assert command_due(state, old, [], NOW_US, NOW_US, 0.0) is None, "it is decided"
 
 
 def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:

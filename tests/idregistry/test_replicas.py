@@ -189,7 +189,7 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
         )
         shard = Shard(0, settings, clock, host.wake, directory, lambda: None)
         shard.state = Watched(0)
-        log = host.add_group(0, shard.state, shard.on_tick)
+        log = host.add_group(0, shard.state, shard.on_tick, ["r0"])
         host.start()
         wait_until(lambda: log.is_leader)
         for number in numbers:

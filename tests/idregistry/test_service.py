@@ -293,6 +293,19 @@ def test_the_client_checks_its_callers_columns(ensemble: Ensemble) -> None:
     assert client.lookup(b"", b"") == b""
 
 
+def test_a_replica_that_nobody_has_named_can_be_asked_by_its_address(ensemble: Ensemble) -> None:
+    nodes = ensemble.add(2)
+    ensemble.lead("r1")
+    ensemble.rows.pop("r1")
+    client = RegistryClient([nodes[0].address], 5.0, SystemClock(), random.Random(1))
+    ensemble.clients.append(client)
+    assert client.status(nodes[1].address)["shards"][0]["is_leader"] is True
+    assert list(client.scan(0, nodes[1].address)) == []
+    client.close()
+    with pytest.raises(UnavailableError, match="closed"):
+        list(client.scan(0, "127.0.0.1:1"))
+
+
 def test_closing_the_client_ends_its_calls(ensemble: Ensemble) -> None:
     ensemble.add(1)
     client = ensemble.client(timeout_s=30.0)

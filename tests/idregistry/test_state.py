@@ -301,10 +301,13 @@ def test_a_configuration_never_goes_back_and_an_old_proposal_is_ignored() -> Non
     assert state.apply(encode(Configure(NOW_US, one_shard(version=5)))) == 5
     assert state.configuration == newer
     assert state.apply(encode(Prepare(NOW_US, 5, NOW_US))) is None
-    state.apply(encode(Prepare(NOW_US, 7, NOW_US + 5)))
+    assert state.apply(encode(Prepare(NOW_US, 7, NOW_US))) is None, "6 is still to come, and would undo it"
+    state.apply(encode(Prepare(NOW_US, 6, NOW_US + 5)))
     state.apply(encode(Prepare(NOW_US, 6, NOW_US)))
+    state.apply(encode(Configure(NOW_US, replace(newer, version=5))))
+    assert state.prepared == Prepared(6, NOW_US + 5, True), "what is still to be decided stays prepared"
     state.apply(encode(Configure(NOW_US, replace(newer, version=6))))
-    assert state.prepared == Prepared(7, NOW_US + 5, True), "what is still to be decided stays prepared"
+    assert state.prepared is None
 
 
 # --- fencing, release, clear

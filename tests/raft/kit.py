@@ -15,11 +15,12 @@ from pathlib import Path
 from photon.raft.codec import Message, decode, encode
 from photon.raft.core import now
 from photon.raft.port import Change, ChangeKind, Members, Outcome, ReplicatedLog
-from photon.raft.replica import ALL_PEERS, Replica
+from photon.raft.replica import Replica
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.snapshot import Head, SnapshotId
 
 TIMING = RaftTiming()
+ALL_PEERS: Sequence[str] = ("a and its peers",)
 # Small enough that a few commands roll segments, start snapshots, and fill the way to a peer.
 SMALL = RaftLimits(
     command_bytes_max=64,
@@ -142,7 +143,8 @@ class Lone:
         timing: RaftTiming = TIMING,
         founders: Sequence[str] | None = ALL_PEERS,
     ) -> None:
-        """`founders`: by default `a` and its peers."""
+        if founders is ALL_PEERS:
+            founders = ("a", *peers)
         self.machine = Register()
         self.wire = RecordingWire()
         self.jobs = ManualJobs()
@@ -150,7 +152,6 @@ class Lone:
         self.replica = Replica(
             group=0,
             node="a",
-            peers=list(peers),
             machine=self.machine,
             on_tick=self._on_tick,
             directory=directory,
@@ -182,6 +183,8 @@ class Lone:
         return outcomes
 
     def turn(self) -> None:
+        """As the host does it."""
+        self.replica.sync()
         self.replica.tick()
         self.replica.sync()
 

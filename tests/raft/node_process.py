@@ -40,6 +40,7 @@ def propose_waiting(log: ReplicatedLog) -> None:
 def main() -> None:
     name, directory, *pairs = sys.argv[1:]
     addresses = {node: ("127.0.0.1", int(port)) for node, port in (pair.split("=") for pair in pairs)}
+    founders = list(addresses)
     machine = Register()
     host = RaftHost(
         name,
@@ -51,7 +52,7 @@ def main() -> None:
         on_fatal=lambda error: say("fatal", error, "-", "-"),
         limits=RaftLimits(compact_entries=300, tail_entries=20, segment_bytes=10_000),
     )
-    log = host.add_group(0, machine, propose_waiting)
+    log = host.add_group(0, machine, propose_waiting, founders)
     host.start()
     for line in sys.stdin:
         if line.startswith("?"):

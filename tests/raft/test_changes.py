@@ -191,7 +191,9 @@ def test_groups_come_and_go_while_the_host_runs(make: Make) -> None:
     cluster.wait_until_equal(1)
     for node in cluster.nodes.values():
         with pytest.raises(UsageError):
-            node.in_raft_thread(lambda node=node: node.host.add_group(1, node.machines[1], lambda log: None))
+            node.in_raft_thread(
+                lambda node=node: node.host.add_group(1, node.machines[1], lambda log: None, None)
+            )
         node.in_raft_thread(lambda node=node: node.host.remove_group(1))
     assert cluster.register(b"y", 7) is True
     for name, node in cluster.nodes.items():

@@ -101,6 +101,25 @@ def test_a_leader_that_speaks_ends_the_asking(make: Make) -> None:
     assert (lone.replica.core.term, lone.replica.leader) == (3, "c")
 
 
+def test_who_has_voted_for_another_stands_no_more_on_an_earlier_question(make: Make) -> None:
+    """On slow links the answers come after the vote: standing on them would depose who was just voted for."""
+    lone = make()
+    lone.canvass()
+    assert ask_vote(lone, "c", term=1)
+    lone.hear("b", type="response_pre_vote", term=0, round=1)
+    lone.turn()
+    assert (lone.replica.core.term, lone.wire.take("request_vote")) == (1, [])
+
+
+def test_a_vote_that_is_not_given_ends_no_asking(make: Make) -> None:
+    lone = make()
+    lone.canvass()
+    assert not ask_vote(lone, "c", term=1, last=(0, 0))
+    lone.hear("b", type="response_pre_vote", term=0, round=1)
+    lone.turn()
+    assert {peer for peer, _ in lone.wire.take("request_vote")} == {"b", "c"}
+
+
 def test_neither_a_stranger_nor_a_learner_helps_to_win(make: Make) -> None:
     lone = make(peers="bc")
     lone.hear("b", **entry(command_of(Members(("a", "b", "c"), ("d",)))))

@@ -1,15 +1,18 @@
 """Each rule that closes a hole of the library: these fail when the rule is taken away."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from photon.raft.codec import SnapshotPiece
+from photon.raft.codec import MessageError, SnapshotPiece
 from photon.raft.guards import Conflict, conflict_start, fit, next_index_of
-from photon.raft.port import Applied, Unknown
+from photon.raft.port import Applied, Members, Unknown
+from photon.raft.roster import command_of
 from photon.raft.snapshot import SnapshotId, write_snapshot
-from tests.raft.kit import Lone, Register, command, head
+from tests.raft.kit import SMALL, Lone, Register, command, head
 
 
 @pytest.fixture
@@ -87,7 +90,7 @@ def test_s2_a_conflicting_tail_is_replaced_from_where_it_conflicts(lone: Lone) -
 
 def test_a_message_from_before_the_log_is_judged_by_what_is_committed(lone: Lone) -> None:
     lone.hear_entries([1, 1, 1, 1], commit=4)
-    lone.hear_entries([1, 1, 1, 1, 1], commit=4, after=(1, 7))
+    lone.hear_entries([1, 1, 1, 1, 1], commit=4, after=(1, 1))
     lone.turn()
     assert lone.terms() == [1, 1, 1, 1, 1]
 
@@ -137,15 +140,23 @@ def test_an_installed_snapshot_replaces_a_log_that_conflicts_with_it(lone: Lone,
     assert acks(lone)[-1]["next_node_idx"] == 4
 
 
-def test_a_damaged_snapshot_replaces_nothing(lone: Lone, tmp_path: Path) -> None:
+def test_a_damaged_snapshot_replaces_nothing(
+    lone: Lone, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lone.hear_entries([1, 1], commit=1)
     data = bytearray(snapshot_of(tmp_path, 9, 1))
     data[-20] ^= 1
-    hear_piece(lone, bytes(data), 9, 1, term=1, commit=9)
-    lone.turn()
+    with caplog.at_level("WARNING"):
+        hear_piece(lone, bytes(data), 9, 1, term=1, commit=9)
+        lone.turn()
     assert lone.replica.store.snapshots.current is None
     assert lone.terms() == [1, 1]
     assert not acks(lone)[-1]["success"]
+    (told,) = [
+        record.getMessage() for record in caplog.records if "damaged on its way" in record.getMessage()
+    ]
+    assert "asked for again" in told
+    assert "replace this node" not in told, "its own disk is good"
 
 
 def test_a_snapshot_that_misses_a_piece_is_asked_for_again(lone: Lone, tmp_path: Path) -> None:
@@ -278,6 +289,34 @@ def test_waiting_proposals_are_unknown_as_soon_as_leadership_is_lost(lone: Lone)
     lone.turn()
     assert outcomes == [Unknown()]
     assert lone.replica.in_flight == 0
+
+
+def test_nothing_of_a_message_with_a_bad_list_of_members_is_taken(lone: Lone) -> None:
+    lone.hear_entries([1, 1])
+    cut = command_of(Members(("a", "b")))[:-1]
+    entries = [(b"\x00" + command(b"good", 1), 3, 2), (cut, 4, 2)]
+    with pytest.raises(MessageError):
+        lone.hear(
+            "c", type="append_entries", term=2, commit_index=1, prevLogIdx=2, prevLogTerm=1, entries=entries
+        )
+    lone.turn()
+    assert (lone.terms(), lone.replica.core.term) == ([1, 1], 1)
+
+
+def test_entries_of_a_term_before_what_is_committed_are_refused(lone: Lone) -> None:
+    lone.hear_entries([1, 2, 2], term=2, commit=4)
+    with pytest.raises(MessageError, match="committed"):
+        lone.hear_entries([1, 1, 1, 1], term=2, after=(1, 0))
+    assert lone.terms() == [1, 2, 2]
+
+
+def test_a_snapshot_of_more_bytes_than_any_may_have_is_refused(tmp_path: Path) -> None:
+    lone = Lone(tmp_path, limits=replace(SMALL, snapshot_bytes_max=500))
+    for total, refused in ((500, False), (501, True)):
+        piece = SnapshotPiece(9, 1, 0, total, b"x")
+        with pytest.raises(MessageError, match="snapshot_bytes_max = 500") if refused else nullcontext():
+            lone.hear("b", type="append_entries", term=1, commit_index=9, serialized=piece)
+    lone.crash()
 
 
 class View:

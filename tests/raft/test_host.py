@@ -168,6 +168,77 @@ def test_a_disk_that_fails_stops_the_host_and_nothing_is_acknowledged(
     assert cluster.register(b"before", 2) is False
 
 
+def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(make: Make) -> None:
+    """Else leader and follower take turns: one waits while the other applies."""
+    cluster = make(names="ab")
+    cluster.start()
+    leader = cluster.wait_for_leader()
+    cluster.register(b"before", 1)
+    cluster.wait_until_equal()
+    (follower,) = set("ab") - {leader}
+    node, log = cluster.nodes[leader], cluster.nodes[leader].logs[0]
+    decided = threading.Event()
+    in_time: list[bool] = []
+
+    def slow(body: bytes) -> object:
+        in_time.append(decided.wait(0.5))
+        return Register.apply(machine, body)
+
+    machine = cluster.nodes[follower].machines[0]
+    machine.apply = slow  # type: ignore[method-assign]
+
+    def first_is_applied(outcome: object) -> None:
+        # Proposed here, the second goes to the follower in one message with the news that the first is
+        # committed, and needs its acknowledgement to be applied.
+        log.propose(command(b"second", 1), lambda outcome: decided.set())
+
+    node.waiting[0].append((command(b"first", 1), first_is_applied))
+    node.host.wake()
+    cluster.wait_until_equal()
+    wait_until(lambda: len(in_time) == 2)
+    assert in_time == [True, True]
+
+
+def test_a_turn_syncs_only_what_it_has_written(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = make(names="ab")
+    cluster.start()
+    cluster.register(b"before", 1)
+    cluster.wait_until_equal()
+    syncs: list[int] = []
+    sync_data = disk.sync_data
+    monkeypatch.setattr(disk, "sync_data", lambda fd: (syncs.append(fd), sync_data(fd))[1])
+    for number in range(10):
+        cluster.register(b"id%d" % number, 1)
+    cluster.wait_until_equal()
+    assert len(syncs) == 2 * 10
+
+
+def test_a_leaders_entries_are_on_their_way_while_its_own_disk_works(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make(names="ab")
+    cluster.start()
+    cluster.register(b"before", 1)
+    cluster.wait_until_equal()
+    leader = cluster.wait_for_leader()
+    (follower,) = set("ab") - {leader}
+    journal = cluster.nodes[follower].logs[0].store.journal  # type: ignore[attr-defined]
+    last, came = journal.last_index, []
+    sync_data = disk.sync_data
+
+    def sync(fd: int) -> None:
+        if threading.current_thread().name == f"raft-{leader}":
+            deadline = time.monotonic() + 0.5
+            while journal.last_index == last and time.monotonic() < deadline:
+                time.sleep(0.001)
+            came.append(journal.last_index > last)
+        sync_data(fd)
+
+    monkeypatch.setattr(disk, "sync_data", sync)
+    cluster.register(b"id", 1)
+    assert came == [True]
+
+
 def test_a_state_machine_that_raises_is_told_as_fatal(make: Make) -> None:
     cluster = make(names="a")
     cluster.start()
@@ -190,12 +261,12 @@ def lone_host(directory: Path, port: int = 0) -> RaftHost:
 
 def test_stopping_is_clean_before_the_start_and_twice(tmp_path: Path) -> None:
     host = lone_host(tmp_path)
-    host.add_group(0, Register(), lambda log: None)
+    host.add_group(0, Register(), lambda log: None, ["a"])
     host.stop()
     host.stop()
     host.wake()
     again = lone_host(tmp_path)
-    again.add_group(0, Register(), lambda log: None)
+    again.add_group(0, Register(), lambda log: None, ["a"])
     again.start()
     again.stop()
     again.stop()
@@ -213,12 +284,12 @@ def test_an_address_that_is_taken_is_an_error_at_the_start(tmp_path: Path) -> No
 
 def test_a_group_is_added_once_and_never_from_another_thread(tmp_path: Path) -> None:
     host = lone_host(tmp_path, free_ports(1)[0])
-    host.add_group(0, Register(), lambda log: None)
+    host.add_group(0, Register(), lambda log: None, ["a"])
     with pytest.raises(UsageError):
-        host.add_group(0, Register(), lambda log: None)
+        host.add_group(0, Register(), lambda log: None, ["a"])
     host.start()
     for wrong in (
-        lambda: host.add_group(1, Register(), lambda log: None),
+        lambda: host.add_group(1, Register(), lambda log: None, ["a"]),
         lambda: host.remove_group(0),
         lambda: host.set_peers({}),
     ):
@@ -229,7 +300,7 @@ def test_a_group_is_added_once_and_never_from_another_thread(tmp_path: Path) -> 
 
 def test_founders_that_cannot_be_are_refused(tmp_path: Path) -> None:
     host = lone_host(tmp_path)
-    for founders in (["b", "c"], ["a", "a"]):
+    for founders in (["b", "c"], ["a", "a"], []):
         with pytest.raises(UsageError, match="can't found group 0 on a"):
             host.add_group(0, Register(), lambda log: None, founders)
     host.stop()
@@ -238,7 +309,7 @@ def test_founders_that_cannot_be_are_refused(tmp_path: Path) -> None:
 def test_waking_gets_on_tick_called_and_an_idle_host_sleeps(tmp_path: Path) -> None:
     host = lone_host(tmp_path)
     ticks: list[float] = []
-    host.add_group(0, Register(), lambda log: ticks.append(time.monotonic()))
+    host.add_group(0, Register(), lambda log: ticks.append(time.monotonic()), ["a"])
     host.start()
     try:
         wait_until(lambda: len(ticks) > 3)

@@ -3,6 +3,8 @@
 import ast
 import inspect
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,19 @@ def test_the_library_still_has_the_methods_the_core_calls(name: str) -> None:
 def test_the_library_still_has_and_calls_the_methods_the_core_replaces(name: str) -> None:
     assert callable(getattr(SyncObj, name))
     assert f"self.{name.removeprefix('_SyncObj')}" in inspect.getsource(syncobj)
+
+
+def test_the_librarys_broken_inet_ntop_is_taken_back() -> None:
+    """It is meant for Windows, and put in place everywhere."""
+    program = (
+        "import socket, psutil, pysyncobj, photon.raft.core\n"
+        "packed = socket.inet_pton(socket.AF_INET6, 'fe80::1')\n"
+        "assert socket.inet_ntop(socket.AF_INET6, packed) == 'fe80::1'\n"
+        "with socket.create_server(('127.0.0.1', 0)) as server:\n"
+        "    port = server.getsockname()[1]\n"
+        "    assert port in [c.laddr.port for c in psutil.Process().net_connections()]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_core_names_every_private_it_uses() -> None:

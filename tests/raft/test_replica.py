@@ -236,7 +236,7 @@ def test_a_long_replay_is_cut_into_turns(tmp_path: Path, monkeypatch: pytest.Mon
     real = lone.machine.apply
 
     def slow(body: bytes) -> object:
-        clock.at += 0.02
+        clock.at += 0.004  # as long as a turn may apply
         return real(body)
 
     lone.machine.apply = slow  # type: ignore[method-assign]
@@ -246,9 +246,9 @@ def test_a_long_replay_is_cut_into_turns(tmp_path: Path, monkeypatch: pytest.Mon
         before = lone.machine.count
         lone.turn()
         turns += 1
-        assert lone.machine.count - before <= 3
+        assert lone.machine.count - before <= 1
         assert lone.machine.count == 10 or lone.replica.deadline() == 0.0
-    assert turns >= 4
+    assert turns >= 10
     lone.crash()
 
 

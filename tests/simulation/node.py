@@ -1,4 +1,4 @@
-"""One process of a replica, as its host runs it: what has come, a tick, a sync; then who waits is told."""
+"""One process of a replica, run as its host runs it: what came, sync, tick, sync; then who waits is told."""
 
 import heapq
 import random
@@ -119,7 +119,6 @@ class Node:
         return Replica(
             group=0,
             node=self.name,
-            peers=[other for other in world.names if other != self.name],
             machine=self._watched,
             on_tick=self._on_tick,
             directory=self.directory,
@@ -228,6 +227,7 @@ class Node:
             came = True
         if came or self._job_is_done() or replica.deadline() <= world.clock():
             installs = replica.installs
+            replica.sync()
             replica.tick()
             self.installs += replica.installs - installs
             replica.sync()

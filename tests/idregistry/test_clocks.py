@@ -1,0 +1,102 @@
+"""How far the others' clocks are from ours: asked over real gRPC (paper 2.3)."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from idregistry.clocks import ClockWatch
+from idregistry.directory_commands import Row
+from photon.core.clock import ManualClock
+from photon.wire import idregistry_pb2 as pb
+from photon.wire.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server
+from tests.idregistry.kit import NOW_US
+
+
+class Other(IdRegistryServicer):
+    """A replica that tells the time; `open` lets it answer."""
+
+    def __init__(self, ahead_us: int) -> None:
+        self.ahead_us = ahead_us
+        self.open = threading.Event()
+        self.server = grpc.server(futures.ThreadPoolExecutor(1))
+        add_IdRegistryServicer_to_server(self, self.server)
+        self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+    def Now(self, request: pb.NowRequest, context: grpc.ServicerContext) -> pb.NowResponse:
+        self.open.wait(5.0)
+        return pb.NowResponse(now_us=NOW_US + self.ahead_us)
+
+
+class Watched:
+    """r0, and five replicas whose clocks are 10, 20, ... s ahead."""
+
+    def __init__(self) -> None:
+        self.others = {f"r{n}": Other(n * 10_000_000) for n in range(1, 6)}
+        rows = {name: Row(name, "h", 1, other.address) for name, other in self.others.items()}
+        self.rows: dict[str, Row] = {"r0": Row("r0", "h", 1, "h:1"), **rows}
+        self.clock = ManualClock(NOW_US)
+        self.watch = ClockWatch("r0", lambda: self.rows, self.clock)
+
+    def ahead_s(self) -> float | None:
+        trusted_us = self.watch.trusted_us()
+        return None if trusted_us is None else (trusted_us - NOW_US) / 1e6
+
+    def wait_for(self, ahead_s: float) -> None:
+        deadline = time.monotonic() + 5.0
+        while self.ahead_s() != ahead_s:
+            assert time.monotonic() < deadline, self.ahead_s()
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    for other in made.others.values():
+        other.open.set()
+    made.watch.stop()
+    for other in made.others.values():
+        other.server.stop(0.0)
+
+
+def test_the_time_is_what_a_majority_has_reached_and_unknown_until_then(watched: Watched) -> None:
+    for name in ("r1", "r2"):
+        watched.others[name].open.set()
+    assert watched.ahead_s() is None
+    watched.watch.start()
+    watched.others["r3"].open.set()
+    watched.wait_for(0.0)  # of six, four: r0 itself is the last of them
+    watched.others["r4"].open.set()
+    watched.others["r5"].open.set()
+    watched.wait_for(20.0)
+    watched.clock.advance(3600.0)
+    assert watched.ahead_s() is None, "what was found an hour ago says nothing"
+
+
+def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(watched: Watched) -> None:
+    """The raft thread reckons it: an error there would end the replica."""
+
+    class Slow(dict[str, Row]):
+        def __contains__(self, name: object) -> bool:
+            for other in watched.others.values():
+                other.open.set()
+            deadline = time.monotonic() + 5.0
+            while len(watched.watch._offsets) < 5:
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            return super().__contains__(name)
+
+    watched.others["r1"].open.set()
+    watched.watch.start()
+    deadline = time.monotonic() + 5.0
+    while not watched.watch._offsets:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    watched.rows = Slow(watched.rows)
+    watched.watch.trusted_us()
+    watched.wait_for(20.0)

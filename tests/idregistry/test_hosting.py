@@ -1,0 +1,143 @@
+"""Which groups a replica hosts, as its directory changes and as it starts again (paper 2.2.2)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idregistry.directory import DirectoryState
+from idregistry.directory_commands import Adopt, Command, Found, Gone, Propose, Replace, Row, Trim, encode
+from idregistry.hosting import Hosting
+from idregistry.shard import Shard
+from idregistry.view import View
+from photon.core.clock import ManualClock
+from photon.core.errors import UsageError
+from photon.core.settings import Registry
+from tests.idregistry.fake_log import FakeLog
+from tests.idregistry.kit import NOW_US
+
+ROWS = {name: Row(name, "h", 1, f"{name}:1") for name in ("r0", "r1", "r2")}
+T2_US, T3_US = NOW_US + 10_000_000, NOW_US + 20_000_000
+
+
+class Disk:
+    """In the host's place: the groups a replica has, whoever runs it, and how each of them came to be."""
+
+    def __init__(self) -> None:
+        self.groups: dict[int, Sequence[str] | None] = {}
+        self.open: set[int] = set()
+        self.peers: set[str] = set()
+
+    def groups_on_disk(self) -> list[int]:
+        return sorted(self.groups)
+
+    def add_group(self, group: int, machine: Any, on_tick: Any, founders: Sequence[str] | None) -> FakeLog:
+        self.open.add(group)
+        self.groups.setdefault(group, founders)
+        return FakeLog(machine)
+
+    def remove_group(self, group: int) -> None:
+        self.open.discard(group)
+        self.groups.pop(group)
+
+    def set_peers(self, addresses: dict[str, tuple[str, int]]) -> None:
+        self.peers = set(addresses)
+
+
+class Replica:
+    """r1 of three, started from what is in `directory` and on `disk`."""
+
+    def __init__(self, directory: Path, disk: Disk) -> None:
+        disk.open.clear()
+        self._disk: Any = disk
+        state = DirectoryState()
+
+        def make(number: int) -> Shard:
+            return Shard(number, Registry(), ManualClock(NOW_US), lambda: None, state, lambda: None)
+
+        self.hosting = Hosting("r1", ROWS, directory, make)
+        self.hosting.open_groups(self._disk)
+
+    def follow(self, *views: View) -> None:
+        for view in views:
+            self.hosting.follow(self._disk, view)
+
+
+def history(*commands: Command) -> list[View]:
+    """What the directory said after each command."""
+    state = DirectoryState()
+    views = []
+    for command in commands:
+        assert state.apply(encode(command)) is not False
+        views.append(state.view)
+    return views
+
+
+def resharded() -> list[View]:
+    """2 -> 6 -> 3 shards; then shards 3 to 5 retire, and shard 3 comes again."""
+    views = history(
+        Found(NOW_US, 2, tuple(ROWS.values())),
+        Propose(NOW_US, 6, T2_US, 0),
+        Adopt(NOW_US, 2),
+        Propose(NOW_US, 3, T3_US, 0),
+        Adopt(NOW_US, 3),
+        Trim(NOW_US, 3, T3_US),
+        Propose(NOW_US, 4, T3_US + 1, 0),
+        Adopt(NOW_US, 5),
+    )
+    assert sorted(views[-1].founders) == [0, 1, 2, 3]
+    return views
+
+
+def test_groups_come_and_go_as_the_directory_says(tmp_path: Path) -> None:
+    disk, views = Disk(), resharded()
+    replica = Replica(tmp_path, disk)
+    hosted = []
+    for view in views:
+        replica.follow(view)
+        hosted.append(sorted(disk.open))
+    reborn = views[-1].group(3)
+    assert hosted == [[1, 2], [1, 2], *[[1, 2, 3, 4, 5, 6]] * 3, [1, 2, 3], [1, 2, 3], [1, 2, 3, reborn]]
+    assert replica.hosting.shards[3].group == reborn > 6
+
+
+def test_a_replica_that_starts_again_founds_no_shard_that_has_retired(tmp_path: Path) -> None:
+    """It reads its log from an old snapshot on; a majority of such would make the shard's group, empty."""
+    disk, views = Disk(), resharded()
+    Replica(tmp_path, disk).follow(*views)
+    before = dict(disk.groups)
+    again = Replica(tmp_path, disk)
+    assert sorted(again.hosting.shards) == [0, 1, 2, 3], "what is on disk is served at once"
+    for view in resharded():
+        again.follow(view)
+        assert disk.groups == before
+    assert again.hosting.shards[3].group == views[-1].group(3)
+
+
+def test_who_was_replaced_is_not_spoken_to_again_while_the_log_is_read(tmp_path: Path) -> None:
+    new = Row("r3", "h", 1, "r3:1")
+    commands = (
+        Found(NOW_US, 2, tuple(ROWS.values())),
+        Replace(NOW_US, "r0", new),
+        Gone(NOW_US, "r0"),
+    )
+    disk = Disk()
+    Replica(tmp_path, disk).follow(*history(*commands))
+    assert disk.peers == {"r1", "r2", "r3"}
+    again = Replica(tmp_path, disk)
+    for view in history(*commands):
+        again.follow(view)
+        assert "r0" not in {*again.hosting.rows, *disk.peers}
+
+
+def test_who_was_replaced_itself_ends(tmp_path: Path) -> None:
+    replica = Replica(tmp_path, Disk())
+    with pytest.raises(UsageError, match="has been replaced"):
+        replica.follow(
+            *history(
+                Found(NOW_US, 2, tuple(ROWS.values())),
+                Replace(NOW_US, "r1", Row("r3", "h", 1, "r3:1")),
+                Gone(NOW_US, "r1"),
+            )
+        )
