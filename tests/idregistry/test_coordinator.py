@@ -130,6 +130,19 @@ def test_a_shard_that_does_not_prepare_until_the_start_makes_it_void() -> None:
     assert "shard 1 did not prepare in time" in bench.state.view.abandoned[1]
 
 
+def test_nothing_is_decided_while_a_shard_is_not_open_here_yet() -> None:
+    """What the others say is not what all say."""
+    bench = Bench()
+    bench.reshard(4)
+    bench.follow()
+    one = bench.hosted.pop(1)
+    bench.tick()
+    assert bench.state.view.proposal is not None
+    bench.hosted[1] = one
+    bench.tick()
+    assert bench.state.view.proposal is None
+
+
 def test_a_leader_with_an_old_directory_proposes_nothing_that_its_shard_knows_better() -> None:
     """It would do so in each turn, as long as it is behind."""
     bench = Bench()

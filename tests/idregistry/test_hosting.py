@@ -115,6 +115,18 @@ def test_a_replica_that_starts_again_founds_no_shard_that_has_retired(tmp_path: 
     assert again.hosting.shards[3].group == views[-1].group(3)
 
 
+def test_of_a_shard_that_came_again_the_newer_group_is_served_though_the_older_is_still_on_disk(
+    tmp_path: Path,
+) -> None:
+    disk, views = Disk(), resharded()
+    Replica(tmp_path, disk).follow(*views)
+    disk.groups[4] = None  # it crashed before it was deleted
+    again = Replica(tmp_path, disk)
+    assert again.hosting.shards[3].group == views[-1].group(3)
+    again.follow(*views)
+    assert 4 not in disk.groups
+
+
 def test_who_was_replaced_is_not_spoken_to_again_while_the_log_is_read(tmp_path: Path) -> None:
     new = Row("r3", "h", 1, "r3:1")
     commands = (

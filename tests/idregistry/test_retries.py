@@ -10,6 +10,7 @@ from idregistry.retries import (
     final_error,
     named_leader,
     next_address,
+    split_strays,
     try_timeout_s,
 )
 from idregistry.sharding import ShardPart
@@ -96,3 +97,13 @@ def test_a_call_of_which_one_shard_was_committed_is_not_called_overloaded() -> N
     done = call()
     done.outcomes = b"\0"
     assert type(final_error([done, failed(Failure.OVERLOADED)], 1.0, 1)) is UnavailableError
+
+
+def test_what_was_misrouted_keeps_that_an_earlier_try_may_have_been_done() -> None:
+    unsure = PartCall(ShardPart(0, bytes(32), bytes(16), None))
+    unsure.failed(Failure.UNKNOWN, "a:1", "details", None)
+    unsure.outcomes = bytes([4, 0])
+    settled, strays = split_strays(unsure, 4)
+    assert [one.outcomes for one in settled] == [b"\0"]
+    assert [(one.outcomes, one.misrouted) for one in strays] == [(None, True)]
+    assert type(final_error([*strays], 1.0, 1)) is UnavailableError
