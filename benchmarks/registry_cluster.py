@@ -21,6 +21,7 @@ from idregistry.client import RegistryClient
 from photon.app.ports import free_ports
 from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError
+from photon.core.tokens import Token
 
 NODES = ("r0", "r1", "r2")
 _READY_S = 60.0
@@ -155,8 +156,9 @@ class Cluster:
         client = connect(self.addresses, _READY_S)
         try:
             # Several rounds, or the first measured call would pay for the last connections.
-            for _ in range(10):
-                client.commit(os.urandom(16 * 64), bytes(8 * 64), os.urandom(16))
+            for time_us in range(10):
+                token = Token("127.0.0.1:7000", 0, time_us).pack()
+                client.commit(os.urandom(16 * 64), bytes(8 * 64), token)
         except PhotonError as error:
             raise BenchmarkError(f"the replicas do not serve: {error}; {self._last_words()}") from error
         finally:

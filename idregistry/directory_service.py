@@ -12,9 +12,9 @@ from idregistry.coordinator import Ask, Coordinator, LeaseRuns
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.hosting import Hosted
-from idregistry.messages import TOKEN_BYTES_MAX
 from idregistry.view import Proposal
 from idregistry.waiting import Context, Waiting
+from photon.core.tokens import TOKEN_BYTES_MAX
 from photon.raft.port import ReplicatedLog
 from photon.wire import idregistry_pb2 as pb
 

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from photon.core.ids import ID_BYTES
+from photon.core.tokens import TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
 
 TIME_BYTES: Final = 8
 
 IDS_MAX: Final = 65_536
 """Ids in one request. A larger one could not stay one segment, and within a segment an id wins once."""
-
-TOKEN_BYTES_MAX: Final = 1024
 
 BATCH_BYTES_MAX: Final = 1_900_000
 """A command's size; holds the largest request and stays under the log's own bound (RaftLimits: 2 MiB)."""
@@ -53,7 +52,9 @@ def segments_mistake(ids: bytes, tokens: Sequence[bytes], counts: Sequence[int])
 
 
 def token_mistake(token: bytes) -> str | None:
-    """What is wrong with a token, or None."""
-    if 0 < len(token) <= TOKEN_BYTES_MAX:
-        return None
-    return f"the token has {len(token)} bytes, it must have 1 to {TOKEN_BYTES_MAX}"
+    """What is wrong with a token, or None. Only joiners' tokens are taken: the registry keeps each holder."""
+    try:
+        parse_token(token)
+    except ValueError as error:
+        return f"{error}; a token has {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes, see photon.core.tokens"
+    return None

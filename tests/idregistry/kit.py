@@ -8,9 +8,15 @@ from idregistry.configuration import BEGINNING, Configuration, Interval
 from idregistry.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.fates import Committed
+from photon.core.tokens import Token
 
 NOW_US = 1_700_000_000_000_000
 WON, DUPLICATE, EXPIRED, FENCED, MISROUTED = bytes(Committed)
+
+
+def token(name: str) -> bytes:
+    """A joiner's token, another for each name."""
+    return Token(name, 1, 0).pack()
 
 
 def event_id(number: int) -> bytes:

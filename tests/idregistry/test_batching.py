@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from idregistry.batching import CommitQueue, Request, build_command, split_outcomes
 from idregistry.commands import Commit, decode
-from idregistry.messages import BATCH_BYTES_MAX, IDS_MAX, TOKEN_BYTES_MAX, request_bytes
+from idregistry.messages import BATCH_BYTES_MAX, IDS_MAX, request_bytes
+from photon.core.tokens import TOKEN_BYTES_MAX
 from tests.idregistry.kit import NOW_US, event_ids, same_times
 
 

@@ -23,7 +23,7 @@ from photon.core.settings import Registry
 from photon.raft.host import RaftHost
 from photon.raft.settings import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster, wait_until
-from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times
+from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
 
 ABSENT, PRESENT, TOO_OLD = bytes(Registered)
 
@@ -75,10 +75,10 @@ class Joiners:
         while not self._stop.is_set():
             batch += 1
             numbers = rng.sample(range(self._universe), 200)
-            token = b"joiner %d batch %d" % (worker, batch)
+            packed = token(f"joiner {worker} batch {batch}")
             while True:
                 try:
-                    outcomes = client.commit(event_ids(*numbers), same_times(200), token)
+                    outcomes = client.commit(event_ids(*numbers), same_times(200), packed)
                     break
                 except UnavailableError:
                     continue
@@ -154,14 +154,14 @@ def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_
 def test_without_a_majority_nothing_is_acknowledged_and_lookups_go_on(make_cluster) -> None:  # type: ignore[no-untyped-def]
     cluster = make_cluster()
     client = cluster.client()
-    client.commit(event_ids(1), same_times(1), b"a")
+    client.commit(event_ids(1), same_times(1), token("a"))
     left = cluster.leader()
     cluster.kill(*(node for node in NODES if node != left))
     with pytest.raises(NoQuorumError):
-        cluster.client(timeout_s=4.0).commit(event_ids(2), same_times(1), b"b")
+        cluster.client(timeout_s=4.0).commit(event_ids(2), same_times(1), token("b"))
     assert client.lookup(event_ids(1, 3), same_times(2)) == bytes([PRESENT, ABSENT])
     cluster.start(*(node for node in NODES if node != left))
-    assert client.commit(event_ids(2), same_times(1), b"b") == bytes([WON])
+    assert client.commit(event_ids(2), same_times(1), token("b")) == bytes([WON])
 
 
 def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
         for number in numbers:
             answers: list[Answer] = []
             shard.offer(
-                Request(event_ids(number), same_times(1), b"a", clock.monotonic() + 10, answers.append)
+                Request(event_ids(number), same_times(1), token("a"), clock.monotonic() + 10, answers.append)
             )
             wait_until(lambda answers=answers: bool(answers))
             assert answers == [Settled(bytes([WON]))]
@@ -227,6 +227,6 @@ def test_old_ids_are_collected_on_all_replicas_and_their_events_expire(make_clus
     cluster = make_cluster(retention_days=1.0)
     client = cluster.client()
     wait_until(lambda: all(cluster.shard_status(node).get("boundary_us") is not None for node in NODES))
-    assert client.commit(event_ids(1), same_times(1, NOW_US), b"a") == bytes([EXPIRED])
+    assert client.commit(event_ids(1), same_times(1, NOW_US), token("a")) == bytes([EXPIRED])
     assert client.lookup(event_ids(1), same_times(1, NOW_US)) == bytes([TOO_OLD])
-    assert client.commit(event_ids(2), same_times(1, 4 * NOW_US), b"a") == bytes([WON])
+    assert client.commit(event_ids(2), same_times(1, 4 * NOW_US), token("a")) == bytes([WON])

@@ -29,7 +29,7 @@ from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
 from photon.wire.rpc import Server, open_channel
 from tests.idregistry.fake_log import FakeLog, Turner
-from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times
+from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times, token
 
 ABSENT, PRESENT, _ = bytes(Registered)
 
@@ -136,8 +136,8 @@ def test_the_client_finds_the_leader_though_it_asks_another_first(ensemble: Ense
     nodes = ensemble.add(3)
     ensemble.lead("r2")
     client = ensemble.client()
-    assert client.commit(event_ids(1, 2, 1), same_times(3), b"a") == bytes([WON, WON, DUPLICATE])
-    assert client.commit(event_ids(1, 3), same_times(2), b"b") == bytes([DUPLICATE, WON])
+    assert client.commit(event_ids(1, 2, 1), same_times(3), token("a")) == bytes([WON, WON, DUPLICATE])
+    assert client.commit(event_ids(1, 3), same_times(2), token("b")) == bytes([DUPLICATE, WON])
     assert nodes[2].shards[0].state.ids == 3
     assert nodes[0].shards[0].state.ids == nodes[1].shards[0].state.ids == 0
 
@@ -147,9 +147,9 @@ def test_a_batch_is_split_over_the_shards_and_its_outcomes_are_in_order(ensemble
     for shard in range(5):
         ensemble.lead(f"r{shard % 2}", shard)
     client = ensemble.client()
-    assert client.commit(event_ids(*range(0, 200, 2)), same_times(100), b"a") == bytes(100)
+    assert client.commit(event_ids(*range(0, 200, 2)), same_times(100), token("a")) == bytes(100)
     expected = bytes([DUPLICATE, WON] * 100)
-    assert client.commit(event_ids(*range(200)), same_times(200), b"b") == expected
+    assert client.commit(event_ids(*range(200)), same_times(200), token("b")) == expected
     assert sum(shard.state.ids for node in nodes for shard in node.shards) == 200
 
 
@@ -157,7 +157,7 @@ def test_lookups_are_answered_by_the_nearest_replica_whoever_leads(ensemble: Ens
     nodes = ensemble.add(2)
     ensemble.lead("r1")
     client = ensemble.client()
-    client.commit(event_ids(1), same_times(1), b"a")
+    client.commit(event_ids(1), same_times(1), token("a"))
     assert client.lookup(event_ids(1, 2), same_times(2)) == bytes([ABSENT, ABSENT]), "stale, as it may be"
     for command in nodes[1].logs[0].proposed:
         nodes[0].logs[0].machine.apply(command)
@@ -168,7 +168,7 @@ def test_lookups_go_to_the_next_replica_when_the_nearest_is_down(ensemble: Ensem
     nodes = ensemble.add(3)
     ensemble.lead("r1")
     client = ensemble.client()
-    client.commit(event_ids(1), same_times(1), b"a")
+    client.commit(event_ids(1), same_times(1), token("a"))
     nodes[0].rpc.stop(0.0)
     assert client.lookup(event_ids(1), same_times(1)) == bytes([PRESENT])
 
@@ -179,7 +179,7 @@ def test_a_commit_whose_outcome_is_unknown_is_retried_with_the_same_token(ensemb
     nodes[0].logs[0].held = True
     client = ensemble.client()
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        future = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
         wait_until(lambda: nodes[0].logs[0].in_flight == 1)
         nodes[0].logs[0].held = False
         nodes[0].logs[0].forget_held(applied=True)
@@ -190,7 +190,7 @@ def test_a_commit_follows_the_leadership_while_it_waits(ensemble: Ensemble) -> N
     nodes = ensemble.add(3)
     client = ensemble.client()
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        future = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
         nodes[0].rpc.stop(0.0)
         ensemble.lead("r1")
         assert future.result() == bytes([WON])
@@ -200,7 +200,7 @@ def test_without_a_leader_the_client_says_no_quorum(ensemble: Ensemble) -> None:
     ensemble.add(3)
     client = ensemble.client(timeout_s=0.4)
     with pytest.raises(NoQuorumError, match="shard 0"):
-        client.commit(event_ids(1), same_times(1), b"a")
+        client.commit(event_ids(1), same_times(1), token("a"))
 
 
 def test_when_no_server_is_there_the_client_says_unavailable(ensemble: Ensemble) -> None:
@@ -208,7 +208,7 @@ def test_when_no_server_is_there_the_client_says_unavailable(ensemble: Ensemble)
         node.rpc.stop(0.0)
     client = ensemble.client(timeout_s=0.4)
     for call in (
-        lambda: client.commit(event_ids(1), same_times(1), b"a"),
+        lambda: client.commit(event_ids(1), same_times(1), token("a")),
         lambda: client.lookup(event_ids(1), same_times(1)),
     ):
         with pytest.raises(UnavailableError) as raised:
@@ -222,12 +222,12 @@ def test_overload_is_refused_and_the_client_says_that_nothing_was_done(ensemble:
     node.logs[0].held = True
     client, hasty = ensemble.client(), ensemble.client(timeout_s=0.3)
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        first = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
         wait_until(lambda: node.logs[0].in_flight == 1)
-        second = pool.submit(client.commit, event_ids(*range(2, 12)), same_times(10), b"b")
+        second = pool.submit(client.commit, event_ids(*range(2, 12)), same_times(10), token("b"))
         wait_until(lambda: node.shards[0].waiting_ids == 10)
         with pytest.raises(OverloadedError, match="queue_ids_max"):
-            hasty.commit(event_ids(20), same_times(1), b"c")
+            hasty.commit(event_ids(20), same_times(1), token("c"))
         node.logs[0].held = False
         node.logs[0].apply_held()
         node.turner.wake()
@@ -242,7 +242,9 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
     node.logs[0].held = True
     stub = IdRegistryStub(open_channel(node.address))
     calls = [
-        stub.Commit.future(pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=b"a"), timeout=20)
+        stub.Commit.future(
+            pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=token("a")), timeout=20
+        )
         for n in range(COMMITS_WAITING_MAX)
     ]
     wait_until(lambda: node.logs[0].in_flight + node.shards[0].waiting_ids >= 1)
@@ -257,12 +259,12 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
 @pytest.mark.parametrize(
     ("request_", "mistake"),
     [
-        (pb.CommitRequest(ids=bytes(15), times=bytes(8), token=b"a"), "no multiple of 16"),
-        (pb.CommitRequest(ids=bytes(16), times=bytes(7), token=b"a"), "expected 1 x 8"),
-        (pb.CommitRequest(ids=bytes(16), times=bytes(16), token=b"a"), "expected 1 x 8"),
-        (pb.CommitRequest(ids=bytes(16), times=bytes(8)), "token has 0 bytes"),
-        (pb.CommitRequest(ids=bytes(16), times=bytes(8), token=bytes(5000)), "token has 5000 bytes"),
-        (pb.CommitRequest(ids=bytes(16 * 65537), times=bytes(8 * 65537), token=b"a"), "at most 65536"),
+        (pb.CommitRequest(ids=bytes(15), times=bytes(8), token=token("a")), "no multiple of 16"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(7), token=token("a")), "expected 1 x 8"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(16), token=token("a")), "expected 1 x 8"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(8)), "not a joiner's token"),
+        (pb.CommitRequest(ids=bytes(16), times=bytes(8), token=bytes(5000)), "not a joiner's token"),
+        (pb.CommitRequest(ids=bytes(16 * 65537), times=bytes(8 * 65537), token=token("a")), "at most 65536"),
         (pb.LookupRequest(ids=bytes(15), times=bytes(8)), "no multiple of 16"),
         (pb.LookupRequest(ids=bytes(16), times=b""), "expected 1 x 8"),
     ],
@@ -282,14 +284,14 @@ def test_a_strangers_malformed_request_is_refused(ensemble: Ensemble, request_: 
 def test_the_client_checks_its_callers_columns(ensemble: Ensemble) -> None:
     ensemble.add(1)
     client = ensemble.client()
-    for ids, times, token in (
-        (bytes(3), bytes(8), b"a"),
-        (bytes(16), bytes(9), b"a"),
+    for ids, times, packed in (
+        (bytes(3), bytes(8), token("a")),
+        (bytes(16), bytes(9), token("a")),
         (bytes(16), bytes(8), b""),
     ):
         with pytest.raises(ValueError, match="bytes"):
-            client.commit(ids, times, token)
-    assert client.commit(b"", b"", b"a") == b""
+            client.commit(ids, times, packed)
+    assert client.commit(b"", b"", token("a")) == b""
     assert client.lookup(b"", b"") == b""
 
 
@@ -310,7 +312,7 @@ def test_closing_the_client_ends_its_calls(ensemble: Ensemble) -> None:
     ensemble.add(1)
     client = ensemble.client(timeout_s=30.0)
     with ThreadPoolExecutor(1) as pool:
-        future = pool.submit(client.commit, event_ids(1), same_times(1), b"a")
+        future = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
         time.sleep(0.05)  # so that it is under way; whenever the close comes, the end is the same
         client.close()
         with pytest.raises(UnavailableError, match="closed"):
@@ -329,7 +331,7 @@ def test_many_threads_with_one_client_win_every_id_once(ensemble: Ensemble) -> N
         rng = random.Random(worker)
         for batch in range(15):
             numbers = rng.sample(range(600), 60)
-            outcomes = client.commit(event_ids(*numbers), same_times(60), b"%d-%d" % (worker, batch))
+            outcomes = client.commit(event_ids(*numbers), same_times(60), token(f"{worker}-{batch}"))
             with lock:
                 won.extend(n for n, o in zip(numbers, outcomes, strict=True) if o == WON)
 
@@ -358,7 +360,7 @@ def test_a_client_with_an_older_configuration_finds_the_new_shards(ensemble: Ens
         ensemble.lead("r0", shard)
     client = ensemble.client()
     before = event_ids(*range(50))
-    assert client.commit(before, same_times(50), b"a") == bytes([WON] * 50)
+    assert client.commit(before, same_times(50), token("a")) == bytes([WON] * 50)
     propose(ensemble, 5, adopt=True)
     for shard in range(5):
         ensemble.lead("r0", shard)
@@ -366,7 +368,7 @@ def test_a_client_with_an_older_configuration_finds_the_new_shards(ensemble: Ens
     # Old and new events in one batch, and a client that knows of two shards only.
     ids = event_ids(*range(100))
     times = same_times(50) + same_times(50, START_US)
-    assert client.commit(ids, times, b"b") == bytes([DUPLICATE] * 50 + [WON] * 50)
+    assert client.commit(ids, times, token("b")) == bytes([DUPLICATE] * 50 + [WON] * 50)
     assert client.configuration().version == 2
     assert client.lookup(ids, times) == bytes([PRESENT] * 100)
     of = client.configuration().shard_of(ids, times)
@@ -385,11 +387,11 @@ def test_an_event_that_no_shard_may_take_yet_is_waited_for_and_then_the_reason_i
     wait_until(lambda: all(shard.state.prepared is not None for shard in shards))
     client = ensemble.client(timeout_s=0.6)
     with pytest.raises(OverloadedError, match="a resharding is under way"):
-        client.commit(event_ids(1, 2, 3), same_times(3, START_US), b"a")
-    assert client.commit(event_ids(1, 2, 3), same_times(3), b"a") == bytes([WON] * 3)
+        client.commit(event_ids(1, 2, 3), same_times(3, START_US), token("a"))
+    assert client.commit(event_ids(1, 2, 3), same_times(3), token("a")) == bytes([WON] * 3)
     with ThreadPoolExecutor(1) as pool:
         patient = ensemble.client()
-        future = pool.submit(patient.commit, event_ids(4, 5, 6), same_times(3, START_US), b"a")
+        future = pool.submit(patient.commit, event_ids(4, 5, 6), same_times(3, START_US), token("a"))
         time.sleep(0.1)  # so that it has been refused; whenever it is adopted, the end is the same
         ensemble.nodes[0].directory.apply(encode(Adopt(1, 2)))
         ensemble.nodes[0].turner.wake()
@@ -402,7 +404,7 @@ def test_a_shard_that_is_not_there_is_not_waited_for_in_vain(ensemble: Ensemble)
     ensemble.lead("r0")
     client = ensemble.client(timeout_s=0.5)
     with pytest.raises(OverloadedError, match="there is no shard 1 here"):
-        client.commit(b"".join(ids_of_shard(1, 8)), same_times(8), b"a")
+        client.commit(b"".join(ids_of_shard(1, 8)), same_times(8), token("a"))
 
 
 def ids_of_shard(shard: int, count: int) -> list[bytes]:
