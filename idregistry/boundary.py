@@ -22,12 +22,12 @@ def boundary_due(now_us: int, boundary_us: int, retention_days: float) -> int | 
     return wanted_us if wanted_us - boundary_us >= step_us else None
 
 
-def majority_time_us(own_us: int, offsets_us: Iterable[int], replicas: int) -> int | None:
+def majority_time_us(clocks_us: Iterable[int], replicas: int) -> int | None:
     """The latest time that the clocks of a majority of `replicas` have reached; None if too few are known.
 
-    `offsets_us`: how far each other known clock is ahead of our own. A single clock that is far ahead, the
-    leader's own above all, then moves no boundary: what it let expire would never be joined.
+    `clocks_us`: what each clock that is known says now, our own as one among them. A single clock that is far
+    ahead, the leader's own above all, then moves no boundary: what it let expire would never be joined.
     """
-    ahead = sorted((0, *offsets_us), reverse=True)
+    latest_first = sorted(clocks_us, reverse=True)
     majority = replicas // 2 + 1
-    return own_us + ahead[majority - 1] if len(ahead) >= majority else None
+    return latest_first[majority - 1] if len(latest_first) >= majority else None

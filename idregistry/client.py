@@ -5,14 +5,16 @@ the same token until the time is up: the registry tells a retry of the winner th
 the newest sharding configuration known; what a shard calls misrouted is routed anew by a newer one.
 """
 
+import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from idregistry.configuration import Configuration
-from idregistry.messages import columns_mistake, segments_mistake, token_mistake
-from idregistry.rounds import Operation, Rounds
+from idregistry.configuration import Configuration, unpack_configuration
+from idregistry.messages import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
+from idregistry.naming import address_mistake, name_mistake
+from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.sharding import ShardPart, segments_of
 from photon.core.clock import Clock
 from photon.core.errors import FencedError, UnavailableError, UsageError
@@ -21,6 +23,7 @@ from photon.wire import idregistry_pb2 as pb
 from photon.wire.rpc import ask_status
 
 _POLL_S: Final = 0.05
+_SCAN_TIMEOUT_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,13 +122,17 @@ class RegistryClient:
 
         return self._rounds.run(Operation("Clear", True, Cleared.MISROUTED, request), ids, times)
 
-    def scan(self, shard: int, address: str | None = None) -> Iterator[Scanned]:
+    def scan(
+        self, shard: int, address: str | None = None, timeout_s: float = _SCAN_TIMEOUT_S
+    ) -> Iterator[Scanned]:
         """All that one replica holds of a shard: the nearest that has it, or the one at `address`.
 
         It reads while commits go on: an id registered meanwhile may be missing. UnavailableError if it ends
-        early: begin again.
+        early, or is not done within `timeout_s`, what its caller does meanwhile included: begin again.
         """
-        for message in self._rounds.stream("Scan", pb.ScanRequest(shard=shard), address):
+        if not 0 < timeout_s <= SCAN_S_MAX:
+            raise UsageError(f"a scan may take up to {SCAN_S_MAX:g} s, not {timeout_s:g} s")
+        for message in self._rounds.stream("Scan", pb.ScanRequest(shard=shard), address, timeout_s):
             table = list(message.tokens)
             yield Scanned(
                 message.ids,
@@ -167,7 +174,18 @@ class RegistryClient:
         still be adopted.
         """
         until = self._clock.monotonic() + self._timeout_s
-        proposed = self._rounds.ask_directory("Reshard", pb.ReshardRequest(shards=shards, at_us=at_us or 0))
+        before: Configuration | None = None
+        with contextlib.suppress(UnavailableError):
+            before = self.configuration()
+        try:
+            proposed = self._rounds.ask_directory(
+                "Reshard", pb.ReshardRequest(shards=shards, at_us=at_us or 0)
+            )
+        except RefusedAfterUnknownError:
+            adopted_already = None if before is None else self._adopted_since(before, shards, at_us)
+            if adopted_already is None:
+                raise
+            return adopted_already
         while True:
             configuration = self._rounds.newer_configuration(proposed.version - 1)
             if configuration.version >= proposed.version:
@@ -182,17 +200,36 @@ class RegistryClient:
                 )
             self._rounds.wait(_POLL_S)
 
+    def _adopted_since(self, before: Configuration, shards: int, at_us: int | None) -> Resharded | None:
+        """What a proposal of ours came to whose answer was lost, where it was adopted."""
+        answer = self._rounds.ask_directory("GetDirectory", pb.DirectoryRequest())  # of who refused us
+        if not answer.configuration:
+            return None
+        now = unpack_configuration(answer.configuration)
+        last = now.intervals[-1]
+        ours = last.shards == shards and (at_us or last.start_us) == last.start_us
+        if not ours or now.version <= before.version:
+            return None
+        return Resharded(now.version, last.start_us, True, "")
+
     def replace(self, old: str, new: str, raft_address: str, grpc_address: str) -> None:
         """Let the empty replica `new` at these addresses take the place of `old`, which never comes back.
 
-        UsageError for names that can't be. It is begun when this returns; `directory().replicas` loses `old`
-        when it is done.
+        UsageError for names and addresses that can't be. It is begun when this returns;
+        `directory().replicas` loses `old` when it is done.
         """
+        check_replica(new, raft_address, grpc_address)
         host, _, port = raft_address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise UsageError(f"'{raft_address}' is no address: give HOST:PORT")
         replica = pb.Replica(name=new, raft_host=host.strip("[]"), raft_port=int(port), grpc=grpc_address)
         self._rounds.ask_directory("Replace", pb.ReplaceRequest(old=old, replica=replica))
+
+    def cancel_replacement(self, new: str) -> None:
+        """Let `new` go again, and the one whose place it was to take stay. UsageError if none is under way.
+
+        `directory().removed` has `new` when it is done. Turned round once more (with the other's name) it is
+        the replacement that it was: for one that can't be without the new one, as the old one never returns.
+        """
+        self._rounds.ask_directory("Replace", pb.ReplaceRequest(cancel=new))
 
     def status(self, address: str) -> dict[str, Any]:
         """What the replica at `address` says of itself. UnavailableError if it does not answer."""
@@ -202,6 +239,13 @@ class RegistryClient:
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""
         self._rounds.close()
+
+
+def check_replica(name: str, raft_address: str, grpc_address: str) -> None:
+    """UsageError for what can't be the name and the addresses of a replica."""
+    mistake = name_mistake(name) or address_mistake(raft_address) or address_mistake(grpc_address)
+    if mistake is not None:
+        raise UsageError(mistake)
 
 
 def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:

@@ -1,4 +1,8 @@
-"""How far the other replicas' clocks are from ours: what the boundary is measured by (paper 2.3)."""
+"""What the other replicas' clocks say: what the boundary is measured by (paper 2.3).
+
+What another's clock says now is reckoned from its last answer by our MONOTONIC time. Our own wall clock has
+no part in it: a step of it would make the others' clocks seem to jump along, and expire everything.
+"""
 
 import threading
 from collections.abc import Callable, Mapping
@@ -26,9 +30,9 @@ class ClockWatch:
         self._node = node
         self._rows = rows
         self._clock = clock
-        self._offsets: dict[str, tuple[int, float]] = {}
-        """Name -> how far its clock is ahead of ours (us), and when that was found (monotonic s). Replaced as
-        a whole, never changed: the raft thread may be reading it."""
+        self._answers: dict[str, tuple[int, float]] = {}
+        """Name -> what its clock said (us), and when that was heard (monotonic s). Replaced as a whole, never
+        changed: the raft thread may be reading it."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="clocks", daemon=True)
 
@@ -36,10 +40,14 @@ class ClockWatch:
         """The time that a majority's clocks have reached; None where too few are known. Any thread."""
         now = self._clock.monotonic()
         names = self._rows()
-        known = [
-            offset for name, (offset, at) in self._offsets.items() if name in names and now - at < _KEEP_S
+        clocks_us = [
+            said_us + round((now - at) * 1e6)
+            for name, (said_us, at) in self._answers.items()
+            if name in names and now - at < _KEEP_S
         ]
-        return majority_time_us(self._clock.now_us(), known, len(names))
+        if self._node in names:
+            clocks_us.append(self._clock.now_us())
+        return majority_time_us(clocks_us, len(names))
 
     def start(self) -> None:
         self._thread.start()
@@ -60,7 +68,7 @@ class ClockWatch:
                 self._ask(name, channels[address])
             for address in channels.keys() - set(others.values()):
                 channels.pop(address).close()
-            self._offsets = {name: known for name, known in self._offsets.items() if name in others}
+            self._answers = {name: answer for name, answer in self._answers.items() if name in others}
             # Until a majority is known, no boundary can move.
             wait_s = _FIRST_ASK_S if self.trusted_us() is None else _ASK_EVERY_S
         for channel in channels.values():
@@ -73,5 +81,4 @@ class ClockWatch:
         except grpc.RpcError:
             return
         # Too small by the way back, never too great.
-        offset = (now_us - self._clock.now_us(), self._clock.monotonic())
-        self._offsets = {**self._offsets, name: offset}
+        self._answers = {**self._answers, name: (now_us, self._clock.monotonic())}

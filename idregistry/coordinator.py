@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from idregistry.answers import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
-from idregistry.configuration import BEGINNING
+from idregistry.configuration import BEGINNING, SHARDS_MAX
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import (
     Abandon,
     Adopt,
+    Cancel,
     Command,
     EndLease,
     Fence,
@@ -24,11 +25,13 @@ from idregistry.directory_commands import (
     Gone,
     KeepAlive,
     Propose,
+    Rejected,
     Replace,
     Row,
     Trim,
     encode,
 )
+from idregistry.naming import iso_utc
 from idregistry.placement import is_replaced
 from idregistry.state import ShardState
 from idregistry.steward import Steward
@@ -39,6 +42,9 @@ from photon.raft.port import Applied, Members, Outcome, Refusal, Refused, Replic
 
 ASKS_WAITING_MAX: Final = 256
 _IN_FLIGHT_MAX: Final = 16
+_START_AHEAD_DAYS_MAX: Final = 366
+START_AHEAD_MAX_US: Final = _START_AHEAD_DAYS_MAX * 86_400 * 1_000_000
+"""An interval is only ever appended: a start in the far future, a typo, would block each later change."""
 _LEASE_DRIFT: Final = 1.02
 """Monotonic clocks of two machines differ by less over a lease."""
 _FORGET_LEASES: Final = 100
@@ -64,7 +70,7 @@ class Hosted:
 class Ask:
     """A client's request. `what`: the command as far as the client can make it; times are the leader's."""
 
-    what: KeepAlive | Fence | Propose | Replace
+    what: KeepAlive | Fence | Propose | Replace | Cancel
     deadline: float
     answer: Callable[[Answer], None]
 
@@ -80,13 +86,16 @@ class Coordinator:
         clock: Clock,
         wake: Callable[[], None],
         hosted: Callable[[], Mapping[int, Hosted]],
+        shards_max: int = SHARDS_MAX,
     ) -> None:
+        """`shards_max`: as many as a replica can have open."""
         self._state = state
         self._founders = founders
         self._settings = settings
         self._clock = clock
         self._wake = wake
         self._hosted = hosted
+        self._shards_max = shards_max
         # The directory is led where shard 0 is: one leader less to lose.
         self._steward = Steward(0, settings.leaders, clock)
         self._lock = threading.Lock()
@@ -151,12 +160,14 @@ class Coordinator:
             ask.answer(Overloaded("the deadline passed while the request waited"))
             return
         command = self._complete(ask.what)
-        if isinstance(command, LeaseRuns):
+        if isinstance(command, LeaseRuns | Rejected):
             ask.answer(Decided(command))
         else:
             log.propose(encode(command), lambda outcome: ask.answer(_answer_to(outcome)))
 
-    def _complete(self, what: KeepAlive | Fence | Propose | Replace) -> Command | LeaseRuns:
+    def _complete(
+        self, what: KeepAlive | Fence | Propose | Replace | Cancel
+    ) -> Command | LeaseRuns | Rejected:
         """With what only the leader knows: its clock, and how a lease stands."""
         now_us = self._clock.now_us()
         match what:
@@ -164,17 +175,33 @@ class Coordinator:
                 return KeepAlive(now_us, incarnation, address, lease_us)
             case Replace(old=old, row=row):
                 return Replace(now_us, old, row)
+            case Cancel(new=new):
+                return Cancel(now_us, new)
             case Propose(shards=shards, start_us=start_us):
-                skew_us = round(self._settings.clock_skew_s * 1e6)
-                # Twice: the shards have the second one to prepare in.
-                soon_us = now_us + 2 * skew_us + 1_000_000
-                return Propose(now_us, shards, start_us or soon_us, now_us + skew_us)
+                return self._complete_proposal(now_us, shards, start_us)
             case Fence(incarnation=incarnation):
                 left_s = self._lease_left_s(incarnation)
                 lease = self._state.leases.get(incarnation)
                 if left_s > 0:
                     return LeaseRuns(left_s)
                 return Fence(now_us, incarnation, 0 if lease is None else lease.grant)
+
+    def _complete_proposal(self, now_us: int, shards: int, start_us: int) -> Propose | Rejected:
+        """`start_us`: 0 for as soon as may be."""
+        if shards > self._shards_max:
+            return Rejected(
+                f"{shards} shards: a replica can have {self._shards_max} open; raise its limit of open files "
+                "(ulimit -n) on every machine, or take fewer"
+            )
+        if start_us > now_us + START_AHEAD_MAX_US:
+            return Rejected(
+                f"{iso_utc(start_us)} is more than {_START_AHEAD_DAYS_MAX} days ahead: until then no other "
+                "number of shards could begin; choose an earlier time"
+            )
+        skew_us = round(self._settings.clock_skew_s * 1e6)
+        # Twice: the shards have the second one to prepare in.
+        soon_us = now_us + 2 * skew_us + 1_000_000
+        return Propose(now_us, shards, start_us or soon_us, now_us + skew_us)
 
     def _lease_left_s(self, incarnation: int) -> float:
         lease = self._state.leases.get(incarnation)
@@ -233,8 +260,9 @@ def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -
             return Abandon(
                 now_us,
                 proposal.version,
-                f"shard {number} holds an event of {_seconds(state.latest_us)}, not before the new start, "
-                f"{_seconds(proposal.start_us)}: choose a later one",
+                f"shard {number} holds an event of {_told(state.latest_us)}, which is not before the new "
+                f"start, {iso_utc(proposal.start_us)}. While such an event is kept, no number of shards "
+                "can begin before its time: choose a start after it",
             )
     if not late:
         return Adopt(now_us, proposal.version)
@@ -246,8 +274,8 @@ def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -
     return None
 
 
-def _seconds(time_us: int) -> str:
-    return "no time" if time_us == BEGINNING else f"{time_us / 1e6:.3f} s"
+def _told(time_us: int) -> str:
+    return "no time" if time_us == BEGINNING else iso_utc(time_us)
 
 
 def _answer_to(outcome: Outcome) -> Answer:

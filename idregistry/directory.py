@@ -23,6 +23,7 @@ from idregistry.configuration import (
 from idregistry.directory_commands import (
     Abandon,
     Adopt,
+    Cancel,
     EndLease,
     Fence,
     Found,
@@ -35,6 +36,7 @@ from idregistry.directory_commands import (
     Trim,
     decode,
 )
+from idregistry.naming import iso_utc
 from idregistry.view import Lease, Proposal, View
 from photon.core.errors import CorruptStateError
 
@@ -64,6 +66,7 @@ class DirectoryState:
             Abandon: self._abandon,
             Trim: self._trim,
             Replace: self._replace,
+            Cancel: self._cancel,
             Gone: self._gone,
             KeepAlive: self._keep_alive,
             Fence: self._fence,
@@ -106,9 +109,9 @@ class DirectoryState:
         earliest_us = max(command.earliest_us, last.start_us + 1)
         if not earliest_us <= command.start_us < HORIZON:
             return Rejected(
-                f"{command.start_us} us is before {earliest_us} us: the new number must begin in the future, "
-                "by more than registry.clock_skew_s, and after the last interval's start, or ids that are "
-                "registered would change their shard"
+                f"{iso_utc(command.start_us)} is not from {iso_utc(earliest_us)} to {iso_utc(HORIZON)}: "
+                "the new number must begin in the future, by more than registry.clock_skew_s, and after the "
+                "last interval's start, or ids that are registered would change their shard"
             )
         proposal = Proposal(configuration.version + 1, command.start_us, command.shards)
         self.view = replace(self.view, proposal=proposal)
@@ -182,6 +185,17 @@ class DirectoryState:
         self.view = replace(view, replicas={**view.replicas, row.name: row}, leaving=(old, row.name))
         return True
 
+    def _cancel(self, command: Cancel) -> bool | Rejected:
+        """Turned round, not dropped: until no group has it any more, `new` may be needed for a majority."""
+        view, new = self.view, command.new
+        if view.leaving is not None and view.leaving[1] == new:
+            self.view = replace(view, leaving=(new, view.leaving[0]), cancelled=new)
+            return True
+        if new and new == view.cancelled:  # asked for once more
+            return True
+        there_is = "none at all" if view.leaving is None else " by ".join(view.leaving)
+        return Rejected(f"no replacement by a replica '{new}' is under way ({there_is})")
+
     def _gone(self, command: Gone) -> bool:
         view, old = self.view, command.old
         if view.leaving is None or view.leaving[0] != old:
@@ -244,6 +258,7 @@ class DirectoryState:
             "replicas": tuple(view.replicas.values()),
             "leaving": view.leaving,
             "removed": view.removed,
+            "cancelled": view.cancelled,
             "founders": view.founders,
             "retired": view.retired,
             "leases": self.leases,
@@ -273,6 +288,7 @@ class DirectoryState:
             replicas={row.name: row for row in held.replicas},
             leaving=held.leaving,
             removed=held.removed,
+            cancelled=held.cancelled,
             founders=held.founders,
             retired=held.retired,
         )
@@ -292,7 +308,12 @@ def _busy(view: View) -> Rejected | None:
     if view.proposal is not None:
         return Rejected(f"a resharding to {view.proposal.shards} shards is under way; wait for it", busy=True)
     if view.leaving is not None:
-        return Rejected(f"replica {view.leaving[0]} is being replaced; wait for it", busy=True)
+        old, new = view.leaving
+        return Rejected(
+            f"replica {old} is being replaced by {new}; wait for it, or cancel it with "
+            f"`photon registry replace --cancel {new}`",
+            busy=True,
+        )
     return None
 
 
@@ -309,3 +330,4 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     grants: int
     fences: list[int]
     time_us: int
+    cancelled: str = ""  # snapshots of before have none

@@ -80,6 +80,15 @@ class Replace(_Command, frozen=True):
     row: Row
 
 
+class Cancel(_Command, frozen=True):
+    """The replacement by `new` is turned round: the one it was to replace stays, and `new` goes.
+
+    Answer: True or Rejected.
+    """
+
+    new: str
+
+
 class Gone(_Command, frozen=True):
     """No group has `old` as its member any more. Answer: bool."""
 
@@ -111,7 +120,7 @@ class EndLease(_Command, frozen=True):
     grant: int
 
 
-Command = Found | Propose | Adopt | Abandon | Trim | Replace | Gone | KeepAlive | Fence | EndLease
+Command = Found | Propose | Adopt | Abandon | Trim | Replace | Cancel | Gone | KeepAlive | Fence | EndLease
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,9 @@ from idregistry.answers import Answer, Decided, NotLeader, Overloaded
 from idregistry.configuration import HORIZON, SHARDS_MAX
 from idregistry.coordinator import Ask, Coordinator, LeaseRuns
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Fence, KeepAlive, Propose, Rejected, Replace, Row
+from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.hosting import Hosted
+from idregistry.naming import address_mistake, name_mistake
 from idregistry.view import Proposal
 from idregistry.waiting import Context, Waiting
 from photon.core.tokens import TOKEN_BYTES_MAX
@@ -21,9 +22,11 @@ from photon.wire import idregistry_pb2 as pb
 ASKS_MAX: Final = 24
 """Calls that may wait for the directory, each in a thread of its own."""
 
+FENCES_WAITING_MAX: Final = 8
+"""Fence calls that may wait for the shards, each in a thread of its own."""
+
 LEASE_S_MIN: Final = 0.1
 LEASE_S_MAX: Final = 86_400.0
-NAME_CHARS_MAX: Final = 64
 
 
 class DirectoryHandlers:
@@ -45,6 +48,7 @@ class DirectoryHandlers:
         self._shards = shards
         self._waiting = waiting
         self._slots = threading.BoundedSemaphore(ASKS_MAX)
+        self._fences = threading.BoundedSemaphore(FENCES_WAITING_MAX)
 
     @property
     def version(self) -> int:
@@ -87,12 +91,45 @@ class DirectoryHandlers:
         return pb.KeepAliveResponse(fenced=not result)
 
     def fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:
-        """Fence an incarnation whose lease is over."""
-        result = self._ask(Fence(0, request.incarnation, 0), context)
+        """Fence an incarnation whose lease is over; "fenced" only once it can win nothing in any shard.
+
+        UNAVAILABLE where a shard does not know of it in time: it is fenced, or will be; ask again.
+        """
+        if not self._fences.acquire(blocking=False):
+            self._waiting.abort(context, Overloaded(f"{FENCES_WAITING_MAX} fences wait already; back off"))
+        try:
+            return self._fence(request.incarnation, context)
+        finally:
+            self._fences.release()
+
+    def _fence(self, incarnation: int, context: Context) -> pb.FenceResponse:
+        deadline = self._waiting.deadline(context)
+        result = self._ask(Fence(0, incarnation, 0), context)
         if isinstance(result, LeaseRuns):
             return pb.FenceResponse(fenced=False, expires_in_s=result.for_s)
-        # False: it was renewed since the leader looked.
-        return pb.FenceResponse(fenced=bool(result), expires_in_s=0.0 if result else LEASE_S_MIN)
+        if not result:  # it was renewed since the leader looked
+            return pb.FenceResponse(fenced=False, expires_in_s=LEASE_S_MIN)
+        place = self._state.fences.index(incarnation) + 1
+        if not self._waiting.until(context, deadline, lambda: self._shards_know(place)):
+            context.abort(
+                grpc.StatusCode.UNAVAILABLE,
+                "not every shard knows of the fence yet: has each a leader and a majority? Ask again",
+            )
+        return pb.FenceResponse(fenced=True)
+
+    def _shards_know(self, fences: int) -> bool:
+        """Whether so many of the directory's fences are committed in every shard there is.
+
+        Wherever a shard is led: what our replica of it has applied stands in its log before every commit that
+        is yet to come. One that is not open here yet, or in its new life, may be taking ids elsewhere.
+        """
+        view, shards = self._state.view, self._shards()
+        return all(
+            number in shards
+            and shards[number].group == view.group(number)
+            and shards[number].shard.state.fences >= fences
+            for number in view.founders
+        )
 
     def reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
         """Propose another number of shards for events from a time on."""
@@ -103,14 +140,17 @@ class DirectoryHandlers:
         return pb.ReshardResponse(version=result.version, start_us=result.start_us)
 
     def replace(self, request: pb.ReplaceRequest, context: Context) -> pb.ReplaceResponse:
-        """Let a new replica take the place of an old one."""
+        """Let a new replica take the place of an old one; or no more, where `cancel` names the new one."""
+        if request.cancel:
+            self._ask(Cancel(0, request.cancel), context)
+            return pb.ReplaceResponse()
         new = request.replica
-        if not 0 < len(new.name) <= NAME_CHARS_MAX or not new.name.isprintable():
-            _mistake(
-                context, f"'{new.name}' is no name for a replica: 1 to {NAME_CHARS_MAX} printable characters"
-            )
-        if not new.raft_host or not 0 < new.raft_port < 65_536 or ":" not in new.grpc:
-            _mistake(context, f"'{new.raft_host}:{new.raft_port}' and '{new.grpc}' are no addresses")
+        host = f"[{new.raft_host}]" if ":" in new.raft_host else new.raft_host
+        mistake = (
+            name_mistake(new.name) or address_mistake(f"{host}:{new.raft_port}") or address_mistake(new.grpc)
+        )
+        if mistake is not None:
+            _mistake(context, mistake)
         row = Row(new.name, new.raft_host, new.raft_port, new.grpc)
         self._ask(Replace(0, request.old, row), context)
         return pb.ReplaceResponse()
@@ -142,7 +182,7 @@ class DirectoryHandlers:
             "shards_expected": sorted(view.founders),
         }
 
-    def _ask(self, what: KeepAlive | Fence | Propose | Replace, context: Context) -> Any:
+    def _ask(self, what: KeepAlive | Fence | Propose | Replace | Cancel, context: Context) -> Any:
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
         if not self._log.is_leader:
             self._waiting.abort(context, NotLeader(self._log.leader))

@@ -14,6 +14,9 @@ IDS_MAX: Final = 65_536
 BATCH_BYTES_MAX: Final = 1_900_000
 """A command's size; holds the largest request and stays under the log's own bound (RaftLimits: 2 MiB)."""
 
+SCAN_S_MAX: Final = 3600.0
+"""A scan is given a deadline no further off: until then a client that stalls keeps one of few slots."""
+
 LEADER_DETAILS: Final = "leader="
 """Details of FAILED_PRECONDITION: after it the leader's gRPC address, or nothing where none is known."""
 

@@ -31,7 +31,9 @@ class Table:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Greater with each change: every one of them makes one of the two greater, and none less."""
+        """Never less after a change, and greater after each but one: a replacement that is turned round
+        changes neither who there is nor who is gone.
+        """
         return self.version, 2 * len(self.removed) + (self.leaving is not None)
 
 

@@ -37,6 +37,10 @@ _NOTHING_DONE: Final = {
 _CALLERS_FAULT: Final = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED)
 
 
+class RefusedAfterUnknownError(UsageError):
+    """Refused, perhaps only because an earlier try of the same call was done and its answer was lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A call about ids. `misrouted`: the outcome of an id that is to be routed anew."""
@@ -176,7 +180,10 @@ class Rounds:
     # --- about the directory
 
     def ask_directory(self, method: str, request: Any) -> Any:
-        """The answer of the directory's leader. Tried again until the time is up."""
+        """The answer of the directory's leader. Tried again until the time is up.
+
+        UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
+        """
         deadline = self._clock.monotonic() + self._timeout_s
         call = PartCall(ShardPart(DIRECTORY, b"", b"", None))
         waits = 0
@@ -186,7 +193,12 @@ class Rounds:
             if not isinstance(result, grpc.RpcError):
                 self.routes.answered(DIRECTORY, address)
                 return result
-            failure, details, leader = self._failure(result, address)
+            try:
+                failure, details, leader = self._failure(result, address)
+            except UsageError as error:
+                if call.maybe_done:
+                    raise RefusedAfterUnknownError(str(error)) from error
+                raise
             target = next_address(self.routes.addresses, address, failure, leader)
             self.routes.replace_leader(DIRECTORY, address, target)
             if not call.failed(failure, address, details, leader):
@@ -223,14 +235,29 @@ class Rounds:
             raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
         return unled
 
-    def stream(self, method: str, request: Any, address: str | None) -> Iterator[Any]:
-        """The messages of one replica: the one named, or the nearest that answers at all."""
+    def stream(self, method: str, request: Any, address: str | None, timeout_s: float) -> Iterator[Any]:
+        """The messages of one replica: the one named, or the nearest that answers at all.
+
+        UnavailableError if they are not all drawn within `timeout_s`.
+        """
+        deadline = self._clock.monotonic() + timeout_s
         failures = []
         for target in [address] if address is not None else self.routes.nearest_first():
             begun = False
+            remaining_s = max(0.0, deadline - self._clock.monotonic())
+            if address is None:
+                # One that hangs would hold up a long call to its end.
+                answer = self._ask(
+                    "GetDirectory", pb.DirectoryRequest(), target, try_timeout_s(self._timeout_s, remaining_s)
+                )
+                if isinstance(answer, grpc.RpcError):
+                    self.routes.avoid(target)
+                    failures.append(f"{target}: {self._failure(answer, target)[1]}")
+                    continue
+                remaining_s = max(0.0, deadline - self._clock.monotonic())
             try:
                 with ClosedMeanwhile(self._closed):
-                    for message in getattr(self.routes.stub(target), method)(request):
+                    for message in getattr(self.routes.stub(target), method)(request, timeout=remaining_s):
                         begun = True
                         yield message
                 return

@@ -3,11 +3,13 @@
 """
 
 import random
+import resource
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from idregistry.clocks import ClockWatch
+from idregistry.configuration import SHARDS_MAX
 from idregistry.coordinator import Coordinator
 from idregistry.coordinator import Hosted as Seen
 from idregistry.directory import DirectoryState
@@ -32,6 +34,9 @@ Address = tuple[str, int]
 
 _HEARTBEAT_S_MAX: Final = 0.05
 _HOUSEKEEPING_IN_FLIGHT: Final = 1
+_DESCRIPTORS_PER_GROUP: Final = 2
+_DESCRIPTORS_RESERVED: Final = 128
+"""For connections, logs, and files that are open for a moment."""
 
 
 class RegistryServer:
@@ -86,7 +91,9 @@ class RegistryServer:
             tls=tls,
         )
         founders = tuple(rows[name] for name in sorted(rows))
-        self._coordinator = Coordinator(self._state, founders, settings, clock, self._host.wake, self._seen)
+        self._coordinator = Coordinator(
+            self._state, founders, settings, clock, self._host.wake, self._seen, shards_that_fit()
+        )
         try:
             log = self._host.add_group(
                 DIRECTORY_GROUP, self._state, self._on_tick, None if joining else sorted(rows)
@@ -167,6 +174,15 @@ class RegistryServer:
     def _close_queues(self) -> None:
         self._coordinator.close()
         self._hosting.close()
+
+
+def shards_that_fit() -> int:
+    """How many shards this process can open the files of."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return SHARDS_MAX
+    groups = (soft - _DESCRIPTORS_RESERVED) // _DESCRIPTORS_PER_GROUP
+    return max(1, min(SHARDS_MAX, groups - 1))  # the directory is a group too
 
 
 def raft_timing(settings: Registry) -> RaftTiming:

@@ -17,7 +17,7 @@ from idregistry.answers import Answer, NotLeader, Overloaded, Settled
 from idregistry.batching import Errand, Request
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosted
-from idregistry.messages import columns_mistake, segments_mistake, token_mistake
+from idregistry.messages import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
 from idregistry.state import Scanned
 from idregistry.waiting import Context, Waiting
 from photon.core.clock import Clock
@@ -29,6 +29,9 @@ COMMITS_WAITING_MAX: Final = 96
 
 SCANS_MAX: Final = 4
 """Scans at a time, each in a thread of its own."""
+
+_SCAN_MARGIN_S: Final = 60.0
+"""gRPC rounds long timeouts up."""
 
 WORKERS: Final = COMMITS_WAITING_MAX + 48
 """Handler threads: some are always left for lookups and status, however long the commits wait."""
@@ -91,7 +94,16 @@ class IdRegistryService(IdRegistryServicer):
         return pb.LookupResponse(outcomes=outcomes, version=self._directory.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
-        """All this replica holds of a shard, in pieces, while commits go on."""
+        """All this replica holds of a shard, in pieces, while commits go on.
+
+        Only with a deadline: by then, whatever the caller does, gRPC ends the call and so frees its slot.
+        """
+        remaining_s = context.time_remaining()
+        if remaining_s is None or remaining_s > SCAN_S_MAX + _SCAN_MARGIN_S:
+            context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                f"a scan without a deadline, or with one too far off: give one of at most {SCAN_S_MAX:g} s",
+            )
         hosted = self._shards().get(request.shard)
         if hosted is None:
             self._not_here(request.shard, context)

@@ -44,6 +44,8 @@ class View:
     replicas: Mapping[str, Row] = field(default_factory=dict)
     leaving: tuple[str, str] | None = None
     """(old, new): who is being replaced by whom."""
+    cancelled: str = ""
+    """Who was the new one of the last replacement that was cancelled: it goes, or is gone."""
     removed: tuple[str, ...] = ()
     founders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """Shard -> the replicas that found its group. Its keys are the shards there are."""

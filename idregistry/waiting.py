@@ -1,5 +1,6 @@
 """How a gRPC handler waits for the raft thread, and what an answer is on the wire."""
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
@@ -13,6 +14,7 @@ from photon.core.clock import Clock
 
 _MARGIN_S: Final = 0.05
 """A handler outwaits its deadline by so much, so that who answers in time is heard."""
+_POLL_S: Final = 0.005
 
 
 class Context(Protocol):
@@ -38,8 +40,7 @@ class Waiting:
         self, context: Context, offer: Callable[[float, Callable[[Answer], None]], Answer | None]
     ) -> Answer:
         """`offer` is given the deadline and whom to answer. Until the caller's deadline, or our own."""
-        remaining = context.time_remaining()
-        wait_s = self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
+        wait_s = self._wait_s(context)
         future: Future[Answer] = Future()
         refused = offer(self._clock.monotonic() + wait_s, future.set_result)
         if refused is not None:
@@ -48,6 +49,22 @@ class Waiting:
             return future.result(wait_s + _MARGIN_S)
         except NotInTime:
             return OutcomeUnknown()
+
+    def deadline(self, context: Context) -> float:
+        """Until when a handler may wait, in monotonic seconds: the caller's deadline, or our own."""
+        return self._clock.monotonic() + self._wait_s(context)
+
+    def until(self, context: Context, deadline: float, reached: Callable[[], bool]) -> bool:
+        """Look every few ms whether it is `reached`; False if it is not by the deadline, or nobody waits."""
+        while not reached():
+            if self._clock.monotonic() >= deadline or not context.is_active():
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _wait_s(self, context: Context) -> float:
+        remaining = context.time_remaining()
+        return self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
 
     def abort(self, context: Context, answer: Answer) -> NoReturn:
         match answer:

@@ -6,8 +6,9 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from photon.app.preflight import (
     check_names,
     check_same_run,
 )
+from photon.app.registry_disks import DiskWatch
 from photon.app.registry_members import Replacing, members_of
 from photon.app.statuses import StatusReader
 from photon.app.summary import count_lines, merge_fates, percentiles_ms
@@ -93,14 +95,21 @@ class LocalCluster:
         self._path = work / "topology.json"
         write_topology(topology, self._path)
         self.supervisor = Supervisor(work / "logs")
+        self._disks = DiskWatch(work / "registry", [replica.name for replica in topology.replicas])
 
     def start(self) -> None:
         """Everything at once but the dispatchers: each waits for whom it needs."""
         for replica in self._topology.replicas:
-            self._serve("registry", f"registry-{replica.name}", replica.name)
+            has_lost_disk = partial(self._disks.has_lost, replica.name)
+            self._serve("registry", f"registry-{replica.name}", replica.name, has_lost_disk)
         for role in ("eventstore", "joiner"):
             for pipeline in self._topology.pipelines:
                 self._serve(role, f"{role}-{pipeline.datacenter}", pipeline.datacenter)
+
+    def poll(self) -> None:
+        """Restart what died, tell who lost its disk. ProcessFailedError, CorruptStateError: it is over."""
+        self.supervisor.notices += self._disks.look()
+        self.supervisor.poll()
 
     def start_dispatchers(self) -> None:
         for pipeline in self._topology.pipelines:
@@ -115,8 +124,9 @@ class LocalCluster:
     def kill(self) -> None:
         self.supervisor.kill()
 
-    def _serve(self, role: str, child: str, name: str) -> None:
-        self.supervisor.start(child, [role, "serve", "--topology", str(self._path), "--name", name])
+    def _serve(self, role: str, child: str, name: str, stays_down: Callable[[], bool] | None = None) -> None:
+        arguments = [role, "serve", "--topology", str(self._path), "--name", name]
+        self.supervisor.start(child, arguments, stays_down)
 
 
 def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
@@ -173,7 +183,7 @@ def _await_memory(
     memory = RegistryMemory(joined_lines, job.work)
     began = time.monotonic()
     while not told_to_stop:
-        cluster.supervisor.poll()
+        cluster.poll()
         (replicas,) = reader.read(("registry",)) if joined_lines else ([],)
         waited = time.monotonic() - began
         if memory.is_whole(replicas, waited):
@@ -193,7 +203,7 @@ def _watch(
 ) -> _Run:
     last_moved, last_seen = time.monotonic(), ""
     while True:
-        cluster.supervisor.poll()
+        cluster.poll()
         while cluster.supervisor.notices:
             display.notice(cluster.supervisor.notices.pop())
         dispatchers, eventstores, joiners = reader.read()

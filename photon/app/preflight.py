@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
-from photon.app.registry_members import is_blank, members_of
+from photon.app.registry_members import members_of
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.logfiles import glob_matches, matching_files
@@ -165,14 +165,14 @@ def _read(path: Path, names: Set[str]) -> dict[str, Any]:
 
 
 def _check_replicas(work: Path, replicas: int) -> None:
-    """Blank replicas in the majority would outvote those that remember."""
-    homes = [work / "registry" / name for name in members_of(work, replicas).names]
-    blank = [home for home in homes if is_blank(home)]
-    if len(blank) > len(homes) // 2:
-        names = ", ".join(str(home) for home in blank)
+    """Those in the majority that forgot would outvote those that remember."""
+    members = members_of(work, replicas)
+    if members.mostly_lost:
+        names = ", ".join(str(work / "registry" / name) for name in members.forgot)
         raise CorruptStateError(
-            f"{names}: missing, and with most of the registry what has been joined, so that it would "
-            "be joined again; restore them, or start anew in an empty --work and --out"
+            f"{names}: missing, or not what was there before, and with most of the registry "
+            "what has been joined, so that it would be joined again; restore them, or start anew in "
+            "an empty --work and --out"
         )
 
 

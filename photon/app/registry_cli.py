@@ -123,36 +123,63 @@ def show_time(time_us: int) -> str:
 
 
 @click.command("replace")
-@click.argument("old")
-@click.option("--name", required=True, help="Of the new replica: one that was never used before.")
-@click.option("--raft", required=True, metavar="HOST:PORT", help="Where the other replicas reach it.")
-@click.option("--grpc", required=True, metavar="HOST:PORT", help="Where clients reach it.")
+@click.argument("old", required=False)
+@click.option("--name", help="Of the new replica: one that was never used before.")
+@click.option("--raft", metavar="HOST:PORT", help="Where the other replicas reach it.")
+@click.option("--grpc", metavar="HOST:PORT", help="Where clients reach it.")
+@click.option("--cancel", metavar="NEW", help="Instead of all these: let NEW go again, and OLD stay.")
 @_where
 @click.option("--wait", type=float, default=0.0, show_default=True, help="Seconds to wait until it is done.")
 def replace_replica(
-    old: str, name: str, raft: str, grpc: str, work: Path | None, addresses: str | None, wait: float
+    old: str | None,
+    name: str | None,
+    raft: str | None,
+    grpc: str | None,
+    cancel: str | None,
+    work: Path | None,
+    addresses: str | None,
+    wait: float,
 ) -> None:
     """Let an empty replica take the place of OLD, which is dead or to be moved and never comes back.
 
     Start the new one with `photon registry serve` from a topology that has "joining": true for it; with
     --work, such a topology is written to WORK/topology-NAME.json. Before or after this: it is let in when it
-    is there. One replacement goes at a time.
+    is there. One replacement goes at a time. One that can't be finished (the new one's address was wrong) is
+    cancelled: `photon registry replace --cancel NEW`; its name is not used again.
     """
+    if cancel is not None:
+        if old or name or raft or grpc:
+            raise UsageError("--cancel NEW stands alone: without OLD, --name, --raft and --grpc")
+        with _client(work, addresses) as client:
+            client.cancel_replacement(cancel)
+            click.echo(f"the replacement by {cancel} is cancelled")
+            _wait_until_gone(client, cancel, wait)
+        return
+    if not (old and name and raft and grpc):
+        raise UsageError("give OLD, --name, --raft and --grpc; or --cancel NEW alone")
+    from idregistry.client import check_replica
+
+    check_replica(name, raft, grpc)
     with _client(work, addresses) as client:
         client.replace(old, name, raft, grpc)
         click.echo(f"{name} takes the place of {old}")
         if work is not None:
             path = _write_joining_topology(work, client.directory().replicas, name, raft, grpc)
             click.echo(f"start it: photon registry serve --topology {path} --name {name}")
-        deadline = time.monotonic() + wait
-        while wait:
-            directory = client.directory()
-            if all(replica.name != old for replica in directory.replicas):
-                click.echo(f"done: the replicas are {', '.join(sorted(r.name for r in directory.replicas))}")
-                return
-            if time.monotonic() > deadline:
-                raise ReplaceError(f"{old} is not replaced after {wait:g} s; is {name} running?")
-            time.sleep(_POLL_S)
+        _wait_until_gone(client, old, wait)
+
+
+def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:
+    """ReplaceError if it is not after `wait` seconds. 0: don't wait."""
+    deadline = time.monotonic() + wait
+    while wait:
+        directory = client.directory()
+        if all(replica.name != name for replica in directory.replicas):
+            click.echo(f"done: the replicas are {', '.join(sorted(r.name for r in directory.replicas))}")
+            return
+        if time.monotonic() > deadline:
+            raise ReplaceError(f"{name} is not gone after {wait:g} s; does the one that takes its place run?")
+        time.sleep(_POLL_S)
 
 
 def _write_joining_topology(

@@ -1,6 +1,6 @@
 """The registry replicas of a work directory: who they are by now, and a new one for each that lost its disk.
 
-A replica that has lost its directory has forgotten what it acknowledged, so the others refuse it. In a run on
+A replica that has lost its disk has forgotten what it acknowledged, so the others refuse it. In a run on
 one machine it is replaced by an empty one with a new name, by itself, while the run goes on.
 """
 
@@ -14,6 +14,7 @@ from typing import Final
 from idregistry.client import RegistryClient
 from idregistry.hosting import TABLE_FILE
 from idregistry.peers import Table, read_table
+from photon.app.registry_disks import is_blank, remembered_by, with_other_disks
 from photon.app.topology import Topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
@@ -23,11 +24,15 @@ TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """`names` run; those `joining` are blank and wait; `lost`: (who lost its disk, who takes its place)."""
+    """`names` run; those `joining` wait for their place; `lost`: (who lost its disk, who takes its place)."""
 
     names: list[str]
     joining: frozenset[str]
     lost: list[tuple[str, str]]
+    forgot: list[str]
+    """Everyone who lost its disk. Of those, nobody runs, but where they are in the majority."""
+    mostly_lost: bool
+    """There is nothing to go on from: it is founded now, or refused."""
 
 
 def members_of(work: Path, count: int) -> Members:
@@ -36,28 +41,28 @@ def members_of(work: Path, count: int) -> Members:
     CorruptStateError where such a note can't be read.
     """
     home = work / "registry"
-    table = max(
-        (read_table(path) for path in home.glob(f"*/{TABLE_FILE}")),
-        key=lambda one: (len(one.removed), len(one.replicas)),
-        default=Table(),
-    )
+    table = max((read_table(path) for path in home.glob(f"*/{TABLE_FILE}")), key=_age, default=Table())
     names = sorted(row.name for row in table.replicas) or [f"r{number}" for number in range(count)]
-    blank = [name for name in names if is_blank(home / name)]
-    if len(blank) > len(names) // 2:
-        return Members(names, frozenset(), [])  # nothing to go on from: founded now, or refused elsewhere
-    if table.leaving is not None:
-        # One replacement at a time: the next run sees to the others.
-        return Members(names, frozenset(blank) & {table.leaving[1]}, [])
-    used = {*names, *table.removed, *(path.name for path in home.glob("*"))}
-    fresh = (name for number in range(len(used) + len(blank)) if (name := f"r{number}") not in used)
-    lost = list(zip(blank[:1], fresh, strict=False))
+    # Whoever is taking a place has lost nothing, and founds nothing, however far it has come.
+    joining = frozenset(() if table.leaving is None else table.leaving[1:])
+    standing = [name for name in names if name not in joining]
+    met = remembered_by(home, names)
+    others = with_other_disks(home, standing, met)
+    forgot = [name for name in standing if name in others or is_blank(home / name)]
+    if len(forgot) > len(standing) // 2:
+        return Members(names, joining, [], forgot, mostly_lost=True)
+    lost = []
+    if table.leaving is None:  # one replacement at a time: the next run sees to the others
+        used = {*names, *met, *table.removed, *(path.name for path in home.glob("*"))}
+        fresh = next(name for number in range(len(used) + 1) if (name := f"r{number}") not in used)
+        lost = [(old, fresh) for old in forgot[:1]]
     new = dict(lost)
-    return Members([new.get(name, name) for name in names], frozenset(new.values()), lost)
+    running = [new.get(name, name) for name in names if name in new or name not in forgot]
+    return Members(running, joining | {*new.values()}, lost, forgot, mostly_lost=False)
 
 
-def is_blank(home: Path) -> bool:
-    """Whether a replica's directory holds none of its groups."""
-    return not any(home.glob("*/*"))
+def _age(table: Table) -> tuple[int, int]:
+    return table.age
 
 
 class Replacing:
@@ -74,7 +79,7 @@ class Replacing:
 
     def start(self) -> None:
         for old, new in self._lost:
-            self._notice(f"registry replica {old} has lost its directory: {new} takes its place")
+            self._notice(f"registry replica {old} has lost its disk: {new} takes its place")
         if self._lost:
             self._thread.start()
 

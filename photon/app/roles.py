@@ -4,9 +4,11 @@ Exit status 2 for settings and addresses that can't be used, 3 for state that ca
 mends neither), 1 for anything else (a restart may).
 """
 
+import contextlib
 import logging
 import os
 import random
+import resource
 import sys
 import threading
 from collections.abc import Callable
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from photon.app.supervisor import CORRUPT_STATUS, die_with_parent
 from photon.app.topology import Topology, read_topology
 from photon.core.clock import Clock, SystemClock
-from photon.core.errors import CorruptStateError, PhotonError
+from photon.core.errors import CorruptStateError, PhotonError, UsageError
 from photon.core.settings import Settings
 from photon.core.settings import Tls as TlsFiles
 from photon.core.tls import Tls, load_tls
@@ -35,6 +37,7 @@ class _Role(Protocol):
 def serve_role(role: str, topology_path: Path, name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
     die_with_parent()
+    _raise_descriptor_limit()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     topology = read_topology(topology_path)
     failure: list[BaseException] = []
@@ -53,8 +56,22 @@ def serve_role(role: str, topology_path: Path, name: str) -> None:
     told.wait()
     if failure:
         # The room can't go on; what it still holds is on disk or was never acknowledged.
-        _end(failure[0], CORRUPT_STATUS if isinstance(failure[0], CorruptStateError) else 1)
+        _end(failure[0], _status_after(failure[0]))
     server.stop()
+
+
+def _status_after(error: BaseException) -> int:
+    """The exit status after a failure at work. A replica that was replaced, say, never comes back."""
+    if isinstance(error, CorruptStateError):
+        return CORRUPT_STATUS
+    return error.exit_status if isinstance(error, UsageError) else 1
+
+
+def _raise_descriptor_limit() -> None:
+    """As many files and sockets as the system allows: a registry replica has some for each of its shards."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # "unlimited" may be more than the kernel's own limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _end(error: BaseException, status: int) -> None:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -57,6 +57,8 @@ class Child:
     failures: int = 0
     restart_at: float = 0.0
     restarts: int = field(default=0)
+    stays_down: Callable[[], bool] | None = None
+    """Asked before each restart: whether it would do harm."""
 
 
 class Supervisor:
@@ -70,9 +72,11 @@ class Supervisor:
         self.notices: list[str] = []
         """What died and why, in a line each; the caller takes them."""
 
-    def start(self, name: str, arguments: Sequence[str]) -> None:
-        """`arguments` are those of the photon command."""
-        child = Child(name, arguments, self._log_directory / f"{name}.log")
+    def start(
+        self, name: str, arguments: Sequence[str], stays_down: Callable[[], bool] | None = None
+    ) -> None:
+        """`arguments` are those of the photon command. While `stays_down` says so it is not restarted."""
+        child = Child(name, arguments, self._log_directory / f"{name}.log", stays_down=stays_down)
         self.children[name] = child
         self._spawn(child)
 
@@ -85,9 +89,13 @@ class Supervisor:
                 _bound_log(child.log)
         for child in self.children.values():
             if child.process is None:
-                if now >= child.restart_at:
-                    child.restarts += 1
-                    self._spawn(child)
+                if now < child.restart_at:
+                    continue
+                if _stays_down(child):
+                    child.restart_at = now + RESTART_DELAY_S_MAX
+                    continue
+                child.restarts += 1
+                self._spawn(child)
             elif child.process.poll() is not None:
                 self._on_exit(child, child.process.returncode, now)
 
@@ -134,15 +142,22 @@ class Supervisor:
         child.started = time.monotonic()
 
     def _on_exit(self, child: Child, status: int, now: float) -> None:
-        # After a first start that went well, bad usage is a port that somebody took meanwhile.
-        if status == CORRUPT_STATUS or (status == USAGE_STATUS and not child.restarts):
+        down = _stays_down(child)
+        # After a first start that went well, bad usage is a port that somebody took meanwhile, or the end of
+        # a registry replica that was replaced: the run goes on without it.
+        started_well = child.restarts > 0 or now - child.started > STABLE_S
+        if not down and (status == CORRUPT_STATUS or (status == USAGE_STATUS and not started_well)):
             raise ProcessFailedError(f"{child.name}: {last_message(child.log, child.log_start)}", status)
         why = f"killed by signal {-status}" if status < 0 else last_message(child.log, child.log_start)
-        self.notices.append(f"{child.name} ended ({why}); started again")
+        self.notices.append(f"{child.name} ended ({why}); {'not ' if down else ''}started again")
         child.process = None
         child.failures = 0 if now - child.started > STABLE_S else child.failures + 1
         delay = RESTART_DELAY_S_MIN * 2.0 ** max(0, child.failures - 1)
         child.restart_at = now + min(delay, RESTART_DELAY_S_MAX)
+
+
+def _stays_down(child: Child) -> bool:
+    return child.stays_down is not None and child.stays_down()
 
 
 def _same_modules() -> dict[str, str]:

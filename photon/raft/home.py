@@ -34,6 +34,7 @@ class Home:
         self.identity = b""
         self._groups: set[int] = set()
         self._peers: dict[str, str] = {}  # identity, as hex
+        self._met: set[str] = set()
         self._lock = DirectoryLock(directory)
         try:
             self._open(random_bytes)
@@ -95,17 +96,31 @@ class Home:
             )
         return None
 
+    def met(self, peer: str) -> None:
+        """Neither has refused the other: from now on both remember each other. Durable on return.
+
+        Being told its identity is less: it may go on to refuse this host. Raises StorageError.
+        """
+        if peer not in self._met:
+            self._store("met", sorted([*self._met, peer]))
+            self._met.add(peer)
+
+    def has_met(self, peer: str) -> bool:
+        """Whether it was ever `met`."""
+        return peer in self._met
+
     # -- the files --------------------------------------------------------------------------------------
 
     def _open(self, random_bytes: Callable[[int], bytes]) -> None:
         disk.sync_directory(self.directory)  # what a killed process has renamed may not be on the disk yet
-        identity, groups, peers = (self._load(name) for name in ("identity", "groups", "peers"))
+        identity, groups, peers, met = map(self._load, ("identity", "groups", "peers", "met"))
         if identity is None:
             if groups:
                 raise disk.corrupt(self.directory / "identity", "the host's identity is missing")
             # The identity is written last: without it nobody was ever spoken to.
-            identity, groups, peers = random_bytes(IDENTITY_BYTES).hex(), [], {}
-            for name, value in (("groups", groups), ("peers", peers), ("identity", identity)):
+            identity, groups, peers, met = random_bytes(IDENTITY_BYTES).hex(), [], {}, []
+            born = ("groups", groups), ("peers", peers), ("met", met), ("identity", identity)
+            for name, value in born:
                 self._store(name, value)
         for name, value in (("groups", groups), ("peers", peers)):
             if value is None:
@@ -113,6 +128,8 @@ class Home:
         self.identity = bytes.fromhex(identity)
         self._groups = set(groups)
         self._peers = peers
+        # Where it is missing, as in a directory of an older version, they are to be met again: no harm.
+        self._met = set(met or []).intersection(peers)
         for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
             self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
         for number in self._groups:
@@ -135,3 +152,28 @@ class Home:
             disk.write_file(path, body + b"\n%08x\n" % zlib.crc32(body))
         except OSError as error:
             raise disk.storage_error(path, "writing it", error) from error
+
+
+# -- for who looks from outside -------------------------------------------------------------------------
+
+
+def read_identity(directory: Path) -> str:
+    """The identity, as hex, of a host that may be running; "" where there is none. CorruptStateError."""
+    return str(_read(directory / "identity", ""))
+
+
+def read_peers(directory: Path) -> dict[str, str]:
+    """Peer -> identity, as hex, as that host has met it. CorruptStateError."""
+    return dict(_read(directory / "peers", {}))
+
+
+def _read(path: Path, default: object) -> Any:
+    try:
+        body, _, crc = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
+    except FileNotFoundError:
+        return default
+    except OSError as error:
+        raise disk.corrupt(path, f"it cannot be read ({error})") from error
+    if crc != b"%08x" % zlib.crc32(body):
+        raise disk.corrupt(path, "it is damaged")
+    return json.loads(body)

@@ -126,10 +126,10 @@ class RaftHost:
         """Open this node's replica of a group; restores `machine` from its snapshot.
 
         Before `start`, or in the raft thread. `founders`: the nodes that found the group, this one among
-        them, the same on each; None where this one joins a group that has founders already: it belongs to
-        nothing until a leader adds it. Ignored where the group is on disk. `on_tick` is called in the raft
-        thread each turn: propose there what waits. Raises CorruptStateError, LockedError, StorageError,
-        UsageError.
+        them, the same on each; it begins once they have all met, now or ever before. None where this one
+        joins a group that has founders already: it belongs to nothing until a leader adds it. Ignored where
+        the group is on disk. `on_tick` is called in the raft thread each turn: propose there what waits.
+        Raises CorruptStateError, LockedError, StorageError, UsageError.
         """
         self._check_thread(f"group {group} is added")
         taken = group in self._replicas or group in self._leaving
@@ -154,6 +154,7 @@ class RaftHost:
             limits=self._limits,
             rng=self._rng,
             founders=founders,
+            has_met=self._home.has_met,
         )
         try:
             self._home.added(group)
@@ -323,6 +324,7 @@ class RaftHost:
     # -- what the transport tells (transport.Receiver) --------------------------------------------------
 
     def peer_up(self, peer: str) -> None:
+        self._home.met(peer)
         self._connected.add(peer)
         for replica in self._replicas.values():
             replica.peer_up(peer)

@@ -21,6 +21,7 @@ from photon.raft.codec import (
 from photon.raft.compaction import Compactor, Jobs, StateMachineError
 from photon.raft.core import RaftCore, now
 from photon.raft.elections import Elections
+from photon.raft.founding import Founding, HasMet, everybody_met
 from photon.raft.guards import (
     Conflict,
     conflict_start,
@@ -72,11 +73,13 @@ class Replica:
         limits: RaftLimits,
         rng: random.Random,
         founders: Sequence[str] | None,
+        has_met: HasMet = everybody_met,
     ) -> None:
         """Open what is on disk and restore the machine.
 
         `founders`: who founds the group where nothing is on disk yet, this node among them. None: this
-        replica joins a group that has been founded. Raises CorruptStateError, LockedError, StorageError.
+        replica joins a group that has been founded. `has_met`: which of them have met this node (`founding`).
+        Raises CorruptStateError, LockedError, StorageError.
         """
         self.group = group
         self.node = node
@@ -98,6 +101,8 @@ class Replica:
         self._sender = Sender(self.core, journal, snapshots, wire, limits)
         self._compactor = Compactor(machine, journal, snapshots, roster, jobs, limits)
         self._elections = Elections(node, self.core, journal, roster, wire)
+        begun = journal.last_index > FIRST_INDEX
+        self._founding = Founding(group, node, None if begun else roster.newest, has_met, now())
         self._membership = Membership(node, self.core, journal, roster, self._sender, timing)
         self._incoming = Incoming(snapshots.incoming_temporary)
         self._installer = Installer(machine, snapshots.incoming_temporary, jobs)
@@ -196,6 +201,8 @@ class Replica:
     def receive(self, peer: str, data: bytes) -> None:
         """A message of a peer. Raises MessageError for bytes that are none."""
         message = decode(data)
+        if self._founding.waits():
+            return  # as if it were lost on its way: a leader, where there is one, will send it again
         kind = message["type"]
         if kind == NEXT_NODE_IDX:
             self._on_ack(peer, message)
@@ -281,7 +288,10 @@ class Replica:
         self._acknowledge(peer, next_index, success=message["success"], reset=message["reset"])
 
     def election_due(self) -> None:
-        self._elections.due()
+        if self._founding.waits():
+            self._founding.tell(now())
+        else:
+            self._elections.due()
 
     def append_entries_due(self) -> None:
         self._heartbeat_due = True

@@ -179,12 +179,14 @@ class ReshardResponse(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start_us: _Optional[int] = ...) -> None: ...
 
 class ReplaceRequest(_message.Message):
-    __slots__ = ("old", "replica")
+    __slots__ = ("old", "replica", "cancel")
     OLD_FIELD_NUMBER: _ClassVar[int]
     REPLICA_FIELD_NUMBER: _ClassVar[int]
+    CANCEL_FIELD_NUMBER: _ClassVar[int]
     old: str
     replica: Replica
-    def __init__(self, old: _Optional[str] = ..., replica: _Optional[_Union[Replica, _Mapping]] = ...) -> None: ...
+    cancel: str
+    def __init__(self, old: _Optional[str] = ..., replica: _Optional[_Union[Replica, _Mapping]] = ..., cancel: _Optional[str] = ...) -> None: ...
 
 class ReplaceResponse(_message.Message):
     __slots__ = ()

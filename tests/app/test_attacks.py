@@ -78,6 +78,7 @@ def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(att
     assert "knows nothing of" in refusal(attacked)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: Path) -> None:
     work = tmp_path / "out" / ".photon"
     join(make_logs(tmp_path / "logs"), tmp_path / "out")
@@ -195,6 +196,7 @@ def test_a_work_directory_goes_with_its_own_output_alone(attacked: Path) -> None
     assert joined_pairs(other) == {}
 
 
+@pytest.mark.long
 def test_a_datacenter_cannot_be_left_out_of_a_resumed_run(tmp_path: Path) -> None:
     """It may have registered what it has not written yet; the others would count that as duplicate."""
     logs = make_logs(tmp_path / "logs")

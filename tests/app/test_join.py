@@ -233,6 +233,7 @@ def test_another_number_of_shards_on_the_same_state_is_refused(tmp_path):
     assert "registry.shards was 1" in done.stderr
 
 
+@pytest.mark.long
 def test_several_shards_and_five_replicas_join_the_same_pairs(tmp_path):
     logs, truth = generated(tmp_path, "--queries", 3_000, "--clicks", 1_000, "--duplicates", 0.05)
     (tmp_path / "photon.toml").write_text("[registry]\nshards = 3\nreplicas = 5\n")

@@ -1,18 +1,29 @@
 """The registry of a run: resharded, its replicas replaced, by the commands and by itself."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from idregistry.directory_commands import Row
+from idregistry.peers import read_table, write_table
+from photon.app.preflight import _check_replicas
 from photon.app.registry_cli import _write_joining_topology, parse_time_us
+from photon.app.registry_disks import DiskWatch
 from photon.app.registry_members import members_of
 from photon.app.topology import Replica, Topology, read_topology, write_topology
-from photon.core.errors import UsageError
+from photon.core.errors import CorruptStateError, UsageError
+from photon.raft.home import Home
 from photon.wire import idregistry_pb2 as pb
-from tests.app.kit import join_arguments, photon, start_photon, write_lines
+from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
 from tests.idregistry.cluster import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -76,6 +87,134 @@ def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp
     assert json.loads(again.stdout)["joined"] == 200
 
 
+def test_a_disk_lost_during_a_run_is_told_of_and_replaced_by_the_next(tmp_path: Path) -> None:
+    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    work, errors = out / ".photon", tmp_path / "stderr"
+    with errors.open("w") as stderr:
+        process = start_photon(*join_arguments(logs, out, "--follow"), stderr=stderr)
+        try:
+            wait_until(lambda: len(joined_pairs(out)) == 200, 60.0)
+            shutil.rmtree(work / "registry" / "r0")
+            os.kill(children_of(process.pid)["registry-r0"], signal.SIGKILL)
+            wait_until(lambda: "run the same command again: it will be replaced" in errors.read_text(), 20.0)
+            wait_until(lambda: "killed by signal 9); not started again" in errors.read_text(), 20.0)
+            write_lines(logs / "clicks" / "d.jsonl", [{"id": "d", "primary_id": "q", "ts_us": 1}])
+            wait_until(lambda: len(joined_pairs(out)) == 201, 60.0)
+            assert not (work / "registry" / "r0").exists()
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+    assert errors.read_text().count("has lost its disk") == 1
+    # As an empty one under its old name would leave it.
+    (work / "registry" / "r0" / "group-0000").mkdir(parents=True)
+    Home(work / "registry" / "r0").close()
+    assert members_of(work, 3).lost == [("r0", "r3")]
+    process = start_photon(*join_arguments(logs, out, "--follow"))
+    try:
+        wait_until(lambda: gone(work, "r1") == ["r0"], 60.0)
+    finally:
+        process.terminate()
+        _, said = process.communicate(timeout=30)
+    assert "r3 takes its place" in said
+    assert members_of(work, 3).names == ["r1", "r2", "r3"]
+
+
+def gone(work: Path, name: str) -> list[str]:
+    removed: list[str] = json.loads((work / "registry" / name / "replicas.json").read_text())["removed"]
+    return removed
+
+
+def test_a_run_goes_on_with_a_replacement_that_was_begun(tmp_path: Path) -> None:
+    """The new replica had started, and had learned nothing yet, when everything was killed."""
+    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    work = out / ".photon"
+    assert photon(*join_arguments(logs, out)).returncode == 0
+    shutil.rmtree(work / "registry" / "r1")
+    process = start_photon(*join_arguments(logs, out, "--follow"))
+    try:
+        wait_until(lambda: (work / "registry" / "r3" / "group-0000" / "ballot").exists(), 60.0)
+        roles = list(map(psutil.Process, children_of(process.pid).values()))
+        for role in roles:
+            role.suspend()
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
+    psutil.wait_procs(roles, 10.0)
+    for name in ("r0", "r2"):  # the table may not have come to them
+        path = work / "registry" / name / "replicas.json"
+        table = read_table(path)
+        if table.leaving is None:
+            row = Row("r3", "127.0.0.1", 1, "127.0.0.1:1")
+            table = replace(table, leaving=("r1", "r3"), replicas=(*table.replicas, row))
+        write_table(path, table)
+    members = members_of(work, 3)
+    assert (members.names, members.joining, members.lost) == (["r0", "r2", "r3"], frozenset({"r3"}), [])
+    again = photon(*join_arguments(logs, out))
+    assert again.returncode == 0, again.stderr
+
+
+def made_home(work: Path, name: str, peers: dict[str, bytes] | None = None) -> bytes:
+    """A replica's directory that holds a group; its identity."""
+    directory = work / "registry" / name
+    home = Home(directory)
+    for peer, identity in (peers or {}).items():
+        home.identity_seen(peer, identity)
+    home.close()
+    (directory / "group-0000").mkdir(exist_ok=True)
+    (directory / "group-0000" / "ballot").touch()
+    return home.identity
+
+
+def test_who_is_not_the_one_that_was_met_has_lost_its_disk(tmp_path: Path) -> None:
+    identities = {name: made_home(tmp_path, name) for name in ("r0", "r1", "r2")}
+    made_home(tmp_path, "r1", identities)
+    made_home(tmp_path, "r2", identities)
+    assert members_of(tmp_path, 3).lost == []
+    shutil.rmtree(tmp_path / "registry" / "r0")
+    made_home(tmp_path, "r0", {"r1": identities["r1"]})
+    members = members_of(tmp_path, 3)
+    assert (members.names, members.lost) == (["r3", "r1", "r2"], [("r0", "r3")])
+    _check_replicas(tmp_path, 3)
+    shutil.rmtree(tmp_path / "registry" / "r1")
+    made_home(tmp_path, "r1")
+    with pytest.raises(CorruptStateError, match=r"r0, .*r1: missing, or not what was there before"):
+        _check_replicas(tmp_path, 3)
+
+
+def test_most_disks_lost_during_a_run_end_it(tmp_path: Path) -> None:
+    """Nobody would be left to refuse those that forgot."""
+    names = ["r0", "r1", "r2"]
+    for name in names:
+        made_home(tmp_path, name)
+    watch = DiskWatch(tmp_path / "registry", names)
+    assert watch.look() == []
+    assert not any(map(watch.has_lost, names))
+    for name in ("r0", "r1"):
+        shutil.rmtree(tmp_path / "registry" / name)
+    assert [name for name in names if watch.has_lost(name)] == ["r0", "r1"]
+    with pytest.raises(CorruptStateError, match="most of the registry"):
+        wait_until(lambda: bool(watch.look()), 10.0)
+
+
+def test_roles_may_open_all_files_they_can_and_no_resharding_needs_more(tmp_path: Path) -> None:
+    logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
+    limited = ["prlimit", "--nofile=200:300", *PHOTON, *map(str, join_arguments(logs, out, "--follow"))]
+    process = subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: len(joined_pairs(out)) == 200, 60.0)
+        role = psutil.Process(children_of(process.pid)["registry-r0"])
+        assert role.rlimit(psutil.RLIMIT_NOFILE) == (300, 300)
+        refused = photon("reshard", 86, "--work", out / ".photon")
+        assert refused.returncode == 2
+        assert (
+            "86 shards: a replica can have 85 open; raise its limit of open files (ulimit -n)"
+            in refused.stderr
+        )
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
 def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: Path) -> None:
     """Who leads may be one of them, and nobody speaks to a stranger."""
 
@@ -112,6 +251,35 @@ def test_times_are_given_as_iso_or_in_seconds() -> None:
         ["reshard", "3", "--work", "nowhere"],
         ["reshard", "0", "--registry", "127.0.0.1:1"],
         ["registry", "replace", "r1", "--name", "r3", "--raft", "x", "--grpc", "h:1", "--registry", "h:1"],
+        [
+            "registry",
+            "replace",
+            "r1",
+            "--name",
+            "../r3",
+            "--raft",
+            "h:1",
+            "--grpc",
+            "h:1",
+            "--registry",
+            "h:1",
+        ],
+        [
+            "registry",
+            "replace",
+            "r1",
+            "--name",
+            "r3",
+            "--raft",
+            "a b:1",
+            "--grpc",
+            "h:1",
+            "--registry",
+            "h:1",
+        ],
+        ["registry", "replace", "r1", "--name", "r3", "--raft", "h:1", "--grpc", "g:g", "--registry", "h:1"],
+        ["registry", "replace", "r1", "--name", "r3", "--registry", "h:1"],
+        ["registry", "replace", "r1", "--cancel", "r3", "--registry", "h:1"],
         ["registry", "scan", "0", "--work", "a", "--registry", "b:1"],
     ],
 )
@@ -121,6 +289,30 @@ def test_bad_usage_is_told_in_a_line(arguments: list[str]) -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
+    """It is told so by the log that it reads; a supervisor must not start it again for ever."""
+    program = """
+import sys
+from pathlib import Path
+from photon.app import roles
+from photon.core.errors import UsageError
+class Role:
+    def __init__(self, fail): self.fail = fail
+    def start(self): self.fail(UsageError("r1 has been replaced"))
+roles._MAKERS["registry"] = lambda topology, name, clock, fail: Role(fail)
+roles.serve_role("registry", Path(sys.argv[1]), "r1")
+"""
+    write_topology(Topology({}, [], [], "/out", "00", True, [], []), tmp_path / "topology.json")
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "topology.json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, "photon: r1 has been replaced\n")
+
+
 def test_an_unused_number_is_the_new_replicas_name(tmp_path: Path) -> None:
     assert members_of(tmp_path, 3).names == ["r0", "r1", "r2"]
     for name in ("r0", "r2", "r3"):
@@ -128,4 +320,4 @@ def test_an_unused_number_is_the_new_replicas_name(tmp_path: Path) -> None:
         (tmp_path / "registry" / name / "group-0000" / "ballot").touch()
     members = members_of(tmp_path, 3)
     assert members.lost == [("r1", "r4")]
-    assert (members.names, members.joining) == (["r0", "r4", "r2"], {"r4"})
+    assert (members.names, members.joining) == (["r0", "r4", "r2"], frozenset({"r4"}))

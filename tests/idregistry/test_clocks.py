@@ -8,12 +8,16 @@ from concurrent import futures
 import grpc
 import pytest
 
+from idregistry.boundary import DAY_US
 from idregistry.clocks import ClockWatch
+from idregistry.commands import Boundary, encode
 from idregistry.directory_commands import Row
+from idregistry.upkeep import command_due
+from idregistry.view import View
 from photon.core.clock import ManualClock
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server
-from tests.idregistry.kit import NOW_US
+from tests.idregistry.kit import NOW_US, new_state
 
 
 class Other(IdRegistryServicer):
@@ -23,13 +27,20 @@ class Other(IdRegistryServicer):
         self.ahead_us = ahead_us
         self.open = threading.Event()
         self.server = grpc.server(futures.ThreadPoolExecutor(1))
-        add_IdRegistryServicer_to_server(self, self.server)
+        add_IdRegistryServicer_to_server(self, self.server)  # type: ignore[no-untyped-call]
         self.address = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
         self.server.start()
 
     def Now(self, request: pb.NowRequest, context: grpc.ServicerContext) -> pb.NowResponse:
         self.open.wait(5.0)
         return pb.NowResponse(now_us=NOW_US + self.ahead_us)
+
+
+class SteppedClock(ManualClock):
+    """Whose wall time can be set while its monotonic time goes on."""
+
+    def step(self, seconds: float) -> None:
+        self._now_us += round(seconds * 1_000_000)
 
 
 class Watched:
@@ -39,7 +50,7 @@ class Watched:
         self.others = {f"r{n}": Other(n * 10_000_000) for n in range(1, 6)}
         rows = {name: Row(name, "h", 1, other.address) for name, other in self.others.items()}
         self.rows: dict[str, Row] = {"r0": Row("r0", "h", 1, "h:1"), **rows}
-        self.clock = ManualClock(NOW_US)
+        self.clock = SteppedClock(NOW_US)
         self.watch = ClockWatch("r0", lambda: self.rows, self.clock)
 
     def ahead_s(self) -> float | None:
@@ -86,7 +97,7 @@ def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(wat
             for other in watched.others.values():
                 other.open.set()
             deadline = time.monotonic() + 5.0
-            while len(watched.watch._offsets) < 5:
+            while len(watched.watch._answers) < 5:
                 assert time.monotonic() < deadline
                 time.sleep(0.002)
             return super().__contains__(name)
@@ -94,9 +105,63 @@ def test_an_answer_that_comes_while_the_time_is_reckoned_does_not_disturb_it(wat
     watched.others["r1"].open.set()
     watched.watch.start()
     deadline = time.monotonic() + 5.0
-    while not watched.watch._offsets:
+    while not watched.watch._answers:
         assert time.monotonic() < deadline
         time.sleep(0.002)
     watched.rows = Slow(watched.rows)
     watched.watch.trusted_us()
     watched.wait_for(20.0)
+
+
+@pytest.mark.parametrize("step_s", [72 * 3600.0, -72 * 3600.0])
+def test_a_step_of_the_own_clock_does_not_take_the_others_along(watched: Watched, step_s: float) -> None:
+    """One step of a leader's clock would else expire all that is registered."""
+    for other in watched.others.values():
+        other.open.set()
+    watched.watch.start()
+    watched.wait_for(20.0)
+    watched.clock.step(step_s)
+    own_is_counted_ahead_s = 30.0 if step_s > 0 else 20.0
+    assert watched.ahead_s() == own_is_counted_ahead_s
+    watched.clock.advance(30.0)
+    assert watched.ahead_s() == own_is_counted_ahead_s + 30.0, "their clocks go on meanwhile"
+
+
+def test_nobody_goes_by_a_stepped_clock_when_the_others_fall_silent(watched: Watched) -> None:
+    for other in watched.others.values():
+        other.open.set()
+    watched.watch.start()
+    watched.wait_for(20.0)
+    for other in watched.others.values():
+        other.server.stop(0.0).wait()
+    watched.clock.step(72 * 3600.0)
+    for _ in range(6):
+        watched.clock.advance(10.0)
+        reached_s = watched.ahead_s()
+        assert reached_s is None or reached_s <= 30.0 + 60.0
+    assert watched.ahead_s() is None
+
+
+def test_a_boundary_does_not_move_with_the_leaders_clock(watched: Watched) -> None:
+    """A shard's housekeeping, with what the watch trusts."""
+    for other in watched.others.values():
+        other.open.set()
+    watched.watch.start()
+    watched.wait_for(20.0)
+    state = new_state()
+    wanted_us = NOW_US - DAY_US
+
+    def due() -> object:
+        trusted_us = watched.watch.trusted_us()
+        return command_due(state, View(), (), watched.clock.now_us(), trusted_us, 1.0)
+
+    command = due()
+    assert command == Boundary(NOW_US, wanted_us + 20_000_000)
+    assert isinstance(command, Boundary)
+    state.apply(encode(command))
+    watched.clock.step(72 * 3600.0)
+    assert due() is None
+    watched.clock.advance(50.0)
+    assert due() is None, "50 s and the 10 s to the next clock are less than a step of 86.4 s"
+    watched.clock.advance(72 * 3600.0)
+    assert due() is None, "nobody has been heard for so long"

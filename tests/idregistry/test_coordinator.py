@@ -7,7 +7,8 @@ from idregistry.commands import encode as shard_encode
 from idregistry.configuration import Configuration
 from idregistry.coordinator import Ask, Coordinator, Hosted, LeaseRuns
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Fence, KeepAlive, Propose, Rejected, Replace, Row
+from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
+from idregistry.naming import iso_utc
 from idregistry.state import ShardState
 from idregistry.upkeep import FENCES_A_STEP, command_due
 from idregistry.view import Proposal
@@ -55,7 +56,7 @@ class Bench:
                     break
                 state.apply(shard_encode(command))
 
-    def ask(self, what: KeepAlive | Fence | Propose | Replace, seconds: float = 10.0) -> Answer:
+    def ask(self, what: KeepAlive | Fence | Propose | Replace | Cancel, seconds: float = 10.0) -> Answer:
         answers: list[Answer] = []
         refused = self.coordinator.offer(Ask(what, self.clock.monotonic() + seconds, answers.append))
         if refused is not None:
@@ -113,7 +114,10 @@ def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told()
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [1]
     assert bench.state.view.abandoned[0] == proposal.version
-    assert "shard 0 holds an event" in bench.state.view.abandoned[1]
+    why = bench.state.view.abandoned[1]
+    assert f"shard 0 holds an event of {iso_utc(proposal.start_us + 5)}, " in why
+    assert f"before the new start, {iso_utc(proposal.start_us)}. " in why
+    assert "While such an event is kept, no number of shards can begin before its time" in why
     bench.follow()
     assert bench.hosted[0].state.prepared is None, "it takes such events again"
 
@@ -186,6 +190,32 @@ def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
     bench.hosted = {n: Hosted(one.state, after) for n, one in bench.hosted.items()}
     bench.tick()
     assert "r1" not in bench.state.view.replicas
+
+
+def test_a_cancelled_replacement_is_over_when_no_group_has_the_new_one_any_more() -> None:
+    bench = Bench()
+    bench.ask(Replace(0, "r1", Row("r3", "wrong", 1, "h:1")))
+    learning = Members(("r0", "r1", "r2"), ("r3",))
+    bench.log.of_group = learning
+    assert bench.ask(Cancel(0, "r3")) == Decided(True)
+    bench.tick()
+    assert "r3" in bench.state.view.replicas
+    bench.log.of_group = MEMBERS
+    bench.tick()
+    assert set(bench.state.view.replicas) == {"r0", "r1", "r2"}
+    assert bench.state.view.leaving is None
+
+
+def test_a_start_in_the_far_future_is_refused() -> None:
+    """A typo in the year would stand in the way of every later change."""
+    bench = Bench()
+    year_us = 366 * 86_400 * SECOND_US
+    answer = bench.ask(Propose(0, 3, NOW_US + year_us + 1, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, Rejected)
+    assert f"{iso_utc(NOW_US + year_us + 1)} is more than 366 days ahead" in answer.result.why
+    assert bench.state.view.proposal is None
+    assert bench.reshard(3, NOW_US + year_us)
 
 
 # --- leases
@@ -327,3 +357,13 @@ def test_a_shard_prepares_once() -> None:
     assert isinstance(command, Prepare)
     state.apply(shard_encode(command))
     assert command_due(state, bench.state.view, (), NOW_US, None, 0.0) is None
+
+
+def test_more_shards_than_a_replica_can_have_open_are_refused() -> None:
+    bench = Bench()
+    bench.coordinator._shards_max = 5
+    answer = bench.ask(Propose(0, 6, 0, 0))
+    assert isinstance(answer, Decided)
+    assert isinstance(answer.result, Rejected)
+    assert "a replica can have 5 open" in answer.result.why
+    assert bench.reshard(5)

@@ -12,6 +12,7 @@ from idregistry.directory import DirectoryState
 from idregistry.directory_commands import (
     Abandon,
     Adopt,
+    Cancel,
     Command,
     DirectoryCommandError,
     EndLease,
@@ -174,6 +175,46 @@ def test_a_replica_is_replaced_and_its_name_is_never_taken_again() -> None:
         rejected = directory.put(Replace(NOW_US, "r2", Row(name, "h", 1, "h:1")))
         assert isinstance(rejected, Rejected)
         assert "never used before" in rejected.why
+
+
+def test_a_cancelled_replacement_is_turned_round_and_then_another_may_begin() -> None:
+    """The new one is needed for majorities until no group has it any more; then its name is used up."""
+    directory = Directory()
+    new = Row("r3", "10.0.0.9", 7000, "10.0.0.9:7001")
+    for name in ("r3", "r1", ""):
+        rejected = directory.put(Cancel(NOW_US, name))
+        assert isinstance(rejected, Rejected)
+        assert not rejected.busy
+        assert "under way" in rejected.why
+    directory.put(Replace(NOW_US, "r1", new))
+    assert isinstance(directory.put(Cancel(NOW_US, "r1")), Rejected), "that is the old one"
+    assert directory.put(Cancel(NOW_US, "r3")) is True
+    assert directory.put(Cancel(NOW_US, "r3")) is True, "asked again"
+    assert directory.view.staying == ("r0", "r1", "r2")
+    assert isinstance(directory.put(Replace(NOW_US, "r1", Row("r4", "h", 1, "h:1"))), Rejected)
+    assert directory.put(Gone(NOW_US, "r1")) is False
+    assert directory.put(Gone(NOW_US, "r3")) is True
+    assert directory.put(Cancel(NOW_US, "r3")) is True, "asked again"
+    assert set(directory.view.replicas) == {"r0", "r1", "r2"}
+    assert directory.view.removed == ("r3",)
+    assert isinstance(directory.put(Replace(NOW_US, "r1", new)), Rejected), "its name is used up"
+    assert directory.put(Replace(NOW_US, "r1", Row("r4", "h", 1, "h:1"))) is True
+
+
+def test_a_cancelled_replacement_can_be_gone_on_with() -> None:
+    """Where the old one turns out never to come back."""
+    directory = Directory()
+    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Cancel(NOW_US, "r3"))
+    assert directory.put(Cancel(NOW_US, "r1")) is True
+    assert directory.view.leaving == ("r1", "r3")
+
+
+def test_times_are_told_in_utc() -> None:
+    rejected = Directory(2).propose(3, 1_769_860_800_000_000 - 10**15)
+    assert isinstance(rejected, Rejected)
+    assert rejected.why.startswith("1994-05-25T10:13:20+00:00 is not from ")
+    assert isinstance(Directory(2).propose(3, BEGINNING), Rejected)
 
 
 def test_new_shards_are_founded_by_those_who_stay() -> None:
@@ -418,6 +459,7 @@ def test_the_shard_of_an_id_that_is_registered_never_changes(seed: int) -> None:
 def test_a_snapshot_holds_everything() -> None:
     directory = Directory(3)
     directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Cancel(NOW_US, "r3"))
     directory.put(KeepAlive(NOW_US + 5, 7, "j:1", 10**6))
     directory.put(Fence(NOW_US, 1 << 63, 0))
     copy = DirectoryState()

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Adopt, Command, Found, Gone, Propose, Replace, Row, Trim, encode
+from idregistry.directory_commands import (
+    Adopt,
+    Cancel,
+    Command,
+    Found,
+    Gone,
+    Propose,
+    Replace,
+    Row,
+    Trim,
+    encode,
+)
 from idregistry.hosting import Hosting
 from idregistry.shard import Shard
 from idregistry.view import View
@@ -153,3 +164,24 @@ def test_who_was_replaced_itself_ends(tmp_path: Path) -> None:
                 Gone(NOW_US, "r1"),
             )
         )
+
+
+def test_who_was_to_be_replaced_stays_and_the_new_one_is_spoken_to_until_it_is_gone(tmp_path: Path) -> None:
+    commands = (
+        Found(NOW_US, 2, tuple(ROWS.values())),
+        Replace(NOW_US, "r1", Row("r3", "h", 1, "r3:1")),
+        Cancel(NOW_US, "r3"),
+        Gone(NOW_US, "r3"),
+    )
+    disk = Disk()
+    replica = Replica(tmp_path, disk)
+    spoken_to = []
+    for view in history(*commands):
+        replica.follow(view)
+        spoken_to.append("r3" in disk.peers)
+    assert spoken_to == [False, True, True, False]
+    again = Replica(tmp_path, disk)
+    for view in history(*commands):
+        again.follow(view)
+        assert "r3" not in {*again.hosting.rows, *disk.peers}
+    assert disk.peers == set(ROWS)

@@ -3,7 +3,7 @@
 import pytest
 
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Found, Replace, Row, encode
+from idregistry.directory_commands import Cancel, Found, Replace, Row, encode
 from idregistry.placement import change_due, is_replaced, successor
 from idregistry.steward import Steward
 from idregistry.view import View
@@ -125,3 +125,25 @@ def test_a_replacement_is_taken_through_all_its_steps() -> None:
     group.runs(5.0, view(("r1", "r3")))
     assert group.log.changes == [Change(ADD, "r3"), Change(PROMOTE, "r3"), Change(REMOVE, "r1")]
     assert group.log.members == Members(("r0", "r2", "r3"))
+
+
+@pytest.mark.parametrize(
+    ("members", "due"),
+    [
+        (Members(("r0", "r1", "r2"), ("r3",)), [Change(REMOVE, "r3")]),
+        (Members(("r0", "r1", "r2", "r3")), [Change(REMOVE, "r3")]),
+        (Members(("r0", "r2", "r3")), [Change(ADD, "r1"), Change(PROMOTE, "r1"), Change(REMOVE, "r3")]),
+    ],
+)
+def test_a_cancelled_replacement_goes_back_through_its_steps(members: Members, due: list[Change]) -> None:
+    state = DirectoryState()
+    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)))))
+    state.apply(encode(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1"))))
+    state.apply(encode(Cancel(NOW_US, "r3")))
+    group = Group(turn=0)
+    group.log.of_group = members
+    group.runs(5.0, state.view)
+    assert group.log.changes == due
+    assert group.log.members == Members(("r0", "r1", "r2"))
+    assert state.view.leaving is not None
+    assert is_replaced([group.log.members], state.view.leaving)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import UsageError
+from tests.app.kit import photon
 from tests.idregistry.cluster import Cluster, wait_until
 from tests.idregistry.load import Load, assert_sound
 
@@ -24,6 +25,7 @@ def names(cluster: Cluster) -> list[str]:
     return sorted(replica.name for replica in cluster.client(5.0).directory().replicas)
 
 
+@pytest.mark.long
 def test_a_dead_replica_is_replaced_by_an_empty_one_and_then_another_may_die(
     cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -44,6 +46,29 @@ def test_a_dead_replica_is_replaced_by_an_empty_one_and_then_another_may_die(
     cluster.kill("r2")
     cluster.start("r2")
     load.wait_for(20)
+    load.end()
+    assert_sound(cluster, load, 2)
+
+
+@pytest.mark.long
+def test_a_replacement_with_a_wrong_address_is_cancelled_and_another_is_made(cluster: Cluster) -> None:
+    load = Load([cluster.client(5.0)], pause_s=0.01)
+    load.wait_for(10)
+    admin = cluster.client(10.0)
+    admin.replace("r1", "r3", "nowhere.invalid:1", "nowhere.invalid:2")
+    wait_until(lambda: "r3" in cluster.status("r0")["directory"]["learners"])
+    cancelled = photon(
+        "registry", "replace", "--cancel", "r3", "--registry", cluster.grpc["r0"], "--wait", 20
+    )
+    assert cancelled.returncode == 0, cancelled.stderr
+    assert "done: the replicas are r0, r1, r2" in cancelled.stdout
+    cluster.kill("r1")
+    cluster.join("r4")
+    admin.replace("r1", "r4", f"127.0.0.1:{cluster.raft['r4']}", cluster.grpc["r4"])
+    wait_until(lambda: names(cluster) == ["r0", "r2", "r4"])
+    with pytest.raises(UsageError, match="no replacement by a replica 'r5' is under way"):
+        admin.cancel_replacement("r5")
+    load.wait_for(10)
     load.end()
     assert_sound(cluster, load, 2)
 

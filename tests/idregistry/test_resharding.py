@@ -30,6 +30,7 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
         cluster.close()
 
 
+@pytest.mark.long
 def test_commits_go_on_from_2_to_6_to_3_shards_with_leaders_killed_and_no_id_is_in_two_shards(  # type: ignore[no-untyped-def]
     make_cluster,
 ) -> None:

@@ -22,7 +22,7 @@ from idregistry.shard import Shard
 from idregistry.waiting import Waiting
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
-from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
+from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Registered
 from photon.core.settings import Registry
 from photon.wire import idregistry_pb2 as pb
@@ -410,3 +410,51 @@ def test_a_shard_that_is_not_there_is_not_waited_for_in_vain(ensemble: Ensemble)
 def ids_of_shard(shard: int, count: int) -> list[bytes]:
     """Of two shards."""
     return [key for key in map(event_id, range(1000)) if int(hash_ids(key)[0]) % 2 == shard][:count]
+
+
+def test_a_resharding_whose_answer_was_lost_is_told_as_adopted(ensemble: Ensemble) -> None:
+    """The retry is refused, for there are so many shards by then: by the first try."""
+    node = ensemble.add(1)[0]
+    ensemble.lead("r0")
+    node.directory_log._leader = "r0"
+    client = ensemble.client()
+    node.directory_log.held = True
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(client.reshard, 2)
+        wait_until(lambda: node.directory_log.in_flight == 1)
+        node.directory_log.held = False
+        node.directory_log.forget_held(applied=True)
+        resharded = future.result()
+    assert (resharded.adopted, resharded.version) == (True, 2)
+    assert resharded.start_us == client.configuration().intervals[-1].start_us
+    with pytest.raises(UsageError, match="2 shards already"):
+        client.reshard(2)
+
+
+@pytest.mark.parametrize(
+    ("name", "raft", "grpc_address"),
+    [
+        ("r 3", "h:1", "h:1"),
+        ("..", "h:1", "h:1"),
+        ("r" * 65, "h:1", "h:1"),
+        ("r3", "no such host.invalid:1", "h:1"),
+        ("r3", "h:1", "garbage:garbage"),
+        ("r3", "h:65536", "h:1"),
+        ("r3", "::1:7", "h:1"),
+    ],
+)
+def test_what_can_be_no_replica_is_refused_by_client_and_server(
+    ensemble: Ensemble, name: str, raft: str, grpc_address: str
+) -> None:
+    node = ensemble.add(1)[0]
+    node.directory_log._leader = "r0"
+    client = ensemble.client()
+    with pytest.raises(UsageError, match=r"is no (name|address)"):
+        client.replace("r0", name, raft, grpc_address)
+    host, _, port = raft.rpartition(":")
+    if host == "::1":
+        return  # brackets are for texts only
+    replica = pb.Replica(name=name, raft_host=host, raft_port=int(port), grpc=grpc_address)
+    with pytest.raises(UsageError, match=r"is no (name|address)"):
+        client._rounds.ask_directory("Replace", pb.ReplaceRequest(old="r0", replica=replica))
+    assert node.directory.view.leaving is None

@@ -243,5 +243,5 @@ def test_a_leader_whose_clock_is_far_ahead_goes_by_the_clocks_of_the_majority() 
 def test_the_majoritys_time_is_what_most_clocks_have_reached(
     offsets: list[int], replicas: int, reached: int | None
 ) -> None:
-    found = majority_time_us(NOW_US, offsets, replicas)
+    found = majority_time_us([NOW_US, *(NOW_US + offset for offset in offsets)], replicas)
     assert found == (None if reached is None else NOW_US + reached)

@@ -153,6 +153,7 @@ def _restless() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_restless")
+@pytest.mark.long
 def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from photon.raft.codec import Message, decode, encode
 from photon.raft.core import now
+from photon.raft.founding import HasMet, everybody_met
 from photon.raft.port import Change, ChangeKind, Members, Outcome, ReplicatedLog
 from photon.raft.replica import Replica
 from photon.raft.settings import RaftLimits, RaftTiming
@@ -142,6 +143,7 @@ class Lone:
         limits: RaftLimits = SMALL,
         timing: RaftTiming = TIMING,
         founders: Sequence[str] | None = ALL_PEERS,
+        has_met: HasMet = everybody_met,
     ) -> None:
         if founders is ALL_PEERS:
             founders = ("a", *peers)
@@ -161,6 +163,7 @@ class Lone:
             limits=limits,
             rng=random.Random(1),
             founders=founders,
+            has_met=has_met,
         )
         for peer in peers:
             self.replica.peer_up(peer)

@@ -152,6 +152,19 @@ def test_a_removed_replica_that_is_not_told_disturbs_nobody(make: Make) -> None:
     assert cluster.leader() == leader
 
 
+def test_a_removed_replica_is_taken_in_again_with_what_it_has_on_disk(make: Make) -> None:
+    cluster = make()
+    cluster.start()
+    leader = cluster.wait_for_leader()
+    removed, other = (name for name in "abc" if name != leader)
+    cluster.change(REMOVE, removed)
+    cluster.register(b"x", 1)
+    promote_when_ready(cluster, removed)
+    cluster.wait_until_equal()
+    cluster.stop(other)
+    assert cluster.register(b"with its vote", 1) is True
+
+
 def test_leadership_is_handed_to_the_one_that_is_named(make: Make) -> None:
     cluster = make()
     cluster.start()

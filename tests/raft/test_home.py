@@ -92,6 +92,40 @@ def test_a_peer_with_another_identity_has_lost_its_disk_and_is_refused(tmp_path:
     again.close()
 
 
+def test_only_who_was_met_and_not_merely_seen_counts_as_met_and_it_is_remembered(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.identity_seen("b", b"1" * 16)
+    home.identity_seen("c", b"2" * 16)
+    home.met("b")
+    home.close()
+    again = Home(tmp_path)
+    assert [again.has_met(peer) for peer in "bcd"] == [True, False, False]
+    again.close()
+
+
+def test_a_directory_that_is_born_again_has_met_nobody(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.identity_seen("b", b"1" * 16)
+    home.met("b")
+    home.close()
+    for name in FILES:
+        (tmp_path / name).unlink()
+    blank = Home(tmp_path)
+    blank.identity_seen("b", b"1" * 16)
+    assert not blank.has_met("b")
+    blank.close()
+
+
+def test_a_directory_of_a_version_that_counted_no_meetings_opens(tmp_path: Path) -> None:
+    home = with_groups(tmp_path, 0)
+    home.identity_seen("b", b"1" * 16)
+    home.close()
+    (tmp_path / "met").unlink()
+    again = Home(tmp_path)
+    assert not again.has_met("b")
+    again.close()
+
+
 class Crash(Exception):
     pass
 

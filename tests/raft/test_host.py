@@ -64,7 +64,9 @@ def test_all_killed_at_once_come_back_with_everything_acknowledged(make: Make) -
 def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make: Make) -> None:
     limits = RaftLimits(compact_entries=50, tail_entries=5, snapshot_piece_bytes=1000, segment_bytes=2000)
     cluster = make(limits=limits)
-    cluster.start("a", "b")
+    cluster.start()
+    cluster.wait_for_leader()
+    cluster.stop("c")
     for number in range(300):
         cluster.register(b"id%d" % number, 1)
     stop = threading.Event()
@@ -134,7 +136,9 @@ def test_nothing_is_ever_unpickled(make: Make, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("pysyncobj.pickle.loads", refuse)
     monkeypatch.setattr("pysyncobj.pickle.load", refuse)
     cluster = make(limits=RaftLimits(compact_entries=20, tail_entries=2))
-    cluster.start("a", "b")
+    cluster.start()
+    cluster.wait_for_leader()
+    cluster.stop("c")
     for number in range(60):
         cluster.register(b"id%d" % number, 1)
     cluster.start("c")

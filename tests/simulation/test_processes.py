@@ -21,6 +21,7 @@ _SETTLE_S = 40.0
 @pytest.mark.parametrize(
     "seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
 )
+@pytest.mark.long
 def test_killed_stopped_and_cut_off_servers_keep_every_promise(seed: int, tmp_path: Path) -> None:
     servers, recorder, over = Servers(tmp_path), Recorder(), threading.Event()
     chaos = Chaos(servers, random.Random(seed))

@@ -1,0 +1,38 @@
+"""What replicas may be called, where they may be, and how times are told. Pure."""
+
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+NAME_CHARS_MAX: Final = 64
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
+"""A name is a directory's too: none is `..`, and none begins as an option does."""
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]+)?\]")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def name_mistake(name: str) -> str | None:
+    """What is wrong with the name of a replica, or None."""
+    if _NAME.fullmatch(name):
+        return None
+    return (
+        f"{name!r} is no name for a replica: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or '-', "
+        "the first a letter or digit"
+    )
+
+
+def address_mistake(address: str) -> str | None:
+    """What is wrong with a `host:port` (`[host]:port` for IPv6), or None."""
+    host, _, port = address.rpartition(":")
+    if _HOST.fullmatch(host) and port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16:
+        return None
+    return f"{address!r} is no address: give HOST:PORT, with a port of 1 to 65535 ([HOST]:PORT for IPv6)"
+
+
+def iso_utc(time_us: int) -> str:
+    """us since 1970 -> ISO 8601 in UTC. The same on every machine, for any number."""
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat()
+    except OverflowError:
+        return f"{time_us} us since 1970"
