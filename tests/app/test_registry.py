@@ -41,6 +41,7 @@ def statuses(work: Path) -> dict[str, Any]:
     return shown
 
 
+@pytest.mark.long
 def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path: Path) -> None:
     logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
     work = out / ".photon"
@@ -87,6 +88,7 @@ def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp
     assert json.loads(again.stdout)["joined"] == 200
 
 
+@pytest.mark.long
 def test_a_disk_lost_during_a_run_is_told_of_and_replaced_by_the_next(tmp_path: Path) -> None:
     logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
     work, errors = out / ".photon", tmp_path / "stderr"
@@ -124,6 +126,7 @@ def gone(work: Path, name: str) -> list[str]:
     return removed
 
 
+@pytest.mark.long
 def test_a_run_goes_on_with_a_replacement_that_was_begun(tmp_path: Path) -> None:
     """The new replica had started, and had learned nothing yet, when everything was killed."""
     logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
@@ -181,6 +184,7 @@ def test_who_is_not_the_one_that_was_met_has_lost_its_disk(tmp_path: Path) -> No
         _check_replicas(tmp_path, 3)
 
 
+@pytest.mark.long
 def test_most_disks_lost_during_a_run_end_it(tmp_path: Path) -> None:
     """Nobody would be left to refuse those that forgot."""
     names = ["r0", "r1", "r2"]
