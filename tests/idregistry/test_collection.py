@@ -10,7 +10,7 @@ from idregistry.client import RegistryClient
 from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
 from tests.idregistry.cluster import NODES, Cluster, wait_until
-from tests.idregistry.kit import EXPIRED, WON, event_ids, same_times
+from tests.idregistry.kit import EXPIRED, WON, event_ids, same_times, token
 from tests.idregistry.load import Load
 
 pytestmark = pytest.mark.cluster
@@ -41,7 +41,7 @@ def test_old_ids_vanish_under_load_and_their_events_expire(tmp_path: Path) -> No
         wait_until(lambda: all(cluster.shard_status("r0", n).get("boundary_us") for n in (0, 1)))
         old = event_ids(*range(5000))
         times = same_times(5000, end_us - 1)
-        assert retrying(client, old, times, b"old") == bytes([WON] * 5000)
+        assert retrying(client, old, times, token("old")) == bytes([WON] * 5000)
         load = Load([cluster.client() for _ in range(2)])
         cluster.kill(cluster.leader(1))
         wait_until(lambda: set(client.lookup(old, times)) == {Registered.EXPIRED}, 40.0)

@@ -147,7 +147,7 @@ def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_
     assert max(joiners.won.values()) == 1
     assert_all_remember(cluster, joiners.won)
     numbers = sorted(joiners.won)[:5000]
-    again = cluster.client().commit(event_ids(*numbers), same_times(len(numbers)), b"somebody else")
+    again = cluster.client().commit(event_ids(*numbers), same_times(len(numbers)), token("somebody else"))
     assert again == bytes([DUPLICATE] * len(numbers))
 
 
