@@ -46,7 +46,7 @@ def test_old_ids_vanish_under_load_and_their_events_expire(tmp_path: Path) -> No
         cluster.kill(cluster.leader(1))
         wait_until(lambda: set(client.lookup(old, times)) == {Registered.EXPIRED}, 40.0)
         before = load.batches
-        assert retrying(client, old, times, b"new") == bytes([EXPIRED] * 5000)
+        assert retrying(client, old, times, token("new")) == bytes([EXPIRED] * 5000)
         load.wait_for(10)
         load.end()
         assert load.batches > before
