@@ -64,6 +64,7 @@ def test_a_joined_line_is_the_foreign_line_byte_for_byte_with_the_primary_object
     assert file.read_bytes() == click[:-1] + b',"primary":' + query + b"}\n"
 
 
+@pytest.mark.long
 def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(tmp_path):
     logs, truth = generated(tmp_path, "--queries", 2_000, "--clicks", 500)
     out = tmp_path / "out"
@@ -191,6 +192,7 @@ def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
     assert (summary["joined"], summary["malformed"], summary["pending"]) == (2, 0, 0)
 
 
+@pytest.mark.long
 def test_a_file_that_shrinks_is_read_again_and_said_so_and_nothing_is_doubled(tmp_path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])

@@ -72,6 +72,7 @@ def test_a_killed_process_changes_nothing_in_what_is_joined(generated, tmp_path,
     assert_exact(tmp_path / "out", truth, summary)
 
 
+@pytest.mark.long
 def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_what_was_left(
     generated, tmp_path
 ):
@@ -99,6 +100,7 @@ def running(pid):
         return False
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_everything_and_the_next_run_takes_up_what_was_left(generated, tmp_path):
     logs, truth = generated
     out = tmp_path / "out"

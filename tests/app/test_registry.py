@@ -65,6 +65,7 @@ def test_a_running_system_is_resharded_and_told_why_when_it_can_not_be(tmp_path:
     assert json.loads(again.stdout)["joined"] == 200
 
 
+@pytest.mark.long
 def test_a_replica_that_lost_its_directory_is_replaced_while_the_run_goes_on(tmp_path: Path) -> None:
     logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
     work = out / ".photon"

@@ -153,6 +153,7 @@ threading.Event().wait()
 """
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
     """SIGKILL while it catches up, again and again: every id is found, dead letters stand exactly once."""
     rng = random.Random(11)

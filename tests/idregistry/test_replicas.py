@@ -151,6 +151,7 @@ def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_
     assert again == bytes([DUPLICATE] * len(numbers))
 
 
+@pytest.mark.long
 def test_without_a_majority_nothing_is_acknowledged_and_lookups_go_on(make_cluster) -> None:  # type: ignore[no-untyped-def]
     cluster = make_cluster()
     client = cluster.client()

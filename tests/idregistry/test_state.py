@@ -473,6 +473,7 @@ def test_segments_stay_few(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state.memory()["frozen_ids"] == len(contents(state)) == 100_000
 
 
+@pytest.mark.long
 def test_lookups_in_other_threads_never_miss_what_was_committed_before_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

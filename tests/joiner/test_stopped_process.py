@@ -96,6 +96,7 @@ def test_a_zombie_writes_nothing_after_recovery_and_nothing_is_doubled_or_lost(
         assert worker.stop(1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", WHERE)
 def test_a_joiner_that_was_only_slow_goes_on_and_writes_all_once(stop, registry, tmp_path, where):
     child = stop(where)

@@ -85,6 +85,7 @@ class Nodes:
 
 @pytest.mark.cluster
 @pytest.mark.timeout(90)
+@pytest.mark.long
 def test_a_leader_killed_under_load_never_costs_an_acknowledged_id(tmp_path: Path) -> None:
     nodes = Nodes(tmp_path)
     for name in "abc":
