@@ -48,7 +48,15 @@ def assert_exact(out, truth, summary):
     assert fates_add_up(summary)
 
 
-@pytest.mark.parametrize("victim", ["registry", "eventstore", "joiner", "dispatcher"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "registry",
+        pytest.param("eventstore", marks=pytest.mark.long),
+        pytest.param("joiner", marks=pytest.mark.long),
+        "dispatcher",
+    ],
+)
 def test_a_killed_process_changes_nothing_in_what_is_joined(generated, tmp_path, victim):
     logs, truth = generated
     rng = random.Random(victim)

@@ -96,6 +96,7 @@ def test_a_living_replica_is_moved_to_another_machine_one_at_a_time(cluster: Clu
     assert_sound(cluster, load, 2)
 
 
+@pytest.mark.long
 def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -156,6 +156,7 @@ def test_a_later_group_is_founded_by_a_majority_since_its_founders_have_met(clus
     assert cluster.register(b"x", 2, group=1) is True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kept", ["a", "b", "c"])  # the lesser id dials: each refuses in its own way
 @pytest.mark.parametrize("there", [True, False], ids=["with the third", "without the third"])
 def test_two_that_lost_their_disks_found_nothing_anew(
