@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from photon.core.errors import SettingsError
 
-TIME_UNITS: Final = ("s", "ms", "us", "ns")
+TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
+OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 
 MIB: Final = 1 << 20
 
@@ -64,6 +65,10 @@ class Logs:
     poll_interval_ms: int = _bounded(10, 1, 60_000)
     chunk_bytes: int = _bounded(1 * MIB, 4096, 64 * MIB)
     line_bytes_max: int = _bounded(4 * MIB, 1024, 32 * MIB)
+    watch: bool = True
+    """Let the kernel tell of growth (inotify), beside the polls and scans that find what it misses."""
+    spool_bytes_max: int = _bounded(64 << 30, 1 * MIB, 1 << 44)
+    """Unpacked copies of compressed logs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +106,19 @@ class Tls:
 class EventStore:
     """[eventstore]: cache and logs of primary events (paper 3.4)."""
 
+    processes: int = _bounded(1, 1, 64)
+    """A datacenter's: one reads the logs and keeps the map; all of them hold shares of the cache."""
+    virtual_nodes: int = _bounded(64, 1, 4096)
+    """Of each process on the ring of consistent hashing."""
     cache_bytes: int = _bounded(256 * MIB, 1 * MIB, 1 << 40)
+    """Of each process."""
     map_interval_bytes: int = _bounded(16 * 1024, 512, 64 * MIB)
     """M of the paper: a sparse entry points to at most so many bytes."""
     map_interval_s: float = _bounded(10.0, 0.001, 86_400)
     """W of the paper: a sparse entry covers at most so much event time."""
     map_bytes_max: int = _bounded(64 << 30, 1 * MIB, 1 << 44)
+    read_on_bytes_max: int = _bounded(1 * MIB, 0, 1 << 30)
+    """While the map is behind the logs, a lookup reads on so far behind its last entry."""
     request_timeout_s: float = _bounded(10.0, 0.1, 600)
 
 
@@ -114,11 +126,18 @@ class EventStore:
 class Dispatcher:
     """[dispatcher]: reading, sending and retrying foreign events (paper 3.2)."""
 
+    workers: int = _bounded(1, 1, 64)
+    """Processes of a datacenter that share the foreign logs."""
+    lease_s: float = _bounded(5.0, 0.2, 600)
+    """A worker that was not heard of for so long loses its files to the others."""
     batch_events_max: int = _bounded(4096, 1, 65_536)
     batches_in_flight_max: int = _bounded(3, 1, 256)
     lookup_before_send: bool = True
     retry_delay_ms_min: int = _bounded(20, 1, 3_600_000)
     retry_delay_ms_max: int = _bounded(60_000, 1, 86_400_000)
+    """After a failure."""
+    absent_delay_ms_max: int = _bounded(3_600_000, 1, 86_400_000)
+    """Where the primary event is not there yet."""
     retry_queue_events_max: int = _bounded(1_000_000, 1, 1_000_000_000)
     """Reading pauses while so many events wait for their retry."""
     state_bytes_max: int = _bounded(16 << 30, 1 * MIB, 1 << 44)
@@ -129,12 +148,29 @@ class Dispatcher:
 class Joiner:
     """[joiner]: joining, registering and writing (paper 3.3)."""
 
+    processes: int = _bounded(1, 1, 64)
     requests_in_flight_max: int = _bounded(16, 1, 1024)
+    commits_in_flight_max: int = _bounded(8, 1, 1024)
+    """Commits to the IdRegistry on their way at a time, each of a batch."""
     unjoinable_tries_min: int = _bounded(10, 1, 1_000_000)
     unjoinable_age_s: float = _bounded(86_400.0, 0.0, 1e9)
     """An event is unjoinable after so many tries and so long after it was first read."""
     output_file_bytes_max: int = _bounded(256 * MIB, 1024, 1 << 40)
+    output_file_s: float = _bounded(3600.0, 0.0, 1e9)
+    """A joined log that is so old is complete and a new one begins; 0: by size alone."""
+    output_roots: tuple[str, ...] = ()
+    """More directories that get the same joined logs."""
+    output_format: str = _one_of("jsonl", OUTPUT_FORMATS)
+    """In which complete files are kept."""
     fsync: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """[metrics]: Prometheus."""
+
+    serve: bool = False
+    """Each process answers scrapes on a loopback port of its own (topology.json has them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +178,8 @@ class Adapter:
     """[adapter]: the user's code (paper 3.3.1), `module:Class`; empty for the default splice."""
 
     use: str = ""
+    field: str = "primary"
+    """Of the joined object: holds the primary event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +196,7 @@ class Settings:
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     joiner: Joiner = field(default_factory=Joiner)
     adapter: Adapter = field(default_factory=Adapter)
+    metrics: Metrics = field(default_factory=Metrics)
 
 
 def load_settings(path: Path | None) -> Settings:

@@ -75,7 +75,7 @@ def test_settings_cannot_be_changed_once_read() -> None:
         ("[logs]\nchunk_bytes = 1", "'logs.chunk_bytes' must be from 4096 to 67108864, not 1"),
         ("[logs]\nscan_interval_s = nan", "'logs.scan_interval_s' must be from 0.01 to 3600, not nan"),
         ("[logs]\nscan_interval_s = inf", "'logs.scan_interval_s' must be from 0.01 to 3600, not inf"),
-        ("[foreign]\ntime_unit = 'min'", "'foreign.time_unit' must be one of s, ms, us, ns, not 'min'"),
+        ("[foreign]\ntime_unit = 'min'", "'foreign.time_unit' must be one of s, ms, us, ns, rfc3339, not 'min'"),
         ("[registry]\nreplicas = 4", "'registry.replicas' must be odd"),
         ("[dispatcher]\nretry_delay_ms_max = 1", "'dispatcher.retry_delay_ms_max' is below"),
         (f"[ids]\nkey = '{'k' * 65}'", "'ids.key' must be at most 64 bytes"),
