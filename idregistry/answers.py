@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from photon.raft.port import Refusal, Refused, Unknown
+
 
 @dataclass(frozen=True, slots=True)
 class Settled:
@@ -37,3 +39,14 @@ class OutcomeUnknown:
 
 
 Answer = Settled | Decided | NotLeader | Overloaded | OutcomeUnknown
+
+
+def answer_unapplied(outcome: Refused | Unknown) -> Answer:
+    """For a command that was not applied, or of which that is not known."""
+    match outcome:
+        case Refused(Refusal.OVERLOADED):
+            return Overloaded("the log has too many commands in flight; back off and retry")
+        case Refused(_, leader):
+            return NotLeader(leader)
+        case Unknown():
+            return OutcomeUnknown()

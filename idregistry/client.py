@@ -15,6 +15,7 @@ from idregistry.configuration import Configuration, unpack_configuration
 from idregistry.messages import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
 from idregistry.naming import address_mistake, name_mistake
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
+from idregistry.scanning import Scanned
 from idregistry.sharding import ShardPart, segments_of
 from photon.core.clock import Clock
 from photon.core.errors import FencedError, UnavailableError, UsageError
@@ -42,15 +43,6 @@ class Resharded:
     start_us: int
     adopted: bool
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Scanned:
-    """Ids 16 x N, times 8 x N bytes (the hour only, where no more is kept), N tokens (empty: cleared)."""
-
-    ids: bytes
-    times: bytes
-    tokens: list[bytes]
 
 
 class RegistryClient:

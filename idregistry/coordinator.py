@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from idregistry.answers import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
-from idregistry.configuration import BEGINNING, SHARDS_MAX
+from idregistry.answers import Answer, Decided, NotLeader, Overloaded, answer_unapplied
+from idregistry.configuration import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import (
     Abandon,
@@ -35,10 +35,10 @@ from idregistry.naming import iso_utc
 from idregistry.placement import is_replaced
 from idregistry.state import ShardState
 from idregistry.steward import Steward
-from idregistry.view import Proposal
+from idregistry.view import Proposal, View
 from photon.core.clock import Clock
 from photon.core.settings import Registry
-from photon.raft.port import Applied, Members, Outcome, Refusal, Refused, ReplicatedLog, Unknown
+from photon.raft.port import Applied, Members, Outcome, ReplicatedLog
 
 ASKS_WAITING_MAX: Final = 256
 _IN_FLIGHT_MAX: Final = 16
@@ -59,7 +59,7 @@ class LeaseRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class Hosted:
+class OpenShard:
     """A shard's replica here, as the coordinator sees it."""
 
     state: ShardState
@@ -85,7 +85,7 @@ class Coordinator:
         settings: Registry,
         clock: Clock,
         wake: Callable[[], None],
-        hosted: Callable[[], Mapping[int, Hosted]],
+        hosted: Callable[[], Mapping[int, OpenShard]],
         shards_max: int = SHARDS_MAX,
     ) -> None:
         """`shards_max`: as many as a replica can have open."""
@@ -226,18 +226,12 @@ class Coordinator:
         view, now_us = self._state.view, self._clock.now_us()
         if view.configuration is None:
             return Found(now_us, self._settings.shards, self._founders)
-        hosted = self._hosted()
-        if hosted.keys() == view.founders.keys():
-            if view.proposal is not None:
-                return _decide(view.proposal, {n: h.state for n, h in hosted.items()}, now_us)
-            if len(view.configuration.intervals) > 1:
-                boundary_us = min(one.state.boundary_us for one in hosted.values())
-                if view.configuration.intervals[1].start_us <= boundary_us:
-                    return Trim(now_us, view.version, boundary_us)
-            if view.leaving is not None:
-                groups = [log.members, *(one.members for one in hosted.values())]
-                if is_replaced(groups, view.leaving):
-                    return Gone(now_us, view.leaving[0])
+        if view.proposal is not None or len(view.configuration.intervals) > 1 or view.leaving is not None:
+            hosted = self._hosted()
+            if hosted.keys() == view.founders.keys():
+                command = _due_of_shards(log, view, view.configuration, hosted, now_us)
+                if command is not None or view.proposal is not None:
+                    return command
         return self._lease_to_forget(now_us)
 
     def _lease_to_forget(self, now_us: int) -> EndLease | None:
@@ -247,6 +241,23 @@ class Coordinator:
             if lease is not None and now - seen > _FORGET_LEASES * lease.lease_us / 1e6:
                 return EndLease(now_us, incarnation, lease.grant)
         return None
+
+
+def _due_of_shards(
+    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, OpenShard], now_us: int
+) -> Command | None:
+    """What the shards' states say is due, all of them being here."""
+    if view.proposal is not None:
+        return _decide(view.proposal, {n: h.state for n, h in hosted.items()}, now_us)
+    if len(configuration.intervals) > 1:
+        boundary_us = min(one.state.boundary_us for one in hosted.values())
+        if configuration.intervals[1].start_us <= boundary_us:
+            return Trim(now_us, view.version, boundary_us)
+    if view.leaving is not None:
+        groups = [log.members, *(one.members for one in hosted.values())]
+        if is_replaced(groups, view.leaving):
+            return Gone(now_us, view.leaving[0])
+    return None
 
 
 def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -> Adopt | Abandon | None:
@@ -279,12 +290,6 @@ def _told(time_us: int) -> str:
 
 
 def _answer_to(outcome: Outcome) -> Answer:
-    match outcome:
-        case Applied(result=result):
-            return Decided(result)
-        case Refused(Refusal.OVERLOADED):
-            return Overloaded("the directory has too many commands in flight; back off and retry")
-        case Refused(_, leader):
-            return NotLeader(leader)
-        case Unknown():
-            return OutcomeUnknown()
+    if isinstance(outcome, Applied):
+        return Decided(outcome.result)
+    return answer_unapplied(outcome)

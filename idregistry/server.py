@@ -10,8 +10,7 @@ from typing import Final
 
 from idregistry.clocks import ClockWatch
 from idregistry.configuration import SHARDS_MAX
-from idregistry.coordinator import Coordinator
-from idregistry.coordinator import Hosted as Seen
+from idregistry.coordinator import Coordinator, OpenShard
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Row
 from idregistry.directory_service import DirectoryHandlers
@@ -92,7 +91,7 @@ class RegistryServer:
         )
         founders = tuple(rows[name] for name in sorted(rows))
         self._coordinator = Coordinator(
-            self._state, founders, settings, clock, self._host.wake, self._seen, shards_that_fit()
+            self._state, founders, settings, clock, self._host.wake, self._open_shards, shards_that_fit()
         )
         try:
             log = self._host.add_group(
@@ -164,8 +163,8 @@ class RegistryServer:
             self._host.wake()  # every shard has something to look at
         self._coordinator.on_tick(log)
 
-    def _seen(self) -> Mapping[int, Seen]:
-        return {n: Seen(one.shard.state, one.log.members) for n, one in self._hosting.shards.items()}
+    def _open_shards(self) -> Mapping[int, OpenShard]:
+        return {n: OpenShard(one.shard.state, one.log.members) for n, one in self._hosting.shards.items()}
 
     def _fatal(self, error: BaseException) -> None:
         self._close_queues()  # nobody will take what waits any more

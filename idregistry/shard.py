@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
+from idregistry.answers import Answer, NotLeader, Overloaded, Settled, answer_unapplied
 from idregistry.batching import CommitQueue, Errand, Request, build_command, split_outcomes
 from idregistry.commands import encode
 from idregistry.directory import DirectoryState
@@ -20,7 +20,7 @@ from idregistry.steward import Steward
 from idregistry.upkeep import command_due
 from photon.core.clock import Clock
 from photon.core.settings import Registry
-from photon.raft.port import Applied, Outcome, Refusal, Refused, ReplicatedLog, Unknown
+from photon.raft.port import Applied, Outcome, ReplicatedLog
 
 ERRANDS_WAITING_MAX: Final = 64
 _LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
@@ -197,14 +197,7 @@ def _answer_batch(batch: list[Request], outcome: Outcome) -> None:
 
 
 def _answer_to(outcome: Outcome) -> Answer:
-    match outcome:
-        case Applied(result=bytes() as outcomes):
-            return Settled(outcomes)
-        case Refused(Refusal.OVERLOADED):
-            return Overloaded("the log has too many commands in flight; back off and retry")
-        case Refused(_, leader):
-            return NotLeader(leader)
-        case Unknown():
-            return OutcomeUnknown()
-        case Applied(result=other):
-            raise AssertionError(f"ids were answered {other!r}")
+    if not isinstance(outcome, Applied):
+        return answer_unapplied(outcome)
+    assert isinstance(outcome.result, bytes), f"ids were answered {outcome.result!r}"
+    return Settled(outcome.result)

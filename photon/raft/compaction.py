@@ -80,11 +80,11 @@ class Compactor:
         self._frozen_index = index
         self._applied_bytes = 0
 
-    def tick(self, applied_index: int, needed_index: int | None, transferring: bool) -> None:
+    def tick(self, applied_index: int, needed_index: Callable[[], int | None], transferring: bool) -> None:
         """Finish a snapshot that is written, start one that is due.
 
-        `needed_index`: the entry the slowest live follower has, on a leader. Raises StorageError,
-        StateMachineError.
+        `needed_index`: the entry the slowest live follower has, on a leader; asked once a snapshot.
+        StorageError, StateMachineError.
         """
         if self._job is not None:
             if not self._job.done():
@@ -94,7 +94,7 @@ class Compactor:
             assert self._head is not None
             if self._snapshots.adopt(self._snapshots.own_temporary, self._head):
                 index = self._head.covers.index
-                self._journal.drop_before(self._keep_from(index, needed_index))
+                self._journal.drop_before(self._keep_from(index, needed_index()))
                 self._roster.forget_before(index)
         patience = PATIENCE if transferring else 1
         if self._due(applied_index, patience) and not self._jobs.busy():

@@ -113,7 +113,9 @@ class Home:
 
     def _open(self, random_bytes: Callable[[int], bytes]) -> None:
         disk.sync_directory(self.directory)  # what a killed process has renamed may not be on the disk yet
-        identity, groups, peers, met = map(self._load, ("identity", "groups", "peers", "met"))
+        identity, groups, peers, met = (
+            _read(self.directory / name) for name in ("identity", "groups", "peers", "met")
+        )
         if identity is None:
             if groups:
                 raise disk.corrupt(self.directory / "identity", "the host's identity is missing")
@@ -136,15 +138,6 @@ class Home:
             if not (self.group(number) / "ballot").exists():
                 raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
 
-    def _load(self, name: str) -> Any:
-        path = self.directory / name
-        if not path.exists():
-            return None
-        body, _, crc = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
-        if crc != b"%08x" % zlib.crc32(body):
-            raise disk.corrupt(path, "it is damaged")
-        return json.loads(body)
-
     def _store(self, name: str, value: object) -> None:
         path = self.directory / name
         body = json.dumps(value).encode()
@@ -159,21 +152,27 @@ class Home:
 
 def read_identity(directory: Path) -> str:
     """The identity, as hex, of a host that may be running; "" where there is none. CorruptStateError."""
-    return str(_read(directory / "identity", ""))
+    return str(_read_other(directory / "identity") or "")
 
 
 def read_peers(directory: Path) -> dict[str, str]:
     """Peer -> identity, as hex, as that host has met it. CorruptStateError."""
-    return dict(_read(directory / "peers", {}))
+    return dict(_read_other(directory / "peers") or {})
 
 
-def _read(path: Path, default: object) -> Any:
+def _read_other(path: Path) -> Any:
+    try:
+        return _read(path)
+    except OSError as error:
+        raise disk.corrupt(path, f"it cannot be read ({error})") from error
+
+
+def _read(path: Path) -> Any:
+    """None where there is none. OSError, CorruptStateError."""
     try:
         body, _, crc = path.read_bytes().rstrip(b"\n").rpartition(b"\n")
     except FileNotFoundError:
-        return default
-    except OSError as error:
-        raise disk.corrupt(path, f"it cannot be read ({error})") from error
+        return None
     if crc != b"%08x" % zlib.crc32(body):
         raise disk.corrupt(path, "it is damaged")
     return json.loads(body)

@@ -326,12 +326,12 @@ class Replica:
             self._sender.send_all(heartbeat=False)
 
     def compact(self) -> None:
-        needed = (
-            min(map(self.core.match_index, self._membership.live(self.members.all)), default=None)
-            if self.is_leader
-            else None
-        )
-        self._compactor.tick(self.core.applied_index, needed, self._sender.transferring)
+        self._compactor.tick(self.core.applied_index, self._needed_by_followers, self._sender.transferring)
+
+    def _needed_by_followers(self) -> int | None:
+        if not self.is_leader:
+            return None
+        return min(map(self.core.match_index, self._membership.live(self.members.all)), default=None)
 
     def leadership_lost(self) -> None:
         self._sender.forget_all()

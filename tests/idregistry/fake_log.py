@@ -66,9 +66,6 @@ class FakeLog(ReplicatedLog):
         self._leader = to
         self.forget_held()
 
-    def take_leadership(self) -> None:
-        self._leader = self.node
-
     def hand_over(self, to: str | None = None) -> bool:
         if self.is_leader and self.ready:
             self.handed_to.append(to)

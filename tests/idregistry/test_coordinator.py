@@ -5,7 +5,7 @@ from idregistry.commands import Boundary, Commit, Configure, Prepare
 from idregistry.commands import Fence as ShardFence
 from idregistry.commands import encode as shard_encode
 from idregistry.configuration import Configuration
-from idregistry.coordinator import Ask, Coordinator, Hosted, LeaseRuns
+from idregistry.coordinator import Ask, Coordinator, LeaseRuns, OpenShard
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.naming import iso_utc
@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, shards: int = 2) -> None:
         self.clock = ManualClock(NOW_US)
         self.state = DirectoryState()
-        self.hosted: dict[int, Hosted] = {}
+        self.hosted: dict[int, OpenShard] = {}
         settings = Registry(shards=shards, clock_skew_s=1.0)
         self.coordinator = Coordinator(
             self.state, ROWS, settings, self.clock, lambda: None, lambda: self.hosted
@@ -44,7 +44,7 @@ class Bench:
     def follow(self, *only: int) -> None:
         """Shards appear, and apply what their leaders would put into their logs."""
         for number in self.state.view.founders:
-            self.hosted.setdefault(number, Hosted(ShardState(number), MEMBERS))
+            self.hosted.setdefault(number, OpenShard(ShardState(number), MEMBERS))
         self.hosted = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
         for number in only or tuple(self.hosted):
             state = self.hosted[number].state
@@ -184,10 +184,10 @@ def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
     assert "r1" in bench.state.view.replicas
     after = Members(("r0", "r2", "r3"))
     bench.log.of_group = after
-    bench.hosted = {n: Hosted(one.state, after if n == 0 else MEMBERS) for n, one in bench.hosted.items()}
+    bench.hosted = {n: OpenShard(one.state, after if n == 0 else MEMBERS) for n, one in bench.hosted.items()}
     bench.tick()
     assert "r1" in bench.state.view.replicas
-    bench.hosted = {n: Hosted(one.state, after) for n, one in bench.hosted.items()}
+    bench.hosted = {n: OpenShard(one.state, after) for n, one in bench.hosted.items()}
     bench.tick()
     assert "r1" not in bench.state.view.replicas
 

@@ -11,8 +11,7 @@ import grpc
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.coordinator import Coordinator
-from idregistry.coordinator import Hosted as SeenShard
+from idregistry.coordinator import Coordinator, OpenShard
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Adopt, Found, Propose, Row, encode
 from idregistry.directory_service import DirectoryHandlers
@@ -57,7 +56,7 @@ class Node:
             parsed,
             clock,
             self.turner.wake,
-            lambda: {n: SeenShard(one.shard.state, one.log.members) for n, one in self.hosted.items()},
+            lambda: {n: OpenShard(one.shard.state, one.log.members) for n, one in self.hosted.items()},
         )
         self.directory_log = FakeLog(self.directory, node=name, _leader=None)
         self.turner.add(coordinator.on_tick, self.directory_log)
