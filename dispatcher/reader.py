@@ -17,9 +17,9 @@ from dispatcher.offsets import OffsetTracker, Span
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
-from photon.core.follow import LogFollower
+from photon.core.follow import Claims, LogFollower, Share
 from photon.core.formats import ForeignBatch, LogFormat
-from photon.core.logfiles import Chunk, FileState
+from photon.core.logfiles import Chunk, FileState, SeenFile
 from photon.core.logwriter import DeadLetter
 from photon.core.settings import Logs
 
@@ -39,24 +39,41 @@ class LogReader:
         self,
         patterns: Sequence[str],
         spool: Path,
-        log_format: LogFormat,
+        format_of: Callable[[str], LogFormat],
         settings: Logs,
         batch_events_max: int,
         clock: Clock,
         states: Sequence[FileState],
         drain: bool,
         notice: Callable[[str], None],
+        claims: Claims | None = None,
     ) -> None:
-        """`states`: of the files as the ledger knows them."""
-        self._follower = LogFollower(patterns, spool, settings, clock, states, drain, notice)
+        """`format_of`: a file's name -> its format, the same object for the same format; `states`: of the
+        files as the ledger knows them; `claims`: which files are read here, where several share them."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
-        self._mutex = threading.Lock()  # over the two above
-        self._format = log_format
+        self._mutex = threading.Lock()  # over the tracker, `_gathered` and `_changed`
+        self._scanning = threading.Lock()  # before the mutex: what is read here does not change meanwhile
+        self._bell = _Bell()
+        self._follower = LogFollower(
+            patterns,
+            spool,
+            settings,
+            clock,
+            states,
+            drain,
+            notice,
+            None if claims is None else _Taking(claims, self._take),
+            self._bell.ring,
+            keep_copies=False,
+        )
+        self._format_of = format_of
         self._settings = settings
         self._batch_events_max = batch_events_max
         self._clock = clock
         self._notice = notice
         self._ready: deque[FreshBatch] = deque()
+        self._held: Part | None = None  # of another format than what was gathered before it
+        self._gathered: set[int] = set()  # files of which something is read that the tracker does not know of
         self._next_number = 0
         self._poll_at = self._scan_at = float("-inf")
         self._changed: set[int] = set()
@@ -64,24 +81,38 @@ class LogReader:
     @property
     def caught_up(self) -> bool:
         """All whole lines that are there were given out as batches."""
-        return self._follower.caught_up and not self._ready
+        return self._follower.caught_up and not self._ready and self._held is None
+
+    @property
+    def patience_s(self) -> float:
+        """So long there will be nothing to look for, unless the bell is rung."""
+        return self._follower.patience_s
+
+    def ring(self, bell: Callable[[], None]) -> None:
+        """`bell` is called, from another thread, when logs have grown."""
+        self._bell.ring_at = bell
+
+    def close(self) -> None:
+        """Watch the logs no more."""
+        self._follower.close()
 
     def look(self) -> bool:
         """Look for new and grown files, as often as the settings say. True if a file's state changed."""
         now = self._clock.monotonic()
-        if now < self._poll_at:
+        if now < self._poll_at and not self._follower.news:
             return False
         self._poll_at = now + self._settings.poll_interval_ms / 1000
         changed: list[FileState] = []
-        with self._mutex:
+        with self._scanning:
             if now >= self._scan_at:
                 try:
                     changed = self._follower.scan_if_due()
                 except (OSError, StorageError) as error:
                     self._notice(f"looking for foreign logs: {error}; tried again at the next scan")
                     self._scan_at = now + self._settings.scan_interval_s
-            self._changed.update(state.number for state in changed)
             self._follower.poll()
+        with self._mutex:
+            self._changed.update(state.number for state in changed)
         return bool(changed)
 
     def next_batch(self) -> FreshBatch | None:
@@ -95,6 +126,7 @@ class LogReader:
             with self._mutex:
                 for batch in self._ready:
                     self._tracker.sent(batch.number, batch.spans)
+                self._gathered = set() if self._held is None else {self._held[0].number}
         return self._ready.popleft() if self._ready else None
 
     def finished(self, batch: int) -> list[int]:
@@ -109,36 +141,77 @@ class LogReader:
             self._changed.clear()
             return [self._follower.advanced(number, self._tracker.offset(number)) for number in numbers]
 
+    def left(self) -> bool:
+        """Whether there is something for `leave`."""
+        with self._mutex:
+            return any(map(self._is_idle, self._follower.leaving))
+
+    def leave(self, release: Callable[[list[int]], None]) -> None:
+        """Let go of the files that others go on with and of which nothing is under way: `release` records it.
+
+        For the thread that records, after what is finished is recorded. What `release` raises is passed on.
+        """
+        with self._scanning:
+            with self._mutex:
+                numbers = sorted(filter(self._is_idle, self._follower.leaving))
+            if not numbers:
+                return
+            release(numbers)
+            with self._mutex:
+                for number in numbers:
+                    self._tracker.forget(number)
+                    self._changed.discard(number)
+                    self._follower.release(number)
+
     def unended(self) -> dict[str, int]:
         """Files whose last line is not whole -> its bytes so far."""
-        with self._mutex:
-            return {_shown(name): size for name, size in self._follower.unended().items()}
+        return {_shown(name): size for name, size in self._follower.unended().items()}
 
     def unreadable(self) -> dict[str, str]:
         """Files that can't be read now -> why. They don't count for `caught_up`."""
+        return {_shown(name): reason for name, reason in self._follower.unreadable.items()}
+
+    def _is_idle(self, number: int) -> bool:
+        return self._tracker.idle(number) and number not in self._gathered
+
+    def _take(self, states: Sequence[FileState]) -> None:
         with self._mutex:
-            return {_shown(name): reason for name, reason in self._follower.unreadable.items()}
+            for state in states:
+                self._tracker.begin(state.number, state.offset)
 
     def _gather(self) -> tuple[list[Part], Part | None]:
-        """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
+        """Chunks of one file after the other, of one format, a chunk's worth in all; and an oversized line
+        after them."""
         parts: list[Part] = []
         size = 0
+        log_format: LogFormat | None = None
         while size < self._settings.chunk_bytes:
-            with self._mutex:
-                part = self._follower.next_chunk()
+            part, self._held = self._held or self._next_part(), None
             if part is None:
+                break
+            own = self._format_of(part[0].name)
+            if log_format is not None and own is not log_format:
+                self._held = part
                 break
             if part[1].oversized:
                 return parts, part
+            log_format = own
             parts.append(part)
             size += len(part[1].data)
         return parts, None
+
+    def _next_part(self) -> Part | None:
+        part = self._follower.next_chunk()
+        if part is not None:
+            with self._mutex:
+                self._gathered.add(part[0].number)
+        return part
 
     def _batches(self, parts: list[Part]) -> list[FreshBatch]:
         now_us = self._clock.now_us()
         data = parts[0][1].data if len(parts) == 1 else b"".join([chunk.data for _, chunk in parts])
         layout = _Layout(parts)
-        parsed = self._format.parse_foreign(data)
+        parsed = self._format_of(parts[0][0].name).parse_foreign(data)
         letters = [
             DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *layout.origin(bad.start))
             for bad in parsed.malformed
@@ -154,6 +227,8 @@ class LogReader:
 
     def _cuts(self, parsed: ForeignBatch, length: int) -> list[tuple[int, int, int, int]]:
         """Rows from, to and bytes from, to of each batch; other lines go with the events before them."""
+        if parsed.units is not None:
+            return self._cuts_at(parsed.units, parsed.starts, length)
         starts = parsed.starts
         cuts, low, start = [], 0, 0
         while True:
@@ -165,6 +240,20 @@ class LogReader:
             if end == length:
                 return cuts
             low, start = high, end
+
+    def _cuts_at(self, units: Starts, starts: Starts, length: int) -> list[tuple[int, int, int, int]]:
+        """The same, where a batch can only end before a unit: a whole one, however long it is."""
+        ends: Starts = np.append(units[units > 0], length)
+        rows = np.searchsorted(starts, ends)
+        cuts, unit, low, start = [], 0, 0, 0
+        while start < length:
+            fits = np.searchsorted(rows, low + self._batch_events_max, "right")
+            fits = min(fits, np.searchsorted(ends, start + BATCH_BYTES_MAX, "right"))
+            unit = max(unit + 1, int(fits))
+            high, end = int(rows[unit - 1]), int(ends[unit - 1])
+            cuts.append((low, high, start, end))
+            low, start = high, end
+        return cuts
 
     def _oversized(self, state: FileState, chunk: Chunk) -> FreshBatch:
         length = chunk.end - chunk.start
@@ -184,6 +273,32 @@ class LogReader:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
+
+
+class _Bell:
+    """What to call when logs have grown; holds nothing else, so that the reader can be forgotten."""
+
+    def __init__(self) -> None:
+        self.ring_at: Callable[[], None] = lambda: None
+
+    def ring(self) -> None:
+        self.ring_at()
+
+
+class _Taking:
+    """The claims, with `take` told of the files that come from others."""
+
+    def __init__(self, claims: Claims, take: Callable[[Sequence[FileState]], None]) -> None:
+        self._claims = claims
+        self._take = take
+
+    def share(self, seen: Sequence[SeenFile]) -> Share:
+        share = self._claims.share(seen)
+        self._take(share.taken)
+        return share
+
+    def number(self) -> int:
+        return self._claims.number()
 
 
 class _Layout:

@@ -4,9 +4,9 @@ Holds reading positions in memory; its owner keeps FileStates on disk and decide
 """
 
 import contextlib
-import dataclasses
 import errno
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -14,33 +14,30 @@ from typing import Final
 
 import msgspec
 
+from photon.core.chunks import HEAD_BYTES, Chunk, digest, read_at, read_chunk, read_unended_line
+from photon.core.claims import Claims, Share
 from photon.core.clock import Clock
-from photon.core.logfiles import (
-    HEAD_BYTES,
-    Chunk,
-    FileState,
-    SeenFile,
-    fingerprint,
-    read_chunk,
-    read_unended_line,
-    recognise,
-    scan,
-)
+from photon.core.finder import Finder
+from photon.core.followed import Followed, file_size
+from photon.core.framing import LINES
+from photon.core.inventory import Inventory
+from photon.core.logfiles import TAIL_BYTES, FileState
+from photon.core.polling import Polling
 from photon.core.settings import Logs
 
-_LIVELY_S: Final = 1.0  # polled every time for so long after they grew
-_HOT_S: Final = 10.0
-_HOT_FILES: Final = 256  # so many are polled however long they have been silent
-_QUIET_POLLED: Final = 64  # of the silent ones, so many at a time, in turn
+__all__ = ["Claims", "LogFollower", "Share"]
+
 _NOW: Final = float("-inf")
 
 
 class LogFollower:
-    """Finds files by globs and hands out their whole lines, one chunk of one file at a time, in turn.
+    """Finds files by globs and hands out their whole records, one chunk of one file at a time, in turn.
 
     `drain`: the logs will grow no more, so a last line without its newline counts if it is a JSON object.
     `notice` is told, in a line, of files that were replaced, shrank, vanished or could not be read.
-    Not for several threads at once.
+    `claims`: None is all files. `wake` is called, from another thread, when there is something to `poll` for.
+    `keep_copies`: False deletes the unpacked copy of an archive that is read and recorded.
+    For one thread, but for `advanced` and `release`.
     """
 
     def __init__(
@@ -52,32 +49,34 @@ class LogFollower:
         states: Iterable[FileState] = (),
         drain: bool = False,
         notice: Callable[[str], None] = lambda _: None,
+        claims: Claims | None = None,
+        wake: Callable[[], None] = lambda: None,
+        keep_copies: bool = True,
     ) -> None:
-        self._patterns = patterns
-        self._spool = spool
         self._settings = settings
         self._clock = clock
         self._drain = drain
         self._notice = notice
-        self._files: dict[int, FileState] = {s.number: s for s in states}
-        self._current = {(s.device, s.inode): s for s in self._files.values() if not s.gone}
-        self._read: dict[int, int] = {s.number: s.offset for s in self._current.values()}
-        self._seen: dict[tuple[int, int], SeenFile] = {}
-        self._next_number = max(self._files, default=-1) + 1
+        self._claims = claims
+        states = list(states)
+        bound = settings.spool_bytes_max
+        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, notice, wake)
+        self._next_number = max([s.number for s in states], default=-1) + 1
+        watch = settings.watch and not drain
+        self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, notice)
+        weakref.finalize(self, self._finder.close)
         self._next_scan = _NOW
-        self._growing: deque[int] = deque()
-        self._waiting: set[int] = set()  # those in _growing
-        self._sizes: dict[int, int] = {}  # as last seen, of those that grew
-        self._stalled: dict[int, int] = {}  # size at which nothing could be read on
-        self._failed: dict[int, str] = {}
+        self._share = Share(frozenset(), (), frozenset())
+        self._released: deque[int] = deque()
+        self._growing: deque[Followed] = deque()
+        self._failed: set[Followed] = set()
         self._unlisted: dict[str, str] = {}
-        self._hot: dict[int, float] = {}  # number -> when it last grew, the latest last
-        self._turn = 0
+        self._polling = Polling()
         self._caught_up = False
 
     @property
     def caught_up(self) -> bool:
-        """Every whole line is read: of all files (drain), or of those that were last seen to grow.
+        """Every whole record is read: of all files (drain), or of those that were last seen to grow.
 
         Files in `unreadable` don't count: the owner says what they mean to it.
         """
@@ -86,225 +85,256 @@ class LogFollower:
     @property
     def unreadable(self) -> dict[str, str]:
         """Name -> reason of files that could not be read when last tried (each scan tries again)."""
-        failed = {self._files[number].name: reason for number, reason in self._failed.items()}
-        return failed | self._unlisted
+        return {file.state.name: file.failed for file in list(self._failed)} | self._unlisted
+
+    @property
+    def news(self) -> bool:
+        """The kernel has told of something since the last `poll`."""
+        return self._finder.news
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Files of which no more is handed out, until they are released."""
+        return frozenset(self._share.leave.difference(self._released) & self._inventory.files.keys())
+
+    @property
+    def patience_s(self) -> float:
+        """Nothing is to be looked for so long, unless `wake` is called."""
+        if self._finder.watches_all and not self._polling and not self._unsure:
+            return max(0.0, self._next_scan - self._clock.monotonic())
+        return self._settings.poll_interval_ms / 1000
+
+    def close(self) -> None:
+        """Watch no more. Done by itself when nobody holds the follower."""
+        self._finder.close()
 
     def scan_if_due(self) -> list[FileState]:
         """Look for new, renamed and replaced files every `scan_interval_s`, and for growth of all.
 
-        The states that are new or changed, for the owner to keep: also those that are `gone` now.
+        Where the kernel watches, only after it told of such, and every tenth time in any case. The states
+        that are new or changed, for the owner to keep: also those that are `gone` now.
         """
-        if self._clock.monotonic() < self._next_scan:
+        self._take_news()
+        now = self._clock.monotonic()
+        if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.news:
             return []
-        unlisted: dict[str, str] = {}
-        seen = scan(self._patterns, self._spool, unlisted.__setitem__)
-        for name, reason in unlisted.items():
-            if self._unlisted.get(name) != reason:
-                self._notice(f"{reason}; tried again at every scan")
-        self._unlisted = unlisted
-        self._next_scan = self._clock.monotonic() + self._settings.scan_interval_s
-        changed: list[FileState] = []
-        for file in seen:
-            state = self._known(file, changed)
-            self._look(state, file.size)
-        present = {(file.device, file.inode): file for file in seen}
-        changed += self._follow_renamed(present)
-        self._seen = present
+        self._forget_released()
+        whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
+        self._next_scan = now + self._settings.scan_interval_s
+        if whole:
+            self._finder.find()
+        shared = self._take_share()
+        if not whole and not shared:
+            return []
+        if not whole:
+            self._finder.find()  # of files that were not this process's nothing was noted
+        mine = self._share.mine if self._claims else None
+        changed = self._inventory.update(self._finder.found, mine, self._number)
+        self._tell_unlisted()
+        self._pause()
+        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
+        for state in changed:
+            if not state.gone:
+                self._heat(self._inventory.files[state.number])
+        for file in list(self._inventory.current):
+            if file.seen is not None:
+                self._look(file, file.seen.size)
+        self._failed = {file for file in self._failed if not file.state.gone}
         if not self._growing:
-            self._caught_up = True
+            self._caught_up = not self._inventory.settling
         return changed
 
     def poll(self) -> None:
-        """Look for growth of the files that grew lately (a stat each), and of some others in turn."""
-        now = self._clock.monotonic()
-        numbers = list(self._hot)
-        quiet = len(numbers)
-        fewest = max(0, quiet - _HOT_FILES)
-        while quiet > fewest and self._hot[numbers[quiet - 1]] >= now - _LIVELY_S:
-            quiet -= 1
-        self._turn = self._turn + _QUIET_POLLED if self._turn + _QUIET_POLLED < quiet else 0
-        for number in numbers[quiet:] + numbers[self._turn : min(self._turn + _QUIET_POLLED, quiet)]:
-            if self._hot[number] < now - _HOT_S and len(self._hot) > _HOT_FILES:
-                del self._hot[number]
+        """Look for growth: of the files the kernel told of; and of those it does not watch, such as grew
+        lately (a stat each), and some others in turn."""
+        self._take_news()
+        for number in self._polling.turn(self._clock.monotonic()):
+            file = self._inventory.files.get(number)
+            if file is None or file.state.gone:
+                self._polling.forget(number)
                 continue
-            state = self._files[number]
             try:
-                status = os.stat(state.path)
+                status = os.stat(file.state.path)
             except FileNotFoundError:
                 self._scan_now()
                 continue
             except OSError:
                 continue  # the next scan tells what became of it
-            replaced = (status.st_dev, status.st_ino) != (state.device, state.inode)
-            if replaced or status.st_size < self._read[number]:
+            if (status.st_dev, status.st_ino) != file.identity or status.st_size < file.read:
                 self._scan_now()
             else:
-                self._look(state, status.st_size)
+                self._look(file, status.st_size)
 
     def next_chunk(self) -> tuple[FileState, Chunk] | None:
-        """The next unread whole lines of some file; None when all that is known is read."""
+        """The next unread whole records of some file; None when all that is known is read."""
         while self._growing:
-            number = self._growing.popleft()
-            self._waiting.discard(number)
-            state = self._files[number]
-            if state.gone:
+            file = self._growing.popleft()
+            file.waiting = False
+            if file.state.gone or file.paused:
                 continue
-            chunk = self._read_on(state)
+            chunk = self._read_on(file)
             if chunk is not None:
-                self._read[number] = chunk.end
-                self._stalled.pop(number, None)
-                self._heat(number)
-                self._waiting.add(number)
-                self._growing.append(number)
-                return state, chunk
-        if self._drain and not self._caught_up:
+                self._note_read(file, chunk)
+                self._heat(file)
+                if chunk.more:
+                    self._wait(file)
+                return file.state, chunk
+        if self._drain and not self._caught_up and not self._inventory.settling:
             self._scan_now()  # only a whole scan can say that nothing is left
-        elif self._next_scan != _NOW:
+        elif self._next_scan != _NOW and not self._inventory.settling:
             self._caught_up = True
         return None
 
     def advanced(self, number: int, offset: int) -> FileState:
-        """The state of a file whose events before `offset` are taken care of; the owner keeps it."""
-        state = dataclasses.replace(self._files[number], offset=offset)
-        if state.head_bytes < HEAD_BYTES and offset > state.head_bytes and not state.gone:
-            length = min(HEAD_BYTES, offset)
-            with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
-                head = fingerprint(state.path, length, (state.device, state.inode))
-                state = dataclasses.replace(state, head_bytes=length, head=head)
-        self._files[number] = state
-        if not state.gone:
-            self._current[state.device, state.inode] = state
-        return state
+        """The state of a file whose events before `offset` are taken care of; the owner keeps it.
+
+        Any thread.
+        """
+        return self._inventory.advanced(number, offset)
+
+    def release(self, number: int) -> None:
+        """Forget a file that is to be left (Share.leave) and of which all that was handed out is recorded.
+
+        Any thread, but not during a scan.
+        """
+        self._released.append(number)
 
     def unended(self) -> dict[str, int]:
-        """Files whose end can't be read, mostly as their last line is not whole -> bytes so far."""
+        """Files whose end can't be read, mostly as their last record is not whole -> bytes so far."""
         return {
-            self._files[number].name: size - self._read[number]
-            for number, size in self._stalled.items()
-            if size > self._read[number] and not self._files[number].gone
+            file.state.name: file.stalled_at - file.read
+            for file in list(self._inventory.files.values())
+            if file.stalled_at > file.read and not file.state.gone
         }
 
-    def _known(self, file: SeenFile, changed: list[FileState]) -> FileState:
-        key = (file.device, file.inode)
-        old = self._current.get(key)
-        if old is not None and self._seen.get(key) == file:
-            return old
-        state = self._recognised(file)
-        if state is None:
-            if old is not None:
-                shrank = file.size < self._read[old.number]
-                what = f"shrank to {file.size} bytes" if shrank else "was overwritten"
-                self._notice(f"{file.name} {what}; read again from its start")
-                changed.append(self._drop(old))
-            state = FileState(self._next_number, file.path, file.name, file.device, file.inode)
-            self._next_number += 1
-            self._read[state.number] = 0
-            self._heat(state.number)
-        elif (state.path, state.name) != (file.path, file.name):
-            state = dataclasses.replace(state, path=file.path, name=file.name)
-        else:
-            return state
-        self._files[state.number] = self._current[key] = state
-        changed.append(state)
-        return state
+    @property
+    def _unsure(self) -> bool:
+        """Something is to be tried again at every scan."""
+        return bool(self._failed or self._unlisted or self._inventory.settling)
 
-    def _recognised(self, file: SeenFile) -> FileState | None:
-        old = self._current.get((file.device, file.inode))
-        if old is None or file.size < self._read[old.number]:
-            return None
-        try:
-            return recognise(file, self._current)
-        except OSError:
-            return old  # reading on will tell the reason
+    def _number(self) -> int:
+        if self._claims is not None:
+            return self._claims.number()
+        self._next_number += 1
+        return self._next_number - 1
 
-    def _follow_renamed(self, present: dict[tuple[int, int], SeenFile]) -> list[FileState]:
-        """Files that no pattern matches any more: renamed in their directory (read on), or gone."""
-        changed = []
-        listings: dict[str, dict[int, str]] = {}
-        for key, known in list(self._current.items()):
-            if key in present:
-                continue
-            state, size = known, _size(known.path, key)
-            if size is None:
-                directory = os.path.dirname(known.path) or "."
-                if directory not in listings:
-                    listings[directory] = _inodes(directory)
-                path = listings[directory].get(known.inode, "")
-                size = _size(path, key)
-                seen = SeenFile(path, path, *key, size or 0)
-                if size is None or not known.head_bytes or self._recognised(seen) is None:
-                    self._notice(f"{known.name} is gone; {self._read[known.number]} bytes of it were read")
-                    changed.append(self._drop(known))
-                    continue
-                state = dataclasses.replace(known, path=path, name=path)
-                self._files[state.number] = self._current[key] = state
-                changed.append(state)
-            if size < self._read[state.number]:
-                self._notice(f"{state.name} shrank to {size} bytes")
-                changed.append(self._drop(state))
-            else:
-                self._look(state, size)
-        return changed
+    def _take_share(self) -> bool:
+        """Ask what is this process's. Whether that is news."""
+        if self._claims is None:
+            return False
+        before, self._share = self._share, self._claims.share(self._finder.found)
+        self._inventory.take(self._share.taken)
+        known = before.mine == self._share.mine and before.leave == self._share.leave
+        return bool(self._share.taken) or not known
 
-    def _drop(self, state: FileState) -> FileState:
-        self._current.pop((state.device, state.inode), None)
-        for notes in (self._hot, self._stalled, self._failed, self._sizes):
-            notes.pop(state.number, None)
-        dropped = self._files[state.number] = dataclasses.replace(state, gone=True)
-        return dropped
-
-    def _look(self, state: FileState, size: int) -> None:
-        """Note that a file has `size` bytes now; it waits to be read if that is news."""
-        number = state.number
-        if size <= self._read[number] or number in self._waiting:
+    def _pause(self) -> None:
+        if self._claims is None:
             return
-        if self._stalled.get(number) == size and (
-            number not in self._failed or not _readable(state.path, self._read[number])
-        ):
+        mine, leave = self._share.mine, self._share.leave
+        seen = {file.source for file in self._finder.found}
+        for file in self._inventory.current:
+            elsewhere = file.state.source in seen and file.state.source not in mine
+            file.paused = elsewhere or file.state.number in leave
+
+    def _forget_released(self) -> None:
+        while self._released:
+            number = self._released.popleft()
+            self._inventory.forget(number)
+            self._polling.forget(number)
+
+    def _tell_unlisted(self) -> None:
+        unlisted = self._finder.unreadable | self._inventory.unlisted
+        for name, reason in unlisted.items():
+            if self._unlisted.get(name) != reason:
+                self._notice(f"{reason}; tried again at every scan")
+        self._unlisted = unlisted
+
+    def _take_news(self) -> None:
+        for path in self._finder.grown(self._inventory.by_path):
+            self._caught_up = False
+            self._wait(self._inventory.by_path[path])
+
+    def _look(self, file: Followed, size: int) -> None:
+        """Note that a file has `size` bytes now; it waits to be read if that is news."""
+        if size <= file.read or file.waiting or file.paused:
+            return
+        if file.stalled_at == size and not (file.failed and _readable(file.state.path, file.read)):
             return
         self._caught_up = False
-        self._sizes[number] = size
-        self._heat(number)
-        self._waiting.add(number)
-        self._growing.append(number)
+        self._heat(file)
+        self._wait(file)
+
+    def _wait(self, file: Followed) -> None:
+        if not file.waiting:
+            file.waiting = True
+            self._growing.append(file)
+
+    def _heat(self, file: Followed) -> None:
+        if file.packed or (not file.linked and self._finder.covers(file.state.path)):
+            self._polling.forget(file.state.number)
+        else:
+            self._polling.grew(file.state.number, self._clock.monotonic())
 
     def _scan_now(self) -> None:
         self._next_scan = _NOW
         self._caught_up = False
 
-    def _heat(self, number: int) -> None:
-        self._hot.pop(number, None)
-        self._hot[number] = self._clock.monotonic()
-
-    def _read_on(self, state: FileState) -> Chunk | None:
-        number, offset, identity = state.number, self._read[state.number], (state.device, state.inode)
-        bounds = (self._settings.chunk_bytes, self._settings.line_bytes_max)
+    def _read_on(self, file: Followed) -> Chunk | None:
+        state, settings = file.state, self._settings
+        head = (state.head_bytes, state.head)
         try:
-            chunk = read_chunk(state.path, offset, *bounds, identity)
-            if chunk is None and self._drain:
-                chunk = _last_line(state.path, offset, self._settings.line_bytes_max, identity)
+            chunk = read_chunk(
+                state.path,
+                file.read,
+                settings.chunk_bytes,
+                settings.line_bytes_max,
+                file.identity,
+                file.framing,
+                head,
+            )
+            if chunk is None and (self._drain or file.packed) and file.framing is LINES:
+                chunk = _last_line(state.path, file.read, settings.line_bytes_max, file.identity)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
-                self._scan_now()  # renamed or replaced: the scan finds it again
-                return None
-            reason = error.strerror or str(error)
-            if self._failed.get(number) != reason:
-                self._notice(f"{state.name} cannot be read ({reason}); tried again at every scan")
-            self._failed[number] = reason
-            self._stall(number)
+                file.suspect = True  # renamed, replaced or written anew: the scan finds out
+                self._scan_now()
+            else:
+                self._fail(file, error.strerror or str(error))
             return None
-        self._failed.pop(number, None)
+        if file.failed:
+            file.failed = ""
+            self._failed.discard(file)
         if chunk is None:
-            self._stall(number)
+            file.stalled_at = file_size(state.path, file.identity) or 0
         return chunk
 
-    def _stall(self, number: int) -> None:
-        # The size seen before it was read: had the file grown since, it is read once more.
-        size = self._sizes.get(number, 0)
-        if size > self._read[number]:
-            self._stalled[number] = size
-        else:
-            self._stalled.pop(number, None)
+    def _fail(self, file: Followed, reason: str) -> None:
+        if file.failed != reason:
+            self._notice(f"{file.state.name} cannot be read ({reason}); tried again at every scan")
+        file.failed = reason
+        file.stalled_at = file_size(file.state.path, file.identity) or 0
+        self._failed.add(file)
+
+    def _note_read(self, file: Followed, chunk: Chunk) -> None:
+        """Keep what the file can be known by later."""
+        data = chunk.data
+        if len(data) > chunk.end - chunk.start:
+            data = data[: chunk.end - chunk.start]  # a last line was given the newline that it had not
+        known = file.last if file.tail_at == chunk.start else b""
+        whole = len(known) == chunk.start and not chunk.oversized
+        file.read, file.stalled_at = chunk.end, -1
+        file.tail_at = chunk.end
+        file.last = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (known + data)[-TAIL_BYTES:]
+        length = min(HEAD_BYTES, chunk.end)
+        with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
+            if len(file.last) < min(TAIL_BYTES, chunk.end) or chunk.oversized:
+                start = max(0, chunk.end - TAIL_BYTES)
+                file.last = read_at(file.state.path, start, chunk.end - start, file.identity)
+            if file.state.head_bytes < length:
+                head = (
+                    (known + data)[:length] if whole else read_at(file.state.path, 0, length, file.identity)
+                )
+                self._inventory.set_head(file, length, digest(head))
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:
@@ -313,23 +343,6 @@ def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int,
         if isinstance(msgspec.json.decode(line), dict):
             return Chunk(offset, offset + len(line), line + b"\n")
     return None
-
-
-def _size(path: str, key: tuple[int, int]) -> int | None:
-    """Size of the file if it is still the one with this device and inode."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_size if (status.st_dev, status.st_ino) == key else None
-
-
-def _inodes(directory: str) -> dict[int, str]:
-    try:
-        with os.scandir(directory) as entries:
-            return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
-    except OSError:
-        return {}
 
 
 def _readable(path: str, offset: int) -> bool:

@@ -32,7 +32,10 @@ class RotatingLog:
     sync nothing is known of what is on disk: every later append and sync raises the same error.
     """
 
-    def __init__(self, directory: Path, stem: str, file_bytes_max: int, suffix: str = ".jsonl") -> None:
+    def __init__(
+        self, directory: Path, stem: str, file_bytes_max: int, suffix: str = ".jsonl", first: int = 0
+    ) -> None:
+        """Goes on in the last file there is; in number `first` if that is later."""
         self.directory = directory
         self._stem = stem
         self._suffix = suffix
@@ -45,7 +48,7 @@ class RotatingLog:
         with storage_errors(directory):
             make_directory(directory)
         numbers = self.file_numbers()
-        self._file = numbers[-1] if numbers else 0
+        self._file = max([first, *numbers[-1:]])
         self._fd = self._open(self._file)
         self._size = os.fstat(self._fd).st_size
 

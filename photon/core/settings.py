@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from photon.core.errors import SettingsError
+from photon.core.formats_fields import parse_path
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
@@ -306,5 +307,20 @@ def _check_together(settings: Settings, source: str) -> None:
     for where, name in names.items():
         if not name.isprintable() or '"' in name or "\\" in name:
             raise SettingsError(f"{source}: '{where}' must have no quotes, backslashes or control characters")
+    _check_paths(names, source)
     if len(settings.ids.key.encode()) > 64:
         raise SettingsError(f"{source}: 'ids.key' must be at most 64 bytes")
+
+
+def _check_paths(names: Mapping[str, str], source: str) -> None:
+    paths: dict[str, tuple[str, ...]] = {}
+    for where, name in names.items():
+        try:
+            paths[where] = parse_path(name)
+        except SettingsError as error:
+            raise SettingsError(f"{source}: '{where}': {error}") from error
+    foreign = {where: path for where, path in paths.items() if where.startswith("foreign.")}
+    for outer, path in foreign.items():
+        for inner, longer in foreign.items():
+            if inner != outer and longer[: len(path)] == path:
+                raise SettingsError(f"{source}: '{inner}' lies within '{outer}': one can't be in the other")

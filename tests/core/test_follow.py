@@ -1,44 +1,13 @@
 """Following growing, rotating, vanishing log files (paper 3.2)."""
 
+import dataclasses
 import gzip
 import os
 
 import pytest
 
-from photon.core.clock import ManualClock
-from photon.core.follow import LogFollower
 from photon.core.settings import Logs
-
-
-class Following:
-    """A follower on a manual clock; `read` scans and hands out all there is, as name -> bytes."""
-
-    def __init__(self, *patterns, spool, drain=False, states=(), settings=Logs()):
-        self.clock = ManualClock()
-        self.notices = []
-        self.states = {state.number: state for state in states}
-        self.follower = LogFollower(
-            [str(p) for p in patterns], spool, settings, self.clock, states, drain, self.notices.append
-        )
-
-    def read(self, scan=True):
-        if scan:
-            self.clock.advance(2.0)
-            self.keep(self.follower.scan_if_due())
-        self.follower.poll()
-        return self.rest()
-
-    def rest(self):
-        read = {}
-        while (found := self.follower.next_chunk()) is not None:
-            state, chunk = found
-            name = os.path.basename(state.name)
-            read[name] = read.get(name, b"") + chunk.data
-            self.keep([self.follower.advanced(state.number, chunk.end)])
-        return read
-
-    def keep(self, states):
-        self.states |= {state.number: state for state in states}
+from tests.core.following import Following, append
 
 
 @pytest.fixture
@@ -47,16 +16,14 @@ def logs(tmp_path):
     return tmp_path / "logs"
 
 
-@pytest.fixture
-def following(logs, tmp_path):
-    return lambda *patterns, **options: Following(
-        *(patterns or [logs / "*.jsonl"]), spool=tmp_path / "spool", **options
-    )
+@pytest.fixture(params=["watched", "polled"])
+def following(request, logs, tmp_path):
+    def follow(*patterns, settings=Logs(), **options):
+        settings = dataclasses.replace(settings, watch=request.param == "watched")
+        patterns = patterns or [logs / "*.jsonl"]
+        return Following(*patterns, spool=tmp_path / "spool", settings=settings, **options)
 
-
-def append(path, data):
-    with open(path, "ab") as file:
-        file.write(data)
+    return follow
 
 
 def test_growth_is_found_by_poll_without_a_scan(logs, following):
@@ -217,7 +184,7 @@ def test_drain_ends_though_a_last_line_is_no_event(logs, following):
 def test_drain_is_caught_up_only_after_a_scan_that_finds_nothing_new(logs, following):
     append(logs / "a.jsonl", b"1\n")
     it = following(drain=True)
-    assert it.read() == {"a.jsonl": b"1\n"}
+    assert it.read(scans=1) == {"a.jsonl": b"1\n"}
     append(logs / "b.jsonl", b"2\n")
     assert not it.follower.caught_up
     it.follower.scan_if_due()
@@ -272,11 +239,11 @@ def test_a_file_that_fails_to_be_read_is_tried_again_at_scans_until_it_works(log
 
 
 def test_an_unchanged_file_costs_no_reading_of_its_head(logs, following, monkeypatch):
-    import photon.core.follow as module
+    import photon.core.inventory as module
 
     append(logs / "a.jsonl", b"1\n")
     it = following()
     it.read()
     it.read()
-    monkeypatch.setattr(module, "recognise", None)  # would raise if it were called
+    monkeypatch.setattr(module, "same_head", None)  # would raise if it were called
     assert it.read() == {}

@@ -1,5 +1,6 @@
 """Chunks of JSON lines to columns, against Python's own json module."""
 
+import datetime
 import json
 import math
 
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon.core.columns import unpack_times
+from photon.core.errors import SettingsError
 from photon.core.formats import ForeignBatch, JsonLines, PrimaryBatch
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Primary
@@ -285,3 +287,103 @@ def test_a_byte_order_mark_is_no_part_of_the_line() -> None:
 def test_a_byte_order_mark_is_no_part_of_a_malformed_line_either() -> None:
     (bad,) = logs().parse_primary("\ufeffno event\n".encode()).malformed
     assert (bad.start, bad.line) == (3, b"no event")
+
+
+NESTED = JsonLines(
+    Primary(id="ctx.query.id"),
+    Foreign(id="ctx.click.id", primary_id="ctx.query.id", time="at.ms", time_unit="ms"),
+    IdPacker(),
+)
+
+
+def test_a_dotted_path_leads_into_objects() -> None:
+    line = b'{"at":{"ms":7,"x":[]},"ctx":{"click":{"id":"c"},"query":{"y":1,"id":17}},"id":"no"}'
+    batch = NESTED.parse_foreign(line + b"\n")
+    assert (batch.ids, batch.primary_ids) == (IdPacker().pack(["c"]), IdPacker().pack(["17"]))
+    assert unpack_times(batch.times).tolist() == [7_000]
+    assert NESTED.parse_primary(line).ids == batch.primary_ids
+
+
+@pytest.mark.parametrize("at", ["", ',"at":null', ',"at":{}', ',"at":{"ms":null}'])
+def test_a_time_that_is_missing_at_any_depth_is_the_photon_ids_own(at: str) -> None:
+    line = '{"ctx":{"click":{"id":"%s"},"query":{"id":"q"}}%s}\n'
+    batch = NESTED.parse_foreign((line % ("10.0.0.1:7:1700", at) + line % ("opaque", at)).encode())
+    assert unpack_times(batch.times).tolist() == [1700]
+    assert [bad.reason for bad in batch.malformed] == [
+        "field 'at.ms' is missing (an opaque id needs its event's time)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"ctx":{"click":{"id":"c"},"query":{}}}', "missing required field `id` in `ctx.query`"),
+        (b'{"ctx":{"click":{"id":"c"}}}', "missing required field `query` in `ctx`"),
+        (b'{"ctx":5}', "Expected `object`, got `int` in `ctx`"),
+        (b'{"ctx":{"click":{"id":true}}}', "Expected `int | str`, got `bool` in `ctx.click.id`"),
+        (b'{"ctx.click.id":"c"}', "missing required field `ctx`"),
+    ],
+)
+def test_the_reason_names_the_place_in_the_event(line: bytes, reason: str) -> None:
+    (bad,) = NESTED.parse_foreign(line).malformed
+    assert bad.reason.endswith(reason)
+
+
+def test_two_dots_are_a_dot_in_a_name() -> None:
+    own = JsonLines(Primary(id="attributes.trace..id"), Foreign(), IdPacker())
+    batch = own.parse_primary(b'{"attributes":{"trace.id":"t"}}\n{"attributes":{"trace":{"id":"t"}}}\n')
+    assert batch.ids == IdPacker().pack(["t"]) and len(batch.malformed) == 1
+
+
+@pytest.mark.parametrize("path", [".id", "ctx.", "a....b.", "."])
+def test_a_path_with_an_empty_part_is_refused(path: str) -> None:
+    with pytest.raises(SettingsError, match="has an empty part"):
+        JsonLines(Primary(id=path), Foreign(), IdPacker())
+
+
+@pytest.mark.parametrize("names", [("a", "a.b"), ("a.b", "a"), ("a.b.c", "a.b"), ("a.b", "a.b")])
+def test_an_id_that_would_have_to_be_an_object_too_is_refused(names: tuple[str, str]) -> None:
+    with pytest.raises(SettingsError, match="can't lie within another"):
+        JsonLines(Primary(), Foreign(id=names[0], primary_id=names[1]), IdPacker())
+
+
+zones = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(
+    lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes))
+)
+
+
+@given(st.lists(st.datetimes(timezones=zones), min_size=1, max_size=5))
+def test_rfc3339_times_are_read_to_the_microsecond(moments: list[datetime.datetime]) -> None:
+    epoch = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+    expected = [(moment - epoch) // datetime.timedelta(microseconds=1) for moment in moments]
+    assert times_of("rfc3339", *[moment.isoformat() for moment in moments]) == expected
+
+
+def test_rfc3339_in_its_spellings() -> None:
+    same = ["2024-02-29T12:00:00.5Z", "2024-02-29t12:00:00.500000z", "2024-02-29 14:00:00.50+02:00"]
+    assert times_of("rfc3339", *same) == [1_709_208_000_500_000] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("2024-02-29T12:00:00", "Expected `datetime` with a timezone component in `ts_us`"),
+        ("2024-02-30T12:00:00Z", "Invalid RFC3339 encoded datetime in `ts_us`"),
+        ("yesterday", "Invalid RFC3339 encoded datetime in `ts_us`"),
+        (1_700_000_000, "Expected `datetime | null`, got `int` in `ts_us`"),
+        (None, "field 'ts_us' is missing (an opaque id needs its event's time)"),
+    ],
+)
+def test_what_is_no_rfc3339_time_is_malformed_and_its_neighbours_are_not(value: object, reason: str) -> None:
+    good = foreign_line(ts_us="2024-01-01T00:00:00Z")
+    batch = logs("rfc3339").parse_foreign(good + foreign_line(ts_us=value) + good)
+    assert len(batch.lines) == 2
+    assert batch.malformed[0].reason.endswith(reason)
+
+
+def test_many_events_without_a_time_are_each_malformed_and_in_order() -> None:
+    rows = [foreign_line(id=f"c{n}", ts_us=None if n % 3 else n) for n in range(30)]
+    batch = logs().parse_foreign(b"".join([*rows[:10], b"no event\n", *rows[10:]]))
+    assert unpack_times(batch.times).tolist() == list(range(0, 30, 3))
+    assert len(batch.malformed) == 21
+    assert [bad.start for bad in batch.malformed] == sorted(bad.start for bad in batch.malformed)

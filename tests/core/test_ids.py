@@ -195,6 +195,43 @@ def test_a_batch_is_packed_as_its_ids_one_by_one():
         ":1700000000000000",
         "1700000000000000",
         "[2001:db8::1]:7:1700000000000000",
+        "[2001:db8:1111:2222:3333:4444:5555:6666]:4294967295:1700000000000000",
+        " 10.0.0.1:7:1700000000000000",
+        "10.0.0.1:7: 1700000000000000",
+        "10.0.0.1:7:170000000000000 ",
+        "10.0.0.1 :7:1700000000000000",
+        "\x0010.0.0.1:7:1700000000000000",
+        "256.0.0.1:7:1700000000000000",
+        "10.0.0.1:7x1700000000000000",
+        "x" * 100 + ":7:1700000000000000",
+        "x" * 60,
+        "",
     ]
     for batch in (alike, *[[*alike, text] for text in nearly], nearly):
         assert IdPacker().pack(batch) == b"".join(IdPacker().pack([text]) for text in batch)
+
+
+def test_numbers_among_photon_ids_stand_for_their_text():
+    photon = "10.0.0.1:7:1700000000000000"
+    assert IdPacker().pack([photon, 17, 10**30]) == IdPacker().pack([photon, "17", str(10**30)])
+
+
+def test_padded_servers_are_remembered_within_a_bound(monkeypatch):
+    monkeypatch.setattr(ids_module, "_SERVER_CACHE_MAX", 10)
+    packer = IdPacker()
+    for first in range(0, 60, 6):
+        texts = [f"10.0.0.{n}:1:{1_700_000_000_000_000 + n}" for n in range(first, first + 9)]
+        assert packer.pack(texts) == b"".join(IdPacker().pack([text]) for text in texts)
+        assert len(packer._padded) <= 10
+
+
+@given(
+    st.lists(st.builds(lambda a, p, t: f"{a}:{p}:{t}", ipv4, process_ids, st.integers(10**15, 10**16 - 1)))
+)
+def test_ids_of_our_days_are_packed_as_the_plain_definition_says(texts):
+    expected = b""
+    for text in texts:
+        address, process, time = text.split(":")
+        expected += ipaddress.IPv4Address(address).packed
+        expected += int(process).to_bytes(4, "big") + int(time).to_bytes(8, "big")
+    assert IdPacker().pack(texts) == expected

@@ -1,23 +1,22 @@
 """Which log files there are, which of them is which, and their whole lines (paper 3.2)."""
 
+import dataclasses
 import errno
 import glob
-import gzip
 import os
-from pathlib import Path
 
 import pytest
 
-from photon.core.errors import StorageError, UsageError
+from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line
+from photon.core.errors import UsageError
+from photon.core.globs import check_patterns, may_match
 from photon.core.logfiles import (
-    Chunk,
     FileState,
-    check_patterns,
-    fingerprint,
-    read_chunk,
-    read_unended_line,
-    recognise,
-    scan,
+    find,
+    pack_file_state,
+    same_content,
+    same_head,
+    unpack_file_state,
 )
 
 BIG = 1 << 20
@@ -33,21 +32,21 @@ def test_globs_directories_and_single_files_are_found_once_and_by_name(tmp_path)
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "d.jsonl").write_bytes(b"{}\n")
     patterns = [f"{tmp_path}/*.jsonl", str(tmp_path), f"{tmp_path}/a.jsonl", f"{tmp_path}/**/*.jsonl"]
-    assert names(scan(patterns, tmp_path / "spool")) == ["a.jsonl", "b.jsonl", "c.txt", "d.jsonl"]
+    assert names(find(patterns)) == ["a.jsonl", "b.jsonl", "c.txt", "d.jsonl"]
 
 
 def test_a_directory_with_wildcard_characters_in_its_name_is_a_directory(tmp_path):
     directory = tmp_path / "logs[1]"
     directory.mkdir()
     (directory / "a.jsonl").write_bytes(b"{}\n")
-    assert names(scan([str(directory)], tmp_path / "spool")) == ["a.jsonl"]
+    assert names(find([str(directory)])) == ["a.jsonl"]
 
 
 def test_a_file_with_two_names_counts_once(tmp_path):
     (tmp_path / "b.jsonl").write_bytes(b"{}\n")
     os.link(tmp_path / "b.jsonl", tmp_path / "a.jsonl")
     (tmp_path / "c.jsonl").symlink_to(tmp_path / "b.jsonl")
-    assert names(scan([f"{tmp_path}/*"], tmp_path / "spool")) == ["a.jsonl"]
+    assert names(find([f"{tmp_path}/*"])) == ["a.jsonl"]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_any_depth_finds_what_glob_finds(tmp_path, pattern):
         (tmp_path / name).touch()
     whole = f"{tmp_path}/{pattern}"
     expected = sorted(name for name in glob.glob(whole, recursive=True) if os.path.isfile(name))
-    assert [seen.name for seen in scan([whole], tmp_path / "spool")] == expected
+    assert [seen.name for seen in find([whole])] == expected
 
 
 def test_links_that_lead_in_circles_are_not_followed_round(tmp_path):
@@ -69,69 +68,18 @@ def test_links_that_lead_in_circles_are_not_followed_round(tmp_path):
         (tmp_path / name).symlink_to(tmp_path)
     (tmp_path / "d" / "itself.x").symlink_to("itself.x")
     unreadable: list[str] = []
-    seen = scan([f"{tmp_path}/**/*.x"], tmp_path / "spool", lambda name, _: unreadable.append(name))
+    seen = find([f"{tmp_path}/**/*.x"], lambda name, _: unreadable.append(name))
     assert [file.name for file in seen] == [f"{tmp_path}/d/a.x"]
     assert unreadable == [f"{tmp_path}/d/itself.x"]
 
 
 def test_a_glob_may_match_nothing_but_its_directory_must_be_there(tmp_path):
-    assert scan([f"{tmp_path}/*.jsonl"], tmp_path / "spool") == []
+    assert find([f"{tmp_path}/*.jsonl"]) == []
     check_patterns([f"{tmp_path}/*.jsonl"])
     with pytest.raises(UsageError, match=r"no such directory.*missing"):
         check_patterns([f"{tmp_path}/missing/*.jsonl"])
     with pytest.raises(UsageError, match="no such file or directory"):
         check_patterns([f"{tmp_path}/missing.jsonl"])
-
-
-def test_a_gz_file_is_unpacked_once_and_known_under_its_name(tmp_path):
-    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
-        file.write(b'{"id":"x"}\n')
-    (first,) = scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
-    assert first.name.endswith("a.jsonl.gz")
-    assert Path(first.path).read_bytes() == b'{"id":"x"}\n'
-    (tmp_path / "a.jsonl.gz").rename(tmp_path / "b.jsonl.gz")
-    (second,) = scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
-    assert (second.path, second.inode) == (first.path, first.inode)
-
-
-def test_what_a_killed_process_unpacked_in_part_does_not_stay(tmp_path, monkeypatch):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}\n"))
-
-    def killed(_packed, plain, _length):
-        plain.write(b"{")
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("photon.core.logfiles.shutil.copyfileobj", killed)
-        patch.setattr(os, "getpid", lambda: 7)
-        scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
-    (seen,) = scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
-    assert [str(path) for path in (tmp_path / "spool").iterdir()] == [seen.path]
-    assert Path(seen.path).read_bytes() == b"{}\n"
-
-
-def test_an_unpacked_copy_is_whole_on_disk_before_it_has_its_name(tmp_path, monkeypatch):
-    (tmp_path / "a.gz").write_bytes(gzip.compress(b"{}\n" * 100))
-    synced = []
-    monkeypatch.setattr(
-        "photon.core.logfiles.os.fsync",
-        lambda fd: synced.append((os.fstat(fd).st_size, list((tmp_path / "spool").glob("*.log")))),
-    )
-    scan([f"{tmp_path}/*.gz"], tmp_path / "spool")
-    assert synced == [(300, [])]
-
-
-def test_a_broken_gz_file_is_told_and_the_others_are_found(tmp_path):
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"x" * 1000)[:-9])
-    (tmp_path / "b.jsonl").write_bytes(b"{}\n")
-    for _ in range(2):
-        told = {}
-        seen = scan([f"{tmp_path}/*"], tmp_path / "spool", told.__setitem__)
-        assert names(seen) == ["b.jsonl"]
-        assert "not a whole gzip file" in told[f"{tmp_path}/a.jsonl.gz"]
-    with pytest.raises(StorageError, match="replace it or leave it out"):
-        scan([f"{tmp_path}/*"], tmp_path / "spool")
-    assert not list((tmp_path / "spool").glob("*.partial"))
 
 
 def test_a_partly_written_line_is_left_until_it_is_whole(tmp_path):
@@ -188,18 +136,52 @@ def test_another_file_under_the_same_name_is_not_read(tmp_path):
         assert raised.value.errno == errno.ESTALE
 
 
-def test_a_file_is_recognised_by_inode_and_head_not_by_name(tmp_path):
+def test_a_file_that_shrank_or_begins_in_another_way_is_another_file(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\n")
-    (seen,) = scan([str(path)], tmp_path / "spool")
-    state = FileState(7, seen.path, seen.name, seen.device, seen.inode, 4, 4, fingerprint(seen.path, 4))
-    known = {(seen.device, seen.inode): state}
+
+    def seen():
+        return find([f"{tmp_path}/log*"])[0]
+
+    state = FileState(7, str(path), str(path), 0, 0, 4, 4, fingerprint(str(path), 4))
     path.rename(tmp_path / "log.1")
-    (renamed,) = scan([f"{tmp_path}/log.1"], tmp_path / "spool")
-    assert recognise(renamed, known) is state
+    assert same_head(seen(), state, 8)
+    assert not same_head(seen(), state, 9)
     with open(tmp_path / "log.1", "r+b") as file:
         file.write(b"ONE")
-    assert recognise(renamed, known) is None
+    assert not same_head(seen(), state, 8)
     os.truncate(tmp_path / "log.1", 2)
-    (shrunk,) = scan([f"{tmp_path}/log.1"], tmp_path / "spool")
-    assert recognise(shrunk, known) is None
+    assert not same_head(seen(), state, 2)
+
+
+def test_another_file_with_the_same_head_is_another_file_unless_what_was_read_last_agrees(tmp_path):
+    head, path = b"x" * 2000, tmp_path / "log"
+    path.write_bytes(head + b"one\n")
+    (seen,) = find([str(path)])
+    state = FileState(
+        0, seen.path, seen.name, seen.device, seen.inode, 2004, 1024, fingerprint(seen.path, 1024)
+    )
+    assert not same_content(seen, state)  # nothing is known of its end
+    tail = fingerprint(seen.path, 1024, start=980)
+    state = dataclasses.replace(state, tail_at=2004, tail=tail)
+    for rest, same in ((b"one\nmore\n", True), (b"one\n", True), (b"two\n", False), (b"one", False)):
+        (tmp_path / "other").write_bytes(head + rest)
+        (other,) = find([f"{tmp_path}/other"])
+        assert same_content(other, state) is same
+
+
+def test_a_state_comes_back_from_the_disk_as_it_was(tmp_path):
+    state = FileState(7, "/a/\udcff", "/b", 1, 2, 3, 4, b"h", True, (5, 6), 7, b"t", "version", 8)
+    assert unpack_file_state(pack_file_state(state)) == state
+
+
+def test_the_directories_in_which_files_may_appear_are_named(tmp_path):
+    for name in ("a/x/1.log", "a/y/2.log", "b/3.log"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    directories: set[str] = set()
+    patterns = [f"{tmp_path}/a/*/*.log", f"{tmp_path}/**/*.no", f"{tmp_path}/c/*.log", f"{tmp_path}/b/3.log"]
+    assert names(find(patterns, directories=directories)) == ["1.log", "2.log", "3.log"]
+    below = ("", "/a", "/a/x", "/a/y", "/b", "/c")
+    assert directories == {f"{tmp_path}{name}" for name in below}
+    assert may_match(patterns, "new.log") and not may_match(patterns, "new.tmp")

@@ -30,6 +30,14 @@ def test_a_log_rotates_before_it_grows_over_its_size_and_splits_no_append(tmp_pa
     assert again.append(b"z\n") == LogPosition(3, 4)
 
 
+def test_a_log_goes_on_in_a_later_file_where_it_is_told_to(tmp_path):
+    RotatingLog(tmp_path, "a", 10).append(b"one\n")
+    assert RotatingLog(tmp_path, "a", 10, first=0).position == LogPosition(0, 4)
+    assert RotatingLog(tmp_path, "a", 10, first=3).position == LogPosition(3, 0)
+    assert RotatingLog(tmp_path, "a", 10, first=1).position == LogPosition(3, 0)
+    assert RotatingLog(tmp_path, "b", 10, first=5).file_numbers() == [5]
+
+
 def test_logs_of_similar_names_do_not_mix(tmp_path):
     for stem in ("joiner", "joiner-1", "[joiner"):
         RotatingLog(tmp_path, stem, 10).append(stem.encode())

@@ -1,0 +1,314 @@
+"""Which of the files that are there is which of those that were read, under whatever name (paper 3.2)."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from photon.core.chunks import HEAD_BYTES, digest
+from photon.core.clock import Clock
+from photon.core.errors import StorageError
+from photon.core.followed import (
+    Followed,
+    archive_key,
+    file_size,
+    is_linked,
+    key_of,
+    path_key,
+    renamed_to,
+    version_of,
+)
+from photon.core.framing import framing_of
+from photon.core.logfiles import FileState, SeenFile, Source, same_content, same_head
+from photon.core.packed import Spool, TruncatedError, is_packed
+from photon.core.unpacking import SMALL_BYTES, Unpacker
+
+_SETTLED_US: Final = 2_000_000  # an archive that was written to so lately may not be whole yet
+
+
+class Inventory:
+    """For one thread, but for `advanced`. `notice` is told of what was replaced, shrank or vanished."""
+
+    def __init__(
+        self,
+        spool: Path,
+        spool_bytes_max: int,
+        clock: Clock,
+        states: Iterable[FileState],
+        keep_copies: bool,
+        drain: bool,
+        notice: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker."""
+        self._spool = Spool(spool, spool_bytes_max)
+        self._unpacker = Unpacker(self._spool, wake)
+        self._clock = clock
+        self._keep_copies = keep_copies
+        self._drain = drain
+        self._notice = notice
+        self._mutex = threading.Lock()  # over the states of `files`
+        self.files: dict[int, Followed] = {}
+        self.by_path: dict[str, Followed] = {}
+        self._current: dict[Source, Followed] = {}
+        self._archives: dict[Source, Followed] = {}
+        self._twins: dict[str, str] = {}  # name of an archive -> of the plain file that is read instead
+        self.unlisted: dict[str, str] = {}
+        """Names of archives that can't be read -> why."""
+        self.settling = False
+        """An archive is left for later: it seems to be written to still, or is being unpacked."""
+        self.take(states)
+
+    @property
+    def news(self) -> bool:
+        """An archive is unpacked, or can't be."""
+        return self._unpacker.news
+
+    @property
+    def current(self) -> Collection[Followed]:
+        """Those that are there."""
+        return self._current.values()
+
+    def take(self, states: Iterable[FileState]) -> None:
+        """Files that were read before, by this process or another."""
+        for state in states:
+            file = Followed(state, state.offset, framing_of(state.name))
+            self.files[state.number] = file
+            if not state.gone:
+                self._index(file)
+
+    def forget(self, number: int) -> None:
+        """A file that another process goes on with."""
+        file = self.files.pop(number, None)
+        if file is not None:
+            self._unindex(file)
+            file.state = dataclasses.replace(file.state, gone=True)
+
+    def advanced(self, number: int, offset: int) -> FileState:
+        """As LogFollower.advanced. Any thread."""
+        with self._mutex:
+            file = self.files[number]
+            if not file.last:
+                file.state = dataclasses.replace(file.state, offset=offset)
+                return file.state
+            tail_at, tail = file.tail_at, digest(file.last)
+            file.state = dataclasses.replace(file.state, offset=offset, tail_at=tail_at, tail=tail)
+            return file.state
+
+    def set_head(self, file: Followed, length: int, head: bytes) -> None:
+        self._change(file, head_bytes=length, head=head)
+
+    def update(
+        self, found: Sequence[SeenFile], mine: frozenset[Source] | None, number: Callable[[], int]
+    ) -> list[FileState]:
+        """Take in what a scan found; the states that are new or changed. `mine`: None is all."""
+        self.unlisted, self.settling, self._unpacker.news = {}, False, False
+        changed: list[FileState] = []
+        present = {file.source for file in found if not is_packed(file.name)}
+        archives = {file.source for file in found if is_packed(file.name)}
+        present |= {held.key for source, held in self._archives.items() if source in archives}
+        readable = [self._readable(file) for file in found if mine is None or file.source in mine]
+        seen = [file for file in readable if file is not None]
+        present |= set(map(key_of, seen))
+        new, lost = [], []
+        for file in seen:
+            old = self._current.get(key_of(file))
+            if old is not None and old.seen == file and not old.suspect:
+                continue
+            same = self._same(file, old, present)
+            if same is not None:
+                self._refresh(same, file, changed)
+                continue
+            new.append(file)
+            if old is not None:
+                lost.append(
+                    (old, f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten")
+                )
+        lost += self._missing(present, changed)
+        for file in new:
+            self._adopt(file, lost, changed, number)
+        for old, what in lost:
+            self._lose(old, what, changed)
+        if found or self._archives:
+            self._sweep(found, sole=mine is None)
+        return changed
+
+    def _readable(self, file: SeenFile) -> SeenFile | None:
+        """What is read of a file: itself, or its unpacked copy; None if that can't be had now."""
+        if not is_packed(file.name):
+            return file
+        held = self._current.get(archive_key(self._spool.version(file)))
+        if held is not None and not self._keep_copies and held.state.offset >= held.state.unpacked > 0:
+            self._spool.remove(held.state.path)  # read and recorded: nobody needs it any more
+            return SeenFile(
+                held.state.path, file.name, *held.identity, held.state.unpacked, source=file.source
+            )
+        return self._spool.copy(file) or self._unpack(file)
+
+    def _unpack(self, file: SeenFile) -> SeenFile | None:
+        age_us = self._clock.now_us() - file.modified_ns // 1000
+        recent = not self._drain and 0 <= age_us < _SETTLED_US
+        if recent and file.size > SMALL_BYTES:
+            self.settling = True
+            return None
+        try:
+            copy = self._unpacker.get(file)
+            self.settling = self.settling or copy is None
+            return copy
+        except FileNotFoundError:
+            return None  # deleted since the listing
+        except StorageError as error:
+            if recent and isinstance(error, TruncatedError):
+                self.settling = True
+            else:
+                self.unlisted[file.name] = str(error)
+            return None
+
+    def _same(self, file: SeenFile, old: Followed | None, present: set[Source]) -> Followed | None:
+        """The file that was read before and is this one, going by what it is called; its head must agree."""
+        known = old
+        if known is None and file.path != file.name:
+            known = self._archives.get(file.source)
+        elif known is None:
+            known = self.by_path.get(path_key(file.path))
+            if known is not None and (known.state.inode != file.inode or known.key in present):
+                known = None  # else the same inode by the same path: only the device has another number now
+        if known is None or file.size < known.read:
+            return None
+        try:
+            return known if same_head(file, known.state, known.read) else None
+        except OSError:
+            return known  # reading on will tell the reason
+
+    def _refresh(self, file: Followed, seen: SeenFile, changed: list[FileState]) -> None:
+        """A known file was found, by whatever name and as whatever copy."""
+        old, file.suspect, file.seen = file.state, False, seen
+        version, unpacked = (version_of(seen), seen.size) if seen.path != seen.name else ("", 0)
+        new = (seen.path, seen.name, seen.device, seen.inode, seen.source, version, unpacked)
+        if new == (old.path, old.name, old.device, old.inode, old.source, old.version, old.unpacked):
+            return
+        self._unindex(file)
+        names = ("path", "name", "device", "inode", "source", "version", "unpacked")
+        changed.append(self._change(file, **dict(zip(names, new, strict=True))))
+        if old.version and old.path != seen.path:
+            self._spool.remove(old.path)
+        file.framing = framing_of(seen.name)
+        self._index(file)
+
+    def _adopt(
+        self,
+        file: SeenFile,
+        lost: list[tuple[Followed, str]],
+        changed: list[FileState],
+        number: Callable[[], int],
+    ) -> None:
+        """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
+        with contextlib.suppress(OSError):  # reading will tell the reason
+            for row, (old, _) in enumerate(lost):
+                if same_content(file, old.state_now):
+                    del lost[row]
+                    self._refresh(old, file, changed)
+                    return
+            if file.path != file.name and self._is_twin(file):
+                return
+        packed = file.path != file.name
+        state = FileState(number(), file.path, file.name, file.device, file.inode, source=file.source)
+        if packed:
+            state = dataclasses.replace(state, version=version_of(file), unpacked=file.size)
+        followed = Followed(state, 0, framing_of(file.name), seen=file)
+        self.files[state.number] = followed
+        self._index(followed)
+        changed.append(state)
+
+    def _is_twin(self, copy: SeenFile) -> bool:
+        """Whether the plain file that it was made of is there: gzip lets go of that last."""
+        with open(copy.path, "rb", buffering=0) as file:
+            head = file.read(HEAD_BYTES)
+        digests: dict[int, bytes] = {}
+        for other in self._current.values():
+            state = other.state
+            if other.packed or not state.head_bytes or other.seen is None or other.seen.size < copy.size:
+                continue
+            if state.head_bytes not in digests:
+                digests[state.head_bytes] = digest(head[: state.head_bytes])
+            if digests[state.head_bytes] == state.head and same_content(copy, other.state_now):
+                if self._twins.get(copy.name) != state.name:
+                    self._notice(f"{copy.name} holds what {state.name} holds and is not read again")
+                self._twins[copy.name] = state.name
+                return True
+        return False
+
+    def _missing(self, present: set[Source], changed: list[FileState]) -> list[tuple[Followed, str]]:
+        """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
+        missing = []
+        listings: dict[str, dict[int, str]] = {}
+        for file in [file for key, file in self._current.items() if key not in present]:
+            size, what = file_size(file.state.path, file.identity), ""
+            if file.packed:
+                if size is not None and file.state.offset < size:
+                    self._spool.keep(file.state.path)  # what was unpacked is read to its end
+                else:
+                    missing.append((file, ""))
+                continue
+            if size is None and (path := renamed_to(file, listings)) is not None:
+                self._unindex(file)
+                changed.append(self._change(file, path=path, name=path))
+                self._index(file)
+                size = file_size(path, file.identity)
+            if size is not None:
+                file.seen = SeenFile(file.state.path, file.state.name, *file.identity, size)
+                what = "" if size >= file.read else f"shrank to {size} bytes"
+                if not what and (not file.suspect or self._same(file.seen, file, present) is not None):
+                    file.suspect = False
+                    continue
+                what = what or "was overwritten"
+            missing.append((file, what))
+        return missing
+
+    def _lose(self, file: Followed, what: str, changed: list[FileState]) -> None:
+        if not what and self.settling:
+            return  # an archive that is being written may be what became of it
+        if not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
+            pass  # as is to be expected of an archive that is read
+        elif what:
+            self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
+        else:
+            self._notice(f"{file.state.name} is gone; {file.read} bytes of it were read")
+        changed.append(self.drop(file))
+
+    def drop(self, file: Followed) -> FileState:
+        """It is there no more."""
+        self._unindex(file)
+        if file.packed:
+            self._spool.remove(file.state.path)
+        return self._change(file, gone=True)
+
+    def _sweep(self, found: Sequence[SeenFile], sole: bool) -> None:
+        packed = {self._spool.version(file) for file in found if is_packed(file.name)}
+        held = {file.state.path for file in self._archives.values()}
+        self._spool.sweep(packed, held, None if sole else self._clock.now_us() / 1e6)
+
+    def _change(self, file: Followed, **values: Any) -> FileState:
+        with self._mutex:
+            file.state = dataclasses.replace(file.state, **values)
+            return file.state
+
+    def _index(self, file: Followed) -> None:
+        self._current[file.key] = file
+        if file.packed:
+            self._archives[file.state.source] = file
+        else:
+            self.by_path[path_key(file.state.path)] = file
+            file.linked = is_linked(file.state.path)
+
+    def _unindex(self, file: Followed) -> None:
+        _discard(self._current, file.key, file)
+        _discard(self._archives, file.state.source, file)
+        _discard(self.by_path, path_key(file.state.path), file)
+
+
+def _discard(index: dict[Any, Followed], key: object, file: Followed) -> None:
+    if index.get(key) is file:
+        del index[key]
