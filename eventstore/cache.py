@@ -43,16 +43,23 @@ class CacheEventStore:
     def events(self) -> int:
         return len(self._hot) + len(self._cold) - self._promoted
 
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """A line or None for each key, in order."""
+    def get_many(self, keys: Sequence[bytes], counted: bool = True) -> list[bytes | None]:
+        """A line or None for each key, in order. `counted`: among the hits and misses."""
         with self._lock:
             lines = list(map(self._hot.get, keys))
             if None in lines:
                 self._look_into_cold(keys, lines)
-            missed = lines.count(None)
-            self.misses += missed
-            self.hits += len(lines) - missed
+            if counted:
+                missed = lines.count(None)
+                self.misses += missed
+                self.hits += len(lines) - missed
         return lines
+
+    def clear(self) -> None:
+        """Forget all events."""
+        with self._lock:
+            self._age()
+            self._age()
 
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """Add events. Of an id that is here already, or twice in the batch, the first line stays."""

@@ -1,39 +1,239 @@
 """The only door into this room for others."""
 
-from typing import Any
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import grpc
+import numpy as np
+import numpy.typing as npt
 
-from photon.core.columns import split_lines
-from photon.wire import eventstore_pb2, eventstore_pb2_grpc
+from eventstore.ring import HOME, Ring
+from photon.core.columns import join_lines, split_lines, take_ids
+from photon.core.fates import Found
+from photon.core.ids import ID_BYTES
+from photon.wire import eventstore_pb2 as pb
+from photon.wire import eventstore_pb2_grpc
 from photon.wire.rpc import ask_status, open_channel, to_photon_error
+
+CACHE_TIMEOUT_S: Final = 0.5
+"""A cache that takes longer is passed by: home has the answer."""
+_REFRESH_S: Final = 1.0
+_LEFT_OUT_S_MIN: Final = 0.5
+_LEFT_OUT_S_MAX: Final = 8.0
+
+Rows = npt.NDArray[np.intp]
 
 
 class EventStoreClient:
-    """Asks the event store of a datacenter (paper 3.4). For many threads at once."""
+    """Asks the event store of a datacenter (paper 3.4). For many threads at once.
 
-    def __init__(self, address: str, timeout_s: float) -> None:
+    `address` is that of the home process. Where there are cache processes it tells of them, and lookups
+    are split by the ring: each owner is asked for its own, and home for what owners miss.
+    """
+
+    def __init__(self, address: str, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
         self._address = address
         self._timeout_s = timeout_s
+        self._now = now
         self._channel = open_channel(address)
-        self._stub = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self._view = _View(pb.MembersResponse(), {}, now)
+        self._lock = threading.Lock()
+        self._refreshing = False
+        self._next_refresh = float("-inf")
+        self._closed = False
 
-    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+    def lookup(self, ids: bytes, timeout_s: float | None = None) -> tuple[bytes, list[bytes]]:
         """16 x N bytes -> core.fates.Found column and N lines without newline, b"" where not found.
 
-        UnavailableError, OverloadedError: ask again later.
+        `timeout_s`: where the caller has less time than the settings give. UnavailableError,
+        OverloadedError: ask again later.
         """
-        request = eventstore_pb2.LookupRequest(ids=ids)
-        try:
-            response = self._stub.Lookup(request, timeout=self._timeout_s)
-        except grpc.RpcError as error:
-            raise to_photon_error(error, f"event store {self._address}") from error
-        return response.outcomes, split_lines(response.events)
+        deadline = self._now() + (self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s))
+        view = self._view
+        if not view.caches:
+            return self._ask_home(ids, deadline)
+        if self._now() >= self._next_refresh:
+            self._refresh()
+        return self._look_up_split(view, ids, deadline)
+
+    def put(self, ids: bytes, lines: Sequence[bytes]) -> None:
+        """Events (16 x N bytes, N lines without newline) into the caches of their owners. Best effort.
+
+        For events that stand in a log already: they are found at once, before the log is read. Returns when
+        all have answered, after CACHE_TIMEOUT_S at most.
+        """
+        view = self._view
+        calls = []
+        for member, rows in view.ring.split(ids).items() if ids else ():
+            part = take_ids(ids, rows), join_lines(list(map(lines.__getitem__, rows.tolist())))
+            request = pb.PutRequest(ids=part[0], events=part[1], store=view.store)
+            cache = view.caches.get(member)
+            calls.append(cache.begin("Put", request) if cache else self._begin_put(request))
+        for call in calls:
+            try:
+                response = call.result() if call is not None else None
+            except (grpc.RpcError, grpc.FutureCancelledError, ValueError):
+                continue
+            if response is not None and response.version not in (0, view.version):
+                self._refresh()
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself. UnavailableError if it does not answer."""
-        request = eventstore_pb2.StatusRequest()
-        return ask_status(self._stub.Status, request, self._timeout_s, f"event store {self._address}")
+        return ask_status(
+            self._stub.Status, pb.StatusRequest(), self._timeout_s, f"event store {self._address}"
+        )
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        self._channel.close()
+        for cache in self._view.caches.values():
+            cache.close()
+
+    def _ask_home(self, ids: bytes, deadline: float, missed: bool = False) -> tuple[bytes, list[bytes]]:
+        request = pb.LookupRequest(ids=ids, missed=missed)
+        try:
+            response = self._stub.Lookup(request, timeout=max(0.0, deadline - self._now()))
+        except grpc.RpcError as error:
+            raise to_photon_error(error, f"event store {self._address}") from error
+        if response.version != self._view.version:
+            self._refresh()
+        return response.outcomes, split_lines(response.events)
+
+    def _look_up_split(self, view: "_View", ids: bytes, deadline: float) -> tuple[bytes, list[bytes]]:
+        """The caches side by side, home meanwhile for its own; then home for what was missed."""
+        answer = _Answer(len(ids) // ID_BYTES)
+        at_home: list[Rows] = []
+        asked = []
+        for member, rows in view.ring.split(ids).items():
+            cache = view.caches.get(member)
+            request = pb.LookupRequest(ids=take_ids(ids, rows), store=view.store)
+            call = cache.begin("Lookup", request, deadline) if cache else None
+            if cache is None or call is None:
+                at_home.append(rows)
+            else:
+                asked.append((cache, rows, call))
+        if at_home:
+            rows = np.concatenate(at_home)
+            answer.take(rows, *self._ask_home(take_ids(ids, rows), deadline))
+        missed: list[Rows] = []
+        for cache, rows, call in asked:
+            found = cache.end(call)
+            if found is None:
+                self._refresh()
+                missed.append(rows)
+            else:
+                answer.take(rows, *found)
+                missed.append(rows[np.frombuffer(found[0], np.uint8) != Found.FOUND])
+        rows = np.concatenate(missed) if missed else np.empty(0, np.intp)
+        if len(rows):
+            answer.take(rows, *self._ask_home(take_ids(ids, rows), deadline, missed=True))
+        return answer.columns()
+
+    def _begin_put(self, request: pb.PutRequest) -> Any:
+        try:
+            return self._stub.Put.future(request, timeout=min(CACHE_TIMEOUT_S, self._timeout_s))
+        except ValueError:  # closed meanwhile
+            return None
+
+    def _refresh(self) -> None:
+        """Ask home for the members; the answer is taken up when it comes."""
+        with self._lock:
+            if self._refreshing or self._closed:
+                return
+            self._refreshing = True
+            self._next_refresh = self._now() + _REFRESH_S
+        try:
+            call = self._stub.Members.future(pb.MembersRequest(), timeout=min(_REFRESH_S, self._timeout_s))
+        except ValueError:
+            self._refreshing = False
+            return
+        call.add_done_callback(self._take_members)
+
+    def _take_members(self, call: Any) -> None:
+        try:
+            response = call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            response = None  # home is away: those that are known may still be there
+        with self._lock:
+            self._refreshing = False
+            old = self._view
+            if response is None or self._closed or old.names() == (response.version, response.store):
+                return
+            self._view = _View(response, old.caches, self._now)
+            gone = [cache for name, cache in old.caches.items() if name not in self._view.caches]
+        for cache in gone:
+            cache.close()
+
+
+class _View:
+    """The members as home told of them last. Never changed: a lookup works with one from begin to end."""
+
+    def __init__(
+        self, members: pb.MembersResponse, known: dict[str, "_Cache"], now: Callable[[], float]
+    ) -> None:
+        self.version = members.version
+        self.store = members.store
+        self.ring = Ring([HOME, *members.caches], members.virtual_nodes or 1)
+        self.caches = {address: known.get(address) or _Cache(address, now) for address in members.caches}
+
+    def names(self) -> tuple[int, bytes]:
+        return self.version, self.store
+
+
+class _Cache:
+    """A cache process. One that fails is left out for a while, twice as long each time it fails again."""
+
+    def __init__(self, address: str, now: Callable[[], float]) -> None:
+        self._now = now
+        self._channel = open_channel(address)
+        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self._left_out_until = float("-inf")
+        self._left_out_s = _LEFT_OUT_S_MIN
+
+    def begin(self, call: str, request: Any, deadline: float = float("inf")) -> Any:
+        """The call under way; None while it is left out."""
+        now = self._now()
+        if now < self._left_out_until:
+            return None
+        try:
+            # Half of the time at most: home is still to be asked.
+            timeout_s = max(0.001, min(CACHE_TIMEOUT_S, (deadline - now) / 2))
+            return getattr(self._stub, call).future(request, timeout=timeout_s)
+        except ValueError:  # it left meanwhile
+            return None
+
+    def end(self, call: Any) -> tuple[bytes, list[bytes]] | None:
+        """Outcomes and lines, as EventStoreClient.lookup has them; None if it did not answer."""
+        try:
+            response = call.result()
+        except (grpc.RpcError, grpc.FutureCancelledError):
+            self._left_out_until = self._now() + self._left_out_s
+            self._left_out_s = min(2 * self._left_out_s, _LEFT_OUT_S_MAX)
+            return None
+        self._left_out_s = _LEFT_OUT_S_MIN
+        return response.outcomes, split_lines(response.events)
 
     def close(self) -> None:
         self._channel.close()
+
+
+class _Answer:
+    """N rows, answered in parts. Of a row that is answered twice the later answer counts."""
+
+    def __init__(self, count: int) -> None:
+        self._at = np.zeros(count, np.intp)
+        self._outcomes: list[bytes] = []
+        self._lines: list[bytes] = []
+
+    def take(self, rows: Rows, outcomes: bytes, lines: list[bytes]) -> None:
+        self._at[rows] = np.arange(len(self._lines), len(self._lines) + len(rows))
+        self._outcomes.append(outcomes)
+        self._lines += lines
+
+    def columns(self) -> tuple[bytes, list[bytes]]:
+        outcomes = np.frombuffer(b"".join(self._outcomes), np.uint8)[self._at].tobytes()
+        return outcomes, list(map(self._lines.__getitem__, self._at.tolist()))

@@ -3,6 +3,7 @@
 sparse, at six levels     server key (8) | earliest event time us (8) | file number (4) | offset (8)
                           -> length (4) | latest event time us (8)
 dense, for opaque ids     id (16) -> file number (4) | offset (8) | length (4)
+repeated, for opaque ids  id (16) | file number (4) | offset (8) -> length (4)
 
 All big endian, so that keys sort by their numbers. A run of little event time goes to a level whose
 interval is a quarter of W, a 16th, and so on: a lookup scans just that much of the keys there, a few
@@ -10,6 +11,7 @@ entries, where all of W may be thousands. A level without entries costs it nothi
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ _SPARSE_KEY: Final = struct.Struct(">QQIQ")
 _DENSE_VALUE: Final = struct.Struct(">IQI")
 _KEYS: Final = np.dtype([("server", ">u8"), ("earliest", ">u8"), ("file", ">u4"), ("start", ">u8")])
 _VALUES: Final = np.dtype([("length", ">u4"), ("latest", ">u8")])
-_PLACES: Final = np.dtype([("file", ">u4"), ("offset", ">u8"), ("length", ">u4")])
+PLACES: Final = np.dtype([("file", ">u4"), ("offset", ">u8"), ("length", ">u4")])
 
 
 class Place(NamedTuple):
@@ -81,9 +83,19 @@ def dense_entries(
     """Rows in the order of their ids (the first of equal ones first), and their keys and values."""
     halves = np.frombuffer(ids, ">u8")[::2].astype(np.uint64)
     order = np.argsort(halves, kind="stable")
-    places = np.empty(len(order), _PLACES)
+    places = np.empty(len(order), PLACES)
     places["file"], places["offset"], places["length"] = files[order], starts[order], lengths[order]
     return order, _split(np.frombuffer(ids, "V16")[order]), _split(places)
+
+
+def sparse_files(entries: Sequence[tuple[bytes, bytes]]) -> Ints:
+    """Entries -> numbers of the files they point to."""
+    return np.frombuffer(b"".join([key for key, _ in entries]), _KEYS)["file"].astype(np.int64)
+
+
+def dense_files(entries: Sequence[tuple[bytes, bytes]]) -> Ints:
+    """The same of dense ones."""
+    return np.frombuffer(b"".join([value for _, value in entries]), PLACES)["file"].astype(np.int64)
 
 
 def dense_place(value: bytes) -> Place:
@@ -93,3 +105,17 @@ def dense_place(value: bytes) -> Place:
 def _split(column: npt.NDArray[np.void]) -> list[bytes]:
     """N packed records -> N bytes objects."""
     return list(struct.unpack(f"{column.itemsize}s" * len(column), column.tobytes()))
+
+
+def repeated_entry(key: bytes, place: bytes) -> tuple[bytes, bytes]:
+    """Of an id and a packed place."""
+    return key + place[:12], place[12:]
+
+
+def repeated_place(key: bytes, value: bytes) -> Place:
+    return Place(*_DENSE_VALUE.unpack(key[16:] + value))
+
+
+def repeated_files(entries: Sequence[tuple[bytes, bytes]]) -> Ints:
+    """Entries -> numbers of the files they point to."""
+    return np.frombuffer(b"".join([key[16:20] for key, _ in entries]), ">u4").astype(np.int64)

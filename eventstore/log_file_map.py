@@ -4,29 +4,34 @@ LMDB. One transaction holds the entries of a group of chunks, the offsets up to 
 counts and the position of the dead letters: after a crash all of them are of the same moment.
 """
 
+import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
+from eventstore.dense import DenseMap, ExchangedError
 from eventstore.entries import (
     LEVEL_PARTS,
     Place,
-    dense_entries,
-    dense_place,
+    dense_files,
     level_of,
     sparse_entries,
+    sparse_files,
     sparse_key,
     sparse_latest,
     sparse_place,
     sparse_range,
 )
+from eventstore.merging import Merger
 from eventstore.runs import Interval, Ints, OpenRuns, runs_of
+from eventstore.sweeping import Sweep, Table
 from photon.core.columns import take_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import SettingsError, StorageError
@@ -36,10 +41,12 @@ from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
 from photon.core.logwriter import LogPosition
 from photon.core.settings import EventStore
 
-_FORMAT: Final = 1
+_FORMAT: Final = 2
+_STORE_BYTES: Final = 16
 _META_KEY: Final = b"meta"
 _READERS_MAX: Final = 256
 _CLOSE_WAIT_S: Final = 5.0
+_MERGE_WAIT_S: Final = 60.0
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -56,10 +63,14 @@ class Counts(msgspec.Struct, frozen=True):
 
 
 class _Meta(msgspec.Struct, frozen=True):
-    """`interval_us`: the greatest W that the map was written with, which lookups must scan."""
+    """`interval_us`: the greatest W that the map was written with, which lookups must scan.
+
+    `store`: random, so that caches of a map that was removed are not taken for this one's.
+    """
 
     format: int
     identity: str
+    store: bytes
     interval_us: int
     counts: Counts
 
@@ -103,27 +114,55 @@ class LogFileMap:
         try:
             self._open()
             self._meta = self._read_meta(identity)
+            self._gone = {state.number for state in self.states() if state.gone}
+            self._live = {state.number for state in self.states() if not state.gone}
+            self._dense = DenseMap(
+                self._file,
+                self._transaction,
+                self._dense_table,
+                self._repeated,
+                self._metas,
+                self._live,
+                settings.map_bytes_max,
+            )
         except BaseException:
             if self._env is not None:
                 self._env.close()
             self._lock.release()
             raise
-        self._gone = {state.number for state in self.states() if state.gone}
+        self._merger = Merger(self._dense)
+        self._kept: frozenset[int] = frozenset()  # swept, though still listed
+        self._sweep: Sweep | None = None
+        self.swept = 0
+        """Entries of deleted logs that were swept out by this process."""
 
     @property
     def counts(self) -> Counts:
         return self._meta.counts
 
     @property
+    def store(self) -> bytes:
+        """16 bytes that say which map this is; of a map that was made anew they are others."""
+        return self._meta.store
+
+    @property
     def disk_bytes(self) -> int:
-        """Size of the file on disk."""
-        return (self.directory / "data.mdb").stat().st_size
+        """Size of the files on disk; 0 if somebody has removed them."""
+        try:
+            return (self.directory / "data.mdb").stat().st_size + self._dense.disk_bytes
+        except FileNotFoundError:
+            return 0
+
+    @property
+    def trouble(self) -> str | None:
+        """Why segments of the dense map can't be merged at the moment."""
+        return self._merger.trouble
 
     def entries(self) -> dict[str, int]:
         """How many entries there are of each kind."""
         with self._transaction() as transaction:
             sparse = sum(transaction.stat(db)["entries"] for db in self._sparse)
-            return {"sparse": sparse, "dense": transaction.stat(self._dense)["entries"]}
+            return {"sparse": sparse, "dense": self._dense.entries(transaction)}
 
     def states(self) -> list[FileState]:
         """What is known of every log file."""
@@ -138,7 +177,13 @@ class LogFileMap:
         not the first with their id. StorageError if nothing was written.
         """
         states = list(states)
-        self._gone |= {state.number for state in states if state.gone}
+        if self._dense.flush_if_due():
+            self._merger.wake()
+            self._merger.wait(_MERGE_WAIT_S)
+        gone = {state.number for state in states if state.gone}
+        self._gone |= gone
+        self._live |= {state.number for state in states if not state.gone}
+        self._live -= gone
         meta = msgspec.structs.replace(self._meta, counts=counts)
         repeats: list[int] = []
         opened = {}
@@ -146,7 +191,10 @@ class LogFileMap:
             if rows is not None and rows.ids:
                 opaque = opaque_mask(rows.ids)
                 if opaque.any():
-                    repeats = self._write_dense(transaction, rows, np.flatnonzero(opaque))
+                    chosen = np.flatnonzero(opaque)
+                    part = rows if len(chosen) == len(opaque) else rows.take(chosen)
+                    columns = (part.ids, part.files, part.starts, part.lengths)
+                    repeats = chosen[self._dense.write(transaction, *columns)].tolist()
                 if not opaque.all():
                     opened = self._write_sparse(transaction, rows if not opaque.any() else rows.take(~opaque))
             for state in states:
@@ -159,19 +207,53 @@ class LogFileMap:
     def look_up(self, ids: Sequence[bytes]) -> tuple[list[list[Place]], dict[int, FileState]]:
         """For each id the places, in their order, that may hold its line; and the files these are in.
 
-        No place: the event is in no log that was read. An opaque id has at most one place, of its very line.
+        No place: the event is in no log that was read. Places of an opaque id are of its very lines: of the
+        first, and of those in other logs if that one's is gone.
         """
-        places: list[list[Place]] = [[] for _ in ids]
         opaque = opaque_mask(b"".join(ids)).tolist()
+        while True:
+            with suppress(ExchangedError), self._transaction() as transaction:
+                return self._look_up(transaction, ids, opaque)
+
+    def last_files(self, ids: Sequence[bytes]) -> list[int]:
+        """The files to which the servers of these photon ids wrote last, as far as the map knows."""
+        if not ids:
+            return []
+        opaque = opaque_mask(b"".join(ids)).tolist()
+        servers = {key[:8] for key, is_opaque in zip(ids, opaque, strict=True) if not is_opaque}
+        files: dict[int, None] = {}
         with self._transaction() as transaction:
-            self._look_up_dense(transaction, ids, opaque, places)
-            self._look_up_sparse(transaction, ids, opaque, places)
-            files = {place.file for found in places for place in found}
-            states = {file: self._state(transaction, file) for file in files}
-        return places, states
+            cursors = [transaction.cursor(db) for db in self._sparse]
+            for server in servers:
+                last = max(
+                    (entry for cursor in cursors if (entry := _last_entry(cursor, server))), default=None
+                )
+                if last is not None:
+                    files[sparse_place(*last[1:]).file] = None
+        return list(files)
+
+    def sweep_step(self) -> bool:
+        """Sweep out a few entries of deleted logs, by the thread that writes. Is there more to do?"""
+        if self._sweep is None:
+            if not self._gone - self._kept:
+                return False
+            tables = [Table(db, sparse_files) for db in self._sparse] + [
+                Table(self._dense_table, dense_files)
+            ]
+            self._sweep = Sweep(self._transaction, tables, self._gone)
+        if not self._sweep.done:
+            before = self._sweep.swept
+            self._sweep.step()
+            self.swept += self._sweep.swept - before
+            return True
+        self._forget_files(self._sweep.gone)
+        self._merger.wake(sweep=True)
+        self._sweep = None
+        return True
 
     def close(self) -> None:
         """Wait for lookups under way, then close. Lookups after that raise StorageError."""
+        self._merger.close()
         with self._idle:
             self._closed = True
             if not self._idle.wait_for(lambda: self._active == 0, _CLOSE_WAIT_S):
@@ -179,24 +261,56 @@ class LogFileMap:
         self._env.close()
         self._lock.release()
 
-    def _write_dense(self, transaction: Any, rows: Rows, opaque: Ints) -> list[int]:
-        chosen = rows if len(opaque) == len(rows.files) else rows.take(opaque)
-        order, keys, values = dense_entries(chosen.ids, chosen.files, chosen.starts, chosen.lengths)
-        cursor = transaction.cursor(self._dense)
-        _, added = cursor.putmulti(zip(keys, values, strict=True), overwrite=False)
-        if added == len(keys):
-            return []
-        stored = dict(cursor.getmulti(keys))
-        repeats = []
-        for row, key, value in zip(order.tolist(), keys, values, strict=True):
-            if stored[key] == value:
-                continue
-            if dense_place(stored[key]).file in self._gone:
-                transaction.put(key, value, db=self._dense)  # what was there first can't be read any more
-                stored[key] = value
-            else:
-                repeats.append(int(opaque[row]))
-        return repeats
+    def _forget_files(self, swept: frozenset[int]) -> None:
+        """The states of files of which nothing is left; but the last number must not be given out again."""
+        with self._transaction(write=True) as transaction:
+            last = max(map(self._number, transaction.cursor(self._files).iternext(values=False)), default=0)
+            for number in swept - {last}:
+                transaction.delete(number.to_bytes(4, "big"), db=self._files)
+        self._kept = swept & {last}
+        self._gone -= swept - {last}
+        self._open_runs.forget(swept)
+
+    @staticmethod
+    def _number(key: bytes) -> int:
+        return int.from_bytes(key, "big")
+
+    def _look_up(
+        self, transaction: Any, ids: Sequence[bytes], opaque: list[bool]
+    ) -> tuple[list[list[Place]], dict[int, FileState]]:
+        dense = self._dense.look_up(transaction, compress(ids, opaque))
+        places = [[dense[key]] if key in dense else [] for key in ids] if dense else [[] for _ in ids]
+        self._look_up_sparse(transaction, ids, opaque, places)
+        states = self._states(transaction, places)
+        if any(opaque):
+            self._look_elsewhere(transaction, ids, opaque, places, states)
+        return places, states
+
+    def _look_elsewhere(
+        self,
+        transaction: Any,
+        ids: Sequence[bytes],
+        opaque: list[bool],
+        places: list[list[Place]],
+        states: dict[int, FileState],
+    ) -> None:
+        """Of opaque ids whose first log is deleted: where they were repeated in others."""
+        for row in [row for row, is_opaque in enumerate(opaque) if is_opaque]:
+            # A segment may still point to logs that were swept out of all the rest.
+            found = [place for place in places[row] if place.file in states]
+            if not found or states[found[0].file].gone:
+                others = sorted(self._dense.repeated(transaction, ids[row]))
+                states |= self._states(transaction, [others])
+                found += [place for place in others if place.file in states]
+            places[row] = found
+
+    def _states(self, transaction: Any, places: Iterable[Iterable[Place]]) -> dict[int, FileState]:
+        states: dict[int, FileState] = {}
+        for file in {place.file for found in places for place in found}:
+            state = self._state(transaction, file)
+            if state is not None:
+                states[file] = state
+        return states
 
     def _write_sparse(self, transaction: Any, rows: Rows) -> dict[int, Any]:
         runs = runs_of(rows.ids, rows.files, rows.starts, rows.lengths, self._interval)
@@ -209,17 +323,6 @@ class LogFileMap:
             if keys:
                 transaction.cursor(db).putmulti(zip(keys, values, strict=True))
         return opened
-
-    def _look_up_dense(
-        self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
-    ) -> None:
-        wanted = sorted({key for key, is_opaque in zip(ids, opaque, strict=True) if is_opaque})
-        if not wanted:
-            return
-        found = dict(transaction.cursor(self._dense).getmulti(wanted))
-        for row, key in enumerate(ids):
-            if key in found:
-                places[row].append(dense_place(found[key]))
 
     def _look_up_sparse(
         self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
@@ -241,10 +344,9 @@ class LogFileMap:
         for _, row in wanted:
             places[row].sort()
 
-    def _state(self, transaction: Any, file: int) -> FileState:
+    def _state(self, transaction: Any, file: int) -> FileState | None:
         value = transaction.get(file.to_bytes(4, "big"), db=self._files)
-        assert value is not None
-        return self._unpack_state(value)
+        return None if value is None else self._unpack_state(value)
 
     def _unpack_state(self, packed: bytes) -> FileState:
         try:
@@ -258,21 +360,24 @@ class LogFileMap:
                 self._settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False
             )
             last_page = self._env.info()["last_pgno"]
-            if self.disk_bytes < (last_page + 1) * self._env.stat()["psize"] and last_page > 1:
+            if (self.directory / "data.mdb").stat().st_size < (last_page + 1) * self._env.stat()[
+                "psize"
+            ] and last_page > 1:
                 raise self._file.corrupt("its file was cut short")
             with self._env.begin() as transaction:
                 names = set(transaction.cursor().iternext(keys=True, values=False))
             sparse = [b"sparse" if part == 1 else b"sparse/%d" % part for part in LEVEL_PARTS]
-            if names and not names <= {*sparse, b"dense", b"files", b"meta"}:
+            if names and not names <= {*sparse, b"dense", b"repeated", b"files", b"meta"}:
                 raise self._file.corrupt("it holds something else")
             self._sparse = [self._env.open_db(name) for name in sparse]
-            self._dense, self._files, self._metas = map(self._env.open_db, (b"dense", b"files", b"meta"))
+            tables = map(self._env.open_db, (b"dense", b"repeated", b"files", b"meta"))
+            self._dense_table, self._repeated, self._files, self._metas = tables
 
     def _read_meta(self, identity: str) -> _Meta:
         with self._transaction() as transaction:
             value = transaction.get(_META_KEY, db=self._metas)
         if value is None:
-            meta = _Meta(_FORMAT, identity, self._interval.us, Counts())
+            meta = _Meta(_FORMAT, identity, secrets.token_bytes(_STORE_BYTES), self._interval.us, Counts())
         else:
             try:
                 meta = msgspec.msgpack.decode(value, type=_Meta)
@@ -300,3 +405,13 @@ class LogFileMap:
             with self._idle:
                 self._active -= 1
                 self._idle.notify_all()
+
+
+def _last_entry(cursor: Any, server: bytes) -> tuple[bytes, bytes, bytes] | None:
+    """Of a server's entries in one level the one that begins last: its latest time, key, value."""
+    above = (int.from_bytes(server, "big") + 1).to_bytes(9, "big")[1:]
+    there = cursor.prev() if cursor.set_range(above) else cursor.last()
+    if not there or cursor.key()[:8] != server:
+        return None
+    key, value = cursor.item()
+    return sparse_latest(value), key, value

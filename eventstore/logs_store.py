@@ -5,28 +5,29 @@ from collections.abc import Callable, Mapping, Sequence
 
 from eventstore.entries import Place
 from eventstore.log_file_map import LogFileMap
-from eventstore.open_logs import OpenLogs
+from eventstore.open_logs import OpenLogs, spans_of
 from photon.core.formats import LogFormat
 from photon.core.ids import opaque_mask
 from photon.core.logfiles import FileState
 
-Probe = Callable[[bytes, bytes], bytes | None]
-"""A packed photon id and a run's bytes -> the first line that may be its event, b"" if surely none, or None
-if only parsing can tell."""
+Probe = Callable[[bytes, bytes, int, int], bytes | None]
+"""A packed photon id, some bytes of a log, and from where to where in them a run is -> the first line that
+may be its event, b"" if surely none, or None if only parsing can tell."""
 
 
-def probe_json_lines(key: bytes, run: bytes) -> bytes | None:
+def probe_json_lines(key: bytes, data: bytes, low: int, high: int) -> bytes | None:
     """The text of a photon id ends with its timestamp, so a search for that finds it without any parsing."""
     needle = b':%d"' % int.from_bytes(key[8:], "big")
-    at = run.find(needle)
+    at = data.find(needle, low, high)
     # Any character may be written as an escape: such a line, if before the hit, would be overlooked.
-    before = at if at >= 0 else len(run)
-    if run.find(b"\\", 0, before) >= 0 and run.find(b"\\u", 0, before) >= 0:
+    before = at if at >= 0 else high
+    if data.find(b"\\", low, before) >= 0 and data.find(b"\\u", low, before) >= 0:
         return None
     if at < 0:
         return b""
-    end = run.find(b"\n", at)
-    return run[run.rfind(b"\n", 0, at) + 1 : end if end >= 0 else len(run)]
+    end = data.find(b"\n", at, high)
+    start = data.rfind(b"\n", low, at) + 1
+    return data[start or low : end if end >= 0 else high]
 
 
 class LogsEventStore:
@@ -96,25 +97,25 @@ class _Search:
         for row, found in enumerate(places):
             for place in found:
                 rows_at.setdefault(place, []).append(row)
-        in_order = sorted(rows_at)
-        if len(in_order) > 1:
-            self.logs.read_ahead(in_order, states)
+        # What stood in a file that is gone is in the logs no more.
+        spans = spans_of(sorted(place for place in rows_at if not states[place.file].gone))
+        if len(spans) > 1:
+            self.logs.read_ahead([span.place for span in spans], states)
         self.doubtful = [False] * len(keys)
         self.contradicted = set()
         exact = opaque_mask(b"".join(keys)).tolist()
         lines: list[bytes | None] = [None] * len(keys)
-        for place in in_order:
-            if states[place.file].gone:
-                continue  # what stood there alone is in the logs no more
-            rows = [row for row in rows_at[place] if lines[row] is None]
-            data = self.logs.read(place, states[place.file]) if rows else b""
-            if data is None:
-                for row in rows:
-                    self.doubtful[row] = True
-            elif rows and exact[rows[0]]:
-                lines[rows[0]] = data
-            elif rows:
-                self._look_into(data, rows, keys, lines)
+        for span in spans:
+            rows = [[row for row in rows_at[place] if lines[row] is None] for place in span.places]
+            if not any(rows):
+                continue
+            data = self.logs.read(span.place, states[span.place.file])
+            for place, of_place in zip(span.places, rows, strict=True):
+                if of_place:
+                    part = (data, place.offset - span.place.offset)
+                    if data is None:  # its end may be cut off, and this place still there
+                        part = (self.logs.read(place, states[place.file]), 0)
+                    self._look_into(part, place, of_place, keys, exact, lines)
         for row in self._verify(keys, lines):
             if exact[row]:
                 self.doubtful[row] = True  # the log was overwritten, and not yet found to be
@@ -124,13 +125,28 @@ class _Search:
         return lines
 
     def _look_into(
-        self, data: bytes, rows: Sequence[int], keys: Sequence[bytes], lines: list[bytes | None]
+        self,
+        part: tuple[bytes | None, int],
+        place: Place,
+        rows: Sequence[int],
+        keys: Sequence[bytes],
+        exact: Sequence[bool],
+        lines: list[bytes | None],
     ) -> None:
+        """`part`: the bytes that were read and where in them the place is."""
+        data, low = part
+        if data is None:
+            for row in rows:
+                self.doubtful[row] = True
+            return
+        high = low + place.length
         parsed: dict[bytes, bytes] | None = None
         for row in rows:
-            line = self._probe(keys[row], data)
+            if lines[row] is not None:
+                continue  # an earlier place of the same span had it
+            line = data[low:high] if exact[row] else self._probe(keys[row], data, low, high)
             if line is None:
-                parsed = self._parse(data) if parsed is None else parsed
+                parsed = self._parse(data[low:high]) if parsed is None else parsed
                 line = parsed.get(keys[row])
             lines[row] = line or None
 

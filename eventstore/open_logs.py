@@ -1,13 +1,45 @@
 """Short reads of the primary logs, through a few files kept open."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from eventstore.entries import Place
 from photon.core.logfiles import FileState
 
 _OPEN_MAX: Final = 64
+SPAN_BYTES_MAX: Final = 256 * 1024
+GAP_BYTES_MAX: Final = 4096
+"""Reading over so much that nobody asked for is cheaper than one more read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes that are read at once, and the places in them, in order."""
+
+    place: Place
+    places: list[Place]
+
+
+def spans_of(places: Sequence[Place]) -> list[Span]:
+    """Sorted places -> spans of those that overlap or are close; a place is never cut. Pure."""
+    spans: list[Span] = []
+    for place in places:
+        end = place.offset + place.length
+        if spans:
+            last = spans[-1].place
+            reach = max(end, last.offset + last.length)
+            if (
+                place.file == last.file
+                and place.offset <= last.offset + last.length + GAP_BYTES_MAX
+                and reach - last.offset <= SPAN_BYTES_MAX
+            ):
+                spans[-1].places.append(place)
+                spans[-1] = Span(Place(last.file, last.offset, reach - last.offset), spans[-1].places)
+                continue
+        spans.append(Span(place, [place]))
+    return spans
 
 
 class OpenLogs:

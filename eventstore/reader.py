@@ -5,15 +5,15 @@ up a group is many chunks: the dense map takes keys in random order, and is fast
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
 import numpy as np
 
-from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import Counts, LogFileMap, Rows
+from eventstore.lookup import Fill
 from eventstore.runs import Ints
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
@@ -31,6 +31,8 @@ _OVERSIZED_KEPT_BYTES: Final = 1024
 _RETRY_S_MIN: Final = 0.05
 _RETRY_S_MAX: Final = 5.0
 _UNENDED_EVERY_S: Final = 1.0
+_SWEEP_EVERY_S: Final = 0.05
+_SWEEP_AGAIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -60,31 +62,36 @@ class Reader:
         self,
         follower: LogFollower,
         log_file_map: LogFileMap,
-        cache: CacheEventStore,
-        log_format: LogFormat,
+        fill: Fill,
+        format_of: Callable[[str], LogFormat],
         dead_letters: RotatingLog,
         settings: Logs,
         clock: Clock,
         notices: Notices,
         on_failure: Callable[[Exception], None] = lambda _: None,
+        wake: threading.Event | None = None,
     ) -> None:
         self._follower = follower
         self._map = log_file_map
-        self._cache = cache
-        self._format = log_format
+        self._fill = fill
+        self._format_of = format_of
         self._dead_letters = dead_letters
         self._settings = settings
         self._clock = clock
         self._notices = notices
         self._on_failure = on_failure
         self._stopping = threading.Event()
+        self._wake = wake or threading.Event()
         self._thread = threading.Thread(target=self._run, name="primary-reader", daemon=True)
         self._group = _Group()
         self._dead_letters.truncate(log_file_map.counts.dead_letters)
         self._letters_beyond = False  # what the map says: they are cut off before the next append
         self._next_unended = float("-inf")
+        self._next_sweep = float("-inf")
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache."""
+        self.positions: dict[int, FileState] = {s.number: s for s in log_file_map.states() if not s.gone}
+        """How far the map knows each log; of one that is new, nothing. For other threads to look at."""
         self.storage_error: str | None = None
         self.unended: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
@@ -99,14 +106,17 @@ class Reader:
     def stop(self) -> None:
         """End after the group under way; what is not committed is read again at the next start."""
         self._stopping.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._follower.close()
 
     def step(self) -> bool:
         """Read and store one group; was there anything? StorageError: call again, the group is kept."""
         group = self._group
         for state in self._follower.scan_if_due():
             group.states[state.number] = state
+            self.positions.setdefault(state.number, state)
         self._follower.poll()
         self.caught_up = self.caught_up and self._follower.caught_up
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
@@ -121,13 +131,14 @@ class Reader:
             self._write()
         self.caught_up = self._follower.caught_up
         self.unreadable = self._follower.unreadable
+        if not worked:
+            self._sweep_if_due()
         if worked or self._clock.monotonic() >= self._next_unended:
             self.unended = self._follower.unended()
             self._next_unended = self._clock.monotonic() + _UNENDED_EVERY_S
         return worked
 
     def _run(self) -> None:
-        pause_s = self._settings.poll_interval_ms / 1000
         retry_s = _RETRY_S_MIN
         try:
             while not self._stopping.is_set():
@@ -145,12 +156,24 @@ class Reader:
                 retry_s = _RETRY_S_MIN
                 self.storage_error = None
                 if not worked:
-                    self._stopping.wait(pause_s)
+                    self._wake.wait(self._pause_s())
+                    self._wake.clear()
         except Exception as error:
             self.caught_up = False
             self.storage_error = str(error)
             self._notices.tell(f"the reader stopped: {error}")
             self._on_failure(error)
+
+    def _pause_s(self) -> float:
+        """Until there may be something to do, unless the follower wakes the reader before."""
+        others = min(self._next_sweep, self._next_unended) - self._clock.monotonic()
+        return min(self._follower.patience_s, max(others, self._settings.poll_interval_ms / 1000))
+
+    def _sweep_if_due(self) -> None:
+        """Room that deleted logs have left in the map, a little at a time."""
+        if self._clock.monotonic() >= self._next_sweep:
+            more = self._map.sweep_step()
+            self._next_sweep = self._clock.monotonic() + (_SWEEP_EVERY_S if more else _SWEEP_AGAIN_S)
 
     def _tell(self, error: StorageError) -> None:
         if self.storage_error != str(error):
@@ -164,7 +187,7 @@ class Reader:
         if chunk.oversized:
             group.letters.append(self._oversized(file, chunk))
         else:
-            batch = self._format.parse_primary(chunk.data)
+            batch = self._format_of(file.name).parse_primary(chunk.data)
             group.ids.append(batch.ids)
             group.lines += batch.lines
             group.starts.append(batch.starts + chunk.start)
@@ -200,6 +223,7 @@ class Reader:
         repeats = self._map.write(rows, group.states.values(), self._with_letters(counts))
         self._letters_beyond = False
         self._group = _Group()
+        self._note_positions(group.states)
         if rows is None:
             return
         keys, lines = split_ids(rows.ids), group.lines
@@ -207,7 +231,13 @@ class Reader:
             first = np.ones(len(lines), np.bool_)
             first[repeats] = False
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
-        self._cache.put_many(keys, lines)
+        self._fill(keys, lines)
+
+    def _note_positions(self, states: Mapping[int, FileState]) -> None:
+        self.positions.update(states)
+        for number, state in states.items():
+            if state.gone:
+                del self.positions[number]
 
     def _with_letters(self, counts: Counts) -> Counts:
         """Append the group's dead letters, durably. What the map's transaction shall say of them.

@@ -5,6 +5,7 @@ Pure rules. A run belongs to one file and one server key; it is what falls in on
 and one line, and less than W of time, in whatever order the events stand in the logs.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -136,6 +137,11 @@ class OpenRuns:
         self._files |= opened
         for file in list(self._files)[: max(0, len(self._files) - OPEN_FILES_MAX)]:
             del self._files[file]
+
+    def forget(self, files: Collection[int]) -> None:
+        """What was open in files that are no more."""
+        for file in files:
+            self._files.pop(file, None)
 
     def _extend_cells(self, runs: Runs, low: int, high: int, cells: Cells) -> list[tuple[Run, Run]]:
         extended = []

@@ -1,18 +1,22 @@
 """An event store process: reader, cache, log file map and logs store behind gRPC (paper 3.4)."""
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from eventstore.cache import CacheEventStore
+from eventstore.filling import Filling
 from eventstore.log_file_map import LogFileMap
 from eventstore.logs_store import LogsEventStore
 from eventstore.lookup import EventLookup, ReaderState
+from eventstore.members import Members
+from eventstore.read_on import ReadOn
 from eventstore.reader import Reader
-from eventstore.service import SERVICE_NAME, EventStoreService
+from eventstore.service import SERVICE_NAME, EventStoreService, HomeParts
 from photon.core.clock import Clock
 from photon.core.follow import LogFollower
-from photon.core.formats import JsonLines
+from photon.core.formats import Formats
 from photon.core.ids import IdPacker
 from photon.core.logwriter import RotatingLog
 from photon.core.notices import Notices
@@ -21,7 +25,7 @@ from photon.wire import eventstore_pb2_grpc
 from photon.wire.rpc import Server
 
 _WORKERS: Final = 8
-_IN_FLIGHT_MAX: Final = 64
+_IN_FLIGHT_MAX: Final = 256
 _DEAD_LETTER_FILE_BYTES_MAX: Final = 256 * MIB
 
 
@@ -51,9 +55,20 @@ class EventStoreServer:
         self._notices = Notices("eventstore")
         self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
 
-        def make_format() -> JsonLines:
-            return JsonLines(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+        def make_formats() -> Formats:
+            """For one thread: formats are not for several at once."""
+            packer = IdPacker(settings.ids.key.encode())
+            return Formats(settings.primary, settings.foreign, packer)
 
+        members = self._members = Members()
+        self._clock = clock
+        self._filling = Filling(
+            self._cache,
+            lambda: members.membership(clock.monotonic()),
+            settings.eventstore.virtual_nodes,
+            self._map.store,
+        )
+        wake = threading.Event()
         follower = LogFollower(
             patterns,
             directory / "spool",
@@ -62,21 +77,42 @@ class EventStoreServer:
             self._map.states(),
             drain,
             self._notices.tell,
+            wake=wake.set,
         )
         self._reader = Reader(
             follower,
             self._map,
-            self._cache,
-            make_format(),
+            self._filling.put_many,
+            make_formats().of,
             self._dead_letters,
             settings.logs,
             clock,
             self._notices,
             on_fatal,
+            wake,
         )
-        self._logs = LogsEventStore(self._map, make_format, notice=self._notices.tell)
-        self._lookup = EventLookup(self._cache, self._logs, self._reader_state)
-        service = EventStoreService(self._lookup, self.status)
+        self._logs = LogsEventStore(self._map, lambda: make_formats().lines, notice=self._notices.tell)
+        self._read_on = ReadOn(
+            lambda: self._reader.positions,
+            self._map.last_files,
+            make_formats().of,
+            settings.eventstore.read_on_bytes_max,
+            clock,
+        )
+        self._lookup = EventLookup(
+            self._cache, self._logs, self._reader_state, clock, self._filling.put_many, self._read_on
+        )
+        service = EventStoreService(
+            HomeParts(
+                self._lookup,
+                self._filling,
+                members,
+                clock,
+                self._map.store,
+                settings.eventstore.virtual_nodes,
+                self.status,
+            )
+        )
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
 
     @property
@@ -93,6 +129,7 @@ class EventStoreServer:
         """Let lookups and the reader's transaction end. What is not on disk is read again next time."""
         self._server.stop(grace_s)
         self._reader.stop()
+        self._filling.close()
         self._dead_letters.close()
         self._map.close()
 
@@ -114,7 +151,21 @@ class EventStoreServer:
                 "events": cache.events,
             },
             "logs": {"hits": logs.hits, "misses": logs.misses, "bytes_read": logs.bytes_read},
+            "read_on": {"hits": self._read_on.hits, "bytes_read": self._read_on.bytes_read},
+            "latency_us": {
+                "cache": self._lookup.cache_latency.status(),
+                "logs": self._lookup.logs_latency.status(),
+            },
+            "members": self._members.membership(self._clock.monotonic()).caches,
+            "fill": {
+                "sent": self._filling.sent,
+                "dropped": self._filling.dropped,
+                "waiting_bytes": self._filling.waiting_bytes,
+            },
             "map_bytes": self._map.disk_bytes,
+            "map_entries": self._map.entries(),
+            "map_swept": self._map.swept,
+            "map_trouble": self._map.trouble,
             "notices": self._notices.lines(),
             "unended": reader.unended,
             "unreadable": reader.unreadable,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cphoton/wire/eventstore.proto\x12\x14photon.eventstore.v1\"\x1c\n\rLookupRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\"2\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\xb6\x01\n\nEventStore\x12S\n\x06Lookup\x12#.photon.eventstore.v1.LookupRequest\x1a$.photon.eventstore.v1.LookupResponse\x12S\n\x06Status\x12#.photon.eventstore.v1.StatusRequest\x1a$.photon.eventstore.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cphoton/wire/eventstore.proto\x12\x14photon.eventstore.v1\";\n\rLookupRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06missed\x18\x03 \x01(\x08\"C\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\x0f\n\x07version\x18\x03 \x01(\x04\"8\n\nPutRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x02 \x01(\x0c\x12\r\n\x05store\x18\x03 \x01(\x0c\"\x1e\n\x0bPutResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\"\x10\n\x0eMembersRequest\"X\n\x0fMembersResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\r\n\x05store\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63\x61\x63hes\x18\x03 \x03(\t\x12\x15\n\rvirtual_nodes\x18\x04 \x01(\r\"3\n\x0f\x41nnounceRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x0f\n\x07leaving\x18\x02 \x01(\x08\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\xb4\x03\n\nEventStore\x12S\n\x06Lookup\x12#.photon.eventstore.v1.LookupRequest\x1a$.photon.eventstore.v1.LookupResponse\x12J\n\x03Put\x12 .photon.eventstore.v1.PutRequest\x1a!.photon.eventstore.v1.PutResponse\x12V\n\x07Members\x12$.photon.eventstore.v1.MembersRequest\x1a%.photon.eventstore.v1.MembersResponse\x12X\n\x08\x41nnounce\x12%.photon.eventstore.v1.AnnounceRequest\x1a%.photon.eventstore.v1.MembersResponse\x12S\n\x06Status\x12#.photon.eventstore.v1.StatusRequest\x1a$.photon.eventstore.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,13 +32,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'photon.wire.eventstore_pb2'
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LOOKUPREQUEST']._serialized_start=54
-  _globals['_LOOKUPREQUEST']._serialized_end=82
-  _globals['_LOOKUPRESPONSE']._serialized_start=84
-  _globals['_LOOKUPRESPONSE']._serialized_end=134
-  _globals['_STATUSREQUEST']._serialized_start=136
-  _globals['_STATUSREQUEST']._serialized_end=151
-  _globals['_STATUSRESPONSE']._serialized_start=153
-  _globals['_STATUSRESPONSE']._serialized_end=183
-  _globals['_EVENTSTORE']._serialized_start=186
-  _globals['_EVENTSTORE']._serialized_end=368
+  _globals['_LOOKUPREQUEST']._serialized_end=113
+  _globals['_LOOKUPRESPONSE']._serialized_start=115
+  _globals['_LOOKUPRESPONSE']._serialized_end=182
+  _globals['_PUTREQUEST']._serialized_start=184
+  _globals['_PUTREQUEST']._serialized_end=240
+  _globals['_PUTRESPONSE']._serialized_start=242
+  _globals['_PUTRESPONSE']._serialized_end=272
+  _globals['_MEMBERSREQUEST']._serialized_start=274
+  _globals['_MEMBERSREQUEST']._serialized_end=290
+  _globals['_MEMBERSRESPONSE']._serialized_start=292
+  _globals['_MEMBERSRESPONSE']._serialized_end=380
+  _globals['_ANNOUNCEREQUEST']._serialized_start=382
+  _globals['_ANNOUNCEREQUEST']._serialized_end=433
+  _globals['_STATUSREQUEST']._serialized_start=435
+  _globals['_STATUSREQUEST']._serialized_end=450
+  _globals['_STATUSRESPONSE']._serialized_start=452
+  _globals['_STATUSRESPONSE']._serialized_end=482
+  _globals['_EVENTSTORE']._serialized_start=485
+  _globals['_EVENTSTORE']._serialized_end=921
 # @@protoc_insertion_point(module_scope)

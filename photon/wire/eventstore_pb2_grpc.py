@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class EventStoreStub:
-    """Paper 3.4.
+    """Paper 3.4. Served by the home process (all calls) and by cache processes (Lookup, Put, Status).
     """
 
     def __init__(self, channel):
@@ -40,6 +40,21 @@ class EventStoreStub:
                 request_serializer=photon_dot_wire_dot_eventstore__pb2.LookupRequest.SerializeToString,
                 response_deserializer=photon_dot_wire_dot_eventstore__pb2.LookupResponse.FromString,
                 _registered_method=True)
+        self.Put = channel.unary_unary(
+                '/photon.eventstore.v1.EventStore/Put',
+                request_serializer=photon_dot_wire_dot_eventstore__pb2.PutRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_eventstore__pb2.PutResponse.FromString,
+                _registered_method=True)
+        self.Members = channel.unary_unary(
+                '/photon.eventstore.v1.EventStore/Members',
+                request_serializer=photon_dot_wire_dot_eventstore__pb2.MembersRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_eventstore__pb2.MembersResponse.FromString,
+                _registered_method=True)
+        self.Announce = channel.unary_unary(
+                '/photon.eventstore.v1.EventStore/Announce',
+                request_serializer=photon_dot_wire_dot_eventstore__pb2.AnnounceRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_eventstore__pb2.MembersResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/photon.eventstore.v1.EventStore/Status',
                 request_serializer=photon_dot_wire_dot_eventstore__pb2.StatusRequest.SerializeToString,
@@ -48,11 +63,32 @@ class EventStoreStub:
 
 
 class EventStoreServicer:
-    """Paper 3.4.
+    """Paper 3.4. Served by the home process (all calls) and by cache processes (Lookup, Put, Status).
     """
 
     def Lookup(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Put(self, request, context):
+        """Into the caches of those that own the ids. Best effort: what was not kept is just a miss.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Members(self, request, context):
+        """Home only: which cache processes there are.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Announce(self, request, context):
+        """Home only: a cache process says every second that it is there, or that it leaves.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -71,6 +107,21 @@ def add_EventStoreServicer_to_server(servicer, server):
                     request_deserializer=photon_dot_wire_dot_eventstore__pb2.LookupRequest.FromString,
                     response_serializer=photon_dot_wire_dot_eventstore__pb2.LookupResponse.SerializeToString,
             ),
+            'Put': grpc.unary_unary_rpc_method_handler(
+                    servicer.Put,
+                    request_deserializer=photon_dot_wire_dot_eventstore__pb2.PutRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_eventstore__pb2.PutResponse.SerializeToString,
+            ),
+            'Members': grpc.unary_unary_rpc_method_handler(
+                    servicer.Members,
+                    request_deserializer=photon_dot_wire_dot_eventstore__pb2.MembersRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_eventstore__pb2.MembersResponse.SerializeToString,
+            ),
+            'Announce': grpc.unary_unary_rpc_method_handler(
+                    servicer.Announce,
+                    request_deserializer=photon_dot_wire_dot_eventstore__pb2.AnnounceRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_eventstore__pb2.MembersResponse.SerializeToString,
+            ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
                     request_deserializer=photon_dot_wire_dot_eventstore__pb2.StatusRequest.FromString,
@@ -85,7 +136,7 @@ def add_EventStoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class EventStore:
-    """Paper 3.4.
+    """Paper 3.4. Served by the home process (all calls) and by cache processes (Lookup, Put, Status).
     """
 
     @staticmethod
@@ -105,6 +156,87 @@ class EventStore:
             '/photon.eventstore.v1.EventStore/Lookup',
             photon_dot_wire_dot_eventstore__pb2.LookupRequest.SerializeToString,
             photon_dot_wire_dot_eventstore__pb2.LookupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Put(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.eventstore.v1.EventStore/Put',
+            photon_dot_wire_dot_eventstore__pb2.PutRequest.SerializeToString,
+            photon_dot_wire_dot_eventstore__pb2.PutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Members(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.eventstore.v1.EventStore/Members',
+            photon_dot_wire_dot_eventstore__pb2.MembersRequest.SerializeToString,
+            photon_dot_wire_dot_eventstore__pb2.MembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Announce(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.eventstore.v1.EventStore/Announce',
+            photon_dot_wire_dot_eventstore__pb2.AnnounceRequest.SerializeToString,
+            photon_dot_wire_dot_eventstore__pb2.MembersResponse.FromString,
             options,
             channel_credentials,
             insecure,

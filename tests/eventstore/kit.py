@@ -7,6 +7,7 @@ from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
 from eventstore.logs_store import LogsEventStore
 from eventstore.lookup import EventLookup, ReaderState
+from eventstore.read_on import ReadOn
 from eventstore.reader import Reader
 from photon.core.clock import SystemClock
 from photon.core.follow import LogFollower
@@ -42,7 +43,14 @@ class Parts:
     """Reader, cache, map, logs store in one thread: `read_all` reads until caught up."""
 
     def __init__(
-        self, root: Path, *patterns, settings=EventStore(), logs_settings=LOGS, drain=False, cache_bytes=MIB
+        self,
+        root: Path,
+        *patterns,
+        settings=EventStore(),
+        logs_settings=LOGS,
+        drain=False,
+        cache_bytes=MIB,
+        read_on_bytes=0,
     ):
         self.root = root
         self.notices = Notices("eventstore")
@@ -58,21 +66,31 @@ class Parts:
             drain,
             self.notices.tell,
         )
+        log_format = make_format()
         self.reader = Reader(
             follower,
             self.map,
-            self.cache,
-            make_format(),
+            self.cache.put_many,
+            lambda _: log_format,
             self.dead_letters,
             logs_settings,
             SystemClock(),
             self.notices,
         )
         self.logs = LogsEventStore(self.map, make_format)
+        self.read_on = ReadOn(
+            lambda: self.reader.positions,
+            self.map.last_files,
+            lambda _: make_format(),
+            read_on_bytes,
+            SystemClock(),
+        )
         self.lookup = EventLookup(
             self.cache,
             self.logs,
             lambda: ReaderState(self.reader.caught_up, bool(self.reader.unreadable)),
+            SystemClock(),
+            read_on=self.read_on,
         )
 
     def read_all(self):

@@ -1,0 +1,181 @@
+"""Filling the shares of the CacheEventStore from the home process (paper 3.4.1). Best effort.
+
+A share that is slow or away costs nobody anything but misses: its queue is bounded and what does not fit
+is dropped. Without cache processes all goes into home's own cache, in the caller's thread.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from eventstore.cache import CacheEventStore
+from eventstore.members import Membership
+from eventstore.ring import HOME, Ring
+from photon.core.columns import join_lines, take_ids
+from photon.core.ids import ID_BYTES
+from photon.wire import eventstore_pb2, eventstore_pb2_grpc
+from photon.wire.rpc import open_channel
+
+QUEUE_BYTES_MAX: Final = 32 << 20
+"""Of each cache process."""
+_MESSAGE_BYTES: Final = 2 << 20
+_MESSAGE_EVENTS_MAX: Final = 16_384
+_PUT_TIMEOUT_S: Final = 1.0
+_PAUSE_S: Final = 0.1  # after a failure, so that a dead process is not asked in a tight loop
+
+
+class Filling:
+    """Puts events into the caches of their owners. For many threads at once."""
+
+    def __init__(
+        self,
+        cache: CacheEventStore,
+        membership: Callable[[], Membership],
+        virtual_nodes: int,
+        store: bytes,
+    ) -> None:
+        self._cache = cache
+        self._membership = membership
+        self._virtual_nodes = virtual_nodes
+        self._store = store
+        self._lock = threading.Lock()
+        self._known = Membership()
+        self._ring = Ring([HOME], virtual_nodes)
+        self._feeds: dict[str, _Feed] = {}
+        self._dropped_before = 0  # by feeds that are closed
+        self._sent_before = 0
+        self._closed = False
+
+    @property
+    def dropped(self) -> int:
+        """Events that were not put into their owner's cache."""
+        return self._dropped_before + sum(feed.dropped for feed in list(self._feeds.values()))
+
+    @property
+    def sent(self) -> int:
+        """Events that cache processes have taken."""
+        return self._sent_before + sum(feed.sent for feed in list(self._feeds.values()))
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(feed.waiting_bytes for feed in list(self._feeds.values()))
+
+    def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """Of an id that is there already, or twice in the batch, the first line stays."""
+        membership = self._membership()
+        if membership is not self._known:
+            self._follow(membership)
+        if not membership.caches:
+            self._cache.put_many(keys, lines)
+            return
+        ids = b"".join(keys)
+        ring, feeds = self._ring, self._feeds
+        for member, rows in ring.split(ids).items():
+            chosen = rows.tolist()
+            part = list(map(lines.__getitem__, chosen))
+            feed = feeds.get(member)
+            if feed is not None:
+                feed.offer(take_ids(ids, rows), part)
+            elif member == HOME:
+                self._cache.put_many(list(map(keys.__getitem__, chosen)), part)
+
+    def close(self) -> None:
+        """Drop what waits and end the threads."""
+        with self._lock:
+            self._closed = True
+            feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.close()
+
+    def _follow(self, membership: Membership) -> None:
+        with self._lock:
+            if self._closed or membership is self._known:
+                return
+            feeds = {address: self._feeds.get(address) for address in membership.caches}
+            left = [feed for address, feed in self._feeds.items() if address not in feeds]
+            self._feeds = {address: feed or _Feed(address, self._store) for address, feed in feeds.items()}
+            self._ring = Ring([HOME, *membership.caches], self._virtual_nodes)
+            self._known = membership
+            for feed in left:
+                feed.close()
+                self._dropped_before += feed.dropped
+                self._sent_before += feed.sent
+
+
+class _Feed:
+    """The queue to one cache process, and the thread that empties it."""
+
+    def __init__(self, address: str, store: bytes) -> None:
+        self._store = store
+        self._channel = open_channel(address)
+        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self._wake = threading.Condition()
+        self._queue: deque[tuple[bytes, bytes]] = deque()
+        self._closed = False
+        self.waiting_bytes = 0
+        self.dropped = 0
+        self.sent = 0
+        self._thread = threading.Thread(target=self._run, name=f"fill-{address}", daemon=True)
+        self._thread.start()
+
+    def offer(self, ids: bytes, lines: Sequence[bytes]) -> None:
+        for message in _messages(ids, lines):
+            size = len(message[0]) + len(message[1])
+            with self._wake:
+                if self._closed or self.waiting_bytes + size > QUEUE_BYTES_MAX:
+                    self.dropped += len(message[0]) // ID_BYTES
+                    continue
+                self._queue.append(message)
+                self.waiting_bytes += size
+                self._wake.notify()
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self.dropped += sum(len(ids) for ids, _ in self._queue) // ID_BYTES
+            self._queue.clear()
+            self.waiting_bytes = 0
+            self._wake.notify()
+        self._channel.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                self._wake.wait_for(lambda: self._queue or self._closed)
+                if self._closed:
+                    return
+                ids, events = self._queue.popleft()
+            taken = self._put(ids, events)
+            with self._wake:
+                if self._closed:
+                    return
+                self.waiting_bytes -= len(ids) + len(events)  # it counted as waiting until now
+                self.sent += taken
+                self.dropped += len(ids) // ID_BYTES - taken
+                if not taken:
+                    self._wake.wait_for(lambda: self._closed, _PAUSE_S)
+
+    def _put(self, ids: bytes, events: bytes) -> int:
+        """How many events were taken."""
+        request = eventstore_pb2.PutRequest(ids=ids, events=events, store=self._store)
+        try:
+            self._stub.Put(request, timeout=_PUT_TIMEOUT_S)
+        except (grpc.RpcError, ValueError):  # ValueError: the channel was closed
+            return 0
+        return len(ids) // ID_BYTES
+
+
+def _messages(ids: bytes, lines: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Ids and joined lines, cut into messages of a few MiB (a greater line comes alone)."""
+    ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
+    start = 0
+    while start < len(lines):
+        before = int(ends[start - 1]) if start else 0
+        end = int(np.searchsorted(ends, before + _MESSAGE_BYTES, "right"))
+        end = min(max(end, start + 1), start + _MESSAGE_EVENTS_MAX)
+        yield ids[start * ID_BYTES : end * ID_BYTES], join_lines(lines[start:end])
+        start = end

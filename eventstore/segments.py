@@ -1,0 +1,182 @@
+"""Immutable sorted files of the dense log file map: an entry for each opaque id, found by binary search.
+
+A file is columns, little endian, each of `capacity` places of which the first `count` are used:
+
+    head (64): magic, capacity (8), count (8) | high halves of ids (8) | low halves (8)
+    | offsets (8) | file numbers (4) | lengths (4)
+
+in the order of the high halves. Ids are digests, so that these are even and hardly ever equal.
+"""
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from eventstore.entries import PLACES, Place
+from eventstore.runs import Ints
+
+Halves = npt.NDArray[np.uint64]
+
+_MAGIC: Final = b"photon dense 1\n\0"
+_HEAD: Final = struct.Struct("<16sQQ32x")
+_DTYPES: Final = ("<u8", "<u8", "<u8", "<u4", "<u4")
+ENTRY_BYTES: Final = 32
+_PART_ENTRIES: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """N entries, in the order of `high`."""
+
+    high: Halves
+    low: Halves
+    offset: npt.NDArray[np.uint64]
+    file: npt.NDArray[np.uint32]
+    length: npt.NDArray[np.uint32]
+
+    def __len__(self) -> int:
+        return len(self.high)
+
+    def all(self) -> tuple[npt.NDArray[Any], ...]:
+        return self.high, self.low, self.offset, self.file, self.length
+
+    def take(self, rows: Any) -> "Columns":
+        return Columns(*[column[rows] for column in self.all()])
+
+
+def columns_of(keys: bytes, values: bytes) -> Columns:
+    """Packed ids in order and their packed places (eventstore.entries) -> columns."""
+    halves = np.frombuffer(keys, ">u8").astype(np.uint64)
+    places = np.frombuffer(values, PLACES)
+    return Columns(
+        halves[0::2],
+        halves[1::2],
+        places["offset"].astype(np.uint64),
+        places["file"].astype(np.uint32),
+        places["length"].astype(np.uint32),
+    )
+
+
+class Segment:
+    """A file, mapped into memory. For many threads at once; valid while it is held, even if unlinked."""
+
+    def __init__(self, path: Path) -> None:
+        """OSError; ValueError if it is no whole segment."""
+        with path.open("rb") as file:
+            head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size:
+            raise ValueError(f"{path.name} is not the segment that was written")
+        self.count: int
+        magic, capacity, self.count = _HEAD.unpack(head)
+        expected = _HEAD.size + capacity * ENTRY_BYTES
+        if magic != _MAGIC or self.count > capacity or path.stat().st_size != expected:
+            raise ValueError(f"{path.name} is not the segment that was written")
+        mapped = np.memmap(path, np.uint8, "r")
+        columns = []
+        start = _HEAD.size
+        for dtype in _DTYPES:
+            end = start + capacity * np.dtype(dtype).itemsize
+            columns.append(np.asarray(mapped[start:end]).view(dtype)[: self.count])
+            start = end
+        self.columns = Columns(*columns)
+
+    @property
+    def disk_bytes(self) -> int:
+        return Writer.bytes_of(self.count)
+
+    def place(self, row: int) -> Place:
+        columns = self.columns
+        return Place(int(columns.file[row]), int(columns.offset[row]), int(columns.length[row]))
+
+    def find(self, high: Halves, low: Halves) -> Ints:
+        """N halves of ids -> N rows, -1 where an id is not here."""
+        rows = np.full(len(high), -1, np.int64)
+        if not self.count:
+            return rows
+        at = np.searchsorted(self.columns.high, high)
+        asked = np.flatnonzero(at < self.count)
+        at = at[asked]
+        while len(asked):
+            same = self.columns.high[at] == high[asked]
+            asked, at = asked[same], at[same]
+            hit = self.columns.low[at] == low[asked]
+            rows[asked[hit]] = at[hit]
+            # Where just the high halves are equal the next entry may be the one.
+            asked, at = asked[~hit], at[~hit] + 1
+            asked, at = asked[at < self.count], at[at < self.count]
+        return rows
+
+
+class Writer:
+    """Writes a segment part by part; `close` makes it durable under its name."""
+
+    def __init__(self, path: Path, capacity: int) -> None:
+        self._path = path
+        self._partial = path.with_name(f"{path.name}.partial")
+        self._capacity = capacity
+        self._file: BinaryIO = self._partial.open("wb")
+        self._file.truncate(_HEAD.size + capacity * ENTRY_BYTES)
+        self.count = 0
+
+    @staticmethod
+    def bytes_of(entries: int) -> int:
+        return _HEAD.size + entries * ENTRY_BYTES
+
+    def append(self, part: Columns) -> None:
+        """Entries that come after those before."""
+        start = _HEAD.size
+        for column, dtype in zip(part.all(), _DTYPES, strict=True):
+            width = np.dtype(dtype).itemsize
+            self._file.seek(start + self.count * width)
+            self._file.write(np.ascontiguousarray(column, dtype).tobytes())
+            start += self._capacity * width
+        self.count += len(part)
+
+    def close(self) -> None:
+        self._file.seek(0)
+        self._file.write(_HEAD.pack(_MAGIC, self._capacity, self.count))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._partial.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def abandon(self) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+
+def merged(segments: Sequence[Segment], live: Ints) -> Iterator[Columns]:
+    """Entries of all, in order, a part at a time: of an id twice the one in the later segment.
+
+    `live`: numbers of the files that are still there, sorted; entries of others are left out.
+    """
+    greatest = max(segments, key=lambda segment: segment.count).columns.high
+    total = sum(segment.count for segment in segments)
+    step = max(1, len(greatest) * _PART_ENTRIES // max(1, total))
+    bounds = np.unique(np.asarray(greatest[step::step]))
+    cuts = [
+        [0, *np.searchsorted(segment.columns.high, bounds).tolist(), segment.count] for segment in segments
+    ]
+    for part in range(len(bounds) + 1):
+        # The latest first, and a stable sort: of equal ids the latest comes first.
+        pieces = [
+            segment.columns.take(slice(cut[part], cut[part + 1]))
+            for segment, cut in zip(reversed(segments), reversed(cuts), strict=True)
+        ]
+        joined = Columns(*map(np.concatenate, zip(*[piece.all() for piece in pieces], strict=True)))
+        ordered = joined.take(np.argsort(joined.high, kind="stable"))
+        again = (ordered.high[1:] == ordered.high[:-1]) & (ordered.low[1:] == ordered.low[:-1])
+        kept = np.isin(ordered.file, live)
+        kept[1:] &= ~again
+        yield ordered.take(kept)

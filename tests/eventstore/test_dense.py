@@ -1,0 +1,344 @@
+"""The dense map in sorted segments: the same answers, whatever is flushed and merged when."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from eventstore import dense, merging
+from eventstore.dense import Listed
+from eventstore.log_file_map import Counts, LogFileMap, Rows
+from eventstore.merging import FAN, job_of
+from eventstore.segments import Segment, Writer, columns_of, merged
+from photon.core.errors import CorruptStateError, DiskFullError
+from photon.core.logfiles import FileState
+from photon.core.settings import EventStore
+from tests.eventstore.kit import PACKER, Parts, append, line, pack, wait_until
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    monkeypatch.setattr(dense, "FLUSH_ENTRIES", 10)
+    monkeypatch.setattr(merging, "_PAUSE_S", 0.0)
+    monkeypatch.setattr("eventstore.segments._PART_ENTRIES", 16)
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path
+
+
+def segments_of(log_file_map):
+    with log_file_map._transaction() as transaction:
+        return log_file_map._dense.listed(transaction)
+
+
+def files_of(log_file_map):
+    return sorted(path.name for path in log_file_map.directory.glob("dense-*"))
+
+
+def add(log_file_map, ids, number, start=0, gone=()):
+    count = len(ids) // 16
+    states = [FileState(n, f"/{n}", f"/{n}", 1, n, gone=n in gone) for n in {number, *gone}]
+    rows = Rows(ids, np.full(count, number), np.arange(start, start + count) * 100, np.full(count, 50))
+    return log_file_map.write(rows, states, Counts())
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 60), max_size=25),
+            st.integers(0, 6),
+            st.sampled_from(["", "settle", "reopen", "sweep"]),
+            st.sets(st.integers(0, 6), max_size=1),
+        ),
+        max_size=14,
+    )
+)
+def test_it_holds_what_a_plain_dictionary_would(steps):
+    """The first of each id, or where else it stands; flushes, merges, restarts, deleted files between."""
+    with tempfile.TemporaryDirectory() as directory:
+        held = LogFileMap(Path(directory), EventStore())
+        first, anywhere, gone, offset = {}, {}, set(), 0
+        for numbers, file, then, deleted in steps:
+            gone |= deleted
+            live_file = 100 + file if file in gone else file
+            ids = PACKER.pack([f"id-{n}" for n in numbers])
+            repeats = add(held, ids, live_file, offset, deleted)
+            expected = []
+            for row, n in enumerate(numbers):
+                anywhere.setdefault(n, []).append((live_file, (offset + row) * 100))
+                if n in first and first[n][0] not in gone:
+                    expected.append(row)
+                else:
+                    first[n] = anywhere[n][-1]
+            offset += len(numbers)
+            assert sorted(repeats) == expected
+            if then == "settle":
+                held._merger.wake()
+                assert held._merger.settle(10)
+            elif then == "sweep":
+                while held.sweep_step():
+                    pass
+                assert held._merger.settle(10)
+            elif then == "reopen":
+                held.close()
+                held = LogFileMap(Path(directory), EventStore())
+            places, states = held.look_up([pack(f"id-{n}") for n in range(61)])
+            for n, found in enumerate(places):
+                found = [(p.file, p.offset) for p in found if not states[p.file].gone]
+                there = [place for place in anywhere.get(n, []) if place[0] not in gone]
+                if n in first and first[n] in there:
+                    assert found == [first[n]]
+                else:
+                    assert set(found) <= set(there)
+                    assert {place[0] for place in found} == {place[0] for place in there}
+        held.close()
+
+
+def test_segments_are_merged_and_their_files_removed(tmp_path):
+    held = LogFileMap(tmp_path, EventStore())
+    ids = [PACKER.pack([f"{k}-{n}" for n in range(12)]) for k in range(40)]
+    for k, part in enumerate(ids):
+        assert add(held, part, 1, 12 * k) == []
+        assert held._merger.settle(10)
+    listed = segments_of(held)
+    assert [one.level for one in listed] == sorted([one.level for one in listed], reverse=True)
+    assert len(listed) < 2 * FAN
+    assert max(one.level for one in listed) == 2
+    assert files_of(held) == sorted(dense._name(one.number) for one in listed)
+    assert held.entries() == {"sparse": 0, "dense": 480}
+    for k, part in enumerate(ids):
+        places, _ = held.look_up([part[n : n + 16] for n in range(0, len(part), 16)])
+        assert [[p.offset for p in found] for found in places] == [[(12 * k + n) * 100] for n in range(12)]
+    held.close()
+
+
+def test_what_points_to_deleted_logs_is_swept_out_of_the_segments_too(tmp_path):
+    held = LogFileMap(tmp_path, EventStore())
+    for k in range(6):
+        add(held, PACKER.pack([f"{k}-{n}" for n in range(12)]), k % 2, 12 * k)
+    add(held, b"", 3, gone={0})
+    while held.sweep_step():
+        pass
+    assert held._merger.settle(10)
+    assert held.entries()["dense"] == 36
+    places, _ = held.look_up([pack("0-0"), pack("1-0"), pack("4-3"), pack("5-3")])
+    assert [len(found) for found in places] == [0, 1, 0, 1]
+    held.close()
+
+
+def test_lookups_go_on_while_segments_are_exchanged(tmp_path):
+    held = LogFileMap(tmp_path, EventStore())
+    wrong, stop = [], threading.Event()
+    add(held, PACKER.pack([f"id-{n}" for n in range(12)]), 1)
+    known = [12]
+
+    def look_up():
+        dice = random.Random(1)
+        try:
+            while not stop.is_set():
+                n = dice.randrange(known[0])
+                places, _ = held.look_up([pack(f"id-{n}"), pack("nobody")])
+                assert [[p.offset for p in found] for found in places] == [[n * 100], []]
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=look_up) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for k in range(1, 60):
+        add(held, PACKER.pack([f"id-{n}" for n in range(12 * k, 12 * k + 12)]), 1, 12 * k)
+        known[0] = 12 * k + 12
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    held.close()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "other"])
+def test_a_damaged_segment_is_refused_with_the_mend(tmp_path, damage):
+    held = LogFileMap(tmp_path, EventStore())
+    for k in range(2):
+        add(held, PACKER.pack([f"{k}-{n}" for n in range(12)]), 1)
+    held.close()
+    path = tmp_path / files_of(held)[0]
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:90] if damage == "cut" else b"x" * path.stat().st_size)
+    with pytest.raises(CorruptStateError, match=f"remove {tmp_path}: the map is rebuilt"):
+        LogFileMap(tmp_path, EventStore())
+
+
+def test_segments_count_for_the_bound_of_the_map_and_nothing_is_half_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(dense, "FLUSH_ENTRIES", 3000)
+    held = LogFileMap(tmp_path, EventStore(map_bytes_max=1 << 20))
+    written = 0
+    with pytest.raises(DiskFullError, match=r"eventstore\.map_bytes_max"):
+        for k in range(40):
+            add(held, PACKER.pack([f"{k}-{n}" for n in range(3000)]), 1)
+            written += 1
+    assert written > 5
+    assert held.entries()["dense"] == 3000 * written
+    assert held.disk_bytes < 3 << 20
+    held.close()
+
+
+def test_what_no_list_names_is_removed_at_start(tmp_path):
+    LogFileMap(tmp_path, EventStore()).close()
+    (tmp_path / "dense-00000007").write_bytes(b"x")
+    (tmp_path / "dense-00000008.partial").write_bytes(b"x")
+    held = LogFileMap(tmp_path, EventStore())
+    assert files_of(held) == []
+    held.close()
+
+
+def test_ids_whose_high_halves_are_equal_are_told_apart(tmp_path):
+    keys = [b"\xe1" + b"\0" * 7 + n.to_bytes(8, "big") for n in range(20)]
+    keys += [b"\xe2" + b"\0" * 14 + b"\1"]
+    values = b"".join(b"\0\0\0\5" + n.to_bytes(8, "big") + b"\0\0\0\7" for n in range(21))
+    columns = columns_of(b"".join(keys), values)
+    writer = Writer(tmp_path / "s", 30)
+    writer.append(columns.take(slice(0, 9)))
+    writer.append(columns.take(slice(9, None)))
+    writer.close()
+    segment = Segment(tmp_path / "s")
+    rows = segment.find(columns.high, columns.low)
+    assert rows.tolist() == list(range(21))
+    assert [segment.place(row) for row in (0, 20)] == [(5, 0, 7), (5, 20, 7)]
+    assert segment.find(columns.high, columns.low + np.uint64(50)).tolist() == [-1] * 21
+    assert sum(len(part) for part in merged([segment, segment], np.array([5]))) >= 21
+
+
+@given(st.lists(st.integers(1, 10).flatmap(lambda n: st.just(n)), max_size=10))
+def test_only_neighbours_of_one_level_are_merged(runs):
+    levels = [level for level, count in zip(range(len(runs), 0, -1), runs) for _ in range(count)]
+    listed = [Listed(n, level) for n, level in enumerate(levels)]
+    job = job_of(listed)
+    if job is None:
+        assert all(count < FAN for count in runs)
+    else:
+        at = listed.index(job[0])
+        assert job == listed[at : at + FAN]
+        assert len({one.level for one in job}) == 1
+
+
+CHILD = """
+import sys
+from pathlib import Path
+from eventstore import dense, merging
+from eventstore.log_file_map import Counts, LogFileMap, Rows
+from photon.core.logfiles import FileState
+from photon.core.settings import EventStore
+from tests.eventstore.kit import PACKER
+import numpy as np
+dense.FLUSH_ENTRIES = 50
+held = LogFileMap(Path(sys.argv[1]), EventStore())
+start = held.counts.primary_events
+print(start, flush=True)
+while True:
+    ids = PACKER.pack([f"id-{n}" for n in range(start, start + 20)])
+    rows = Rows(ids, np.full(20, 1), np.arange(start, start + 20), np.full(20, 1))
+    repeats = held.write(rows, [FileState(1, "/1", "/1", 1, 1)], Counts(start + 20))
+    assert repeats == [], repeats
+    start += 20
+    print(start, flush=True)
+"""
+
+
+@pytest.mark.cluster
+def test_killed_while_it_flushes_and_merges_it_has_all_that_it_said(tmp_path):
+    """SIGKILL again and again: what was committed is there, what was not is nowhere."""
+    dice = random.Random(3)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    said = 0
+    for _ in range(5):
+        command = [sys.executable, "-c", CHILD, str(tmp_path)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        for _ in range(dice.randrange(50, 200)):
+            text = child.stdout.readline()
+            assert text, "the child failed"
+            said = int(text)
+        child.send_signal(signal.SIGKILL)
+        rest = child.stdout.read().split()
+        said = int(rest[-1]) if rest and len(rest[-1]) >= len(str(said)) else said
+        child.wait()
+        child.stdout.close()
+        held = LogFileMap(tmp_path, EventStore())
+        count = held.counts.primary_events
+        assert count >= said
+        places, _ = held.look_up([pack(f"id-{n}") for n in range(count + 20)])
+        assert [[p.offset for p in found] for found in places] == [[n] for n in range(count)] + [[]] * 20
+        assert held.entries()["dense"] == count
+        held.close()
+
+
+def test_repeats_of_what_is_in_a_segment_stay_out_of_the_cache(root):
+    path = root / "logs" / "a.jsonl"
+    append(path, *[line(f"id-{n}", "first") for n in range(30)])
+    parts = Parts(root).read_all()
+    append(path, *[line(f"more-{n}") for n in range(30)])
+    parts.read_all()
+    assert segments_of(parts.map)
+    parts.cache.clear()
+    append(path, *[line(f"id-{n}", "second") for n in range(30)], line("new"))
+    parts.read_all()
+    idents = [f"id-{n}" for n in range(30)]
+    assert parts.cache.get_many([pack(i) for i in idents]) == [None] * 30
+    assert parts.in_logs(*idents, "new") == [*[line(i, "first") for i in idents], line("new")]
+    parts.close()
+
+
+def test_of_an_id_in_two_segments_the_later_counts(tmp_path, monkeypatch):
+    """It came since the log of the first was deleted."""
+    monkeypatch.setattr(merging, "FAN", 100)
+    held = LogFileMap(tmp_path, EventStore())
+    ids = PACKER.pack([f"id-{n}" for n in range(12)])
+    add(held, ids, 0)
+    add(held, PACKER.pack([f"others-{n}" for n in range(12)]), 1)
+    add(held, ids, 2, 100, gone={0})
+    add(held, PACKER.pack([f"more-{n}" for n in range(12)]), 1)
+    add(held, b"", 1)
+    assert len(segments_of(held)) >= 3
+    places, _ = held.look_up([ids[:16]])
+    assert [(p.file, p.offset) for p in places[0]] == [(2, 10_000)]
+    held.close()
+
+
+def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(merging, "_RETRY_S", 0.01)
+    held = LogFileMap(tmp_path, EventStore())
+    real = held._dense.write_segment
+    full = threading.Event()
+    full.set()
+
+    def failing(parts, capacity):
+        if full.is_set() and threading.current_thread().name == "dense-merger":
+            raise DiskFullError("no space left on the device")
+        return real(parts, capacity)
+
+    monkeypatch.setattr(held._dense, "write_segment", failing)
+    ids = [PACKER.pack([f"{k}-{n}" for n in range(12)]) for k in range(10)]
+    for k, part in enumerate(ids):
+        add(held, part, 1, 12 * k)
+    wait_until(lambda: held.trouble == "no space left on the device")
+    assert all(held.look_up([part[:16]])[0][0] for part in ids)
+    full.clear()
+    assert held._merger.settle(10)
+    assert held.trouble is None
+    assert len(segments_of(held)) < FAN + 2
+    assert all(held.look_up([part[:16]])[0][0] for part in ids)
+    held.close()
