@@ -24,8 +24,9 @@ import msgspec
 
 from photon.core.errors import AdapterError
 
-_OPEN: Final = b',"primary":'
+DEFAULT_FIELD: Final = "primary"
 _CLOSE: Final = b"}\n"
+_OUR_CODE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 class Event:
@@ -64,6 +65,9 @@ class Adapter:
     """Base of all adapters. One instance a process, made without arguments; `join` is called by one thread at
     a time. An exception in `join` filters that event alone."""
 
+    splice_field: str = DEFAULT_FIELD
+    """The field of the default joined line that holds the primary event; `[adapter] field` sets it."""
+
     def join(self, primary: Event, foreign: Event) -> Result:
         """The joined event: a function of the two events, for it may run again for the same pair (after a
         failure, in another datacenter)."""
@@ -71,15 +75,15 @@ class Adapter:
 
 
 class SpliceAdapter(Adapter):
-    """The default: the foreign event's object, byte for byte, and in it one more field, `primary`."""
+    """The default: the foreign event's object, byte for byte, and in it one more field, `splice_field`."""
 
 
-def splice(primary: Event, foreign: Event) -> bytes:
-    """The default joined line of a pair, for adapters that choose."""
-    return splice_column([primary.raw], foreign.raw + b"\n")[:-1]
+def splice(primary: Event, foreign: Event, field: str = DEFAULT_FIELD) -> bytes:
+    """The default joined line of a pair; an adapter gives its own `splice_field`."""
+    return splice_column([primary.raw], foreign.raw + b"\n", field)[:-1]
 
 
-def splice_column(primaries: Sequence[bytes], foreign: bytes) -> bytes:
+def splice_column(primaries: Sequence[bytes], foreign: bytes, field: str = DEFAULT_FIELD) -> bytes:
     """N primary lines and N foreign lines (each closed by a newline) -> N joined lines, likewise.
 
     Foreign lines are JSON objects with a field at least, and end in `}`; ValueError if they don't.
@@ -89,19 +93,26 @@ def splice_column(primaries: Sequence[bytes], foreign: bytes) -> bytes:
         raise ValueError(
             f"expected {len(primaries)} foreign events, each a JSON object without space around it"
         )
-    pieces = [b"", _OPEN, b"", _CLOSE] * len(heads)
+    pieces = [b"", b",%b:" % msgspec.json.encode(field), b"", _CLOSE] * len(heads)
     pieces[0::4] = heads
     pieces[2::4] = primaries
     return b"".join(pieces)
 
 
-def load_adapter(use: str) -> Adapter:
+def load_adapter(use: str, field: str = DEFAULT_FIELD) -> Adapter:
     """`module:Class` -> an instance; the default for "". AdapterError says what is wrong with it.
 
-    The module may lie in the current directory.
+    The module may lie in the current directory. `field` becomes its `splice_field`.
     """
-    if not use:
-        return SpliceAdapter()
+    adapter = _make(use) if use else SpliceAdapter()
+    try:
+        adapter.splice_field = field
+    except Exception as error:
+        raise AdapterError(f"adapter.use = '{use}': setting splice_field raised {describe(error)}") from error
+    return adapter
+
+
+def _make(use: str) -> Adapter:
     where = f"adapter.use = '{use}'"
     module_name, colon, class_name = use.partition(":")
     if not (module_name and colon and class_name):
@@ -122,12 +133,29 @@ def load_adapter(use: str) -> Adapter:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in a line, with the place it came from."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(": ")
+    """An exception in a line, as the end of a traceback tells it, and the place it came from."""
     if isinstance(error, SyntaxError):
-        return text  # says the place itself
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<")]
-    return f"{text} ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else text
+        return " ".join(f"{type(error).__name__}: {error}".split())  # says the place itself
+    # An exception's own str may raise; the traceback module copes with that.
+    text = " ".join("".join(traceback.format_exception_only(error)).split()).rstrip(": ")
+    place = _place(error)
+    return f"{text} ({place})" if place else text
+
+
+def _place(error: BaseException) -> str:
+    """`file:line` in the user's code; and where it was raised, if that is in a library it called."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith("<") and not frame.filename.startswith(_OUR_CODE)
+    ]
+    if not frames:
+        return ""
+    own = [frame for frame in frames if frame.filename == frames[0].filename][-1]
+    place = f"{os.path.basename(own.filename)}:{own.lineno}"
+    if own is frames[-1]:
+        return place
+    return f"{place}, in {os.path.basename(frames[-1].filename)}:{frames[-1].lineno}"
 
 
 def _import(module_name: str, where: str) -> ModuleType:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from joiner.adapter import Adapter, Event, Skip, describe, splice, splice_column
+from joiner.adapter import Adapter, Event, Skip, describe, splice_column
 from photon.core.columns import join_lines, split_lines
 
 REASON_CHARS_MAX: Final = 500
@@ -26,24 +26,32 @@ class Adapted:
     reasons: dict[int, str]
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The adapter raised, or returned what is no joined line: the event is filtered, for this reason."""
+
+    reason: str
+
+
 class BatchAdapter:
     """Joins batches with the user's adapter. For many threads at once; the adapter sees one at a time."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
+        self._field = adapter.splice_field
         self._only_splices = type(adapter).join is Adapter.join
         self._one_at_a_time = threading.Lock()
 
     def join(self, primaries: Sequence[bytes], foreign: bytes) -> Adapted:
         """N primary lines and a column of N foreign lines."""
         if self._only_splices:
-            return Adapted(splice_column(primaries, foreign), None, {})
+            return Adapted(splice_column(primaries, foreign, self._field), None, {})
         lines: list[bytes] = []
         rows: list[int] = []
         reasons: dict[int, str] = {}
         with self._one_at_a_time:
             for row, (primary, event) in enumerate(zip(primaries, split_lines(foreign), strict=True)):
-                joined = self._join_one(primary, event)
+                joined = self.join_one(primary, event)
                 if isinstance(joined, bytes):
                     lines.append(joined)
                     rows.append(row)
@@ -51,42 +59,44 @@ class BatchAdapter:
                     reasons[row] = joined.reason
         return Adapted(join_lines(lines), rows if reasons else None, reasons)
 
-    def _join_one(self, primary_line: bytes, foreign_line: bytes) -> bytes | Skip:
-        primary, foreign = Event(primary_line), Event(foreign_line)
+    def join_one(self, primary: bytes, foreign: bytes) -> bytes | Skip | Fault:
+        """One pair's joined line, or why there is none. Whatever the adapter does stays this pair's."""
         try:
-            result = self._adapter.join(primary, foreign)
-        except (Exception, SystemExit) as error:
-            return _skip(f"adapter raised {describe(error)}")
-        if result is None:
-            return splice(primary, foreign)
-        if isinstance(result, bytes):
-            return _checked(result)
-        if isinstance(result, Mapping):
-            return _encoded(result)
-        if isinstance(result, Skip):
-            return _skip(result.reason)
-        return _skip(f"adapter returned {type(result).__name__}, not None, a mapping, bytes or a Skip")
+            result = self._adapter.join(Event(primary), Event(foreign))
+            if result is None:
+                return splice_column([primary], foreign + b"\n", self._field)[:-1]
+            if isinstance(result, bytes):
+                return _checked(result)
+            if isinstance(result, Mapping):
+                return _encoded(result)
+            if isinstance(result, Skip):
+                return Skip(_line(result.reason))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            return Fault(_line(f"adapter raised {describe(error)}"))
+        return Fault(f"adapter returned {type(result).__name__}, not None, a mapping, bytes or a Skip")
 
 
-def _skip(reason: object) -> Skip:
-    return Skip(" ".join(str(reason).split())[:REASON_CHARS_MAX])
+def _line(reason: object) -> str:
+    return " ".join(str(reason).split())[:REASON_CHARS_MAX]
 
 
-def _encoded(joined: Mapping[str, Any]) -> bytes | Skip:
+def _encoded(joined: Mapping[str, Any]) -> bytes | Fault:
     try:
         return msgspec.json.encode(dict(joined))
     except Exception as error:
-        return _skip(f"adapter returned a mapping that is no JSON: {type(error).__name__}: {error}")
+        return Fault(_line(f"adapter returned a mapping that is no JSON: {describe(error)}"))
 
 
-def _checked(line: bytes) -> bytes | Skip:
+def _checked(line: bytes) -> bytes | Fault:
     """A line that the adapter made must be one line that holds one JSON object."""
     line = line.strip()
     if b"\n" in line:
-        return _skip("adapter returned bytes of several lines")
+        return Fault("adapter returned bytes of several lines")
     try:
         _OBJECT.decode(line)
         line.decode("utf-8")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return _skip(f"adapter returned bytes that are no JSON object: {error}")
+        return Fault(_line(f"adapter returned bytes that are no JSON object: {error}"))
     return line

@@ -39,6 +39,7 @@ class IntentJournal:
         self._log = RotatingLog(directory, "intents", _NEVER, ".journal")
         self._closed_segments: dict[int, int] = {}  # number -> bytes, ascending
         self._open: dict[int, LogPosition] = {}  # sequence -> the place after its record
+        self._places: dict[int, LogPosition] = {}  # sequence -> where its lines may begin to stand
         self._unwritten_ends: list[tuple[int, Range]] = []
         self._sequence = 0
         self._taken_over = self._read()
@@ -66,6 +67,7 @@ class IntentJournal:
             position = output_position()
             self._write(draft.record(sequence, position, self._synced_here()), sequence)
             self._sequence += 1
+            self._places[sequence] = position
             return draft.intent(sequence, position)
 
     def sync(self, intent: Intent) -> None:
@@ -85,6 +87,18 @@ class IntentJournal:
                 self._write(b"", None)
             self._delete_ended_segments()
 
+    def needed_from(self, output_position: Callable[[], LogPosition]) -> LogPosition:
+        """Lines of intents without an end, also of those to come, stand after this place of the output.
+
+        No crash makes it earlier once `sync_ends` has returned.
+        """
+        with self._lock:
+            return min([output_position(), *self._places.values()])
+
+    def sync_ends(self) -> None:
+        """Return when all ends that were written are durable. StorageError."""
+        self._log.sync()
+
     @property
     def open_count(self) -> int:
         return len(self._open)
@@ -96,6 +110,8 @@ class IntentJournal:
         synced = self._synced_here()
         ends = b"".join([done_record(s, written, synced) for s, written in self._unwritten_ends])
         end = self._log.append(ends + record)
+        for ended, _ in self._unwritten_ends:
+            del self._places[ended]
         self._unwritten_ends.clear()
         if sequence is not None:
             self._open[sequence] = end
@@ -162,6 +178,7 @@ class IntentJournal:
         self._number_on()
         self._open = {s: LogPosition(n, record.to) for s, (n, record) in intents.items()}
         opened = self._decode(intents)
+        self._places = {intent.sequence: intent.position for intent in opened}
         self._delete_ended_segments()
         return opened, done_ranges
 

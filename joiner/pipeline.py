@@ -15,6 +15,8 @@ import numpy as np
 from joiner import rules
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.commit_slots import CommitSlots
+from joiner.deadline import Deadline
 from joiner.intent_records import Draft, Intent, Range
 from joiner.intents import IntentJournal
 from joiner.lease_keeper import LeaseKeeper
@@ -43,6 +45,7 @@ class Parts:
     output: JoinedLog
     settler: Settler
     resolver: Resolver
+    slots: CommitSlots
     gate: StorageGate
     leases: LeaseKeeper
     tokens: TokenSource
@@ -76,19 +79,23 @@ class Pipeline:
     def in_flight(self) -> int:
         return self._in_flight
 
-    def join(self, batch: ForeignColumns) -> JoinOutcomes:
-        """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done."""
+    def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
+        """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done.
+
+        `timeout_s`: how long the caller waits, None for ever. Past it nothing more is registered.
+        """
+        parts = self._parts
+        deadline = Deadline(parts.clock, timeout_s)
         with self._admitted():
-            parts = self._parts
             try:
-                found, primaries = parts.eventstore.lookup(batch.primary_ids)
+                found, primaries = parts.eventstore.lookup(batch.primary_ids, deadline.left_s())
             except UnavailableError:
                 return JoinOutcomes(bytes([Joined.RETRY_UNAVAILABLE]) * len(batch), {})
             parts.checkpoint("looked up")
             outcomes, reasons = rules.outcomes_of_lookup(found, batch, parts.clock.now_us(), self._patience)
             candidates = self._adapt(batch, found, primaries, outcomes, reasons)
             if candidates.ids:
-                self._place(candidates, self._register(candidates), outcomes, reasons)
+                self._place(candidates, self._register(candidates, deadline), outcomes, reasons)
             return JoinOutcomes(outcomes.tobytes(), reasons)
 
     @contextmanager
@@ -143,32 +150,40 @@ class Pipeline:
             ids, times = take_ids(ids, rows), take_times(times, rows)
         return _once_each(_Candidates(rows, ids, times, adapted.lines, {}), len(batch))
 
-    def _register(self, candidates: _Candidates) -> bytes | None:
+    def _register(self, candidates: _Candidates, deadline: Deadline) -> bytes | None:
         """Intend, register, write. K core.fates.Committed; None where the outcome will be known later."""
         parts = self._parts
-        parts.leases.check(parts.leases.own)  # the lookup may have taken long
-        batch = Unended(self._intend(candidates), parts.leases.own)
+        batch: Unended | None = None
         settled = False
         try:
-            committed = parts.settler.settle(batch)
+            with parts.slots.taken(deadline.left_s()):
+                parts.leases.check(parts.leases.own)  # lookup and slot may have taken long
+                batch = Unended(self._intend(candidates, deadline), parts.leases.own)
+                parts.settler.register(batch)
+            committed = parts.settler.finish(batch)
             settled = True
             return committed
         except (UnavailableError, StorageError):
+            if batch is None:
+                raise
             return None
         finally:
-            if not settled:
+            if batch is not None and not settled:
                 parts.resolver.add(batch)
 
-    def _intend(self, candidates: _Candidates) -> Intent:
+    def _intend(self, candidates: _Candidates, deadline: Deadline) -> Intent:
         parts = self._parts
+        deadline.check()
         draft = Draft(parts.tokens.next(), candidates.ids, candidates.times, candidates.lines)
         intent: Intent | None = None
         try:
-            intent = parts.journal.append(draft, parts.output.position)
+            intent = parts.journal.append(draft, lambda: parts.output.position)
             parts.checkpoint("intent appended")
             parts.journal.sync(intent)
-        except StorageError as error:
-            parts.gate.failed("journal", error, parts.journal.broken)
+            deadline.check()
+        except (StorageError, OverloadedError) as error:
+            if isinstance(error, StorageError):
+                parts.gate.failed("journal", error, parts.journal.broken)
             if intent is not None:  # nothing is asked of the registry, so nothing is left to end
                 parts.journal.done(intent, Range(intent.position.file, 0, 0))
             raise

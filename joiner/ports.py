@@ -25,10 +25,10 @@ class Registry(Protocol):
 class EventStore(Protocol):
     """The EventStore (paper 3.4). For many threads at once."""
 
-    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+    def lookup(self, ids: bytes, timeout_s: float | None = None, /) -> tuple[bytes, list[bytes]]:
         """16 x N ids -> 1 x N outcomes (core.fates.Found) and N lines, b"" where not found.
 
-        UnavailableError if it could not answer.
+        UnavailableError if it could not answer, in its own time or in `timeout_s`.
         """
         ...
 

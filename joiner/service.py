@@ -30,7 +30,7 @@ class JoinerService(joiner_pb2_grpc.JoinerServicer):
         )
         try:
             batch.check()
-            joined = self._worker.join(batch)
+            joined = self._worker.join(batch, context.time_remaining())
         except OverloadedError as error:
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         except UsageError as error:

@@ -100,17 +100,28 @@ class Settler:
         return self._dropped
 
     def settle(self, batch: Unended) -> bytes:
-        """Take the batch to its end; the registry's answer (K core.fates.Committed), FENCED for WON where the
-        batch is dropped.
+        """Take the batch to its end: `register` and `finish`."""
+        self.register(batch)
+        return self.finish(batch)
 
-        UnavailableError, StorageError: it is not there yet, to be called again with the same batch.
-        OverloadedError is one of them: its lease does not run.
+    def register(self, batch: Unended) -> None:
+        """Learn which of its events are this joiner's, or that it is fenced; again has no effect.
+
+        UnavailableError: not known, to be called again with the same batch. OverloadedError is one: its lease
+        does not run.
         """
         if batch.committed is None and not batch.lease.fenced:
             self._leases.check(batch.lease)
             batch.committed = self._commit(batch.intent)
             if Committed.FENCED in batch.committed:  # by one shard, so soon by all
                 self._leases.fenced(batch.lease)
+
+    def finish(self, batch: Unended) -> bytes:
+        """Write what is registered; the registry's answer (K core.fates.Committed), FENCED for WON where the
+        batch is dropped.
+
+        StorageError, OverloadedError: it is not there yet, to be called again with the same batch.
+        """
         if batch.lease.fenced and batch.place is None:
             return self._drop(batch)
         assert batch.committed is not None

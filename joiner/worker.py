@@ -9,26 +9,32 @@ from typing import Any
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.commit_slots import CommitSlots
+from joiner.completing import Completer
 from joiner.intents import IntentJournal
 from joiner.lease import Lease
 from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
+from joiner.parquet import check_installed
 from joiner.pipeline import Parts, Pipeline
 from joiner.ports import Checkpoint, EventStore, Registry
 from joiner.recovery import take_over
 from joiner.resolver import Resolver
+from joiner.roots import open_roots, output_directories, write_known
 from joiner.rules import Patience
-from joiner.settling import Settler
+from joiner.settling import Settler, Unended
 from joiner.storage_gate import StorageGate
 from joiner.tokens import TokenSource
 from photon.core.clock import Clock
 from photon.core.disk import DirectoryLock
+from photon.core.errors import StorageError
 from photon.core.notices import Notices
+from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
 
 
 class Worker:
-    """Joins batches; writes `<output_root>/joined/<datacenter>/<name>-NNNNNN.jsonl`.
+    """Joins batches; writes `joined/<datacenter>/<name>-NNNNNN.jsonl` in each output root.
 
     `directory` is this joiner's own and keeps its intents; one restarted after a crash must find the same
     directory, output and name. `address` goes into the tokens. `drain`: the primary logs grow no more, so an
@@ -51,19 +57,24 @@ class Worker:
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         checkpoint: Checkpoint = lambda _: None,
     ) -> None:
-        """Opens and repairs the logs. AdapterError, CorruptStateError, LockedError, StorageError."""
+        """Opens and repairs the logs. AdapterError, CorruptStateError, LockedError, SettingsError,
+        StorageError."""
         wanted = settings.joiner
         self._notices = Notices("joiner")
-        adapter = BatchAdapter(load_adapter(settings.adapter.use))
+        self._reading = reading_fingerprint(settings)
+        adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
+        if wanted.output_format == "parquet":
+            check_installed()
         with contextlib.ExitStack() as opened:
             opened.enter_context(DirectoryLock(directory))
-            output = JoinedLog(
-                output_root / "joined" / datacenter, name, wanted.output_file_bytes_max, wanted.fsync
-            )
+            directories = output_directories(output_root, wanted.output_roots, datacenter)
+            roots = open_roots(directory, directories, name)
+            output = JoinedLog(roots, wanted.output_file_bytes_max, wanted.fsync, clock, checkpoint)
             opened.callback(output.close)
             journal = IntentJournal(directory / "intents", wanted.fsync)
             opened.callback(journal.close)
             self._journal = journal
+            self._output = output
 
             def end(error: BaseException) -> None:
                 output.finish_append()
@@ -74,8 +85,20 @@ class Worker:
             own = Lease(address, tokens.incarnation, settings.registry.lease_s)
             self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end)
             self._settler = Settler(registry, journal, output, self._gate, self.leases, checkpoint)
-            self._resolver = Resolver(self._settler.settle, rng, self._notices.tell)
+            self._slots = CommitSlots(wanted.commits_in_flight_max)
+            self._resolver = Resolver(self._settle, rng, self._notices.tell)
             self._take_over(journal, output)
+            write_known(directory, roots, output.position.file)
+            self._completer = Completer(
+                output,
+                journal,
+                wanted.output_format,
+                wanted.output_file_s,
+                clock,
+                self._notices.tell,
+                checkpoint,
+            )
+            opened.callback(self._completer.close)
             parts = Parts(
                 eventstore,
                 adapter,
@@ -83,6 +106,7 @@ class Worker:
                 output,
                 self._settler,
                 self._resolver,
+                self._slots,
                 self._gate,
                 self.leases,
                 tokens,
@@ -101,16 +125,23 @@ class Worker:
         """
         self.leases.start()
         self._resolver.start()
+        self._completer.start()
 
-    def join(self, batch: ForeignColumns) -> JoinOutcomes:
-        """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done."""
-        return self._pipeline.join(batch)
+    def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
+        """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done.
+
+        `timeout_s`: how long the caller waits, None for ever. Past it nothing more is registered.
+        """
+        return self._pipeline.join(batch, timeout_s)
 
     def stop(self, grace_s: float) -> bool:
-        """Give unresolved batches `grace_s` to end, close; whether all did. The next start ends the rest."""
-        resolved = self._resolver.stop(grace_s)
+        """Give unresolved batches `grace_s` to end, complete the joined log, close; whether all did. The next
+        start ends the rest."""
+        ended = self._resolver.stop(grace_s) and not self._pipeline.in_flight
+        if ended and not self._output.broken:
+            self._end_output()
         self.close()
-        return resolved and not self._pipeline.in_flight
+        return ended
 
     def close(self) -> None:
         """Let go of all files at once."""
@@ -120,23 +151,49 @@ class Worker:
     def status(self) -> dict[str, Any]:
         """While something is `in_flight` or `unresolved` (intents without an end), lines may still come.
 
-        `dropped`: events that were fenced, registered perhaps and not written: recovery's.
+        `dropped`: events that were fenced, registered perhaps and not written: recovery's. `reading`: a fast
+        path that reads events otherwise must send nothing.
         """
         return {
+            "reading": self._reading,
             "joined": self._settler.joined,
             "in_flight": self._pipeline.in_flight,
+            "commits_in_flight": self._slots.in_flight,
             "unresolved": self._journal.open_count,
             "dropped": self._settler.dropped,
             "lease": self.leases.status(),
+            "output": self._completer.status(),
             "storage_error": self._gate.error,
             "notices": self._notices.lines(),
         }
 
+    def _settle(self, batch: Unended) -> None:
+        """The resolver's."""
+        if batch.committed is None:
+            with self._slots.taken(None):
+                self._settler.register(batch)
+        self._settler.finish(batch)
+
+    def _end_output(self) -> None:
+        try:
+            self._output.end()
+        except StorageError as error:
+            self._notices.tell(f"the joined log's last file is left for the next start to complete: {error}")
+        else:
+            self._completer.finish()
+
     def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
         left = take_over(journal, output, self.leases.inherit)
-        for batch in left:
+        for batch in left.batches:
             self._resolver.add(batch)
-        if output.torn_bytes:
-            self._notices.tell(f"cut {output.torn_bytes} bytes of an unfinished line off the joined log")
-        if left:
-            self._notices.tell(f"{len(left)} batches were under way when the joiner ended; ending them")
+        torn_bytes = sum(root.torn_bytes for root in output.roots)
+        if torn_bytes:
+            self._notices.tell(f"cut {torn_bytes} bytes of an unfinished line off the joined log")
+        if left.taken_back_bytes:
+            self._notices.tell(
+                f"took {left.taken_back_bytes} bytes back that a crash had left in some output roots only"
+            )
+        if left.batches:
+            self._notices.tell(
+                f"{len(left.batches)} batches were under way when the joiner ended; ending them"
+            )

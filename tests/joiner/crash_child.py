@@ -1,9 +1,13 @@
 """A joiner that kills itself between two IO steps; a process of tests/joiner/test_crashes.py.
 
-Arguments: directory, checkpoint to die at (or "never"), how many times to pass it before. Sends batches as a
-dispatcher would: those whose answer it has not noted are sent again. The registry outlives it in a file.
+Arguments: directory, checkpoint to die at (or "never"), how many times to pass it before, and what else is
+special: `roots` (a second output root), `parquet`, `full` (the second root is full for a while). Sends
+batches as a dispatcher would: those whose answer it has not noted are sent again. The registry outlives it in
+a file.
 """
 
+import contextlib
+import errno
 import os
 import signal
 import sys
@@ -11,6 +15,8 @@ import time
 from pathlib import Path
 
 from joiner.worker import Worker
+from photon.core import disk
+from photon.core.errors import StorageError
 from tests.joiner.fakes import FakeEventStore, FakeRegistry, batch_of, make_worker, settings
 
 BATCHES = [[f"b{batch}-{row}" for row in range(3)] for batch in range(4)]
@@ -18,8 +24,10 @@ BATCHES[2].append("b0-0")
 TORN = "registered, and half written"
 
 
-def main(root: Path, die_at: str, passes: int) -> None:
+def main(root: Path, die_at: str, passes: int, special: list[str]) -> None:
     left = passes
+    if "full" in special:
+        fill(root / "two", times=2)
 
     def checkpoint(name: str) -> None:
         nonlocal left
@@ -35,7 +43,11 @@ def main(root: Path, die_at: str, passes: int) -> None:
         root,
         FakeRegistry(root / "registry"),
         FakeEventStore(),
-        settings=settings(output_file_bytes_max=200),
+        settings=settings(
+            output_file_bytes_max=200,
+            output_roots=(str(root / "two"),) if "roots" in special else (),
+            output_format="parquet" if "parquet" in special else "jsonl",
+        ),
         checkpoint=checkpoint,
     )
     worker.start()
@@ -43,7 +55,10 @@ def main(root: Path, die_at: str, passes: int) -> None:
     noted = root / "answered"
     with noted.open("a") as answered:
         for number in range(len(noted.read_text().split()), len(BATCHES)):
-            worker.join(batch_of(BATCHES[number]))
+            with contextlib.suppress(StorageError):  # the resolver's then
+                worker.join(batch_of(BATCHES[number]))
+            wait_until_resolved(worker)
+            worker._completer.step()
             answered.write(f"{number}\n")
             answered.flush()
     if not worker.stop(1):
@@ -56,9 +71,23 @@ def wait_until_resolved(worker: Worker) -> None:
         time.sleep(0.005)
 
 
+def fill(directory: Path, times: int) -> None:
+    """No space for joined lines there, so many times."""
+    real, left = os.write, [times]
+
+    def write(fd: int, data: bytes) -> int:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if left[0] and path.startswith(str(directory)) and path.endswith(".jsonl"):
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    disk.os.write = write
+
+
 def tear(root: Path) -> None:
     """As a kill within a write leaves it: a whole line of the batch and half of the next."""
-    log = max((root / "out" / "joined" / "east").iterdir())
+    log = max((root / "out" / "joined" / "east").glob("*.jsonl"))
     journal = max((root / "state" / "intents").iterdir()).read_bytes()
     lines = journal[journal.rindex(b"\xffPI1") :].split(b'{"id"', 1)[1]
     with log.open("ab") as file:
@@ -66,4 +95,4 @@ def tear(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])

@@ -128,8 +128,10 @@ class FakeEventStore:
         self.down = False
         self.hold: threading.Event | None = None
         """While set and not yet happened, lookups wait for it."""
+        self.timeouts_s: list[float | None] = []
 
-    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+    def lookup(self, ids: bytes, timeout_s: float | None = None) -> tuple[bytes, list[bytes]]:
+        self.timeouts_s.append(timeout_s)
         if self.hold is not None:
             assert self.hold.wait(20)
         if self.down:
@@ -164,12 +166,17 @@ def make_worker(root: Path, registry, store: FakeEventStore | None = None, **opt
     return worker
 
 
-def output_bytes(root: Path) -> bytes:
-    return b"".join(p.read_bytes() for p in sorted((root / "out" / "joined" / "east").glob("*.jsonl")))
+def output_files(root: Path, out: str = "out", kind: str = "jsonl") -> list[Path]:
+    return sorted((root / out / "joined" / "east").glob(f"*.{kind}"))
 
 
-def output_lines(root: Path) -> Counter[bytes]:
-    data = output_bytes(root)
+def output_bytes(root: Path, out: str = "out") -> bytes:
+    return b"".join(path.read_bytes() for path in output_files(root, out))
+
+
+def output_lines(root: Path, out: str = "out") -> Counter[bytes]:
+    """Of the files that are lines."""
+    data = output_bytes(root, out)
     assert not data or data.endswith(b"\n")
     return Counter(split_lines(data))
 

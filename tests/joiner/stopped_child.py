@@ -1,7 +1,7 @@
 """A joiner that stops itself (SIGSTOP) at some step; a process of tests/joiner/test_stopped_process.py.
 
-Arguments: directory, where to stop, lease in seconds. It joins one batch, and ends when that is resolved and
-it has a lease; with status 1 when it is fenced.
+Arguments: directory, where to stop, lease in seconds, more output roots. It joins one batch, and ends when
+that is resolved and it has a lease; with status 1 when it is fenced.
 """
 
 import os
@@ -18,7 +18,7 @@ NAMES = ["a", "b", "c"]
 BEFORE, AFTER = "before the write", "after the write"
 
 
-def main(root: Path, stop_at: str, lease_s: float) -> None:
+def main(root: Path, stop_at: str, lease_s: float, roots: list[str]) -> None:
     left = [stop_at]
 
     def reached(step: str) -> None:
@@ -41,7 +41,7 @@ def main(root: Path, stop_at: str, lease_s: float) -> None:
     worker = make_worker(
         root,
         SharedRegistry(root / "registry"),
-        settings=settings(fsync=True, lease_s=lease_s),
+        settings=settings(fsync=True, lease_s=lease_s, output_roots=tuple(roots)),
         on_fatal=lambda _: os._exit(1),
         checkpoint=reached,
     )
@@ -58,4 +58,4 @@ def main(root: Path, stop_at: str, lease_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:])

@@ -1,10 +1,10 @@
 """Adapters: the default splice, users' code, and what goes wrong with it (paper 3.3.1)."""
 
+import collections
 import json
 import re
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -191,9 +191,87 @@ def test_an_adapter_that_cannot_be_loaded_is_told_with_what_where_and_how_to_men
     assert "\n" not in str(told.value)
 
 
-def test_the_examples_of_the_guide_work(module, capsys):
-    guide = (Path(__file__).parents[2] / "docs" / "adapters.md").read_text("utf-8")
-    adapters, trying = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
-    module(adapters, "users_guide")
-    exec(trying.replace("my_adapters", "users_guide"))
-    assert capsys.readouterr().out == "{'id': 'c1', 'primary_id': 'q1', 'campaign': 7}\n"
+def test_the_field_of_the_primary_event_can_be_named(module):
+    field = 'us"er\n'
+    adapter = load_adapter("", field)
+    assert json.loads(BatchAdapter(adapter).join([b'{"id":1}'], b'{"a":2}\n').lines) == {
+        "a": 2,
+        field: {"id": 1},
+    }
+    module("""
+        from joiner.adapter import Adapter, splice
+        class Mine(Adapter):
+            def join(self, primary, foreign):
+                return splice(primary, foreign, self.splice_field) if b"x" in foreign.raw else None
+    """)
+    own = BatchAdapter(load_adapter("users_adapters:Mine", "user"))
+    joined = own.join([b'{"id":1}'] * 2, b'{"a":2}\n{"x":2}\n')
+    assert joined.lines == b'{"a":2,"user":{"id":1}}\n{"x":2,"user":{"id":1}}\n'
+
+
+def test_without_a_name_the_field_is_primary():
+    assert splice_column([b"{}"], b'{"a":1}\n') == b'{"a":1,"primary":{}}\n'
+    assert load_adapter("").splice_field == "primary"
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("no text either")
+
+
+class Stop(BaseException):
+    """Not even an Exception."""
+
+
+@pytest.mark.parametrize("error", [Unprintable(), Stop("now"), GeneratorExit(), StopIteration(5)])
+def test_whatever_is_raised_stays_with_its_event(error):
+    def join(_primary, foreign):
+        if b"c1" in foreign.raw:
+            raise error
+
+    adapted = joined_by(join)
+    assert adapted.rows == [1, 2]
+    assert type(error).__name__ in adapted.reasons[0] and "test_adapter.py:" in adapted.reasons[0]
+
+
+class Odd:
+    def __str__(self):
+        raise ValueError("odd")
+
+
+def test_a_reason_or_mapping_that_raises_stays_with_its_event():
+    class Broken(collections.UserDict):
+        def __iter__(self):
+            raise OSError("disk")
+
+    for result in (Skip(Odd()), Broken(a=1), {"a": Odd()}, {Odd(): 1}):
+        adapted = joined_by(lambda _primary, foreign, result=result: result if b"c2" in foreign.raw else None)
+        assert adapted.rows == [0, 2]
+        assert re.search("ValueError: odd|OSError: disk|no JSON", adapted.reasons[1])
+
+
+def test_an_adapter_that_writes_over_raw_changes_no_line():
+    def join(primary, foreign):
+        primary.raw = b"not\njson"
+        foreign.raw = b"{"
+
+    assert split_lines(joined_by(join).lines) == [default_line(row) for row in range(3)]
+
+
+def test_the_reason_is_the_last_line_of_the_traceback_and_the_line_of_the_users_code(module):
+    module("""
+        import json
+        from joiner.adapter import Adapter
+        class Mine(Adapter):
+            def join(self, primary, foreign):
+                if b"c1" in foreign.raw:
+                    return self.missing(primary)
+                return json.loads("{") if b"c2" in foreign.raw else foreign.data["no"]
+            def missing(self, primary):
+                return primary.data["paid"]
+    """)
+    reasons = BatchAdapter(load_adapter("users_adapters:Mine")).join(PRIMARIES, FOREIGN).reasons
+    assert reasons[0] == "adapter raised KeyError: 'paid' (users_adapters.py:10)"
+    assert reasons[1].startswith("adapter raised json.decoder.JSONDecodeError: Expecting property name")
+    assert "(users_adapters.py:8, in decoder.py:" in reasons[1]
+    assert reasons[2] == "adapter raised KeyError: 'no' (users_adapters.py:8)"

@@ -1,5 +1,6 @@
 """A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
 
+import json
 import random
 import shutil
 import signal
@@ -7,13 +8,17 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
+from collections import Counter
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from joiner.output_files import complete_files, count_joined
 from photon.core.columns import split_lines
 from photon.core.errors import StorageError
 from tests.joiner import crash_child
@@ -42,9 +47,26 @@ STEPS = [
 EVERYTHING = lines_of({name for batch in crash_child.BATCHES for name in batch})
 
 
-def run(root, die_at="never", passes=0):
+# Where the second root is full, what stands in the first is taken back.
+OUTPUT_STEPS = [
+    (["roots"], "one root appended", 2),
+    (["roots"], "one root rotated", 1),
+    (["roots"], "output appended", 1),
+    (["roots"], "output synced", 1),
+    (["roots"], "listed", 1),
+    (["roots", "full"], "one root taken back", 0),
+    (["roots", "full"], "one root rotated", 2),
+    (["roots", "parquet"], "converted", 1),
+    (["roots", "parquet"], "renamed", 1),
+    (["roots", "parquet"], "listed", 1),
+    (["roots", "parquet"], "lines removed", 1),
+    ([], "listed", 0),
+]
+
+
+def run(root, die_at="never", passes=0, special=()):
     return subprocess.run(
-        [sys.executable, "-m", "tests.joiner.crash_child", str(root), die_at, str(passes)],
+        [sys.executable, "-m", "tests.joiner.crash_child", str(root), die_at, str(passes), *special],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -76,6 +98,44 @@ def test_a_joiner_killed_between_two_steps_and_again_in_its_recovery_loses_and_d
     assert output_lines(tmp_path) == EVERYTHING
 
 
+@pytest.mark.parametrize(
+    ("special", "step", "passes"), OUTPUT_STEPS, ids=lambda v: "-".join(v) if isinstance(v, list) else str(v)
+)
+def test_a_joiner_killed_between_two_steps_of_its_output_leaves_each_root_and_manifest_whole(
+    tmp_path, special, step, passes
+):
+    killed = run(tmp_path, step, passes, special)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    if step == "one root appended":  # and once more while that is mended
+        killed = run(tmp_path, "one root levelled", 0, special)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    ended = run(tmp_path, special=[word for word in special if word != "full"])
+    assert ended.returncode == 0, ended.stderr
+    for out in ("out", "two") if "roots" in special else ("out",):
+        check_all_is_there_once_and_listed(tmp_path / out / "joined" / "east", "parquet" in special)
+
+
+def check_all_is_there_once_and_listed(directory, parquet):
+    lines = Counter()
+    listed = complete_files(directory)
+    assert {path.name for path in directory.iterdir()} == {*listed, "joiner.manifest"}
+    for path in map(directory.joinpath, listed):
+        data = path.read_bytes()
+        entry = listed[path.name]
+        assert (entry.bytes, entry.crc32) == (len(data), f"{zlib.crc32(data):08x}")
+        if parquet:
+            table = pyarrow.parquet.read_table(path)
+            lines.update(json.dumps(row, separators=(", ", ": ")) for row in table.to_pylist())
+            assert path.suffix == ".parquet"
+        else:
+            lines.update(split_lines(data))
+    if parquet:
+        assert lines == Counter(json.dumps(json.loads(line)) for line in EVERYTHING)
+    else:
+        assert lines == EVERYTHING
+    assert count_joined(directory) == EVERYTHING.total()
+
+
 class Crash(BaseException):
     """The end of a process, in a test that can't afford one."""
 
@@ -83,12 +143,18 @@ class Crash(BaseException):
 class Life:
     """One process of a joiner on `root`: dies at its n-th step if it is told to."""
 
-    def __init__(self, root, registry, steps_to_live=None, torn_bytes=0):
+    def __init__(self, root, registry, outs=("out",), steps_to_live=None, torn_bytes=0):
         self._left = steps_to_live
         self._torn_bytes = torn_bytes
-        self._root = root
+        self._logs = [root / out / "joined" / "east" for out in outs]
+        self.torn_root = 0
         self.worker = make_worker(
-            root, registry, settings=settings(output_file_bytes_max=300), checkpoint=self._checkpoint
+            root,
+            registry,
+            settings=settings(
+                output_file_bytes_max=300, output_roots=tuple(str(root / out) for out in outs[1:])
+            ),
+            checkpoint=self._checkpoint,
         )
 
     def _checkpoint(self, step):
@@ -97,15 +163,15 @@ class Life:
         if self._left == 0:
             self._left = -1
             if step == "output appended":
-                log, size = self._end_of_log()
+                log, size = self._end_of_log(self._logs[self.torn_root % len(self._logs)])
                 cut_file(log, max(self._before.get(log, 0), size - self._torn_bytes))
             raise Crash
         if step == "registered":
-            self._before = dict([self._end_of_log()])
+            self._before = dict(map(self._end_of_log, self._logs))
         self._left -= 1
 
-    def _end_of_log(self):
-        log = max((self._root / "out" / "joined" / "east").iterdir())
+    def _end_of_log(self, directory):
+        log = max(directory.glob("*.jsonl"))
         return log, log.stat().st_size
 
 
@@ -113,34 +179,37 @@ BATCH = st.lists(st.sampled_from([f"e{n}" for n in range(8)]), min_size=1, max_s
 STEP = st.tuples(
     BATCH,
     st.sampled_from(["", "", "before", "after"]),
-    st.none() | st.integers(0, 6),
+    st.none() | st.integers(0, 9),
     st.integers(0, 120),
+    st.integers(0, 1),
 )
 
 
-@hypothesis_settings(max_examples=80, deadline=None)
-@given(st.lists(STEP, min_size=1, max_size=8))
-def test_any_course_of_crashes_lost_answers_and_torn_lines_ends_with_each_event_once(steps):
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.lists(STEP, min_size=1, max_size=8), st.sampled_from([("out",), ("out", "two")]))
+def test_any_course_of_crashes_lost_answers_and_torn_lines_ends_with_each_event_once(steps, outs):
     """Lines torn off the end of an append: a kill in its midst, or of the machine before the sync."""
     root = Path(tempfile.mkdtemp())
     registry = FakeRegistry()
     try:
-        life = Life(root, registry)
-        for names, failure, steps_to_live, torn_bytes in steps:
+        life = Life(root, registry, outs)
+        for names, failure, steps_to_live, torn_bytes, torn_root in steps:
             registry.failures = [failure]
-            life._left, life._torn_bytes = steps_to_live, torn_bytes
+            life._left, life._torn_bytes, life.torn_root = steps_to_live, torn_bytes, torn_root
             try:
                 life.worker.join(batch_of(names))
             except Crash:
                 life.worker.close()
-                life = Life(root, registry)
+                life = Life(root, registry, outs)
         registry.failures = []
         for names, *_ in steps:
             life._left = None
             life.worker.join(batch_of(names))
         life.worker.start()
         assert life.worker.stop(20)
-        assert output_lines(root) == lines_of({name for names, *_ in steps for name in names})
+        for out in outs:
+            assert output_lines(root, out) == lines_of({name for names, *_ in steps for name in names})
+            assert output_bytes(root, out) == output_bytes(root)
     finally:
         shutil.rmtree(root)
 

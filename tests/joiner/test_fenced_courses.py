@@ -24,7 +24,7 @@ from tests.joiner.fakes import (
 )
 
 NAMES = [f"e{n}" for n in range(6)]
-STEPS = ["looked up", "intent synced", "registered", "output appended", "output synced"]
+STEPS = ["looked up", "intent synced", "registered", "one root appended", "output appended", "output synced"]
 BEFORE, AFTER = "before the write", "after the write"
 LONG = 100.0
 
@@ -36,8 +36,9 @@ class Crash(BaseException):
 class World:
     """A joiner that stands still where it is told to; another one that recovery sends its events to."""
 
-    def __init__(self, root):
-        self.root = root
+    def __init__(self, root, outs, reads):
+        """`reads`: the root that recovery reads."""
+        self.root, self.outs, self.reads = root, outs, reads
         self.clock = ManualClock()
         self.registry = FakeRegistry()
         self.stand_at = self.kill = self.recover = None
@@ -72,7 +73,7 @@ class World:
 
     def run_recovery(self):
         """After a fence: read what is written, release what is not, have it joined by another joiner."""
-        written = output_lines(self.root)
+        written = output_lines(self.root, self.reads)
         missing = [name for name in NAMES if not lines_of([name]) <= written]
         held = {name: self.registry.tokens.get(packed_id(name)) for name in missing}
         fenced = {n: parse_token(t).incarnation for n, t in held.items() if t is not None}
@@ -89,7 +90,10 @@ class World:
             name=name,
             directory=self.root / name,
             clock=self.clock,
-            settings=settings(output_file_bytes_max=300),
+            settings=settings(
+                output_file_bytes_max=300,
+                output_roots=tuple(str(self.root / out) for out in self.outs[1:]),
+            ),
             **options,
         )
 
@@ -123,20 +127,25 @@ COURSE = st.tuples(
 )
 
 
-@hypothesis_settings(max_examples=50, deadline=None)
-@given(st.lists(COURSE, min_size=1, max_size=7))
-def test_any_course_of_stand_stills_fences_and_recoveries_joins_each_event_once(courses):
+ROOTS = st.sampled_from([(("out",), "out"), (("out", "two"), "out"), (("out", "two"), "two")])
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.lists(COURSE, min_size=1, max_size=7), ROOTS)
+def test_any_course_of_stand_stills_fences_and_recoveries_joins_each_event_once(courses, roots):
     root = Path(tempfile.mkdtemp())
-    world = World(root)
+    world = World(root, *roots)
     try:
         for course in courses:
             world.join(*course)
-            assert output_lines(root) <= lines_of(NAMES)
+            for out in world.outs:
+                assert output_lines(root, out) <= lines_of(NAMES)
         world.life.start()
         assert world.life.stop(20)
         world.run_recovery()
         world.other.join(batch_of(NAMES))
-        assert output_lines(root) == lines_of(NAMES)
+        for out in world.outs:
+            assert output_lines(root, out) == lines_of(NAMES)
     finally:
         world.close()
         shutil.rmtree(root)

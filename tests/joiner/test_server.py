@@ -92,7 +92,7 @@ def test_a_large_batch_is_joined_whole(serve, connect, tmp_path):
     assert output_lines(tmp_path) == lines_of(names)
 
 
-def test_the_status_tells_what_the_supervisor_asks(serve, connect):
+def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     client = connect(serve())
     client.join(batch_of(["a", "b"]))
     status = client.status()
@@ -100,9 +100,14 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect):
     assert 0 < lease.pop("seconds_left") <= 10
     assert len(lease.pop("incarnation")) == 16
     assert lease == {"fenced": False, "trouble": None}
+    output = status.pop("output")
+    assert output.pop("roots") == [str(tmp_path / "out" / "joined" / "east")]
+    assert output == {"file": 0, "listed": 0, "waiting": 0, "trouble": None}
+    assert status.pop("reading")
     assert status == {
         "joined": 2,
         "in_flight": 0,
+        "commits_in_flight": 0,
         "unresolved": 0,
         "dropped": 0,
         "storage_error": None,
@@ -113,6 +118,36 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect):
 def test_batches_go_to_the_joiners_in_turn(serve, connect):
     servers = [serve(name="one"), serve(name="two")]
     client = connect(*servers)
+    for number in range(4):
+        client.join(batch_of([f"e{number}"]))
+    assert [server.status()["joined"] for server in servers] == [2, 2]
+
+
+def test_a_joiner_that_is_gone_is_left_out_while_others_answer(serve, connect):
+    servers = [serve(name="one"), serve(name="two")]
+    client = connect(*servers)
+    servers[0].stop(1)
+    failures = 0
+    for number in range(20):
+        try:
+            client.join(batch_of([f"e{number}"]))
+        except UnavailableError:
+            failures += 1
+    assert 1 <= failures <= 5
+    assert servers[1].status()["joined"] == 20 - failures
+    statuses = client.statuses()
+    assert statuses[servers[1].listen]["joined"] == 20 - failures
+    assert isinstance(statuses[servers[0].listen], UnavailableError)
+
+
+def test_a_batch_that_no_joiner_takes_leaves_none_out(serve, connect):
+    servers = [serve(name="one"), serve(name="two")]
+    client = connect(*servers)
+    batch = batch_of(["a"])
+    broken = ForeignColumns(batch.ids, b"", batch.times, batch.events, batch.tries, batch.first_seen)
+    for _ in range(4):
+        with pytest.raises(UnavailableError, match="invalid_argument"):
+            client.join(broken)
     for number in range(4):
         client.join(batch_of([f"e{number}"]))
     assert [server.status()["joined"] for server in servers] == [2, 2]

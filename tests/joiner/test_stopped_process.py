@@ -4,12 +4,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from photon.core.fates import Joined
-from tests.joiner.fakes import batch_of, lines_of, make_worker, output_lines
+from tests.joiner.fakes import batch_of, lines_of, make_worker, output_lines, settings
 from tests.joiner.shared_registry import SKEW_S, SharedRegistry
 from tests.joiner.stopped_child import AFTER, BEFORE, NAMES
 
@@ -28,8 +29,9 @@ def stop(tmp_path, registry):
     """Start a joiner and wait until it has stopped itself at the step."""
     children = []
 
-    def run(where):
+    def run(where, *roots):
         arguments = [sys.executable, "-m", "tests.joiner.stopped_child", str(tmp_path), where, str(LEASE_S)]
+        arguments += [str(tmp_path / root) for root in roots]
         child = subprocess.Popen(arguments, cwd=REPOSITORY)
         children.append(child)
         wait_until(lambda: state_of(child) == "T")
@@ -59,9 +61,9 @@ def go_on(child):
     return child.wait(20)
 
 
-def recover(root, registry, other):
+def recover(root, registry, other, reads="out"):
     """What recovery does: read the joined logs, release what is missing, have another joiner join it."""
-    missing = [name for name in NAMES if not lines_of([name]) <= output_lines(root)]
+    missing = [name for name in NAMES if not lines_of([name]) <= output_lines(root, reads)]
     released = [name for name in missing if registry.release(name)]
     if released:
         assert set(other.join(batch_of(released)).outcomes) == {Joined.JOINED}
@@ -92,6 +94,36 @@ def test_a_zombie_writes_nothing_after_recovery_and_nothing_is_doubled_or_lost(
     wait_until(lambda: life.status()["unresolved"] == 0)
     assert recover(tmp_path, registry, other) == []
     assert output_lines(tmp_path) == lines_of(NAMES)
+    for worker in (life, other):
+        assert worker.stop(1)
+
+
+@pytest.mark.parametrize("reads", ["out", "two"])
+@pytest.mark.parametrize("end", ["goes on", "is killed"])
+def test_a_zombie_between_two_roots_takes_its_lines_back_or_its_next_life_does(
+    stop, registry, tmp_path, reads, end
+):
+    """Whichever root recovery reads: in one the lines stand already, in the other they do not."""
+    child = stop("one root appended", "two")
+    assert (output_lines(tmp_path), output_lines(tmp_path, "two")) == (lines_of(NAMES), Counter())
+    (incarnation,) = registry.incarnations()
+    wait_until(lambda: registry.fence(incarnation))
+    roots = settings(fsync=True, output_roots=(str(tmp_path / "two"),))
+    other = make_worker(tmp_path, registry, name="other", directory=tmp_path / "other", settings=roots)
+    released = recover(tmp_path, registry, other, reads)
+    assert released == ([] if reads == "out" else NAMES)
+    if end == "goes on":
+        assert go_on(child) == 1
+    else:
+        child.kill()
+        child.wait()
+    life = make_worker(tmp_path, registry, settings=roots)
+    life.start()
+    wait_until(lambda: life.status()["unresolved"] == 0)
+    recover(tmp_path, registry, other, reads)
+    for out in ("out", "two"):
+        assert output_lines(tmp_path, out) == lines_of(NAMES)
+    assert recover(tmp_path, registry, other, reads) == []
     for worker in (life, other):
         assert worker.stop(1)
 

@@ -1,0 +1,150 @@
+"""Complete joined logs as Parquet (pyarrow, the extra `parquet`).
+
+Each field of the joined events becomes a column of the type that pyarrow finds for it, but times stay the
+strings that they were. A file whose events no column can hold exactly (a field that is a number here and a
+string there, a whole number beyond what its column holds) becomes one column `event` of the lines themselves.
+"""
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from photon.core.errors import SettingsError
+
+COLUMN: Final = "event"
+_BLOCK_BYTES: Final = 8 << 20
+_EXACT_MAX: Final = 2.0**53
+"""Whole numbers beyond are not all told apart by a double."""
+
+Rest = Callable[[], None]
+
+
+def check_installed() -> None:
+    """SettingsError if pyarrow is missing."""
+    try:
+        importlib.import_module("pyarrow")
+    except ImportError as error:
+        raise SettingsError(
+            "joiner.output_format = 'parquet' needs pyarrow, which is not installed; "
+            "install photon-joiner[parquet] or set it to 'jsonl'"
+        ) from error
+
+
+def convert(source: Path, target: Path, rest: Rest = lambda: None) -> int:
+    """Write the lines of a file as Parquet, a row a line, in the same order; the number of rows.
+
+    Memory for some blocks of 8 MiB, or the longest line. `rest` is called between blocks. OSError. The
+    target is not synced.
+    """
+    pa = importlib.import_module("pyarrow")
+    # The first block's types hold for the whole of most files: parsed once, not twice.
+    for blocks in (1, None):
+        with contextlib.suppress(pa.ArrowException, _NotExactError):
+            return _write(target, _typed(pa, source, blocks, rest))
+    return _write(target, _plain(pa, source, rest))
+
+
+class _NotExactError(Exception):
+    """Typed columns would not hold what the lines say."""
+
+
+def _write(target: Path, tables: Iterator[Any]) -> int:
+    """The first of the tables has no rows: it tells the schema."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    rows = 0
+    with parquet.ParquetWriter(target, next(tables).schema, compression="zstd") as writer:
+        for table in tables:
+            writer.write_table(table)
+            rows += table.num_rows
+    return rows
+
+
+def _typed(pa: Any, source: Path, blocks: int | None, rest: Rest) -> Iterator[Any]:
+    """With the types of the first blocks, None: of all. ArrowException, _NotExactError: they don't do."""
+    schemas = []
+    for block in islice(_blocks(source), blocks):
+        schemas.append(_parsed(pa, block, None).schema)
+        rest()
+    found = pa.unify_schemas(schemas, promote_options="permissive")
+    schema = pa.schema([field.with_type(_as_written(pa, field.type)) for field in found])
+    if not len(schema):
+        raise _NotExactError  # rows without columns are not counted
+    yield schema.empty_table()
+    for block in _blocks(source):
+        table = _parsed(pa, block, schema)
+        if table.num_rows != block.count(b"\n") or not all(_is_exact(pa, column) for column in table.columns):
+            raise _NotExactError
+        yield table
+        rest()
+
+
+def _plain(pa: Any, source: Path, rest: Rest) -> Iterator[Any]:
+    kind = pa.string() if all(_is_text(block) for block in _blocks(source)) else pa.binary()
+    yield pa.schema([(COLUMN, kind)]).empty_table()
+    for block in _blocks(source):
+        yield pa.table({COLUMN: pa.array(block[:-1].split(b"\n"), pa.binary()).cast(kind)})
+        rest()
+
+
+def _parsed(pa: Any, block: bytes, schema: Any) -> Any:
+    json = importlib.import_module("pyarrow.json")
+    if not _is_text(block):
+        raise _NotExactError
+    parse = json.ParseOptions(
+        explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
+    )
+    read = json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    return json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+
+
+def _as_written(pa: Any, kind: Any) -> Any:
+    """The type that keeps what stood in the line: strings that look like times stay strings."""
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind):
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_written(pa, field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_as_written(pa, kind.value_type))
+    return kind
+
+
+def _is_exact(pa: Any, column: Any) -> bool:
+    """Whether no number of a double column may have been a whole number that a double can't hold."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        # `flatten` gives the fields, each with the nulls of the whole.
+        return all(_is_exact(pa, part) for part in column.flatten())
+    if pa.types.is_list(kind):
+        compute = importlib.import_module("pyarrow.compute")
+        return _is_exact(pa, compute.list_flatten(column))
+    if not pa.types.is_floating(kind) or not len(column):
+        return True
+    compute = importlib.import_module("pyarrow.compute")
+    largest = compute.max(compute.abs(column)).as_py()
+    return largest is None or largest < _EXACT_MAX
+
+
+def _is_text(block: bytes) -> bool:
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _blocks(source: Path) -> Iterator[bytes]:
+    """The file in blocks of whole lines."""
+    with source.open("rb", buffering=0) as file:
+        held = b""
+        while read := file.read(_BLOCK_BYTES):
+            whole = read.rfind(b"\n") + 1
+            if whole:
+                yield held + read[:whole]
+                held = read[whole:]
+            else:
+                held += read
+        if held:
+            yield held + b"\n"

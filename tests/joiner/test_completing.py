@@ -1,0 +1,305 @@
+"""Which files of the joined log are complete, and what becomes of them (joiner/completing.py)."""
+
+import errno
+import json
+import os
+import zlib
+
+import pyarrow.parquet
+import pytest
+
+from joiner.output_files import complete_files, count_joined
+from photon.core.clock import ManualClock
+from photon.core.errors import CorruptStateError, SettingsError
+from tests.joiner.fakes import (
+    FakeRegistry,
+    batch_of,
+    joined_line,
+    lines_of,
+    make_worker,
+    output_files,
+    output_lines,
+    settings,
+)
+
+HOUR_S = 3600
+
+
+@pytest.fixture
+def registry():
+    return FakeRegistry()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def make(tmp_path, registry, clock):
+    made = []
+
+    def build(**joiner):
+        options = {key: joiner.pop(key) for key in ("checkpoint", "clock") if key in joiner}
+        worker = make_worker(
+            tmp_path, registry, **({"clock": clock, "settings": settings(**joiner)} | options)
+        )
+        made.append(worker)
+        return worker
+
+    yield build
+    for worker in made:
+        worker.close()
+
+
+@pytest.fixture
+def east(tmp_path):
+    return tmp_path / "out" / "joined" / "east"
+
+
+def listed(directory):
+    """What a reader reads of the manifest, and checks."""
+    entries = [json.loads(line) for line in (directory / "joiner.manifest").read_bytes().splitlines()]
+    for entry in entries:
+        data = (directory / entry["file"]).read_bytes()
+        assert (entry["bytes"], entry["crc32"]) == (len(data), f"{zlib.crc32(data):08x}")
+        if entry["file"].endswith(".jsonl"):
+            assert entry["lines"] == data.count(b"\n")
+    return [entry["file"] for entry in entries]
+
+
+def age(worker, clock, seconds=HOUR_S):
+    clock.advance(seconds)
+    worker.leases.renew_due()
+    worker._completer.step()
+
+
+def test_a_file_is_listed_when_it_is_full_and_all_of_it_is_ended(make, east):
+    worker = make(output_file_bytes_max=200)
+    for name in "abcde":
+        worker.join(batch_of([name]))
+    worker._completer.step()
+    names = listed(east)
+    assert names == [path.name for path in output_files(east.parent.parent.parent)][: len(names)]
+    assert len(names) == worker.status()["output"]["file"] > 1
+
+
+def test_an_idle_file_is_closed_and_listed_when_it_is_old(make, east, clock, tmp_path):
+    worker = make(output_file_s=HOUR_S)
+    opened_us = clock.now_us()
+    worker.join(batch_of(["a"]))
+    age(worker, clock, HOUR_S - 1)
+    assert listed(east) == []
+    age(worker, clock, 1)
+    assert listed(east) == ["joiner-000000.jsonl"]
+    (entry,) = complete_files(east).values()
+    assert (entry.opened_us, entry.closed_us - opened_us) == (opened_us, HOUR_S * 1_000_000)
+    age(worker, clock, 9 * HOUR_S)
+    assert listed(east) == ["joiner-000000.jsonl"], "empty files are not left"
+    worker.join(batch_of(["b"]))
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_the_thread_closes_an_idle_file_by_itself(make, east):
+    from photon.core.clock import SystemClock
+    from tests.joiner.test_pipeline import wait_until
+
+    worker = make(output_file_s=0.01, clock=SystemClock())
+    worker.start()
+    worker.join(batch_of(["a"]))
+    wait_until(lambda: listed(east) == ["joiner-000000.jsonl"])
+
+
+def test_by_size_alone_no_file_is_too_old(make, east, clock):
+    worker = make(output_file_s=0.0)
+    worker.join(batch_of(["a"]))
+    age(worker, clock, 1e9)
+    assert listed(east) == []
+
+
+def test_a_file_that_a_batch_without_an_end_may_stand_in_is_not_listed(make, registry, east, clock):
+    worker = make(output_file_s=HOUR_S)
+    worker.join(batch_of(["a"]))
+    registry.failures = ["after"]
+    worker.join(batch_of(["b"]))
+    age(worker, clock)
+    assert listed(east) == []
+    assert worker.status()["output"]["waiting"] == 1
+    worker.start()
+    assert worker.stop(20)
+    assert listed(east) == ["joiner-000000.jsonl", "joiner-000001.jsonl"]
+
+
+def test_no_file_is_listed_before_the_ends_of_its_batches_are_durable(make, east, clock, monkeypatch):
+    """Else a power cut opens their intents again, and the next start looks for lines that are gone."""
+    worker = make(output_file_s=HOUR_S)
+    worker.join(batch_of(["a"]))
+    real, synced = os.fdatasync, []
+
+    def fdatasync(fd):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    age(worker, clock)
+    assert synced[-2:] == ["intents-000000.journal", "joiner.manifest"]
+
+
+def test_a_file_is_not_listed_while_the_end_of_its_batch_could_not_be_written(make, east, clock, monkeypatch):
+    full, real = [], os.write
+
+    def write(fd, data):
+        if full and "/intents-" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    monkeypatch.setattr("photon.core.disk.os.write", write)
+    worker = make(output_file_s=HOUR_S, checkpoint=lambda step: step == "output synced" and full.append(1))
+    worker.join(batch_of(["a"]))
+    age(worker, clock)
+    assert listed(east) == []
+    monkeypatch.undo()
+    worker.join(batch_of(["b"]))
+    worker._completer.step()
+    assert listed(east) == ["joiner-000000.jsonl"]
+
+
+def test_a_clean_stop_leaves_every_file_listed_and_the_next_life_touches_none_of_them(make, east, tmp_path):
+    for names in ("ab", "cd"):
+        worker = make()
+        worker.start()
+        worker.join(batch_of(names))
+        assert worker.stop(5)
+    assert listed(east) == [path.name for path in output_files(tmp_path)]
+    assert len(listed(east)) == 2
+    assert output_lines(tmp_path) == lines_of("abcd")
+
+
+def test_a_number_is_not_used_again_though_the_reader_took_all_files_away(make, east):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    worker.stop(1)
+    (east / "joiner-000000.jsonl").unlink()
+    worker = make()
+    worker.join(batch_of(["b"]))
+    worker.stop(1)
+    assert [*complete_files(east)] == ["joiner-000000.jsonl", "joiner-000001.jsonl"]
+
+
+def test_what_a_killed_life_closed_and_did_not_list_is_listed_by_the_next(make, east, tmp_path):
+    worker = make(output_file_bytes_max=100)
+    for name in "abc":
+        worker.join(batch_of([name]))
+    worker.close()
+    assert listed(east) == []
+    worker = make()
+    worker._completer.step()
+    assert listed(east) == [path.name for path in output_files(tmp_path)][:-1]
+    assert complete_files(east)["joiner-000000.jsonl"].opened_us is None
+
+
+def test_a_torn_line_of_the_manifest_is_cut_and_its_file_listed_again(make, east):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    worker.stop(1)
+    manifest = east / "joiner.manifest"
+    os.truncate(manifest, manifest.stat().st_size - 5)
+    worker = make()
+    worker._completer.step()
+    assert listed(east) == ["joiner-000000.jsonl"]
+
+
+def test_a_damaged_manifest_stops_the_start(make, east):
+    make().stop(1)
+    (east / "joiner.manifest").write_text("no entry\n")
+    with pytest.raises(CorruptStateError, match="no entry of a manifest"):
+        make()
+
+
+def test_each_root_has_its_own_manifest_and_a_full_one_holds_no_other_back(
+    make, tmp_path, monkeypatch, clock
+):
+    worker = make(output_roots=(str(tmp_path / "two"),), output_file_s=HOUR_S)
+    first, second = (tmp_path / out / "joined" / "east" for out in ("out", "two"))
+    worker.join(batch_of(["a"]))
+    real = os.write
+
+    def write(fd, data):
+        if str(first / "joiner.manifest") == os.readlink(f"/proc/self/fd/{fd}"):
+            real(fd, data[:5])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(fd, data)
+
+    with monkeypatch.context() as full:
+        full.setattr("photon.core.disk.os.write", write)
+        age(worker, clock)
+    assert (listed(first), listed(second)) == ([], ["joiner-000000.jsonl"])
+    assert "no space left" in worker.status()["output"]["trouble"]
+    worker._completer.step()
+    assert listed(first) == ["joiner-000000.jsonl"]
+    assert worker.status()["output"]["trouble"] is None
+
+
+def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path):
+    names = [f"e{n}" for n in range(50)]
+    worker = make(output_format="parquet", output_file_bytes_max=1_000)
+    for name in names:
+        worker.join(batch_of([name]))
+    worker._completer.step()
+    growing = output_files(tmp_path)
+    assert len(growing) == 1
+    assert count_joined(tmp_path) == 50
+    assert worker.stop(5)
+    files = output_files(tmp_path, kind="parquet")
+    assert listed(east) == [path.name for path in files]
+    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest"}
+    rows = [row for path in files for row in pyarrow.parquet.read_table(path).to_pylist()]
+    assert rows == [json.loads(joined_line(name, f"q-{name}")) for name in names]
+    assert count_joined(tmp_path / "out" / "joined") == 50
+
+
+class Crash(BaseException):
+    """The end of a process."""
+
+
+@pytest.mark.parametrize("step", ["converted", "renamed", "listed", "lines removed"])
+def test_a_conversion_that_is_cut_off_anywhere_is_ended_by_the_next_start_and_counts_once(
+    make, east, tmp_path, step
+):
+    def crash(at):
+        if at == step:
+            raise Crash
+
+    worker = make(output_format="parquet", checkpoint=crash)
+    worker.join(batch_of(["a", "b"]))
+    with pytest.raises(Crash):
+        worker.stop(1)
+    worker.close()
+    assert count_joined(tmp_path) == 2
+    worker = make(output_format="parquet")
+    worker.join(batch_of(["c"]))
+    assert count_joined(tmp_path) == 3
+    worker.stop(1)
+    assert count_joined(tmp_path) == 3
+    assert listed(east) == ["joiner-000000.parquet", *sorted(complete_files(east))[1:]]
+    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest"}
+
+
+def test_files_that_are_listed_as_lines_stay_lines(make, east, tmp_path):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    worker.stop(1)
+    worker = make(output_format="parquet")
+    worker.join(batch_of(["b"]))
+    worker.stop(1)
+    assert listed(east) == ["joiner-000000.jsonl", "joiner-000001.parquet"]
+    assert count_joined(tmp_path) == 2
+
+
+def test_parquet_without_pyarrow_is_refused_at_the_start(make, monkeypatch):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(SettingsError, match=r"install photon-joiner\[parquet\]"):
+        make(output_format="parquet")
+    make()

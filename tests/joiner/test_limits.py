@@ -1,0 +1,159 @@
+"""Limits of a request: commits on their way, and the caller's deadline (paper 3.3.2)."""
+
+import threading
+
+import pytest
+
+from joiner.client import JoinerClient
+from joiner.server import JoinerServer
+from photon.core.clock import ManualClock
+from photon.core.errors import OverloadedError, UnavailableError
+from photon.core.fates import Joined
+from tests.joiner.fakes import (
+    FakeEventStore,
+    FakeRegistry,
+    batch_of,
+    lines_of,
+    make_worker,
+    output_lines,
+    settings,
+)
+from tests.joiner.test_pipeline import wait_until
+
+
+class SlowRegistry(FakeRegistry):
+    """Commits wait until they are let go; knows how many there are at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+        self.at_a_time = self.most = 0
+
+    def commit(self, ids, times, token):
+        with self._lock:
+            self.at_a_time += 1
+            self.most = max(self.most, self.at_a_time)
+        assert self.go.wait(20)
+        with self._lock:
+            self.at_a_time -= 1
+        return super().commit(ids, times, token)
+
+
+@pytest.fixture
+def registry():
+    return FakeRegistry()
+
+
+@pytest.fixture
+def store():
+    return FakeEventStore()
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()
+
+
+@pytest.fixture
+def make(tmp_path, registry, store, clock):
+    made = []
+
+    def build(**options):
+        made.append(
+            make_worker(tmp_path, options.pop("registry", registry), store, **({"clock": clock} | options))
+        )
+        return made[-1]
+
+    yield build
+    for worker in made:
+        worker.close()
+
+
+def test_no_more_commits_are_on_their_way_than_the_settings_say(make, tmp_path):
+    registry = SlowRegistry()
+    worker = make(registry=registry, settings=settings(commits_in_flight_max=2, requests_in_flight_max=8))
+    threads = [threading.Thread(target=worker.join, args=(batch_of([name]),)) for name in "abcdef"]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: worker.status()["in_flight"] == 6 and registry.at_a_time == 2)
+    assert worker.status()["commits_in_flight"] == 2
+    assert worker.status()["unresolved"] == 2, "the others have not even noted their intent"
+    registry.go.set()
+    for thread in threads:
+        thread.join()
+    assert registry.most == 2
+    assert worker.status()["commits_in_flight"] == 0
+    assert output_lines(tmp_path) == lines_of("abcdef")
+
+
+def test_a_request_that_gets_no_turn_to_commit_before_its_deadline_leaves_nothing(make, tmp_path):
+    registry = SlowRegistry()
+    worker = make(registry=registry, settings=settings(commits_in_flight_max=1))
+    first = threading.Thread(target=worker.join, args=(batch_of(["a"]),))
+    first.start()
+    wait_until(lambda: registry.at_a_time == 1)
+    with pytest.raises(OverloadedError, match="1 commits are on their way"):
+        worker.join(batch_of(["b"]), timeout_s=0.02)
+    registry.go.set()
+    first.join()
+    assert registry.commits == 1
+    assert worker.join(batch_of(["b"])).outcomes == bytes([Joined.JOINED])
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_batches_that_the_resolver_ends_count_too_and_the_slot_is_free_after_a_failure(make, registry):
+    worker = make(settings=settings(commits_in_flight_max=1))
+    registry.failures = ["before"] * 4
+    for name in "abc":
+        worker.join(batch_of([name]))
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+    assert worker.status()["commits_in_flight"] == 0
+    assert worker.join(batch_of(["d"])).outcomes == bytes([Joined.JOINED])
+
+
+@pytest.mark.parametrize("step", ["looked up", "intent appended"])
+def test_nothing_is_registered_after_the_deadline(make, registry, clock, tmp_path, step):
+    worker = make(checkpoint=lambda at: clock.advance(5) if at == step else None)
+    with pytest.raises(OverloadedError, match="deadline has passed and nothing was registered"):
+        worker.join(batch_of(["a"]), timeout_s=5)
+    assert (registry.commits, worker.status()["unresolved"]) == (0, 0)
+    worker.leases.renew_due()
+    assert worker.join(batch_of(["a"]), timeout_s=5.1).outcomes == bytes([Joined.JOINED])
+    assert output_lines(tmp_path) == lines_of("a")
+
+
+def test_what_is_registered_is_written_though_the_deadline_passes(make, clock, tmp_path):
+    worker = make(checkpoint=lambda at: clock.advance(9) if at == "registered" else None)
+    worker.join(batch_of(["a"]), timeout_s=5)
+    assert output_lines(tmp_path) == lines_of("a")
+
+
+def test_the_lookup_has_no_more_time_than_the_caller(make, store):
+    worker = make()
+    worker.join(batch_of(["a"]), timeout_s=3)
+    worker.join(batch_of(["b"]))
+    assert store.timeouts_s == [3, None]
+
+
+def test_the_deadline_of_a_call_reaches_the_joiner(tmp_path, registry, store, clock):
+    import random
+
+    from photon.core.clock import SystemClock
+
+    server = JoinerServer(
+        settings(), "joiner", "east", "127.0.0.1:0", tmp_path / "state", tmp_path / "out", registry, store,
+        SystemClock(), random.Random(),
+    )  # fmt: skip
+    server.start()
+    client = JoinerClient([server.listen], 7.0)
+    client.join(batch_of(["a"]))
+    assert 6 < store.timeouts_s[0] <= 7
+    store.hold = threading.Event()
+    with pytest.raises(UnavailableError, match="deadline_exceeded"):
+        client.join(batch_of(["b"]), timeout_s=0.05)
+    store.hold.set()
+    wait_until(lambda: server.status()["in_flight"] == 0)
+    assert registry.commits == 1
+    client.close()
+    server.stop(1)

@@ -1,0 +1,115 @@
+"""Counting joined events, while files are written, converted and taken away (joiner/output_files.py)."""
+
+import os
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from joiner import output_files
+from joiner.output_files import CompleteFile, complete_files, count_joined, encode_entry
+from photon.core.errors import CorruptStateError, UsageError
+
+
+@pytest.fixture
+def east(tmp_path):
+    directory = tmp_path / "joined" / "east"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def rows(path, count):
+    pyarrow.parquet.write_table(pyarrow.table({"n": [*range(count)]}), path)
+    return path.stat().st_size
+
+
+def list_file(directory, name, size, lines, stem="j"):
+    with (directory / f"{stem}.manifest").open("ab") as manifest:
+        manifest.write(encode_entry(CompleteFile(name, size, lines, "00000000", None, 0)))
+
+
+def test_lines_of_all_datacenters_and_joiners_count(east, tmp_path):
+    west = tmp_path / "joined" / "west"
+    west.mkdir()
+    (east / "j-000000.jsonl").write_bytes(b"1\n2\n")
+    (east / "k-000000.jsonl").write_bytes(b"3\n")
+    (west / "j-000000.jsonl").write_bytes(b"4\n5\n6\ntorn")
+    (tmp_path / "joined" / "run").write_bytes(b"not\nlines\n")
+    assert count_joined(tmp_path / "joined") == 6
+    assert count_joined(east) == 3
+
+
+def test_an_empty_or_missing_directory_holds_none(tmp_path):
+    assert count_joined(tmp_path) == count_joined(tmp_path / "none") == 0
+
+
+def test_a_listed_file_is_not_read_unless_it_has_another_size(east):
+    (east / "j-000000.jsonl").write_bytes(b"1\n2\n")
+    list_file(east, "j-000000.jsonl", 4, 77)
+    assert count_joined(east) == 77
+    (east / "j-000000.jsonl").write_bytes(b"1\n")
+    assert count_joined(east) == 1
+
+
+def test_lines_and_their_rows_count_once_before_and_after_the_listing(east):
+    (east / "j-000000.jsonl").write_bytes(b"1\n2\n")
+    (east / "j-000000.parquet.tmp").write_bytes(b"half")
+    assert count_joined(east) == 2
+    size = rows(east / "j-000000.parquet", 2)
+    assert count_joined(east) == 2
+    list_file(east, "j-000000.parquet", size, 2)
+    assert count_joined(east) == 2
+    (east / "j-000000.jsonl").unlink()
+    assert count_joined(east) == 2
+
+
+def test_a_file_that_is_converted_while_it_is_counted_counts_once(east, monkeypatch):
+    (east / "j-000000.jsonl").write_bytes(b"1\n2\n")
+    real = output_files._joined_names
+
+    def names(directory):
+        found = real(directory)
+        list_file(east, "j-000000.parquet", rows(east / "j-000000.parquet", 2), 2)
+        (east / "j-000000.jsonl").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(output_files, "_joined_names", names)
+    assert count_joined(east) == 2
+    monkeypatch.setattr(output_files, "_joined_names", real)
+    (east / "j-000001.jsonl").write_bytes(b"1\n2\n")
+    counted = output_files._count_lines
+
+    def count(path, entry):
+        if path.name == "j-000001.jsonl":
+            list_file(east, "j-000001.parquet", rows(east / "j-000001.parquet", 2), 2)
+            path.unlink()
+        return counted(path, entry)
+
+    monkeypatch.setattr(output_files, "_count_lines", count)
+    assert count_joined(east) == 4
+
+
+def test_rows_that_no_manifest_tells_are_counted_by_pyarrow_or_the_lack_of_it_is_told(east, monkeypatch):
+    rows(east / "j-000000.parquet", 3)
+    assert count_joined(east) == 3
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match=r"install photon-joiner\[parquet\]"):
+        count_joined(east)
+    list_file(east, "j-000000.parquet", os.path.getsize(east / "j-000000.parquet"), 3)
+    assert count_joined(east) == 3
+
+
+def test_what_is_gone_counts_no_more_though_it_is_listed(east):
+    list_file(east, "j-000000.jsonl", 4, 2)
+    assert count_joined(east) == 0
+    assert [*complete_files(east)] == ["j-000000.jsonl"]
+
+
+def test_a_manifest_that_grows_is_read_to_its_last_whole_line(east):
+    list_file(east, "j-000000.jsonl", 4, 2)
+    with (east / "j.manifest").open("ab") as manifest:
+        manifest.write(b'{"file":"j-0000')
+    assert [*complete_files(east)] == ["j-000000.jsonl"]
+    (east / "k.manifest").write_bytes(b"{}\n")
+    with pytest.raises(CorruptStateError, match=r"k\.manifest"):
+        complete_files(east)

@@ -1,0 +1,154 @@
+"""Several output roots: the same lines in each, through changes of the settings and disks that are away."""
+
+import shutil
+
+import pytest
+
+from photon.core.errors import CorruptStateError, LockedError, SettingsError, StorageError
+from tests.joiner.fakes import (
+    FakeRegistry,
+    batch_of,
+    lines_of,
+    make_worker,
+    output_files,
+    output_lines,
+    settings,
+)
+
+
+@pytest.fixture
+def registry():
+    return FakeRegistry()
+
+
+@pytest.fixture
+def make(tmp_path, registry):
+    made = []
+
+    def build(*more, **options):
+        roots = tuple(str(tmp_path / name) for name in more)
+        made.append(make_worker(tmp_path, registry, settings=settings(output_roots=roots), **options))
+        return made[-1]
+
+    yield build
+    for worker in made:
+        worker.close()
+
+
+def crash_with_a_batch_under_way(worker, registry, names="b"):
+    registry.failures = ["after"]
+    worker.join(batch_of(names))
+    worker.close()
+
+
+def test_each_root_gets_each_line_once(make, tmp_path):
+    worker = make("two", "three")
+    worker.join(batch_of(["a", "b"]))
+    worker.join(batch_of(["c"]))
+    for out in ("out", "two", "three"):
+        assert output_lines(tmp_path, out) == lines_of("abc")
+    status = worker.status()["output"]
+    assert status["roots"] == [str(tmp_path / out / "joined" / "east") for out in ("out", "two", "three")]
+
+
+def test_a_root_that_is_added_gets_what_is_written_from_then_on(make, registry, tmp_path):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    crash_with_a_batch_under_way(worker, registry)
+    second = make("two")
+    second.start()
+    second.join(batch_of(["c"]))
+    assert second.stop(20)
+    assert output_lines(tmp_path) == lines_of("abc")
+    assert output_lines(tmp_path, "two") == lines_of("bc")
+    assert output_files(tmp_path, "two")[-1].name == output_files(tmp_path)[-1].name
+
+
+def test_a_batch_may_be_under_way_since_before_a_root_was_added(make, registry, tmp_path):
+    worker = make()
+    worker.join(batch_of(["a"]))
+    crash_with_a_batch_under_way(worker, registry)
+    registry.down = True
+    make("two").close()
+    registry.down = False
+    third = make("two")
+    third.join(batch_of(["c"]))
+    third.close()
+    fourth = make("two")
+    fourth.start()
+    assert fourth.stop(20)
+    assert output_lines(tmp_path) == lines_of("abc")
+    assert output_lines(tmp_path, "two") == lines_of("bc")
+
+
+def test_a_root_can_be_taken_out_while_a_batch_is_under_way(make, registry, tmp_path):
+    """Its disk is dead, so the batch could never end with it."""
+    worker = make("two")
+    worker.join(batch_of(["a"]))
+    crash_with_a_batch_under_way(worker, registry)
+    shutil.rmtree(tmp_path / "two")
+    second = make()
+    second.start()
+    assert second.stop(20)
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_a_root_whose_disk_is_not_mounted_stops_the_start(make, tmp_path):
+    worker = make("two")
+    worker.join(batch_of(["a"]))
+    worker.stop(1)
+    (tmp_path / "two").rename(tmp_path / "away")
+    (tmp_path / "two" / "joined" / "east").mkdir(parents=True)
+    (tmp_path / "two" / "joined" / "east" / "joiner-1-000000.jsonl").touch()  # another's
+    with pytest.raises(CorruptStateError, match="nothing of it is there; mount the disk"):
+        make("two")
+    shutil.rmtree(tmp_path / "two")
+    (tmp_path / "away").rename(tmp_path / "two")
+    make("two").join(batch_of(["b"]))
+    assert output_lines(tmp_path, "two") == lines_of("ab")
+
+
+def test_a_root_that_was_moved_while_a_batch_was_under_way_is_not_taken_for_a_new_one(
+    make, registry, tmp_path
+):
+    worker = make("two")
+    worker.join(batch_of(["a"]))
+    crash_with_a_batch_under_way(worker, registry)
+    (tmp_path / "two").rename(tmp_path / "moved")
+    with pytest.raises(SettingsError, match="name it as before for one start"):
+        make("moved")
+
+
+def test_a_root_that_comes_back_goes_on_where_the_others_are(make, tmp_path):
+    for number, more in enumerate([("two",), (), (), ("two",)]):
+        worker = make(*more)
+        worker.join(batch_of([f"e{number}"]))
+        assert worker.stop(1)
+    assert output_lines(tmp_path) == lines_of(["e0", "e1", "e2", "e3"])
+    assert output_lines(tmp_path, "two") == lines_of(["e0", "e3"])
+    assert output_files(tmp_path, "two")[-1].name == output_files(tmp_path)[-1].name
+
+
+def test_two_names_of_one_directory_are_refused(make, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    with pytest.raises(SettingsError, match="are the same directory"):
+        make("link")
+
+
+def test_another_joiner_of_the_same_name_is_kept_out_of_a_root(make, tmp_path):
+    make("two")
+    with pytest.raises(LockedError, match="another joiner of this name writes here"):
+        make_worker(
+            tmp_path,
+            FakeRegistry(),
+            directory=tmp_path / "other state",
+            output_root=tmp_path / "other out",
+            settings=settings(output_roots=(str(tmp_path / "two"),)),
+        )
+
+
+def test_a_root_that_cannot_be_made_is_told(make, tmp_path):
+    (tmp_path / "two").write_text("a file")
+    with pytest.raises(StorageError, match="two"):
+        make("two")
