@@ -1,4 +1,4 @@
-"""How long to wait before the next try (paper 3.2.1): exponential, with jitter and a cap."""
+"""How long to wait before the next try (paper 3.2.1): exponential, with jitter and a cap. Pure."""
 
 import random
 from dataclasses import dataclass
@@ -22,3 +22,16 @@ class Backoff:
         full = min(self.delay_us_max, self.delay_us_min << min(max(tries - 1, 0), _DOUBLINGS_MAX))
         half = full // 2
         return full - int(rng.random() * half)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoffs:
+    """`absent`: of an event whose primary is not there yet, which may take hours; `failed`: of one whose try
+    failed, which mostly is a matter of seconds."""
+
+    absent: Backoff
+    failed: Backoff
+
+    @property
+    def delay_us_max(self) -> int:
+        return max(self.absent.delay_us_max, self.failed.delay_us_max)

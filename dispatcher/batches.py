@@ -24,10 +24,11 @@ class FreshBatch:
 
 @dataclass(frozen=True, slots=True)
 class RetryBatch:
-    """Events that waited; `keys` are their entries in the ledger, row by row."""
+    """Events that waited; `keys`: their entries in the ledger, row by row. `early`: not due yet."""
 
     keys: list[bytes]
     events: Events
+    early: bool = False
 
 
 Batch = FreshBatch | RetryBatch

@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import grpc
+import msgspec
+
+from photon.core.errors import UnavailableError
 from photon.wire import dispatcher_pb2, dispatcher_pb2_grpc
-from photon.wire.rpc import ask_status, open_channel
+from photon.wire.rpc import ask_status, open_channel, to_photon_error
 
 
 class DispatcherClient:
@@ -19,6 +23,22 @@ class DispatcherClient:
         """The keys as in DispatcherServer.status. UnavailableError if it does not answer."""
         request = dispatcher_pb2.StatusRequest()
         return ask_status(self._stub.Status, request, self._timeout_s, f"dispatcher {self._address}")
+
+    def pending(self, ids: bytes) -> list[dict[str, Any] | None]:
+        """16 x N ids of foreign events -> what is known of each that waits for its retry, None of the others.
+
+        Keys: waiting_since_us, tries (its primary was not there), sends, due_us, file, offset, worker. Any
+        worker of a directory answers for all. UnavailableError.
+        """
+        who = f"dispatcher {self._address}"
+        try:
+            answer = self._stub.Pending(dispatcher_pb2.PendingRequest(ids=ids), timeout=self._timeout_s)
+            found: list[dict[str, Any] | None] = msgspec.json.decode(answer.json)
+        except grpc.RpcError as error:
+            raise to_photon_error(error, who) from error
+        except msgspec.DecodeError as error:
+            raise UnavailableError(f"{who}: its answer is no JSON: {error}") from error
+        return found
 
     def close(self) -> None:
         self._channel.close()

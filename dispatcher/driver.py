@@ -9,17 +9,20 @@ which the registry makes harmless.
 
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
 import numpy as np
 
-from dispatcher.backoff import Backoff
+from dispatcher.backoff import Backoff, Backoffs
 from dispatcher.batches import Batch, FreshBatch, Resolved, RetryBatch
+from dispatcher.claims import FileClaims
+from dispatcher.early import EarlyRetries
 from dispatcher.events import NO_EVENTS
-from dispatcher.latency import no_latencies
 from dispatcher.ledger import Ledger
+from dispatcher.membership import Membership
 from dispatcher.pipeline import resolve
 from dispatcher.reader import LogReader
 from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder
@@ -28,12 +31,24 @@ from dispatcher.sender import Sender
 from dispatcher.throttle import Throttle
 from dispatcher.waiting_batches import WaitingBatches
 from photon.core.clock import Clock
+from photon.core.errors import CorruptStateError, StorageError
+from photon.core.histogram import no_latencies
+from photon.core.logfiles import FileState
 from photon.core.settings import Dispatcher
 
 GATHER_COMMITS_S: Final = 0.01
 """What finishes within so long is one transaction: idle traffic costs few fsyncs."""
 FRESH_PER_SENDER: Final = 12
 """So many batches are read ahead for each sender: the more to choose from, the fewer joins are wasted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """What a worker that shares the logs with others has besides."""
+
+    claims: FileClaims
+    membership: Membership
+
 
 _WAIT_S_MIN: Final = 0.001
 _NOTHING_RESOLVED: Final = Resolved({}, 0, no_latencies(), [], None, np.empty(0, np.int64))
@@ -54,8 +69,11 @@ class Driver:
         make_sender: Callable[[Callable[[float], bool]], Sender],
         clock: Clock,
         rng: random.Random,
+        notice: Callable[[str], None] = lambda _: None,
+        recorded: Callable[[Sequence[FileState]], None] = lambda _: None,
+        sharing: Sharing | None = None,
     ) -> None:
-        """`make_sender` is given the wait of Sender's."""
+        """`make_sender` is given the wait of Sender's; `recorded` as Recorder's; `sharing`: None alone."""
         self._settings = settings
         self._poll_interval_s = poll_interval_s
         self._ledger = ledger
@@ -63,17 +81,22 @@ class Driver:
         self._retries = retries
         self._clock = clock
         self._rng = rng
+        self._notice = notice
+        self._sharing = sharing
         self._stopping = threading.Event()
         self._wake = threading.Event()
+        reader.ring(self._wake.set)
         self._sender = make_sender(self._stopping.wait)
-        self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk)
-        self._backoff = Backoff(settings.retry_delay_ms_min * 1_000, settings.retry_delay_ms_max * 1_000)
+        claims = sharing.claims if sharing else None
+        self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk, recorded, claims)
+        self._backoffs = backoffs_of(settings)
         self._to_send = WaitingBatches(rng)
         self._finished: SimpleQueue[Finished | None] = SimpleQueue()
         self._mutex = threading.Lock()  # over the throttle and the counts below
         self._throttle = Throttle(settings.retry_queue_events_max)
         self._fresh_batches = self._retry_batches = self._fresh_events = self._retry_events = 0
-        self._early_retries = 0
+        self._early_retries = EarlyRetries(settings.batch_events_max)
+        self._paused: str | None = None
         self._retry_batches_max = max(1, settings.batches_in_flight_max // 2)
         self._caught_up = False
         self.failure: BaseException | None = None
@@ -82,6 +105,7 @@ class Driver:
         self._senders = [self._thread("send", self._send_all) for _ in range(settings.batches_in_flight_max)]
         self._source = self._thread("read", self._read_all)
         self._writer = self._thread("record", self._record_all)
+        self._keeper = self._thread("lease", self._keep_lease) if sharing else None
 
     @property
     def storage_error(self) -> str | None:
@@ -94,15 +118,25 @@ class Driver:
             return self._fresh_events + self._retry_events
 
     @property
-    def idle(self) -> bool:
-        """All whole lines that are there are read, each has its fate, and that is on disk."""
+    def paused(self) -> str | None:
+        """Why no new events are read, if it is not that all are."""
+        return self._paused
+
+    @property
+    def at_rest(self) -> bool:
+        """All whole lines that are there for this worker are read, and what became of them is on disk."""
         with self._mutex:
-            busy = self._fresh_batches or self._retry_batches
-            return self._caught_up and not busy and not self._ledger.pending
+            return self._caught_up and not self._fresh_batches and not self._retry_batches
+
+    @property
+    def idle(self) -> bool:
+        """At rest, and each event has its fate."""
+        return self.at_rest and not self._ledger.pending
 
     def start(self) -> None:
-        for thread in (self._writer, *self._senders, self._source):
-            thread.start()
+        for thread in (self._writer, *self._senders, self._keeper, self._source):
+            if thread is not None:
+                thread.start()
 
     def stop(self) -> None:
         """Read no more, let what is under way end and record it. What a joiner does not answer is left."""
@@ -117,6 +151,8 @@ class Driver:
             thread.join()
         self._finished.put(None)
         self._writer.join()
+        if self._keeper is not None:
+            self._keeper.join()
         self.ended.set()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
@@ -136,21 +172,24 @@ class Driver:
     def _read_all(self) -> None:
         while not self._stopping.is_set():
             self._wake.clear()
-            if self._reader.look():
+            if self._reader.look() or (self._sharing and self._reader.left()):
                 self._finished.put(_FILES_CHANGED)
             sent = self._send_retries()
             sent = self._send_fresh() or sent
             if not sent:
+                if self._sharing and self.at_rest:
+                    self._sharing.claims.rest()
                 self._wake.wait(self._wait_s())
 
     def _wait_s(self) -> float:
         due_us = self._retries.next_due_us()
+        longest_s = self._reader.patience_s if self._caught_up else self._poll_interval_s
         if due_us is None or self._retry_batches >= self._retry_batches_max:
-            return self._poll_interval_s
+            return longest_s
         with self._mutex:
             pause_s = self._throttle.retry_wait(self._clock.monotonic())
         wait_s = max(pause_s, (due_us - self._clock.now_us()) / 1e6)
-        return max(_WAIT_S_MIN, min(self._poll_interval_s, wait_s))
+        return max(_WAIT_S_MIN, min(longest_s, wait_s))
 
     def _send_fresh(self) -> bool:
         """One batch, so that a long backlog keeps neither retries nor new files waiting."""
@@ -172,19 +211,36 @@ class Driver:
             if self._fresh_batches >= FRESH_PER_SENDER * self._settings.batches_in_flight_max:
                 return False
             now = self._clock.monotonic()
-            room = self._throttle.room(self._ledger.pending, self._fresh_events, now)
+            pending = self._ledger.pending
+            room = self._throttle.room(pending, self._fresh_events, now)
+            self._tell_pause(room, pending)
             if room is not None and room > 0:
                 self._throttle.probed(now)
             return room is None or room > 0
+
+    def _tell_pause(self, room: int | None, pending: int) -> None:
+        if room != 0:
+            self._paused = None
+        elif self._throttle.full(pending, self._fresh_events):
+            bound = self._settings.retry_queue_events_max
+            # Without the present number: a notice that says the same is told once.
+            self._notice(
+                f"as many events wait for a retry as 'dispatcher.retry_queue_events_max' ({bound}) allows: "
+                "no new ones are read until some of them have joined; see whether their primaries are read"
+            )
+            self._paused = f"{pending} events wait for their retry, 'retry_queue_events_max' is {bound}"
+        else:
+            self._paused = f"{pending} events wait for their primaries, and most new ones would too"
 
     def _send_retries(self) -> bool:
         sent = False
         while not self._stopping.is_set() and self._may_retry():
             now_us = self._clock.now_us()
             batch = self._retries.take(now_us, self._settings.batch_events_max)
-            if batch is None and self._early_retries:
-                batch = self._retries.take_early(now_us, self._early_retries)
-                self._early_retries = 0
+            if batch is None:
+                with self._mutex:
+                    early = self._early_retries.take(self._clock.monotonic())
+                batch = self._retries.take_early(now_us, early) if early else None
             if batch is None:
                 break
             sent = True
@@ -217,7 +273,7 @@ class Driver:
                 batch.events,
                 answer.verdicts,
                 answer.reasons,
-                self._backoff,
+                self._backoffs,
                 self._clock.now_us(),
                 self._rng,
             )
@@ -268,11 +324,33 @@ class Driver:
                 if isinstance(batch, FreshBatch):
                     self._throttle.observe(len(batch.events), again)
                     continue
-                self._throttle.observe_retry(again, self._clock.monotonic())
-                if 2 * again < len(batch.events):
-                    # Primaries are coming in: those that wait for a later try may well succeed now.
-                    self._early_retries = min(2 * len(batch.events), self._settings.batch_events_max)
+                now = self._clock.monotonic()
+                self._throttle.observe_retry(again, now)
+                if batch.events:
+                    self._early_retries.observe(len(batch.events), again, batch.early, now)
             self._to_send.in_order = self._throttle.ahead_of_primaries
+
+    # The thread of a worker among others.
+
+    def _keep_lease(self) -> None:
+        assert self._sharing is not None
+        while not self._stopping.wait(self._sharing.membership.tick_s):
+            try:
+                while keys := self._sharing.membership.tick():
+                    self._retries.settled([], keys)
+                    self._wake.set()
+            except CorruptStateError:
+                raise
+            except StorageError as error:
+                self._notice(f"the lease of this worker was not renewed: {error}")
 
     def _wait_for_disk(self, tries: int) -> bool:
         return self._stopping.wait(STORAGE_BACKOFF.delay_us(tries, self._rng) / 1e6)
+
+
+def backoffs_of(settings: Dispatcher) -> Backoffs:
+    least = settings.retry_delay_ms_min * 1_000
+    return Backoffs(
+        absent=Backoff(least, max(least, settings.absent_delay_ms_max * 1_000)),
+        failed=Backoff(least, settings.retry_delay_ms_max * 1_000),
+    )

@@ -3,49 +3,35 @@
 At every commit: foreign events counted = events with a fate + events that wait for a retry, and the offsets
 of the files have passed exactly the counted ones. Dead letters are on disk before the commit that counts
 them; at start what a crash left after the last counted one is cut off. So each is there exactly once.
+
+Several workers may share it. Each writes under a slot, and every transaction of its own first looks whether
+the slot is still its own: one that others took for dead, because it stood still, records nothing any more.
 """
 
+import contextlib
 import dataclasses
-import threading
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from threading import Lock
+from typing import Final, TypeVar
 
 import lmdb
-import msgspec
 
-from photon.core.disk import DirectoryLock
-from photon.core.errors import CorruptStateError
-from photon.core.fates import Fate
-from photon.core.lmdb_errors import LmdbFile
-from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
+from dispatcher.rows import FORMAT, LedgerFile, Rows, State, Worker
+from dispatcher.slots import FileLock, boot_id, claim_slot, hold_directory
+from dispatcher.stopped import WriteMarks
+from dispatcher.totals import Totals
+from photon.core.clock import Clock
+from photon.core.errors import CorruptStateError, FencedError, StorageError
+from photon.core.logfiles import FileState
 from photon.core.logwriter import LogPosition, RotatingLog
 
-FORMAT: Final = 1
 DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 
-_STATE_KEY: Final = b"state"
-_COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Totals:
-    """All that is counted since the directory was made. `latencies`: counts by latency.EDGES_US."""
-
-    foreign_events: int
-    fates: dict[Fate, int]
-    wasted_joins: int
-    latencies: list[int]
-
-    def plus(self, other: "Totals") -> "Totals":
-        return Totals(
-            self.foreign_events + other.foreign_events,
-            {fate: self.fates.get(fate, 0) + other.fates.get(fate, 0) for fate in _COUNTED},
-            self.wasted_joins + other.wasted_joins,
-            [a + b for a, b in zip(self.latencies, other.latencies, strict=True)]
-            if self.latencies
-            else other.latencies,
-        )
+R = TypeVar("R")
+Work = Callable[[Rows, State, Worker], tuple[State, Worker, R]]
+"""What a transaction does: rows, and the two rows as they are -> the two as they shall be, and an answer."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,74 +48,100 @@ class Entry:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _State:
-    format: int
-    commits: int
-    sequence: int
-    letters: LogPosition
-    totals: Totals
+class Group:
+    """The workers that share a directory: how many at most, and after how long silence one counts as dead.
 
+    `name`: of this process, for people. `clock.monotonic` must be the same for all processes of the machine.
+    """
 
-def ledger_file(path: Path) -> LmdbFile:
-    """The environment in `path`, with the words for what may befall it."""
-    return LmdbFile(
-        path,
-        what="the dispatcher's state",
-        setting="dispatcher.state_bytes_max",
-        mend="restore it, or delete the directory to read all foreign logs again (what is registered is not "
-        "joined twice)",
-    )
+    workers: int
+    lease_s: float
+    clock: Clock
+    name: str = ""
 
 
 class Ledger:
-    """One process's at a time; usable from several threads.
+    """One process's, or a worker's of a group; usable from several threads.
 
     LockedError, CorruptStateError, DiskFullError, StorageError on opening; the latter two also later: then
-    nothing of the entry is recorded and the same one can be recorded again.
+    nothing of the entry is recorded and the same one can be recorded again. FencedError: another worker has
+    taken over; nothing is or will be recorded.
     """
 
-    def __init__(self, directory: Path, dead_letters: Path, bytes_max: int) -> None:
-        self.path = directory / "ledger"
-        self._file = ledger_file(self.path)
-        self._bytes_max = bytes_max
-        self._mutex = threading.Lock()
-        self._lock = DirectoryLock(directory)
-        try:
-            self._open()
-            self._letters = RotatingLog(dead_letters, "foreign", DEAD_LETTER_FILE_BYTES_MAX)
-            self._state = self._load()
-            self._letters.truncate(self._state.letters)
-        except BaseException:
-            self._lock.release()
-            raise
+    def __init__(
+        self,
+        directory: Path,
+        dead_letters: Path,
+        bytes_max: int,
+        group: Group | None = None,
+        file: LedgerFile | None = None,
+    ) -> None:
+        """`group`: None to be alone. `file`: its environment, where the process has it open already."""
+        self.directory = directory
+        self.dead_letters = dead_letters
+        self.group = group
+        self.slot = 0
+        self.marks: WriteMarks | None = None
+        self.held: dict[tuple[int, int], int] = {}
+        """Source -> number of the files that this worker reads, as far as they are recorded."""
+        self._mutex = Lock()
+        self._locks: list[FileLock] = [hold_directory(directory, alone=group is None)]
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._let_go)
+            if group is not None:
+                self.slot, lock = claim_slot(directory, group.workers)
+                self._locks.append(lock)
+                self.marks = WriteMarks(directory, self.slot, group.clock)
+            self.file = file or LedgerFile(
+                directory, bytes_max, self.marks.writing if self.marks else contextlib.nullcontext
+            )
+            self._close_file = self.file.close if file is None else lambda: None
+            undo.callback(self._close_file)
+            self._letters = RotatingLog(dead_letters, letters_stem(self.slot), DEAD_LETTER_FILE_BYTES_MAX)
+            undo.callback(self._letters.close)
+            self._state, self._worker = self._enter()
+            self._letters.truncate(self._worker.letters)
+            self.held = {state.source: state.number for state in self.files()}
+            undo.pop_all()
 
     def corrupt(self, why: str) -> CorruptStateError:
         """The error for an entry that is not what was recorded."""
-        return self._file.corrupt(why)
+        return self.file.corrupt(why)
 
     @property
     def totals(self) -> Totals:
+        """Of all workers, as of the last transaction or `refresh`."""
         return self._state.totals
 
     @property
     def pending(self) -> int:
         """Events that wait for a retry or are being retried."""
-        totals = self.totals
-        return totals.foreign_events - sum(totals.fates.values())
+        return self._state.totals.foreign_events - self._state.totals.ended
+
+    @property
+    def worker(self) -> Worker:
+        """This worker's row, as of its last transaction."""
+        return self._worker
 
     @property
     def broken(self) -> bool:
         """The dead letters can't be written any more: only a restart can tell what is on disk."""
         return self._letters.broken
 
+    def refresh(self) -> State:
+        """Learn what other workers have recorded."""
+        with self._mutex, self.file.read() as rows:
+            self._state = rows.known_state()
+            return self._state
+
     def files(self) -> list[FileState]:
-        """The states of all files that are still there as far as is known; the others are forgotten."""
-        with self._mutex, self._file.errors(), self._environment.begin(write=True) as txn:
-            states = [self._unpack_file(value) for _, value in txn.cursor(self._files_db)]
-            for state in states:
-                if state.gone:
-                    txn.delete(_file_key(state.number), db=self._files_db)
-            return [state for state in states if not state.gone]
+        """The states of this worker's files that are still there as far as is known."""
+        with self.file.read() as rows:
+            states = [state for state in rows.files() if not state.gone]
+            if self.group is None:
+                return states
+            claims = rows.claims()
+            return [state for state in states if claims.get(state.source) == self.slot]
 
     def retries_from(
         self, key: bytes, wanted: Callable[[bytes], bool | None], bytes_max: int
@@ -140,8 +152,7 @@ class Ledger:
         """
         found: list[tuple[bytes, bytes]] = []
         size = 0
-        with self._mutex, self._file.errors(), self._environment.begin(db=self._retries_db) as txn:
-            cursor = txn.cursor()
+        with self.file.read() as rows, rows.retries() as cursor:
             more = cursor.set_range(key)
             while more and size < bytes_max:
                 key = cursor.key()
@@ -158,106 +169,184 @@ class Ledger:
     def record(self, entry: Entry) -> list[bytes]:
         """Commit it. The keys of the added retries."""
         with self._mutex:
-            position = self._state.letters
+            before = position = self._worker.letters
             if entry.letters:
+                self._check_slot()
                 if self._letters.position != position:
                     self._letters.truncate(position)  # an earlier try got so far and no further
                 position = self._letters.append(entry.letters)
                 self._letters.sync()
-            keys = entry.retries_due(self._state.sequence)
-            after = dataclasses.replace(
-                self._state,
-                commits=self._state.commits + 1,
-                sequence=self._state.sequence + len(keys),
-                letters=position,
-                totals=self._state.totals.plus(entry.added),
-            )
-            self._commit(entry, keys, after)
-            self._state = after
+
+            def work(rows: Rows, state: State, worker: Worker) -> tuple[State, Worker, list[bytes]]:
+                keys = entry.retries_due(state.sequence)
+                after = dataclasses.replace(
+                    state, sequence=state.sequence + len(keys), totals=state.totals.plus(entry.added)
+                )
+                self._write(rows, entry, keys, after.totals)
+                rested = -1 if entry.added.foreign_events else worker.rested
+                return after, dataclasses.replace(worker, letters=position, rested=rested), keys
+
+            try:
+                keys = self._transact(work)
+            except FencedError:
+                with contextlib.suppress(StorageError):  # else who has the slot next cuts it
+                    self._letters.truncate(before)
+                raise
+            self._hold(entry.files)
             return keys
 
-    def close(self) -> None:
+    def transact(self, work: Work[R]) -> R:
+        """A transaction of this worker. If `work` gives back both rows as they were, nothing is written."""
         with self._mutex:
-            self._environment.close()
-            self._letters.close()
-            self._lock.release()
+            return self._transact(work)
 
-    def _commit(self, entry: Entry, keys: list[bytes], after: _State) -> None:
+    def close(self) -> None:
+        """Let go of everything, so that other workers need not find out."""
+        if self.group is not None:
+            # What can't be written now, others do when they see that the slot's lock is free.
+            with contextlib.suppress(StorageError, FencedError):
+                self.transact(self._leave)
+        with self._mutex:
+            self._close_file()
+            self._letters.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for lock in self._locks:
+            lock.release()
+
+    def _enter(self) -> tuple[State, Worker]:
+        """Make the slot this process's own, with all that an earlier one left there."""
+        with self.file.write() as rows:
+            state, worker = rows.state(), rows.worker(self.slot)
+            if state is None or worker is None:
+                # Dead letters that are older than this ledger are not ours to cut.
+                self._letters.cut_torn_line()
+                worker = Worker(self._letters.position)
+            state = state or State(FORMAT)
+            numbers = [state.next_file]
+            for file in rows.files():
+                numbers.append(file.number + 1)
+                if file.gone:
+                    rows.drop_file(file.number)
+            if self.group is None:
+                self._end_others(rows)
+            state = dataclasses.replace(state, epoch=state.epoch + 1, next_file=max(numbers))
+            worker = dataclasses.replace(
+                self._renewed(worker),
+                incarnation=state.epoch,
+                rested=-1,
+                name=self.group.name if self.group else "",
+                pid=os.getpid(),
+            )
+            rows.put_state(state)
+            rows.put_worker(self.slot, worker)
+        return state, worker
+
+    def _end_others(self, rows: Rows) -> None:
+        """Alone in the directory: what other slots have left is all ours (their retries: see adoption)."""
+        for slot, other in rows.workers().items():
+            if slot != self.slot:
+                cut_letters(self.dead_letters, slot, other.letters)
+                rows.put_worker(slot, dataclasses.replace(other, incarnation=0))
+        for source in rows.claims():
+            rows.drop_claim(source)
+
+    def _leave(self, rows: Rows, state: State, worker: Worker) -> tuple[State, Worker, None]:
+        rows.drop_claims(self.slot)
+        return (
+            dataclasses.replace(state, epoch=state.epoch + 1),
+            dataclasses.replace(worker, incarnation=0),
+            None,
+        )
+
+    def _transact(self, work: Work[R]) -> R:
+        after, mine = self._state, self._worker
         try:
-            with self._file.errors(), self._environment.begin(write=True) as txn:
-                self._write(txn, entry, keys, after)
+            with self.file.write() as rows:
+                state, worker = rows.known_state(), self._own(rows)
+                after, mine, answer = work(rows, state, worker)
+                if after is not state:
+                    rows.put_state(after)
+                if mine is not worker or after is not state:
+                    mine = dataclasses.replace(self._renewed(mine), commits=worker.commits + 1)
+                    rows.put_worker(self.slot, mine)
         except CorruptStateError:
             raise
-        except Exception as error:
-            if isinstance(error.__cause__, lmdb.PanicError) and self._reopened().commits == after.commits:
-                return  # it had got through before the disk failed
-            raise
+        except StorageError as error:
+            if not isinstance(error.__cause__, lmdb.PanicError) or not self._got_through():
+                raise
+        self._state, self._worker = after, mine
+        return answer
 
-    def _write(self, txn: Any, entry: Entry, keys: list[bytes], after: _State) -> None:
+    def _got_through(self) -> bool:
+        """Whether the transaction was committed before the disk failed."""
+        self.file.reopen()
+        with self.file.read() as rows:
+            worker = rows.worker(self.slot)
+        return (
+            worker is not None
+            and worker.incarnation == self._worker.incarnation
+            and worker.commits > self._worker.commits
+        )
+
+    def _own(self, rows: Rows) -> Worker:
+        worker = rows.worker(self.slot)
+        if worker is None or worker.incarnation != self._worker.incarnation:
+            raise FencedError(
+                f"{self.file.path}: this process stood still for longer than 'dispatcher.lease_s' and others "
+                f"have taken over its slot {self.slot}; it has recorded nothing since. Start it again"
+            )
+        return worker
+
+    def _check_slot(self) -> None:
+        if self.group is not None:
+            with self.file.read() as rows:
+                self._own(rows)
+
+    def _renewed(self, worker: Worker) -> Worker:
+        if self.group is None:
+            return worker
+        until = self.group.clock.monotonic() + self.group.lease_s
+        return dataclasses.replace(worker, boot=boot_id(), until=until)
+
+    def _write(self, rows: Rows, entry: Entry, keys: list[bytes], totals: Totals) -> None:
         for state in entry.files:
-            txn.put(_file_key(state.number), pack_file_state(state), db=self._files_db)
-        delete = txn.delete
-        removed = sum([delete(key, db=self._retries_db) for key in entry.retries_removed])
+            if self.group is not None and not state.gone:
+                holder = rows.claim(state.source)
+                assert holder in (None, self.slot), f"{state.name} is held by slot {holder}, not {self.slot}"
+                rows.put_claim(state.source, self.slot)
+            rows.put_file(state)
+        removed = sum(map(rows.drop_retry, entry.retries_removed))
         assert removed == len(entry.retries_removed), "a retry was recorded twice"
-        with txn.cursor(self._retries_db) as cursor:
+        with rows.retries() as cursor:
             _, written = cursor.putmulti(list(zip(keys, entry.retries, strict=True)), overwrite=False)
         assert written == len(keys), "a retry's key was not free"
-        waiting = txn.stat(self._retries_db)["entries"]
-        totals = after.totals
-        if totals.foreign_events != sum(totals.fates.values()) + waiting:
-            raise self._file.corrupt(
-                f"{totals.foreign_events} events read, but {sum(totals.fates.values())} have a fate "
-                f"and {waiting} wait",
+        waiting = rows.waiting()
+        if totals.foreign_events != totals.ended + waiting:
+            raise self.corrupt(
+                f"{totals.foreign_events} events read, but {totals.ended} have a fate and {waiting} wait",
             )
-        txn.put(_STATE_KEY, _pack_state(after), db=self._state_db)
 
-    def _open(self) -> None:
-        self._environment = self._file.open(self._bytes_max)
-        with self._file.errors():
-            self._files_db = self._environment.open_db(b"files")
-            self._retries_db = self._environment.open_db(b"retries")
-            self._state_db = self._environment.open_db(b"state")
-
-    def _reopened(self) -> _State:
-        """LMDB refuses to go on after a failed write of its meta page until it is opened anew."""
-        self._environment.close()
-        self._open()
-        with self._file.errors(), self._environment.begin(db=self._state_db) as txn:
-            return self._unpack_state(txn.get(_STATE_KEY))
-
-    def _load(self) -> _State:
-        with self._file.errors(), self._environment.begin(write=True) as txn:
-            packed = txn.get(_STATE_KEY, db=self._state_db)
-            if packed is not None:
-                return self._unpack_state(packed)
-            # Dead letters that are older than this ledger are not ours to cut.
-            self._letters.cut_torn_line()
-            state = _State(FORMAT, 0, 0, self._letters.position, NOTHING)
-            txn.put(_STATE_KEY, _pack_state(state), db=self._state_db)
-            return state
-
-    def _unpack_state(self, packed: bytes | None) -> _State:
-        try:
-            state = msgspec.msgpack.decode(packed or b"", type=_State)
-        except msgspec.DecodeError as error:
-            raise self._file.corrupt(f"its state: {error}") from error
-        if state.format != FORMAT:
-            raise self._file.corrupt(f"format {state.format}, this version reads {FORMAT}")
-        return state
-
-    def _unpack_file(self, packed: bytes) -> FileState:
-        try:
-            return unpack_file_state(packed)
-        except msgspec.DecodeError as error:
-            raise self._file.corrupt(f"a file's state: {error}") from error
+    def _hold(self, states: Sequence[FileState]) -> None:
+        for state in states:
+            if not state.gone:
+                self.held[state.source] = state.number
+            elif self.held.get(state.source) == state.number:
+                del self.held[state.source]
 
 
-NOTHING: Final = Totals(0, dict.fromkeys(_COUNTED, 0), 0, [])
+def letters_stem(slot: int) -> str:
+    """The names of a slot's dead letters begin with it."""
+    return f"foreign-w{slot}" if slot else "foreign"
 
 
-def _file_key(number: int) -> bytes:
-    return number.to_bytes(8, "big")
-
-
-def _pack_state(state: _State) -> bytes:
-    return msgspec.msgpack.encode(state)
+def cut_letters(dead_letters: Path, slot: int, position: LogPosition) -> None:
+    """Cut what a worker that is no more has written and not counted. Its slot's lock must be held."""
+    if not any(dead_letters.glob(f"{letters_stem(slot)}-*")):
+        return  # somebody took them away
+    letters = RotatingLog(dead_letters, letters_stem(slot), DEAD_LETTER_FILE_BYTES_MAX)
+    try:
+        letters.truncate(position)
+    finally:
+        letters.close()

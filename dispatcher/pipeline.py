@@ -11,12 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.backoff import Backoff
+from dispatcher.backoff import Backoff, Backoffs
 from dispatcher.batches import Resolved
 from dispatcher.events import Events, Rows
-from dispatcher.latency import count_latencies, no_latencies
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
+from photon.core.histogram import count_latencies, no_latencies
 from photon.core.logwriter import DeadLetter
 
 Verdicts = npt.NDArray[np.uint8]
@@ -79,7 +79,7 @@ def resolve(
     events: Events,
     verdicts: Verdicts,
     reasons: Mapping[int, str],
-    backoff: Backoff,
+    backoffs: Backoffs,
     now_us: int,
     rng: random.Random,
 ) -> Resolved:
@@ -92,7 +92,7 @@ def resolve(
     latencies = no_latencies()
     if counts[Joined.JOINED]:
         latencies = count_latencies(now_us - events.first_seen[verdicts == Joined.JOINED])
-    retries, due_us = _retries(events, verdicts, counts, backoff, now_us, rng)
+    retries, due_us = _retries(events, verdicts, counts, backoffs, now_us, rng)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
     return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, due_us)
@@ -116,7 +116,7 @@ def _retries(
     events: Events,
     verdicts: Verdicts,
     counts: list[int],
-    backoff: Backoff,
+    backoffs: Backoffs,
     now_us: int,
     rng: random.Random,
 ) -> tuple[Events | None, npt.NDArray[np.int64]]:
@@ -124,9 +124,16 @@ def _retries(
         return None, np.empty(0, np.int64)
     rows: Rows = np.flatnonzero(np.isin(verdicts, _RETRIES))
     kept = events.take(rows)
-    sends = kept.sends + np.uint32(1)
-    # One draw for all that were sent equally often: they fall due together and travel in one batch again.
-    distinct, place = np.unique(sends, return_inverse=True)
-    due = np.array([now_us + backoff.delay_us(int(s), rng) for s in distinct], np.int64)[place]
-    tries = kept.tries + (verdicts[rows] == Joined.RETRY_ABSENT).astype(np.uint32)
+    absent = verdicts[rows] == Joined.RETRY_ABSENT
+    tries, sends = kept.tries + absent.astype(np.uint32), kept.sends + np.uint32(1)
+    failures = np.maximum(sends, tries) - tries
+    due = np.empty(len(rows), np.int64)
+    due[absent] = now_us + _delays(tries[absent], backoffs.absent, rng)
+    due[~absent] = now_us + _delays(failures[~absent], backoffs.failed, rng)
     return dataclasses.replace(kept, tries=tries, sends=sends), due
+
+
+def _delays(counts: npt.NDArray[np.uint32], backoff: Backoff, rng: random.Random) -> npt.NDArray[np.int64]:
+    """One draw for all that were tried equally often: they fall due together and travel together."""
+    distinct, place = np.unique(counts, return_inverse=True)
+    return np.array([backoff.delay_us(int(count), rng) for count in distinct], np.int64)[place]

@@ -5,13 +5,16 @@ from typing import Final
 
 from dispatcher.backoff import Backoff
 from dispatcher.batches import Batch, FreshBatch, Resolved, RetryBatch
-from dispatcher.latency import no_latencies
-from dispatcher.ledger import Entry, Ledger, Totals
+from dispatcher.claims import FileClaims
+from dispatcher.ledger import Entry, Ledger
 from dispatcher.reader import LogReader
 from dispatcher.retries import RetryQueue
 from dispatcher.retry_entries import pack_keys, pack_values
+from dispatcher.totals import Totals
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
+from photon.core.histogram import no_latencies
+from photon.core.logfiles import FileState
 from photon.core.logwriter import dead_letter_lines
 
 STORAGE_BACKOFF: Final = Backoff(100_000, 5_000_000)
@@ -23,9 +26,18 @@ class Recorder:
     """Used by one thread. `wait(tries)` sleeps after a failed commit, and is true when it is time to stop."""
 
     def __init__(
-        self, ledger: Ledger, reader: LogReader, retries: RetryQueue, wait: Callable[[int], bool]
+        self,
+        ledger: Ledger,
+        reader: LogReader,
+        retries: RetryQueue,
+        wait: Callable[[int], bool],
+        recorded: Callable[[Sequence[FileState]], None] = lambda _: None,
+        claims: FileClaims | None = None,
     ) -> None:
+        """`recorded` is told the states of files that are on disk; `claims`: None for a worker alone."""
         self._ledger = ledger
+        self._recorded = recorded
+        self._claims = claims
         self._reader = reader
         self._retries = retries
         self._wait = wait
@@ -48,7 +60,20 @@ class Recorder:
         if keys is None:
             return []
         self._retries.settled(removed, keys)
+        self._recorded(entry.files)
+        self._leave()
         return [batch for batch, _ in ready]
+
+    def _leave(self) -> None:
+        """Let go of files that are another worker's now and of which nothing is under way any more."""
+        if self._claims is None or not self._reader.left():
+            return
+        try:
+            self._reader.leave(self._claims.release)
+        except CorruptStateError:
+            raise
+        except StorageError as error:
+            self.storage_error = str(error)  # nothing was released; the driver comes again while files wait
 
     def _in_turn(self, group: Sequence[Finished]) -> list[Finished]:
         ready: list[Finished] = []
@@ -81,7 +106,7 @@ class Recorder:
         def due(sequence: int) -> list[bytes]:
             keys: list[bytes] = []
             for _, resolved in ready:
-                keys += pack_keys(resolved.due_us, sequence + len(keys))
+                keys += pack_keys(resolved.due_us, sequence + len(keys), self._ledger.slot)
             return keys
 
         values = [v for _, r in ready if r.retries is not None for v in pack_values(r.retries)]

@@ -16,6 +16,7 @@ from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
 from dispatcher.pipeline import SEND, Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
+from dispatcher.window import Gate
 from joiner.client import ForeignColumns
 from photon.core.clock import Clock
 from photon.core.columns import join_lines
@@ -47,19 +48,24 @@ class Sender:
         rng: random.Random,
         wait: Callable[[float], bool],
         notice: Callable[[str], None],
+        gate: Gate,
     ) -> None:
-        """`registry`: None to send without looking up first."""
+        """`registry`: None to send without looking up first. `gate`: over requests to both."""
         self._registry = registry
         self._joiner = joiner
         self._clock = clock
         self._rng = rng
         self._wait = wait
         self._notice = notice
+        self._gate = gate
         self._lookup_at = float("-inf")
 
     def send(self, events: Events) -> Answer | None:
         """Verdicts of all events; None if it was time to stop before: then nothing is known of any."""
-        answer = Answer(self._look_up(events))
+        verdicts = self._look_up(events)
+        if verdicts is None:
+            return None
+        answer = Answer(verdicts)
         rows = np.flatnonzero(answer.verdicts == SEND)
         if not len(rows):
             return answer
@@ -67,6 +73,8 @@ class Sender:
         position, size, failures, strikes = 0, len(rows), 0, 0
         while position < len(rows):
             part = rows[position : position + size]
+            if not self._gate.enter(self._stopping):
+                return None
             try:
                 self._join(answer, part, unsent.take(np.arange(position, position + len(part))))
             except UnavailableError as error:
@@ -87,11 +95,17 @@ class Sender:
                 failures = 0
         return answer
 
-    def _look_up(self, events: Events) -> Verdicts:
-        """A lookup only saves work: when it fails, the joiner finds the duplicates itself."""
+    def _stopping(self) -> bool:
+        return self._wait(0)
+
+    def _look_up(self, events: Events) -> Verdicts | None:
+        """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""
         if self._registry is not None and self._clock.monotonic() >= self._lookup_at:
+            if not self._gate.enter(self._stopping):
+                return None
             try:
-                registered = self._registry.lookup(events.ids, events.times)
+                with self._gate.request():
+                    registered = self._registry.lookup(events.ids, events.times)
                 return judge_lookup(registered, len(events))
             except UnavailableError as error:
                 self._notice(f"registry: {error}; events are sent without looking them up")
@@ -99,7 +113,8 @@ class Sender:
         return np.full(len(events), SEND, np.uint8)
 
     def _join(self, answer: Answer, rows: Rows, part: Events) -> None:
-        said = self._joiner.join(_columns(part))
+        with self._gate.request():
+            said = self._joiner.join(_columns(part))
         answer.verdicts[rows] = judge_join(said.outcomes, len(part))
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())

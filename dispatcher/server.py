@@ -1,21 +1,30 @@
 """A dispatcher as a process: its parts wired together, and its status served."""
 
+import contextlib
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.driver import Driver
-from dispatcher.latency import EDGES_US
-from dispatcher.ledger import Ledger
+from dispatcher.adoption import adopt
+from dispatcher.claims import FileClaims
+from dispatcher.counts import all_read, counted, of_workers, read_totals
+from dispatcher.driver import Driver, Sharing, backoffs_of
+from dispatcher.inbox import Inbox
+from dispatcher.ledger import Group, Ledger
+from dispatcher.membership import Membership
 from dispatcher.ports import Joiner, Registry
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.retries import RetryQueue
 from dispatcher.sender import Sender
 from dispatcher.service import DispatcherService
+from dispatcher.stopped import Watch
+from dispatcher.totals import Totals
+from dispatcher.waiting import find_waiting
+from dispatcher.window import Gate, Window
 from photon.core.clock import Clock
-from photon.core.fates import Fate
-from photon.core.formats import JsonLines
+from photon.core.formats import Formats
 from photon.core.ids import IdPacker
 from photon.core.logfiles import check_patterns
 from photon.core.notices import Notices
@@ -23,15 +32,18 @@ from photon.core.settings import Settings
 from photon.wire import dispatcher_pb2_grpc
 from photon.wire.rpc import Server
 
+__all__ = ["DispatcherServer", "read_totals"]
+
 _RPC_WORKERS: Final = 2
 
 
 class DispatcherServer:
     """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
 
-    `directory` holds its state and is its own; `dead_letters` gets the events that end otherwise than joined
-    or duplicate; `drain`: the logs will grow no more. Constructing opens the state: UsageError for a pattern
-    that can never match, LockedError, CorruptStateError, DiskFullError.
+    `directory` holds its state: its own, or with 'dispatcher.workers' above 1 shared by so many processes,
+    each of which reads some of the files (paper 3.2). `dead_letters` gets the events that end otherwise than
+    joined or duplicate; `drain`: the logs will grow no more. Constructing opens the state: UsageError for a
+    pattern that can never match, LockedError, CorruptStateError, DiskFullError.
     """
 
     def __init__(
@@ -54,38 +66,55 @@ class DispatcherServer:
         self._identity = {"name": name, "datacenter": datacenter}
         self._drain = drain
         self._stopped = False
+        self._watch: Watch | None = None
         self._notices = Notices("dispatcher")
-        self._ledger = Ledger(directory, dead_letters, own.state_bytes_max)
-        self._reader = LogReader(
-            patterns,
-            directory / "spool",
-            JsonLines(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode())),
-            settings.logs,
-            own.batch_events_max,
-            clock,
-            self._ledger.files(),
-            drain,
-            self._notices.tell,
-        )
+        group = Group(own.workers, own.lease_s, clock, name) if own.workers > 1 else None
+        self._ledger = Ledger(directory, dead_letters, own.state_bytes_max, group)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._ledger.close)
+            sharing = self._shared(group) if group else None
+            inbox = Inbox(directory)
+            if group is None:
+                while adopt(self._ledger):
+                    pass  # of workers that there were once
+            states = self._ledger.files()
+            inbox.sweep(states)
+            self._reader = LogReader(
+                [*patterns, inbox.pattern],
+                directory / "spool",
+                Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode())).of,
+                settings.logs,
+                own.batch_events_max,
+                clock,
+                states,
+                drain,
+                inbox.notices(self._notices.tell),
+                sharing.claims if sharing else None,
+            )
+            self._gate = Gate(Window(own.batches_in_flight_max), clock)
 
-        def make_sender(wait: Callable[[float], bool]) -> Sender:
-            looked_up = registry if own.lookup_before_send else None
-            return Sender(looked_up, joiner, clock, rng, wait, self._notices.tell)
+            def make_sender(wait: Callable[[float], bool]) -> Sender:
+                looked_up = registry if own.lookup_before_send else None
+                return Sender(looked_up, joiner, clock, rng, wait, self._notices.tell, self._gate)
 
-        self._driver = Driver(
-            own,
-            settings.logs.poll_interval_ms / 1000,
-            self._ledger,
-            self._reader,
-            RetryQueue(self._ledger, own.retry_delay_ms_max * 1000, BATCH_BYTES_MAX),
-            make_sender,
-            clock,
-            rng,
-        )
+            self._driver = Driver(
+                own,
+                settings.logs.poll_interval_ms / 1000,
+                self._ledger,
+                self._reader,
+                RetryQueue(self._ledger, backoffs_of(own).delay_us_max, BATCH_BYTES_MAX),
+                make_sender,
+                clock,
+                rng,
+                self._notices.tell,
+                inbox.sweep,
+                sharing,
+            )
+            undo.pop_all()
         self._rpc = Server(listen, _RPC_WORKERS)
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-            DispatcherService(self.status),
+            DispatcherService(self.status, lambda ids: find_waiting(self._ledger, ids)),
             "photon.dispatcher.v1.Dispatcher",
         )
 
@@ -97,6 +126,8 @@ class DispatcherServer:
     def start(self) -> None:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
+        if self._watch:
+            self._watch.start()
         self._driver.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -112,40 +143,43 @@ class DispatcherServer:
             return
         self._stopped = True
         self._driver.stop()
+        self._reader.close()
         self._rpc.stop()
         self._ledger.close()
+        if self._watch:
+            self._watch.stop()
 
     def status(self) -> dict[str, Any]:
-        """Counts since the directory was made, and how it goes now. Plain values."""
+        """Counts of all workers since the directory was made, and how it goes now here. Plain values."""
+        totals, workers, drained = self._whole()
+        own = next((worker for worker in workers if worker["slot"] == self._ledger.slot), {})
         return {
             **self._identity,
-            **_counted(self._ledger),
+            **counted(totals),
             "in_flight": self._driver.in_flight,
-            "drained": self._drain and self._driver.idle,
+            "requests_max": self._gate.size,
+            "drained": drained,
+            "paused": self._driver.paused,
             "notices": self._notices.lines(),
             "unended": self._reader.unended(),
             "unreadable": self._reader.unreadable(),
             "storage_error": self._driver.storage_error,
+            "worker": own,
+            "workers": workers,
         }
 
+    def _whole(self) -> tuple[Totals, list[dict[str, Any]], bool]:
+        """Of the directory: totals, workers, and whether all is drained."""
+        if self._ledger.group is None or self._stopped:
+            own = {"slot": self._ledger.slot, "name": self._identity["name"], "process": os.getpid()}
+            drained = self._drain and self._driver.idle and self._ledger.group is None
+            return self._ledger.totals, [own | {"files": len(self._ledger.held)}], drained
+        at_rest = self._driver.at_rest
+        with self._ledger.file.read() as rows:
+            drained = self._drain and at_rest and all_read(rows)
+            return rows.known_state().totals, of_workers(rows), drained
 
-def read_totals(directory: Path, dead_letters: Path, bytes_max: int) -> dict[str, Any]:
-    """What a dispatcher that runs no more has counted, as in its status. LockedError if it still runs."""
-    ledger = Ledger(directory, dead_letters, bytes_max)
-    try:
-        return _counted(ledger)
-    finally:
-        ledger.close()
-
-
-def _counted(ledger: Ledger) -> dict[str, Any]:
-    totals = ledger.totals
-    fates = {fate.value: count for fate, count in totals.fates.items()}
-    return {
-        "foreign_events": totals.foreign_events,
-        "fates": fates,
-        "registered": totals.fates[Fate.JOINED] + totals.fates[Fate.DUPLICATE],
-        "pending": totals.foreign_events - sum(fates.values()),
-        "wasted_joins": totals.wasted_joins,
-        "latency_us": {"edges": EDGES_US.tolist(), "counts": totals.latencies},
-    }
+    def _shared(self, group: Group) -> Sharing:
+        assert self._ledger.marks is not None
+        self._watch = Watch(self._ledger.marks, group.lease_s, self._notices.tell)
+        return Sharing(FileClaims(self._ledger), Membership(self._ledger, group, self._notices.tell))

@@ -48,11 +48,15 @@ class Throttle:
         `pending` events wait for a retry, `in_flight` fresh ones may come to. When most fresh events fail, a
         batch is let through now and then: nothing else tells that new ones would fare better.
         """
-        if pending + in_flight >= self._retry_queue_events_max:
+        if self.full(pending, in_flight):
             return 0
         if pending < CATCHING_UP_EVENTS or not self._mostly_retried():
             return None
         return 1 if now >= self._probe_at else 0
+
+    def full(self, pending: int, in_flight: int) -> bool:
+        """No more events may wait for a retry."""
+        return pending + in_flight >= self._retry_queue_events_max
 
     @property
     def ahead_of_primaries(self) -> bool:

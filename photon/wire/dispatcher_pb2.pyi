@@ -13,3 +13,15 @@ class StatusResponse(_message.Message):
     JSON_FIELD_NUMBER: _ClassVar[int]
     json: bytes
     def __init__(self, json: _Optional[bytes] = ...) -> None: ...
+
+class PendingRequest(_message.Message):
+    __slots__ = ("ids",)
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    def __init__(self, ids: _Optional[bytes] = ...) -> None: ...
+
+class PendingResponse(_message.Message):
+    __slots__ = ("json",)
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    json: bytes
+    def __init__(self, json: _Optional[bytes] = ...) -> None: ...

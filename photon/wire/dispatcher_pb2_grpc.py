@@ -40,6 +40,11 @@ class DispatcherStub:
                 request_serializer=photon_dot_wire_dot_dispatcher__pb2.StatusRequest.SerializeToString,
                 response_deserializer=photon_dot_wire_dot_dispatcher__pb2.StatusResponse.FromString,
                 _registered_method=True)
+        self.Pending = channel.unary_unary(
+                '/photon.dispatcher.v1.Dispatcher/Pending',
+                request_serializer=photon_dot_wire_dot_dispatcher__pb2.PendingRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_dispatcher__pb2.PendingResponse.FromString,
+                _registered_method=True)
 
 
 class DispatcherServicer:
@@ -52,6 +57,12 @@ class DispatcherServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pending(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DispatcherServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -59,6 +70,11 @@ def add_DispatcherServicer_to_server(servicer, server):
                     servicer.Status,
                     request_deserializer=photon_dot_wire_dot_dispatcher__pb2.StatusRequest.FromString,
                     response_serializer=photon_dot_wire_dot_dispatcher__pb2.StatusResponse.SerializeToString,
+            ),
+            'Pending': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pending,
+                    request_deserializer=photon_dot_wire_dot_dispatcher__pb2.PendingRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_dispatcher__pb2.PendingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +105,33 @@ class Dispatcher:
             '/photon.dispatcher.v1.Dispatcher/Status',
             photon_dot_wire_dot_dispatcher__pb2.StatusRequest.SerializeToString,
             photon_dot_wire_dot_dispatcher__pb2.StatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pending(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.dispatcher.v1.Dispatcher/Pending',
+            photon_dot_wire_dot_dispatcher__pb2.PendingRequest.SerializeToString,
+            photon_dot_wire_dot_dispatcher__pb2.PendingResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,4 +1,7 @@
-"""A dispatcher in a process of its own, to be killed: `child ROOT REGISTRY JOINER SEED [drain]`."""
+"""A dispatcher in a process of its own, to be killed.
+
+`child ROOT REGISTRY JOINER SEED [drain] [workers=N]`
+"""
 
 import random
 import sys
@@ -12,12 +15,20 @@ from photon.core.clock import SystemClock
 from photon.wire.rpc import on_termination
 from tests.dispatcher.fakes import fast_settings
 
+LEASE_S = 1.0
 
-def main(root: Path, registry: str, joiner: str, seed: int, drain: bool) -> None:
+
+def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, workers: int) -> None:
     clock, rng = SystemClock(), random.Random(seed)
     server = DispatcherServer(
-        fast_settings(batch_events_max=40, batches_in_flight_max=3, request_timeout_s=5.0),
-        "d0",
+        fast_settings(
+            batch_events_max=40,
+            batches_in_flight_max=3,
+            request_timeout_s=5.0,
+            workers=workers,
+            lease_s=LEASE_S,
+        ),
+        f"d{seed}",
         "dc0",
         "127.0.0.1:0",
         root / "state",
@@ -29,13 +40,17 @@ def main(root: Path, registry: str, joiner: str, seed: int, drain: bool) -> None
         rng,
         drain,
     )
-    server.start()
     stopping = []
     on_termination(lambda: stopping.append(True))
+    server.start()
+    told = root / f"address-{seed}"
+    told.with_suffix(".new").write_text(server.address)
+    told.with_suffix(".new").rename(told)
     while not stopping and not server.wait(0) and not server.status()["drained"]:
         time.sleep(0.01)
     server.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "drain" in sys.argv)
+    group = [int(arg.removeprefix("workers=")) for arg in sys.argv if arg.startswith("workers=")]
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "drain" in sys.argv, *(group or [1]))

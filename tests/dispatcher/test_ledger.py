@@ -8,11 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-from dispatcher.latency import BUCKETS
-from dispatcher.ledger import Entry, Ledger, Totals
+from dispatcher.ledger import Entry, Ledger
 from dispatcher.retry_entries import pack_keys, pack_values
+from dispatcher.totals import Totals
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.core.fates import Fate
+from photon.core.histogram import BUCKETS
 from photon.core.logfiles import FileState
 from tests.dispatcher.fakes import some_events
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dispatcher.batches import Resolved
-from dispatcher.latency import no_latencies
 from dispatcher.ledger import Ledger
 from dispatcher.recorder import Recorder
 from dispatcher.retries import RetryQueue
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Fate
+from photon.core.histogram import no_latencies
 from photon.core.logwriter import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
 from tests.dispatcher.test_reader import Reading

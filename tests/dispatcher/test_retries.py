@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.latency import BUCKETS
-from dispatcher.ledger import Entry, Ledger, Totals
+from dispatcher.ledger import Entry, Ledger
 from dispatcher.retries import GATHER_US, RetryQueue
 from dispatcher.retry_entries import due_us_of, pack_keys, pack_values, unpack_values
+from dispatcher.totals import Totals
 from photon.core.fates import Fate
+from photon.core.histogram import BUCKETS
 from tests.dispatcher.fakes import click_number, some_events
 
 MANY_BYTES = 1 << 20

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher import pipeline
-from dispatcher.backoff import Backoff
-from dispatcher.latency import BUCKETS, EDGES_US, count_latencies
+from dispatcher.backoff import Backoff, Backoffs
 from dispatcher.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
+from photon.core.histogram import BUCKETS, EDGES_US, count_latencies
 from tests.dispatcher.fakes import some_events
 
 
@@ -80,7 +80,9 @@ def test_latencies_fall_into_the_bucket_whose_upper_edge_is_next():
 def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
     events = some_events(len(verdicts), tries=tries)
     column = np.array(verdicts, np.uint8)
-    resolved = pipeline.resolve(events, column, {}, Backoff(1_000, 8_000), 10_000, random.Random(1))
+    resolved = pipeline.resolve(
+        events, column, {}, Backoffs(Backoff(1_000, 8_000), Backoff(1_000, 8_000)), 10_000, random.Random(1)
+    )
     dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, pipeline.TOO_OLD)]
     again = [row for row, v in enumerate(verdicts) if v in (5, 6)]
     assert sum(resolved.fates.values()) + len(again) == len(verdicts)
@@ -99,13 +101,17 @@ def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
         tries + (verdicts[row] == Joined.RETRY_ABSENT) for row in again
     ]
     assert set(resolved.retries.sends.tolist()) == {1}
-    assert ((resolved.due_us > 10_000) & (resolved.due_us <= 11_000)).all()
+    full = [1_000 << tries if verdicts[row] == Joined.RETRY_ABSENT else 1_000 for row in again]
+    delays = resolved.due_us - 10_000
+    assert (np.array(full) / 2 <= delays).all() and (delays <= np.array(full)).all()
 
 
 def test_the_joiners_reason_stands_in_the_dead_letter_of_its_row():
     events = some_events(3)
     verdicts = np.array([Joined.JOINED, Joined.FILTERED, Joined.FILTERED], np.uint8)
-    resolved = pipeline.resolve(events, verdicts, {2: "a robot"}, Backoff(1, 1), 0, random.Random(1))
+    resolved = pipeline.resolve(
+        events, verdicts, {2: "a robot"}, Backoffs(Backoff(1, 1), Backoff(1, 1)), 0, random.Random(1)
+    )
     assert [letter.reason for letter in resolved.letters] == ["the adapter skipped it", "a robot"]
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from dispatcher.pipeline import REGISTERED, TOO_OLD
 from dispatcher.sender import HALVE_AFTER_FAILURES, LOOKUP_PAUSE_S, Sender
+from dispatcher.window import Gate, Window
 from photon.core.clock import ManualClock
 from photon.core.columns import split_ids
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
@@ -24,7 +25,15 @@ class Bench:
         self.waits: list[float] = []
         self.notices: list[str] = []
         self.waits_max = waits_max
-        self.sender = Sender(registry, joiner, self.clock, random.Random(3), self._wait, self.notices.append)
+        self.sender = Sender(
+            registry,
+            joiner,
+            self.clock,
+            random.Random(3),
+            self._wait,
+            self.notices.append,
+            Gate(Window(16), self.clock),
+        )
 
     def _wait(self, seconds: float) -> bool:
         self.waits.append(seconds)

@@ -1,0 +1,137 @@
+"""Where to begin to read the foreign logs when the state is lost or shall not count (paper 3.2.2).
+
+Writes the states of the files while no worker runs: from their starts, from their ends, or from the first
+event of a time on. What was counted and what waits for a retry stays as it is.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+
+from dispatcher.rows import FORMAT, LedgerFile, State
+from dispatcher.slots import hold_directory
+from photon.core.chunks import read_chunk
+from photon.core.clock import Clock
+from photon.core.columns import unpack_times
+from photon.core.errors import StorageError
+from photon.core.follow import LogFollower
+from photon.core.formats import Formats, LogFormat
+from photon.core.framing import LINES, framing_of
+from photon.core.ids import IdPacker
+from photon.core.logfiles import FileState, check_patterns
+from photon.core.settings import Logs, Settings
+
+Start = Literal["start", "now"] | int
+"""From a file's start, from its end as it is now, or from the first event whose time (us) is not before."""
+
+_STEP_BYTES: Final = 1 << 16
+
+
+def initialise(
+    directory: Path,
+    patterns: Sequence[str],
+    settings: Settings,
+    start: Start,
+    clock: Clock,
+    notice: Callable[[str], None] = lambda _: None,
+) -> dict[str, int]:
+    """File name -> offset from which it will be read, of all files that match now.
+
+    A file that was last changed before the time is passed whole, else it is read to find the place. `notice`
+    is told of files that can't be read: they stay as they were. LockedError while a worker runs; UsageError,
+    StorageError.
+    """
+    check_patterns(patterns)
+    lock = hold_directory(directory, alone=True)
+    try:
+        file = LedgerFile(directory, settings.dispatcher.state_bytes_max)
+        try:
+            return _initialise(file, directory / "spool", patterns, settings, start, clock, notice)
+        finally:
+            file.close()
+    finally:
+        lock.release()
+
+
+def _initialise(
+    file: LedgerFile,
+    spool: Path,
+    patterns: Sequence[str],
+    settings: Settings,
+    start: Start,
+    clock: Clock,
+    notice: Callable[[str], None],
+) -> dict[str, int]:
+    with file.read() as rows:
+        known = {state.number: state for state in rows.files()}
+    follower = LogFollower(patterns, spool, settings.logs, clock, known.values(), notice=notice)
+    known |= {state.number: state for state in follower.scan_if_due()}
+    formats = Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+    offsets = {}
+    for state in [state for state in known.values() if not state.gone]:
+        try:
+            offset = _offset(state, start, settings.logs, formats.of(state.name))
+        except (OSError, StorageError) as error:
+            notice(f"{state.name} cannot be read ({error}); it is left as it was")
+            continue
+        known[state.number] = follower.advanced(state.number, offset)
+        offsets[state.name] = offset
+    with file.write() as rows:
+        before = rows.state() or State(FORMAT)
+        numbers = [before.next_file, *(number + 1 for number in known)]
+        rows.put_state(dataclasses.replace(before, epoch=before.epoch + 1, next_file=max(numbers)))
+        for state in known.values():
+            rows.put_file(state)
+    return offsets
+
+
+def _offset(state: FileState, start: Start, logs: Logs, log_format: LogFormat) -> int:
+    if start == "start":
+        return 0
+    if start == "now" or os.stat(state.name).st_mtime_ns // 1_000 < start:
+        return _end(state, logs)
+    return _first_from(state, start, logs, log_format)
+
+
+def _end(state: FileState, logs: Logs) -> int:
+    """Where the last whole record ends."""
+    framing = framing_of(state.name)
+    if framing is LINES:
+        return _end_of_last_line(state.path)
+    offset = 0
+    while chunk := read_chunk(state.path, offset, logs.chunk_bytes, logs.line_bytes_max, framing=framing):
+        offset = chunk.end
+    return offset
+
+
+def _end_of_last_line(path: str) -> int:
+    with open(path, "rb", buffering=0) as file:
+        position = os.fstat(file.fileno()).st_size
+        while position > 0:
+            step = min(_STEP_BYTES, position)
+            newline = os.pread(file.fileno(), step, position - step).rfind(b"\n")
+            if newline >= 0:
+                return position - step + newline + 1
+            position -= step
+    return 0
+
+
+def _first_from(state: FileState, time_us: int, logs: Logs, log_format: LogFormat) -> int:
+    """Where the first event of the time begins (in blocks: its block); the end if there is none."""
+    framing, offset = framing_of(state.name), 0
+    while chunk := read_chunk(state.path, offset, logs.chunk_bytes, logs.line_bytes_max, framing=framing):
+        offset = chunk.end
+        if chunk.oversized:
+            continue
+        parsed = log_format.parse_foreign(chunk.data)
+        rows = np.flatnonzero(unpack_times(parsed.times) >= time_us)
+        if len(rows):
+            place = int(parsed.starts[rows[0]])
+            if parsed.units is not None:
+                place = int(parsed.units[np.searchsorted(parsed.units, place, "right") - 1])
+            return chunk.start + place
+    return offset

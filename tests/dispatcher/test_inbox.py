@@ -1,0 +1,143 @@
+"""Events that are fed in again, and what is known of events that wait."""
+
+import pytest
+
+from dispatcher.client import DispatcherClient
+from dispatcher.inbox import Inbox
+from photon.core.fates import Joined
+from photon.core.ids import IdPacker
+from tests.dispatcher.fakes import Site, clicks, fast_settings, until
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+@pytest.fixture
+def running(site):
+    servers = []
+
+    def start(*args, **kwargs):
+        servers.append(site.server(*args, **kwargs))
+        servers[-1].start()
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def feed(site, name: str, data: bytes):
+    """As `photon dead-letters replay` does."""
+    path = site.root / "state" / "inbox" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").rename(path)
+    return path
+
+
+def test_what_is_put_into_the_inbox_is_read_and_the_file_is_deleted_when_all_of_it_is_recorded(site, running):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    server = running()
+    until(lambda: server.status()["fates"]["joined"] == 10)
+    path = feed(site, "again.jsonl", clicks(10, 500) + b"bad\n")
+    until(lambda: not path.exists())
+    status = server.status()
+    assert (status["fates"]["joined"], status["fates"]["malformed"]) == (500, 1)
+    assert (site.logs / "a.jsonl").exists()
+    second = feed(site, "again.jsonl", clicks(500, 600))
+    until(lambda: not second.exists())
+    assert server.status()["fates"]["joined"] == 600
+    until(lambda: server.status()["worker"]["files"] == 1)
+    assert server.status()["notices"] == []
+
+
+def test_a_file_in_the_inbox_stays_while_any_of_it_is_unrecorded_and_an_empty_one_goes(site, running):
+    def refuse(_events):
+        from photon.core.errors import UnavailableError
+
+        raise UnavailableError("gone")
+
+    site.joiner.before = refuse
+    path, empty = feed(site, "again.jsonl", clicks(0, 100)), feed(site, "empty.jsonl", b"")
+    server = running()
+    until(lambda: server.status()["in_flight"] == 100 and not empty.exists())
+    assert path.exists()
+    server.stop()
+    assert path.exists()
+    site.joiner.before = lambda _: None
+    server = running()
+    until(lambda: not path.exists())
+    assert server.status()["foreign_events"] == 100
+
+
+def test_a_file_that_was_recorded_before_a_crash_is_deleted_at_the_next_start_and_not_read_again(
+    site, running, monkeypatch
+):
+    path = feed(site, "again.jsonl", clicks(0, 100))
+    with monkeypatch.context() as crash:
+        crash.setattr(Inbox, "sweep", lambda _self, _states: None)
+        server = running()
+        until(lambda: server.status()["foreign_events"] == 100)
+        server.stop()
+    assert path.exists()
+    assert site.drain()["foreign_events"] == 100
+    assert not path.exists()
+
+
+def test_a_directory_whose_name_looks_like_a_pattern_has_an_inbox_too(tmp_path):
+    root = tmp_path / "run[1]*"
+    root.mkdir()
+    site = Site(root)
+    path = feed(site, "again.jsonl", clicks(0, 3))
+    server = site.server(patterns=[str(tmp_path)])
+    server.start()
+    until(lambda: not path.exists())
+    server.stop()
+    assert len(site.joiner.handed) == 3
+
+
+def test_what_is_known_of_events_that_wait_is_told_for_each_id(site, running):
+    site.joiner.answer = lambda line, _tries: (
+        (Joined.RETRY_ABSENT if b"click-3" in line else Joined.JOINED),
+        None,
+    )
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 10))
+    server = running(fast_settings(absent_delay_ms_max=50))
+    client = DispatcherClient(server.address)
+    ids = IdPacker(b"photon").pack(["click-2", "click-3", "click-99"])
+    until(lambda: (client.pending(ids)[1] or {}).get("tries", 0) >= 3)
+    joined, waits, unknown = client.pending(ids)
+    assert joined is None and unknown is None
+    assert waits["sends"] >= waits["tries"] >= 3
+    assert (waits["file"], waits["offset"], waits["worker"]) == (str(path), len(clicks(0, 3)), 0)
+    assert waits["due_us"] > waits["waiting_since_us"] > 0
+    assert client.pending(b"") == []
+    client.close()
+
+
+def test_all_waiting_events_are_found_however_many_pages_that_takes(site, running, monkeypatch):
+    monkeypatch.setattr("dispatcher.waiting.SCANNED_MAX", 7)
+    site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 100))
+    server = running(fast_settings(retry_delay_ms_min=60_000, retry_delay_ms_max=60_000))
+    until(lambda: server.status()["pending"] == 100)
+    client = DispatcherClient(server.address)
+    found = client.pending(IdPacker(b"photon").pack([f"click-{n}" for n in range(101)]))
+    assert [entry is not None for entry in found] == [True] * 100 + [False]
+    client.close()
+
+
+def test_a_full_retry_queue_that_pauses_reading_is_told(site, running):
+    answers = [Joined.RETRY_ABSENT]
+    site.joiner.answer = lambda _line, _tries: (answers[0], None)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 2_000))
+    server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, retry_queue_events_max=300))
+    until(lambda: server.status()["paused"])
+    assert "'retry_queue_events_max' is 300" in server.status()["paused"]
+    assert any("dispatcher.retry_queue_events_max" in notice for notice in server.status()["notices"])
+    answers[0] = Joined.JOINED
+    until(lambda: server.status()["fates"]["joined"] == 2_000)
+    until(lambda: server.status()["paused"] is None)

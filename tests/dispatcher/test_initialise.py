@@ -1,0 +1,95 @@
+"""Beginning anew where the state is lost: from the start, from now, from a time (paper 3.2.2)."""
+
+import gzip
+import os
+
+import pytest
+
+from dispatcher.initialise import initialise
+from photon.core.clock import SystemClock
+from photon.core.errors import LockedError, UsageError
+from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, until
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Site(tmp_path)
+
+
+def initialised(site, start):
+    told = []
+    patterns = [str(site.logs / "*")]
+    found = initialise(site.root / "state", patterns, fast_settings(), start, SystemClock(), told.append)
+    return {os.path.basename(name): offset for name, offset in found.items()}, told
+
+
+def read_then(site, more=None) -> set[int]:
+    """The clicks that a dispatcher reads from there."""
+    server = site.server(patterns=[str(site.logs / "*")], drain=True)
+    server.start()
+    until(lambda: server.status()["drained"])
+    assert adds_up(server.status())
+    server.stop()
+    return {click_number(line) for line in site.joiner.handed}
+
+
+def test_from_now_only_what_is_written_later_is_read_and_a_torn_line_as_it_is_whole(site):
+    path, text = site.logs / "a.jsonl", clicks(0, 10)
+    path.write_bytes(text[:-7])
+    (site.logs / "b.jsonl").write_bytes(clicks(50, 60))
+    offsets, _ = initialised(site, "now")
+    assert offsets == {"a.jsonl": len(clicks(0, 9)), "b.jsonl": len(clicks(50, 60))}
+    path.write_bytes(text + clicks(10, 12))
+    (site.logs / "c.jsonl").write_bytes(clicks(100, 103))
+    assert read_then(site) == {9, 10, 11, 100, 101, 102}
+
+
+def test_from_a_time_on_each_file_is_read_from_its_first_event_of_that_time(site):
+    for number, low in enumerate((0, 500, 990, 2000)):
+        (site.logs / f"{number}.jsonl").write_bytes(b"bad\n" + clicks(low, low + 1000))
+    offsets, _ = initialised(site, 1_000_000 + 1_200)
+    assert offsets["0.jsonl"] == len(b"bad\n" + clicks(0, 1000))
+    assert offsets["1.jsonl"] == len(b"bad\n" + clicks(500, 1200))
+    assert offsets["3.jsonl"] == len(b"bad\n")
+    assert read_then(site) == set(range(1200, 1990)) | set(range(2000, 3000))
+
+
+def test_a_file_last_changed_before_the_time_is_passed_unread(site):
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 10))
+    os.utime(path, ns=(0, 1_000_000_000))
+    offsets, _ = initialised(site, 1_000_005)
+    assert offsets == {"a.jsonl": len(clicks(0, 10))}
+    os.utime(path)
+    offsets, _ = initialised(site, 1_000_005)
+    assert offsets == {"a.jsonl": len(clicks(0, 5))}
+
+
+def test_the_time_is_found_in_files_of_many_chunks_and_in_compressed_ones(site):
+    text = clicks(0, 30_000)
+    (site.logs / "a.jsonl").write_bytes(text)
+    (site.logs / "b.jsonl.gz").write_bytes(gzip.compress(text))
+    offsets, _ = initialised(site, 1_000_000 + 29_990)
+    assert set(offsets.values()) == {len(clicks(0, 29_990))}
+    assert read_then(site) == set(range(29_990, 30_000))
+
+
+def test_an_existing_state_goes_back_to_the_start_and_its_counts_stay(site):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    assert read_then(site) == set(range(10))
+    site.joiner.handed.clear()
+    assert read_then(site) == set()
+    assert initialised(site, "start") == ({"a.jsonl": 0}, [])
+    assert read_then(site) == set(range(10))
+    server = site.server()
+    assert server.status()["foreign_events"] == 20
+    server.stop()
+
+
+def test_it_refuses_while_a_dispatcher_runs_and_names_a_directory_that_is_not_there(site):
+    server = site.server()
+    with pytest.raises(LockedError):
+        initialised(site, "now")
+    server.stop()
+    with pytest.raises(UsageError):
+        initialise(site.root / "state", [str(site.root / "x" / "*")], fast_settings(), "now", SystemClock())
