@@ -46,7 +46,7 @@ class InstantEventStore:
     def __init__(self, lines: list[bytes]) -> None:
         self._lines = lines
 
-    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
+    def lookup(self, ids: bytes, timeout_s: float | None = None) -> tuple[bytes, list[bytes]]:
         return bytes([Found.FOUND]) * len(self._lines), self._lines
 
 

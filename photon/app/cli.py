@@ -18,12 +18,19 @@ _COMMANDS: Final = {
     "demo": ("photon.app.demo", "Join 328,521 real departures with the weather, in two datacenters."),
     "bench": ("photon.app.bench", "Measure catch-up, steady rate and live latency on this machine."),
     "status": ("photon.app.status", "Show what every process of a running system says of itself."),
+    "explain": ("photon.app.explain_cli", "Say all that is known of one foreign event."),
+    "dead-letters": (
+        "photon.app.dead_letters_cli:dead_letters",
+        "List, show and replay what was not joined.",
+    ),
     "verify": ("spark.cli", "Account for every foreign event of a run, from its logs (needs Java)."),
+    "adapter": ("photon.app.adapter_cli:adapter", "Try an adapter on sample lines (`adapter test`)."),
+    "convert": ("photon.app.convert", "Convert logs between JSON lines and the binary format."),
     "reshard": ("photon.app.registry_cli:reshard", "Change the number of shards of the IdRegistry."),
     "registry": ("photon.app.roles_cli:registry", "The IdRegistry (`registry serve`, `replace`, `scan`)."),
     "eventstore": ("photon.app.roles_cli:eventstore", "The EventStore (`eventstore serve`)."),
     "joiner": ("photon.app.roles_cli:joiner", "The joiner (`joiner serve`)."),
-    "dispatcher": ("photon.app.roles_cli:dispatcher", "The dispatcher (`dispatcher serve`)."),
+    "dispatcher": ("photon.app.roles_cli:dispatcher", "The dispatcher (`dispatcher serve`, `init`)."),
 }
 
 

@@ -1,12 +1,15 @@
 """What a person sees: progress on a terminal, the summary, notices. Nothing here decides anything."""
 
+import sys
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+# Rich takes long to import and is of use on a terminal only.
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _ROWS = ("foreign_events", "joined", "duplicate", "unjoinable", "filtered", "expired", "malformed", "pending")
 
@@ -15,24 +18,10 @@ class RunDisplay:
     """Progress of a run on stderr, only where that is a terminal; notices there in any case."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
         self._progress: Progress | None = None
-        self._task: TaskID | None = None
         self._told: set[str] = set()
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[rate]}/s  pending {task.fields[pending]}"),
-                TimeElapsedColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._progress.start()
-            self._task = self._progress.add_task("starting", total=None, rate="-", pending="-")
         return self
 
     def __exit__(
@@ -42,21 +31,47 @@ class RunDisplay:
             self._progress.stop()
 
     def update(self, counts: Mapping[str, Any], per_second: float) -> None:
-        if self._progress is not None and self._task is not None:
-            self._progress.update(
-                self._task,
-                description="joining",
-                completed=counts["foreign_events"] - counts["pending"],
-                total=max(1, counts["foreign_events"]),
-                rate=f"{per_second:,.0f}",
-                pending=f"{counts['pending']:,}",
-            )
+        if not sys.stderr.isatty():
+            return
+        if self._progress is None:
+            self._progress = _make_progress()
+            self._progress.start()
+        self._progress.update(
+            self._progress.task_ids[0],
+            description="joining",
+            completed=counts["foreign_events"] - counts["pending"],
+            total=max(1, counts["foreign_events"]),
+            rate=f"{per_second:,.0f}",
+            pending=f"{counts['pending']:,}",
+        )
 
     def notice(self, text: str) -> None:
         """A line for the person, each text once."""
-        if text not in self._told:
-            self._told.add(text)
-            self._console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
+        if text in self._told:
+            return
+        self._told.add(text)
+        line = f"photon: {text}"
+        if self._progress is None:
+            click.echo(line, err=True)
+        else:  # above the bar
+            self._progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _make_progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}/s  pending {task.fields[pending]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    progress.add_task("starting", total=None, rate="-", pending="-")
+    return progress
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:

@@ -1,19 +1,21 @@
 """The local cluster behind `photon join`: starts every process, watches the run, stops, sums up."""
 
 import contextlib
+import itertools
 import json
 import random
-import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from joiner.output_files import count_joined
+from photon.app.cluster import JoinJob, LocalCluster, plan
 from photon.app.console import RunDisplay
-from photon.app.ports import free_ports
+from photon.app.launching import Launcher
+from photon.app.nursery import Nursery
 from photon.app.preflight import (
     RegistryMemory,
     check_apart,
@@ -22,38 +24,30 @@ from photon.app.preflight import (
     check_names,
     check_same_run,
 )
-from photon.app.registry_disks import DiskWatch
 from photon.app.registry_members import Replacing, members_of
-from photon.app.statuses import StatusReader
-from photon.app.summary import count_lines, merge_fates, percentiles_ms
-from photon.app.supervisor import Supervisor
-from photon.app.topology import DATACENTER_NAMES, Pipeline, Replica, Topology, write_topology
+from photon.app.summary import furthest, merge_fates, percentiles_ms
+from photon.app.supervisor import PortTakenError
+from photon.app.topology import DATACENTER_NAMES, PIPELINE_ROLES, Pipeline, Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError
 from photon.core.fates import Fate
 from photon.core.logfiles import check_patterns
-from photon.core.settings import Settings, load_settings, to_document
+from photon.core.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from photon.app.statuses import StatusReader
 
 POLL_S: Final = 0.05
+PORT_TRIES_MAX: Final = 5
 STALL_S: Final = 120.0
 """A drain in which nothing moves for so long ends with status 1; it can be resumed."""
 
 
+__all__ = ["JoinJob", "StalledError", "run_join"]
+
+
 class StalledError(PhotonError):
     """Nothing has moved for long; what was done is safe and the run can be resumed."""
-
-
-@dataclass(frozen=True, slots=True)
-class JoinJob:
-    """What `photon join` was asked for."""
-
-    primary: list[str]
-    foreign: list[str]
-    out: Path
-    config: Path | None
-    work: Path
-    datacenters: int = 1
-    follow: bool = False
 
 
 def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
@@ -61,108 +55,59 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
     began = time.monotonic()
     settings = load_settings(job.config)
     _check(job, settings)
-    with _locked(job.work), _locked(job.out / "joined"), _termination() as told_to_stop:
-        topology = plan(job, settings, random.Random())
-        joined_before = sum(_joined_lines(topology).values())
-        check_same_run(job.work, job.out, settings, DATACENTER_NAMES[: job.datacenters], joined_before)
-        cluster = LocalCluster(topology, job.work)
-        lost = members_of(job.work, settings.registry.replicas).lost
-        replacing = Replacing(topology, lost, cluster.supervisor.notices.append)
-        try:
-            cluster.start()
-            replacing.start()
-            reader = StatusReader(topology)
-            # Ids that are forgotten on purpose are not missed.
-            _await_memory(
-                job, cluster, reader, told_to_stop, 0 if settings.registry.retention_days else joined_before
-            )
-            cluster.start_dispatchers()
-            run = _watch(job, cluster, reader, display, told_to_stop, began)
-            replacing.stop()
-            cluster.stop()
-        except BaseException:
-            replacing.stop()
-            cluster.kill()
-            raise
-        return _summary(topology, run, joined_before, display)
+    with (
+        _locked(job.work),
+        _locked(job.out / "joined"),
+        _termination() as told_to_stop,
+        _nursery() as nursery,
+    ):
+        joined_before = sum(_joined_lines(job.out).values())
+        names = DATACENTER_NAMES[: job.datacenters]
+        check_same_run(job.work, job.out, settings, names, joined_before)
+        # Ids that are forgotten on purpose are not missed.
+        remembered = 0 if settings.registry.retention_days else joined_before
+        for tries in itertools.count(1):
+            topology = plan(job, settings, random.Random())
+            try:
+                run = _run(job, topology, nursery, display, told_to_stop, remembered, began)
+                return _summary(topology, run, joined_before, display)
+            except PortTakenError as error:
+                # Another program was quicker. What was done is safe, as after any other end of a run.
+                if tries >= PORT_TRIES_MAX:
+                    raise
+                display.notice(f"{error}; starting again on other ports")
+    raise AssertionError
 
 
-class LocalCluster:
-    """All processes of a topology under one supervisor."""
+def _run(
+    job: JoinJob,
+    topology: Topology,
+    launcher: Launcher,
+    display: RunDisplay,
+    told_to_stop: Sequence[int],
+    remembered: int,
+    began: float,
+) -> "_Run":
+    """`remembered`: as many ids must the registry know. PortTakenError: again, on other ports."""
+    from photon.app.statuses import StatusReader  # while the nursery imports the same
 
-    def __init__(self, topology: Topology, work: Path) -> None:
-        self._topology = topology
-        self._path = work / "topology.json"
-        write_topology(topology, self._path)
-        self.supervisor = Supervisor(work / "logs")
-        self._disks = DiskWatch(work / "registry", [replica.name for replica in topology.replicas])
-
-    def start(self) -> None:
-        """Everything at once but the dispatchers: each waits for whom it needs."""
-        for replica in self._topology.replicas:
-            has_lost_disk = partial(self._disks.has_lost, replica.name)
-            self._serve("registry", f"registry-{replica.name}", replica.name, has_lost_disk)
-        for role in ("eventstore", "joiner"):
-            for pipeline in self._topology.pipelines:
-                self._serve(role, f"{role}-{pipeline.datacenter}", pipeline.datacenter)
-
-    def poll(self) -> None:
-        """Restart what died, tell who lost its disk. ProcessFailedError, CorruptStateError: it is over."""
-        self.supervisor.notices += self._disks.look()
-        self.supervisor.poll()
-
-    def start_dispatchers(self) -> None:
-        for pipeline in self._topology.pipelines:
-            self._serve("dispatcher", f"dispatcher-{pipeline.datacenter}", pipeline.datacenter)
-
-    def stop(self) -> None:
-        """Down the stream, so that nobody loses whom it still needs."""
-        names = list(self.supervisor.children)
-        tiers = [[n for n in names if n.startswith(role)] for role in ("dispatcher", "joiner")]
-        self.supervisor.stop([*tiers, [n for n in names if n.startswith(("eventstore", "registry"))]])
-
-    def kill(self) -> None:
-        self.supervisor.kill()
-
-    def _serve(self, role: str, child: str, name: str, stays_down: Callable[[], bool] | None = None) -> None:
-        arguments = [role, "serve", "--topology", str(self._path), "--name", name]
-        self.supervisor.start(child, arguments, stays_down)
-
-
-def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
-    """Addresses and directories for every process, ports chosen free."""
-    names = DATACENTER_NAMES[: job.datacenters]
-    members = members_of(job.work, settings.registry.replicas)
-    ports = iter(free_ports(2 * len(members.names) + 3 * len(names), rng))
-    return Topology(
-        settings=to_document(settings),
-        primary=[_absolute(pattern) for pattern in job.primary],
-        foreign=[_absolute(pattern) for pattern in job.foreign],
-        output=str(job.out.absolute()),
-        secret=secrets.token_hex(32),
-        drain=not job.follow,
-        replicas=[
-            Replica(
-                name=name,
-                grpc=f"127.0.0.1:{next(ports)}",
-                raft_host="127.0.0.1",
-                raft_port=next(ports),
-                directory=str(job.work.absolute() / "registry" / name),
-                joining=name in members.joining,
-            )
-            for name in members.names
-        ],
-        pipelines=[
-            Pipeline(
-                datacenter=name,
-                eventstore=f"127.0.0.1:{next(ports)}",
-                joiner=f"127.0.0.1:{next(ports)}",
-                dispatcher=f"127.0.0.1:{next(ports)}",
-                directory=str(job.work.absolute() / name),
-            )
-            for name in names
-        ],
-    )
+    cluster = LocalCluster(topology, job.work, launcher)
+    lost = members_of(job.work, len(topology.replicas)).lost
+    replacing = Replacing(topology, lost, cluster.supervisor.notices.append)
+    try:
+        cluster.start()
+        replacing.start()
+        reader = StatusReader(topology)
+        _await_memory(job, cluster, reader, told_to_stop, remembered)
+        cluster.start_dispatchers()
+        run = _watch(job, cluster, reader, display, told_to_stop, began)
+        replacing.stop()
+        cluster.stop()
+    except BaseException:
+        replacing.stop()
+        cluster.kill()
+        raise
+    return run
 
 
 @dataclass(slots=True)
@@ -177,7 +122,11 @@ class _Run:
 
 
 def _await_memory(
-    job: JoinJob, cluster: LocalCluster, reader: StatusReader, told_to_stop: Sequence[int], joined_lines: int
+    job: JoinJob,
+    cluster: LocalCluster,
+    reader: "StatusReader",
+    told_to_stop: Sequence[int],
+    joined_lines: int,
 ) -> None:
     """Return once the registry is known to remember what was joined; CorruptStateError if it does not."""
     memory = RegistryMemory(joined_lines, job.work)
@@ -196,7 +145,7 @@ def _await_memory(
 def _watch(
     job: JoinJob,
     cluster: LocalCluster,
-    reader: StatusReader,
+    reader: "StatusReader",
     display: RunDisplay,
     told_to_stop: Sequence[int],
     began: float,
@@ -210,18 +159,18 @@ def _watch(
         now = time.monotonic()
         for name, status in reader.named():
             _tell(display, name, status)
-        counts = merge_fates(dispatchers, sum(j.get("joined", 0) for j in joiners))
+        counts = merge_fates(furthest(dispatchers), sum(j.get("joined", 0) for j in joiners))
         display.update(counts, counts["joined"] / (now - began))
-        answered = len(dispatchers) == len(eventstores) == len(joiners) == job.datacenters
+        answered = not reader.silent(PIPELINE_ROLES)
         # What a joiner still has in hand may yet be written.
         at_work = any(j["in_flight"] or j["unresolved"] for j in joiners)
         drained = answered and not at_work and all(d["drained"] for d in dispatchers)
         if told_to_stop or (drained and not job.follow):
             _tell_unended(display, [*dispatchers, *eventstores])
-            unread = {file for status in (*dispatchers, *eventstores) for file in status["unreadable"]}
+            unread = {f for status in (*dispatchers, *eventstores) for f in status.get("unreadable", ())}
             return _Run(eventstores, unread, cluster.supervisor.restarts(), now - began)
         seen = json.dumps([[d["foreign_events"], d["fates"]] for d in dispatchers]) + json.dumps(
-            [[e["primary_events"], e["caught_up"]] for e in eventstores]
+            [[e.get("primary_events"), e.get("caught_up")] for e in eventstores]
         )
         seen += str(_unpacking(job.work))
         if seen != last_seen:
@@ -232,9 +181,9 @@ def _watch(
 
 
 def _unpacking(work: Path) -> int:
-    """Bytes written so far of .gz logs that are being unpacked: slow, but not a stall."""
+    """Bytes of compressed logs that are unpacked, or being unpacked: slow, but not a stall."""
     written = 0
-    for path in work.glob("*/*/spool/*.partial"):
+    for path in work.glob("*/*/spool/*"):
         with contextlib.suppress(FileNotFoundError):
             written += path.stat().st_size
     return written
@@ -242,9 +191,9 @@ def _unpacking(work: Path) -> int:
 
 def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> None:
     for status in statuses:
-        for file, size in status["unended"].items():
+        for file, size in status.get("unended", {}).items():
             display.notice(f"{file} ends in a partly written line ({size} bytes), left for the next run")
-        for file, reason in status["unreadable"].items():
+        for file, reason in status.get("unreadable", {}).items():
             display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
@@ -255,7 +204,7 @@ def _tell(display: RunDisplay, name: str, status: dict[str, Any]) -> None:
         display.notice(f"{name}: {status['storage_error']}")
 
 
-def _why_stalled(reader: StatusReader, seconds: float) -> str:
+def _why_stalled(reader: "StatusReader", seconds: float) -> str:
     reasons = [
         f"{name}: {status['storage_error']}" for name, status in reader.named() if status.get("storage_error")
     ]
@@ -275,7 +224,7 @@ def _why_stalled(reader: StatusReader, seconds: float) -> str:
 
 
 def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisplay) -> dict[str, Any]:
-    per_datacenter = _joined_lines(topology)
+    per_datacenter = _joined_lines(Path(topology.output))
     joined = sum(per_datacenter.values())
     new = joined - joined_before
     seconds = run.seconds
@@ -294,8 +243,8 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
         "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
         "joined_this_run": new,
         "joined_by_datacenter": per_datacenter,
-        "primary_events": max((e["primary_events"] for e in run.eventstores), default=0),
-        "primary_malformed": max((e["malformed"] for e in run.eventstores), default=0),
+        "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
+        "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),
         "unread_files": sorted(run.unread),
         "restarts": run.restarts,
     }
@@ -303,32 +252,40 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
 
 def _ledger(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
     """What a dispatcher that has ended left on disk: the truth, however it ended."""
-    from dispatcher.server import read_totals
+    from dispatcher.counts import read_totals
 
     bytes_max = topology.checked_settings().dispatcher.state_bytes_max
     letters = topology.dead_letters_directory(pipeline.datacenter)
     return read_totals(Path(pipeline.directory) / "dispatcher", letters, bytes_max)
 
 
-def _joined_lines(topology: Topology) -> dict[str, int]:
+def _joined_lines(out: Path) -> dict[str, int]:
     """Datacenter -> lines in its joined logs; also of those that an earlier run had and this one has not."""
-    directory = Path(topology.output) / "joined"
-    return {path.name: count_lines(path) for path in sorted(directory.iterdir()) if path.is_dir()}
+    return {path.name: count_joined(path) for path in sorted((out / "joined").iterdir()) if path.is_dir()}
 
 
 def _check(job: JoinJob, settings: Settings) -> None:
     """Everything that can be known to be wrong before a process is started."""
-    check_names([*job.primary, *job.foreign, str(job.out.absolute()), str(job.work.absolute())])
+    check_names(
+        [
+            *job.primary,
+            *job.foreign,
+            str(job.out.absolute()),
+            str(job.work.absolute()),
+            *settings.joiner.output_roots,
+        ]
+    )
     check_patterns([*job.primary, *job.foreign])
     if not job.follow:
         check_matches(job.primary)
     names = DATACENTER_NAMES[: job.datacenters]
-    check_apart([*job.primary, *job.foreign], job.out, job.work, names)
+    roots = settings.joiner.output_roots
+    check_apart([*job.primary, *job.foreign], job.out, job.work, names, roots)
     if settings.adapter.use:
         from joiner.adapter import load_adapter
 
         load_adapter(settings.adapter.use)
-    check_directories((job.out, job.work))
+    check_directories((job.out, job.work, *map(Path, roots)))
 
 
 def _locked(directory: Path) -> DirectoryLock:
@@ -338,6 +295,15 @@ def _locked(directory: Path) -> DirectoryLock:
         raise LockedError(
             f"another photon runs on {directory}; wait for it or name another --work and --out"
         ) from error
+
+
+@contextlib.contextmanager
+def _nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    try:
+        yield nursery
+    finally:
+        nursery.close()
 
 
 @contextlib.contextmanager
@@ -356,7 +322,3 @@ def _termination() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _absolute(pattern: str) -> str:
-    return str(Path.cwd() / pattern)

@@ -1,15 +1,11 @@
-"""The machine a measurement was taken on, and the memory of a tree of processes."""
+"""The machine a measurement was taken on."""
 
 import contextlib
 import os
 import platform
-import threading
 from pathlib import Path
-from typing import Final
 
 import psutil
-
-SAMPLE_S: Final = 0.2
 
 
 def describe_machine() -> dict[str, object]:
@@ -29,32 +25,3 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.machine()
-
-
-class MemoryPeak:
-    """Samples the proportional memory (PSS: shared pages counted once) of a process and all below it."""
-
-    def __init__(self, pid: int) -> None:
-        self._root = psutil.Process(pid)
-        self._stop = threading.Event()
-        self.peak_bytes = 0
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> int:
-        """The highest sum seen, bytes."""
-        self._stop.set()
-        self._thread.join()
-        return self.peak_bytes
-
-    def _sample(self) -> None:
-        while not self._stop.wait(SAMPLE_S):
-            with contextlib.suppress(psutil.Error):
-                processes = [self._root, *self._root.children(recursive=True)]
-                self.peak_bytes = max(self.peak_bytes, sum(map(_pss, processes)))
-
-
-def _pss(process: psutil.Process) -> int:
-    with contextlib.suppress(psutil.Error):
-        return int(process.memory_full_info().pss)
-    return 0

@@ -6,6 +6,7 @@ resumed on one that remembers at least what stands in the joined logs.
 
 import glob
 import hashlib
+import itertools
 import json
 import os
 import secrets
@@ -48,15 +49,27 @@ def check_directories(directories: Sequence[Path]) -> None:
             raise UsageError(f"{directory}: not writable; name a directory you can write")
 
 
-def check_apart(patterns: Sequence[str], out: Path, work: Path, datacenters: Sequence[str]) -> None:
-    """UsageError if a pattern matches what this run will write: it would feed on its own output for ever."""
+def check_apart(
+    patterns: Sequence[str], out: Path, work: Path, datacenters: Sequence[str], roots: Sequence[str] = ()
+) -> None:
+    """UsageError if a pattern matches what this run will write: it would feed on its own output for ever.
+
+    `roots`: more directories that get the joined logs.
+    """
     written = [work / "logs" / "registry-r0.log"]
     for name in datacenters:
+        for root in (out, *map(Path, roots)):
+            written += [
+                root / "joined" / name / f"joiner-{name}{which}-000000{suffix}"
+                for which, suffix in itertools.product(("", "-1"), (".jsonl", ".parquet"))
+            ]
+            written.append(root / "joined" / name / f"joiner-{name}.manifest")
         written += [
-            out / "joined" / name / f"joiner-{name}-000000.jsonl",
             out / "dead-letters" / name / "foreign-000000.jsonl",
+            out / "dead-letters" / name / "foreign-w1-000000.jsonl",
             out / "dead-letters" / name / "primary-000000.jsonl",
             work / name / "dispatcher" / "spool" / "0.log",
+            work / name / "dispatcher" / "inbox" / "replay-0.jsonl",
         ]
     for pattern in patterns:
         whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
@@ -86,6 +99,7 @@ def check_same_run(
     `joined_lines`: in the output. SettingsError, UsageError, CorruptStateError, StorageError.
     """
     path, mark = work / "run.json", out / "joined" / "run"
+    datacenters, joiners = list(datacenters), settings.joiner.processes
     now = {
         "registry.shards": settings.registry.shards,
         "registry.replicas": settings.registry.replicas,
@@ -100,13 +114,15 @@ def check_same_run(
             )
         identity = secrets.token_hex(8)
         home = os.path.relpath(out, work)
-        _write(path, {"run": identity, "output": home, "datacenters": datacenters, **now})
+        _write(path, {"run": identity, "output": home, "datacenters": datacenters, "joiners": joiners, **now})
     else:
-        before = _read(path, {"run", "output", "datacenters", *now})
+        before = _read(path, {"run", "output", "datacenters", "joiners", *now})
         identity = before["run"]
         _check_unchanged(work, before, now)
         _check_output(work, out, mark, before)
-        _check_datacenters(work, path, before, datacenters)
+        _check_as_many(work, before, datacenters, joiners)
+        if (datacenters, joiners) != (before["datacenters"], before["joiners"]):
+            _write(path, {**before, "datacenters": datacenters, "joiners": joiners})
         if joined_lines:
             _check_replicas(work, settings.registry.replicas)
     with storage_errors(mark):
@@ -135,16 +151,19 @@ def _check_output(work: Path, out: Path, mark: Path, before: Mapping[str, Any]) 
         )
 
 
-def _check_datacenters(work: Path, path: Path, before: dict[str, Any], datacenters: Sequence[str]) -> None:
-    """A datacenter that is left out may have registered what it has not written yet."""
+def _check_as_many(work: Path, before: Mapping[str, Any], datacenters: Sequence[str], joiners: int) -> None:
+    """A datacenter, or a joiner, that is left out may have registered what it has not written yet."""
     count = len(before["datacenters"])
     if len(datacenters) < count:
         raise UsageError(
             f"{work} was made with {count} datacenters, and one that is left out may have joins to finish; "
             f"use --datacenters {count}"
         )
-    if len(datacenters) > count:
-        _write(path, {**before, "datacenters": datacenters})
+    if joiners < before["joiners"]:
+        raise SettingsError(
+            f"{work} was made with {before['joiners']} joiners a datacenter, and one that is left out may "
+            f"have joins to finish; set joiner.processes = {before['joiners']}"
+        )
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:

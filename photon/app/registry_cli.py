@@ -100,7 +100,7 @@ def reshard(shards: int, at: str | None, work: Path | None, addresses: str | Non
         )
 
 
-def parse_time_us(text: str) -> int:
+def parse_time_us(text: str, option: str = "--at") -> int:
     """ISO 8601 (without a zone: local time) or seconds since 1970 -> us. UsageError."""
     try:
         seconds = float(text)
@@ -109,11 +109,11 @@ def parse_time_us(text: str) -> int:
             seconds = datetime.fromisoformat(text).timestamp()
         except ValueError as error:
             raise UsageError(
-                f"--at {text}: give a time as 2026-01-31T12:00:00+00:00, or in seconds since 1970"
+                f"{option} {text}: give a time as 2026-01-31T12:00:00+00:00, or in seconds since 1970"
             ) from error
     if not 0 < seconds < 1e11:
         raise UsageError(
-            f"--at {text}: {seconds:g} seconds since 1970 can't be; are these micro- or milliseconds?"
+            f"{option} {text}: {seconds:g} seconds since 1970 can't be; are these micro- or milliseconds?"
         )
     return round(seconds * 1e6)
 

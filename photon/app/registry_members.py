@@ -9,15 +9,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from idregistry.client import RegistryClient
-from idregistry.hosting import TABLE_FILE
-from idregistry.peers import Table, read_table
 from photon.app.registry_disks import is_blank, remembered_by, with_other_disks
 from photon.app.topology import Topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
+
+# The registry's modules take 0.2 s to import: they are, where there is something to be done with them.
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
+    from idregistry.peers import Table
 
 TIMEOUT_S: Final = 5.0
 
@@ -41,6 +43,12 @@ def members_of(work: Path, count: int) -> Members:
     CorruptStateError where such a note can't be read.
     """
     home = work / "registry"
+    if not home.exists():
+        fresh = [f"r{number}" for number in range(count)]
+        return Members(fresh, frozenset(), [], forgot=fresh, mostly_lost=True)
+    from idregistry.hosting import TABLE_FILE
+    from idregistry.peers import Table, read_table
+
     table = max((read_table(path) for path in home.glob(f"*/{TABLE_FILE}")), key=_age, default=Table())
     names = sorted(row.name for row in table.replicas) or [f"r{number}" for number in range(count)]
     # Whoever is taking a place has lost nothing, and founds nothing, however far it has come.
@@ -54,14 +62,14 @@ def members_of(work: Path, count: int) -> Members:
     lost = []
     if table.leaving is None:  # one replacement at a time: the next run sees to the others
         used = {*names, *met, *table.removed, *(path.name for path in home.glob("*"))}
-        fresh = next(name for number in range(len(used) + 1) if (name := f"r{number}") not in used)
-        lost = [(old, fresh) for old in forgot[:1]]
+        free = next(name for number in range(len(used) + 1) if (name := f"r{number}") not in used)
+        lost = [(old, free) for old in forgot[:1]]
     new = dict(lost)
     running = [new.get(name, name) for name in names if name in new or name not in forgot]
     return Members(running, joining | {*new.values()}, lost, forgot, mostly_lost=False)
 
 
-def _age(table: Table) -> tuple[int, int]:
+def _age(table: "Table") -> tuple[int, int]:
     return table.age
 
 
@@ -87,6 +95,8 @@ class Replacing:
         self._stop.set()
 
     def _run(self) -> None:
+        from idregistry.client import RegistryClient
+
         replicas = [replica.grpc for replica in self._topology.replicas if not replica.joining]
         client = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random())
         try:
@@ -95,7 +105,7 @@ class Replacing:
         finally:
             client.close()
 
-    def _replace(self, client: RegistryClient, old: str, new: str) -> None:
+    def _replace(self, client: "RegistryClient", old: str, new: str) -> None:
         row = self._topology.replica(new)
         while not self._stop.is_set():
             try:

@@ -1,7 +1,7 @@
 """One process of a topology: its parts made from the settings, served until SIGTERM.
 
-Exit status 2 for settings and addresses that can't be used, 3 for state that can't be trusted (a restart
-mends neither), 1 for anything else (a restart may).
+Exit status 2 for settings that can't be used, 3 for state that can't be trusted (a restart mends neither), 4
+where the address to listen on is taken, 1 for anything else (a restart may mend it).
 """
 
 import contextlib
@@ -13,12 +13,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from photon.app.supervisor import CORRUPT_STATUS, die_with_parent
-from photon.app.topology import Topology, read_topology
+from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS, die_with_parent
+from photon.app.topology import Topology, process_name, read_topology
 from photon.core.clock import Clock, SystemClock
-from photon.core.errors import CorruptStateError, PhotonError, UsageError
+from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UsageError
 from photon.core.settings import Settings
 from photon.core.settings import Tls as TlsFiles
 from photon.core.tls import Tls, load_tls
@@ -32,6 +32,8 @@ class _Role(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> object: ...
+
+    def status(self) -> dict[str, Any]: ...
 
 
 def serve_role(role: str, topology_path: Path, name: str) -> None:
@@ -51,13 +53,24 @@ def serve_role(role: str, topology_path: Path, name: str) -> None:
         server = _MAKERS[role](topology, name, SystemClock(), fail)
         on_termination(told.set)
         server.start()
+        _serve_metrics(topology, process_name(role, name), role, server)
     except CorruptStateError as error:
         _end(error, CORRUPT_STATUS)
+    except AddressInUseError as error:
+        _end(error, ADDRESS_STATUS)
     told.wait()
     if failure:
         # The room can't go on; what it still holds is on disk or was never acknowledged.
         _end(failure[0], _status_after(failure[0]))
     server.stop()
+
+
+def _serve_metrics(topology: Topology, process: str, role: str, server: _Role) -> None:
+    """AddressInUseError if its port is taken."""
+    if process in topology.metrics:
+        from photon.wire.metrics import serve_metrics
+
+        serve_metrics(topology.metrics[process], role, process, server.status)
 
 
 def _status_after(error: BaseException) -> int:
@@ -112,15 +125,20 @@ def _tls(settings: TlsFiles) -> Tls | None:
 
 
 def _eventstore(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
+    settings = topology.checked_settings()
+    place = topology.place("eventstore", name)
+    if place.number:
+        from eventstore.cache_server import CacheServer
+
+        return CacheServer(settings, place.address("eventstore"), place.pipeline.eventstores[0], clock)
     from eventstore.server import EventStoreServer
 
-    pipeline = topology.pipeline(name)
     return EventStoreServer(
-        topology.checked_settings(),
-        listen=pipeline.eventstore,
-        directory=Path(pipeline.directory) / "eventstore",
+        settings,
+        listen=place.address("eventstore"),
+        directory=place.directory("eventstore"),
         patterns=topology.primary,
-        dead_letters=topology.dead_letters_directory(name),
+        dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
         clock=clock,
         drain=topology.drain,
         on_fatal=fail,
@@ -132,16 +150,17 @@ def _joiner(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseExc
     from joiner.server import JoinerServer
 
     settings = topology.checked_settings()
-    pipeline = topology.pipeline(name)
+    place = topology.place("joiner", name)
+    home = place.pipeline.eventstores[0]
     return JoinerServer(
         settings,
-        name=f"joiner-{name}",
-        datacenter=name,
-        listen=pipeline.joiner,
-        directory=Path(pipeline.directory) / "joiner",
+        name=place.process("joiner"),
+        datacenter=place.pipeline.datacenter,
+        listen=place.address("joiner"),
+        directory=place.directory("joiner"),
         output_root=Path(topology.output),
         registry=_registry_client(topology, settings, clock),
-        eventstore=EventStoreClient(pipeline.eventstore, settings.eventstore.request_timeout_s),
+        eventstore=EventStoreClient(home, settings.eventstore.request_timeout_s),
         clock=clock,
         rng=random.Random(),
         drain=topology.drain,
@@ -154,43 +173,42 @@ def _dispatcher(topology: Topology, name: str, clock: Clock, fail: Callable[[Bas
     from joiner.client import JoinerClient
 
     settings = topology.checked_settings()
-    pipeline = topology.pipeline(name)
+    place = topology.place("dispatcher", name)
     server = DispatcherServer(
         settings,
-        name=f"dispatcher-{name}",
-        datacenter=name,
-        listen=pipeline.dispatcher,
-        directory=Path(pipeline.directory) / "dispatcher",
+        name=place.process("dispatcher"),
+        datacenter=place.pipeline.datacenter,
+        listen=place.address("dispatcher"),
+        directory=place.directory("dispatcher"),
         patterns=topology.foreign,
-        dead_letters=topology.dead_letters_directory(name),
+        dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
         registry=_registry_client(topology, settings, clock),
-        joiner=JoinerClient([pipeline.joiner], settings.dispatcher.request_timeout_s),
+        joiner=JoinerClient(place.pipeline.joiners, settings.dispatcher.request_timeout_s),
         clock=clock,
         rng=random.Random(),
         drain=topology.drain,
     )
-    return _Watched(server.start, server.stop, server.wait, fail)
+    return _Watched(server, fail)
+
+
+class _Dispatches(_Role, Protocol):
+    def wait(self) -> object: ...
 
 
 class _Watched:
     """A role that runs by itself and may end by itself: its failure is the process's."""
 
-    def __init__(
-        self,
-        start: Callable[[], None],
-        stop: Callable[[], object],
-        wait: Callable[[], object],
-        fail: Callable[[BaseException], None],
-    ) -> None:
-        self._start, self.stop, self._wait, self._fail = start, stop, wait, fail
+    def __init__(self, role: _Dispatches, fail: Callable[[BaseException], None]) -> None:
+        self._role, self._fail = role, fail
+        self.stop, self.status = role.stop, role.status
 
     def start(self) -> None:
-        self._start()
+        self._role.start()
         threading.Thread(target=self._watch, name="watch", daemon=True).start()
 
     def _watch(self) -> None:
         try:
-            self._wait()
+            self._role.wait()
         except BaseException as error:
             self._fail(error)
 

@@ -4,7 +4,10 @@ from pathlib import Path
 
 import click
 
+from photon.app.dispatcher_cli import init
 from photon.app.registry_cli import replace_replica, scan
+
+_NAMES = "Datacenter (`east`); the second process of its kind there is `east/1`."
 
 
 def _group(role: str, text: str, names: str) -> click.Group:
@@ -33,8 +36,7 @@ registry = _group(
 )
 registry.add_command(replace_replica)
 registry.add_command(scan)
-eventstore = _group("eventstore", "The EventStore: finds primary events in cache and logs.", "Datacenter.")
-joiner = _group("joiner", "The joiner: joins, registers, writes.", "Datacenter.")
-dispatcher = _group(
-    "dispatcher", "The dispatcher: reads foreign events and keeps them until joined.", "Datacenter."
-)
+eventstore = _group("eventstore", "The EventStore: finds primary events in cache and logs.", _NAMES)
+joiner = _group("joiner", "The joiner: joins, registers, writes.", _NAMES)
+dispatcher = _group("dispatcher", "The dispatcher: reads foreign events and keeps them until joined.", _NAMES)
+dispatcher.add_command(init)

@@ -15,6 +15,7 @@ from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 
 TIMEOUT_S: Final = 2.0
+THREADS_MAX: Final = 32
 
 
 class StatusReader:
@@ -27,14 +28,15 @@ class StatusReader:
             f"registry-{replica.name}": partial(registry.status, replica.grpc)
             for replica in topology.replicas
         }
-        for pipeline in topology.pipelines:
-            name = pipeline.datacenter
-            self._calls |= {
-                f"eventstore-{name}": EventStoreClient(pipeline.eventstore, TIMEOUT_S).status,
-                f"joiner-{name}": JoinerClient([pipeline.joiner], TIMEOUT_S).status,
-                f"dispatcher-{name}": DispatcherClient(pipeline.dispatcher, TIMEOUT_S).status,
-            }
-        self._pool = ThreadPoolExecutor(len(self._calls), thread_name_prefix="status")
+        clients: dict[str, Callable[[str], Any]] = {
+            "eventstore": lambda address: EventStoreClient(address, TIMEOUT_S),
+            "joiner": lambda address: JoinerClient([address], TIMEOUT_S),
+            "dispatcher": lambda address: DispatcherClient(address, TIMEOUT_S),
+        }
+        for role, client in clients.items():
+            for place in topology.places(role):
+                self._calls[place.process(role)] = client(place.address(role)).status
+        self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
         self._last: dict[str, dict[str, Any] | None] = dict.fromkeys(self._calls)
 
     def read(
@@ -52,8 +54,9 @@ class StatusReader:
         """Name and last status of each process that answered when last asked."""
         return ((name, status) for name, status in self._last.items() if status is not None)
 
-    def silent(self) -> list[str]:
-        return [name for name, status in self._last.items() if status is None]
+    def silent(self, roles: tuple[str, ...] = ("",)) -> list[str]:
+        """Those (of these roles) that did not answer when last asked, or were not asked yet."""
+        return [name for name, status in self._last.items() if status is None and name.startswith(roles)]
 
     def registry_has_quorum(self) -> bool:
         (replicas,) = self.read(("registry",))

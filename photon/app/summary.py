@@ -1,22 +1,31 @@
 """What a run came to: pure sums over what the processes say and what stands in the output."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from photon.core.fates import Fate
 
-_BLOCK = 1 << 22
+
+def furthest(dispatchers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of each datacenter's workers, which all tell the same totals, the one that was asked last."""
+    chosen: dict[str, Mapping[str, Any]] = {}
+    for status in dispatchers:
+        known = chosen.get(status["datacenter"])
+        if known is None or _progress(status) > _progress(known):
+            chosen[status["datacenter"]] = status
+    return list(chosen.values())
 
 
-def count_lines(directory: Path) -> int:
-    """Whole lines in all the .jsonl files of a directory tree."""
-    lines = 0
-    for path in sorted(directory.rglob("*.jsonl")):
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(_BLOCK):
-                lines += block.count(b"\n")
-    return lines
+def _progress(status: Mapping[str, Any]) -> tuple[int, int]:
+    return status["foreign_events"], sum(status["fates"].values())
+
+
+def fates_of(dispatcher: Mapping[str, Any]) -> dict[str, Any]:
+    """What became of every event that a datacenter has read, and whether it adds up (design invariant 3)."""
+    fates = {**dispatcher["fates"], Fate.PENDING.value: dispatcher["pending"]}
+    events = dispatcher["foreign_events"]
+    adds_up = sum(fates.values()) == events and min(fates.values()) >= 0
+    return {"foreign_events": events, "fates": fates, "adds_up": adds_up}
 
 
 def merge_fates(dispatchers: Iterable[Mapping[str, Any]], joined: int) -> dict[str, int]:

@@ -6,13 +6,13 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from photon.app.launching import FreshLauncher, Launcher, Process
 from photon.core.errors import PhotonError
 
 RESTART_DELAY_S_MIN: Final = 0.05
@@ -23,16 +23,8 @@ LOG_LOOK_S: Final = 10.0
 USAGE_STATUS: Final = 2
 CORRUPT_STATUS: Final = 3
 """Exit statuses of a role that a restart does not mend: unusable settings, untrustworthy state."""
-
-# Large messages are freed and asked for again at each batch: keep their pages (design measurement 7).
-_ENVIRONMENT: Final = {
-    "MALLOC_MMAP_THRESHOLD_": str(64 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
-    "MALLOC_TOP_PAD_": str(8 << 20),
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "GRPC_VERBOSITY": "ERROR",
-}
+ADDRESS_STATUS: Final = 4
+"""And of one whose port was taken by somebody else."""
 
 
 class ProcessFailedError(PhotonError):
@@ -43,6 +35,10 @@ class ProcessFailedError(PhotonError):
         self.exit_status = USAGE_STATUS if status == USAGE_STATUS else 1
 
 
+class PortTakenError(ProcessFailedError):
+    """A process found its port taken when it was first started: the run needs other ones."""
+
+
 @dataclass(slots=True)
 class Child:
     """One supervised process."""
@@ -50,7 +46,7 @@ class Child:
     name: str
     arguments: Sequence[str]
     log: Path
-    process: subprocess.Popen[bytes] | None = None
+    process: Process | None = None
     started: float = 0.0
     log_start: int = 0
     """Where in its log the running process began."""
@@ -64,8 +60,9 @@ class Child:
 class Supervisor:
     """Owns the children from start to stop. Call from one thread, the main one: children die with it."""
 
-    def __init__(self, log_directory: Path) -> None:
+    def __init__(self, log_directory: Path, launcher: Launcher | None = None) -> None:
         self._log_directory = log_directory
+        self._launcher = FreshLauncher() if launcher is None else launcher
         log_directory.mkdir(parents=True, exist_ok=True)
         self.children: dict[str, Child] = {}
         self._look_at_logs = float("-inf")
@@ -96,8 +93,8 @@ class Supervisor:
                     continue
                 child.restarts += 1
                 self._spawn(child)
-            elif child.process.poll() is not None:
-                self._on_exit(child, child.process.returncode, now)
+            elif (status := child.process.poll()) is not None:
+                self._on_exit(child, status, now)
 
     def restarts(self) -> int:
         return sum(child.restarts for child in self.children.values())
@@ -126,26 +123,17 @@ class Supervisor:
         self.children.clear()
 
     def _spawn(self, child: Child) -> None:
-        command = [sys.executable, "-m", "photon.app.cli", *child.arguments]
-        environment = {**_ENVIRONMENT, **os.environ, **_same_modules(), "PHOTON_PARENT": str(os.getpid())}
-        with child.log.open("ab") as log:
-            child.log_start = log.tell()
-            # A session of its own: Ctrl-C reaches the parent alone, which stops the children in order.
-            child.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=environment,
-                start_new_session=True,
-            )
+        child.log_start = child.log.stat().st_size if child.log.exists() else 0
+        child.process = self._launcher.launch(child.arguments, child.log)
         child.started = time.monotonic()
 
     def _on_exit(self, child: Child, status: int, now: float) -> None:
         down = _stays_down(child)
-        # After a first start that went well, bad usage is a port that somebody took meanwhile, or the end of
-        # a registry replica that was replaced: the run goes on without it.
+        # After a first start that went well, bad usage is the end of a registry replica that was replaced:
+        # the run goes on without it. A port that somebody took meanwhile is waited for.
         started_well = child.restarts > 0 or now - child.started > STABLE_S
+        if status == ADDRESS_STATUS and child.restarts == 0:
+            raise PortTakenError(f"{child.name}: {last_message(child.log, child.log_start)}", status)
         if not down and (status == CORRUPT_STATUS or (status == USAGE_STATUS and not started_well)):
             raise ProcessFailedError(f"{child.name}: {last_message(child.log, child.log_start)}", status)
         why = f"killed by signal {-status}" if status < 0 else last_message(child.log, child.log_start)
@@ -158,11 +146,6 @@ class Supervisor:
 
 def _stays_down(child: Child) -> bool:
     return child.stays_down is not None and child.stays_down()
-
-
-def _same_modules() -> dict[str, str]:
-    """A child finds the modules that its parent finds: with -m alone, also a `random.py` in the directory."""
-    return {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path), "PYTHONSAFEPATH": "1"}
 
 
 def die_with_parent(environment: Mapping[str, str] = os.environ) -> None:

@@ -1,6 +1,7 @@
 """Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -13,6 +14,7 @@ from photon.core.settings import Settings, parse_settings
 _Item = TypeVar("_Item")
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
+PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,50 @@ class Replica:
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """The processes of one datacenter (paper, Fig. 5)."""
+    """The processes of one datacenter (paper, Fig. 5): the addresses of each role's.
+
+    Of the event stores the first reads the logs and keeps the map; the others hold shares of the cache.
+    """
 
     datacenter: str
-    eventstore: str
-    joiner: str
-    dispatcher: str
+    eventstores: list[str]
+    joiners: list[str]
+    dispatchers: list[str]
     directory: str
+
+    def addresses(self, role: str) -> list[str]:
+        return {"eventstore": self.eventstores, "joiner": self.joiners, "dispatcher": self.dispatchers}[role]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of the like processes of a role in a datacenter, from 0 on."""
+
+    pipeline: Pipeline
+    number: int
+
+    @property
+    def name(self) -> str:
+        """As `--name` has it: `east` for the first, `east/1` for the second."""
+        datacenter = self.pipeline.datacenter
+        return f"{datacenter}/{self.number}" if self.number else datacenter
+
+    def process(self, role: str) -> str:
+        """`joiner-east`, `joiner-east-1`."""
+        return process_name(role, self.name)
+
+    def address(self, role: str) -> str:
+        return self.pipeline.addresses(role)[self.number]
+
+    def directory(self, role: str) -> Path:
+        """Dispatchers share one; each joiner has its own, an event store beside the first keeps nothing."""
+        shared = self.number == 0 or role == "dispatcher"
+        return Path(self.pipeline.directory) / (role if shared else f"{role}-{self.number}")
+
+
+def process_name(role: str, name: str) -> str:
+    """What a process is called in statuses, logs and metrics."""
+    return f"{role}-{name.replace('/', '-')}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +90,8 @@ class Topology:
     drain: bool
     replicas: list[Replica]
     pipelines: list[Pipeline]
+    metrics: dict[str, str] = field(default_factory=dict)
+    """Process (`joiner-east`) -> where it answers Prometheus."""
 
     def checked_settings(self) -> Settings:
         return parse_settings(self.settings, "topology")
@@ -61,11 +102,25 @@ class Topology:
     def pipeline(self, datacenter: str) -> Pipeline:
         return _named(self.pipelines, [p.datacenter for p in self.pipelines], datacenter, "datacenter")
 
+    def place(self, role: str, name: str) -> Place:
+        """UsageError if there is no such process."""
+        places = self.places(role)
+        return _named(places, [place.name for place in places], name, role)
+
+    def places(self, role: str) -> list[Place]:
+        """All processes of a role, datacenter by datacenter."""
+        return [Place(p, number) for p in self.pipelines for number in range(len(p.addresses(role)))]
+
+    def processes(self) -> list[str]:
+        """The names of all."""
+        replicas = [process_name("registry", replica.name) for replica in self.replicas]
+        return replicas + [place.process(role) for role in PIPELINE_ROLES for place in self.places(role)]
+
     def dead_letters_directory(self, datacenter: str) -> Path:
         return Path(self.output) / "dead-letters" / datacenter
 
 
-def _named(items: list[_Item], names: list[str], name: str, what: str) -> _Item:
+def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -> _Item:
     if name not in names:
         raise UsageError(f"no {what} '{name}' in the topology; there are: {', '.join(names)}")
     return items[names.index(name)]

@@ -1,4 +1,4 @@
-from photon.app.summary import count_lines, merge_fates, percentiles_ms
+from photon.app.summary import fates_of, furthest, merge_fates, percentiles_ms
 
 
 def ledger(events, **fates):
@@ -48,8 +48,17 @@ def test_percentiles_are_taken_over_all_datacenters_together():
     assert percentiles_ms([]) == {"p50": None, "p90": None, "p99": None}
 
 
-def test_only_whole_lines_of_joined_logs_are_counted(tmp_path):
-    (tmp_path / "east").mkdir()
-    (tmp_path / "east" / "a.jsonl").write_bytes(b"{}\n{}\n{tor")
-    (tmp_path / "b.jsonl").write_bytes(b"{}\n")
-    assert count_lines(tmp_path) == 3
+def status(datacenter, events, pending=0, **fates):
+    return {"datacenter": datacenter, "pending": pending, **ledger(events, **fates)}
+
+
+def test_workers_of_one_datacenter_count_once_and_the_newest_word_is_taken():
+    old, new, west = status("east", 5, joined=5), status("east", 9, joined=8), status("west", 7)
+    assert furthest([new, old, west]) == furthest([old, new, west]) == [new, west]
+
+
+def test_the_fates_of_a_datacenter_add_up_or_it_is_said():
+    row = fates_of(status("east", 10, pending=3, joined=6, malformed=1))
+    assert (row["adds_up"], row["foreign_events"], row["fates"]["pending"]) == (True, 10, 3)
+    assert not fates_of(status("east", 10, pending=2, joined=6, malformed=1))["adds_up"]
+    assert not fates_of(status("east", 10, pending=-1, joined=10, malformed=1))["adds_up"]

@@ -10,7 +10,7 @@ import pytest
 
 from photon.app import supervisor as supervisor_module
 from photon.app.ports import free_ports
-from photon.app.supervisor import ProcessFailedError, Supervisor
+from photon.app.supervisor import PortTakenError, ProcessFailedError, Supervisor
 
 
 def eventually(condition, seconds=20.0):
@@ -20,16 +20,20 @@ def eventually(condition, seconds=20.0):
         time.sleep(0.02)
 
 
+class Programs:
+    """Launches a little Python program, the first argument, instead of photon."""
+
+    def launch(self, arguments, log):
+        with log.open("ab") as output:
+            return subprocess.Popen([sys.executable, "-c", *arguments], stdout=output, stderr=output)
+
+    def close(self):
+        pass
+
+
 @pytest.fixture
-def sleepers(monkeypatch, tmp_path):
-    """A supervisor whose children run a little Python program instead of photon."""
-    made = Supervisor(tmp_path)
-    real = subprocess.Popen
-
-    def popen(command, **options):
-        return real([sys.executable, "-c", command[3], *command[4:]], **options)
-
-    monkeypatch.setattr(supervisor_module.subprocess, "Popen", popen)
+def sleepers(tmp_path):
+    made = Supervisor(tmp_path, Programs())
     yield made
     made.kill()
 
@@ -72,14 +76,22 @@ def test_bad_settings_of_a_process_end_the_run_with_its_own_words(sleepers):
     eventually(failed)
 
 
-def test_a_port_that_is_taken_while_a_process_restarts_is_waited_for(sleepers, tmp_path):
-    """Status 2 ends a run only at the first start: after that the settings are known to be good."""
+def test_a_port_that_is_taken_at_the_first_start_is_told_apart(sleepers):
+    sleepers.start("a", ["import sys; print('photon: 127.0.0.1:7 is taken', file=sys.stderr); sys.exit(4)"])
+    eventually(lambda: sleepers.children["a"].process.poll() is not None)
+    with pytest.raises(PortTakenError, match=r"a: 127\.0\.0\.1:7 is taken"):
+        sleepers.poll()
+
+
+@pytest.mark.parametrize("status", [2, 4])
+def test_a_port_that_is_taken_while_a_process_restarts_is_waited_for(sleepers, tmp_path, status):
+    """These end a run only at the first start: after that the settings are known to be good."""
     flag = tmp_path / "started"
     program = f"import sys, pathlib, time; f = pathlib.Path({str(flag)!r})\n"
     program += "n = len(f.read_text()) if f.exists() else 0; f.write_text('x' * (n + 1))\n"
-    program += "sys.exit(2) if n == 1 else time.sleep(100)"
+    program += f"sys.exit({status}) if n == 1 else time.sleep(100)"
     sleepers.start("a", [program])
-    eventually(flag.exists)
+    eventually(lambda: flag.exists() and flag.read_text() == "x")
     sleepers.children["a"].process.kill()
 
     def third_start():

@@ -1,0 +1,131 @@
+"""The processes of a topology on this machine: planned with free ports, started, watched over, stopped."""
+
+import random
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from photon.app.launching import Launcher
+from photon.app.ports import free_ports
+from photon.app.registry_disks import DiskWatch
+from photon.app.registry_members import members_of
+from photon.app.supervisor import Supervisor
+from photon.app.topology import (
+    DATACENTER_NAMES,
+    Pipeline,
+    Replica,
+    Topology,
+    process_name,
+    write_topology,
+)
+from photon.core.settings import Settings, to_document
+
+
+@dataclass(frozen=True, slots=True)
+class JoinJob:
+    """What `photon join` was asked for."""
+
+    primary: list[str]
+    foreign: list[str]
+    out: Path
+    config: Path | None
+    work: Path
+    datacenters: int = 1
+    follow: bool = False
+
+
+class LocalCluster:
+    """All processes of a topology under one supervisor."""
+
+    def __init__(self, topology: Topology, work: Path, launcher: Launcher) -> None:
+        self._topology = topology
+        self._path = work / "topology.json"
+        write_topology(topology, self._path)
+        self.supervisor = Supervisor(work / "logs", launcher)
+        self._disks = DiskWatch(work / "registry", [replica.name for replica in topology.replicas])
+
+    def start(self) -> None:
+        """Everything at once but the dispatchers: each waits for whom it needs."""
+        for replica in self._topology.replicas:
+            has_lost_disk = partial(self._disks.has_lost, replica.name)
+            self._serve("registry", replica.name, has_lost_disk)
+        for role in ("eventstore", "joiner"):
+            for place in self._topology.places(role):
+                self._serve(role, place.name)
+
+    def poll(self) -> None:
+        """Restart what died, tell who lost its disk. ProcessFailedError, CorruptStateError: it is over."""
+        self.supervisor.notices += self._disks.look()
+        self.supervisor.poll()
+
+    def start_dispatchers(self) -> None:
+        for place in self._topology.places("dispatcher"):
+            self._serve("dispatcher", place.name)
+
+    def stop(self) -> None:
+        """Down the stream, so that nobody loses whom it still needs."""
+        names = list(self.supervisor.children)
+        tiers = [[n for n in names if n.startswith(role)] for role in ("dispatcher", "joiner")]
+        self.supervisor.stop([*tiers, [n for n in names if n.startswith(("eventstore", "registry"))]])
+
+    def kill(self) -> None:
+        self.supervisor.kill()
+
+    def _serve(self, role: str, name: str, stays_down: Callable[[], bool] | None = None) -> None:
+        # The name first: `ps` may cut a long path off.
+        arguments = [role, "serve", "--name", name, "--topology", str(self._path)]
+        self.supervisor.start(process_name(role, name), arguments, stays_down)
+
+
+def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
+    """Addresses and directories for every process, ports chosen free. UnavailableError if there are none."""
+    names = DATACENTER_NAMES[: job.datacenters]
+    members = members_of(job.work, settings.registry.replicas)
+    of_a_datacenter = settings.eventstore.processes + settings.joiner.processes + settings.dispatcher.workers
+    processes = len(members.names) + len(names) * of_a_datacenter
+    needed = len(members.names) + processes * (2 if settings.metrics.serve else 1)
+    ports = iter(free_ports(needed, rng))
+    document = to_document(settings)
+    document["joiner"]["output_roots"] = [_absolute(root) for root in settings.joiner.output_roots]
+    topology = Topology(
+        settings=document,
+        primary=[_absolute(pattern) for pattern in job.primary],
+        foreign=[_absolute(pattern) for pattern in job.foreign],
+        output=str(job.out.absolute()),
+        secret=secrets.token_hex(32),
+        drain=not job.follow,
+        replicas=[
+            Replica(
+                name=name,
+                grpc=_address(ports),
+                raft_host="127.0.0.1",
+                raft_port=next(ports),
+                directory=str(job.work.absolute() / "registry" / name),
+                joining=name in members.joining,
+            )
+            for name in members.names
+        ],
+        pipelines=[
+            Pipeline(
+                datacenter=name,
+                eventstores=[_address(ports) for _ in range(settings.eventstore.processes)],
+                joiners=[_address(ports) for _ in range(settings.joiner.processes)],
+                dispatchers=[_address(ports) for _ in range(settings.dispatcher.workers)],
+                directory=str(job.work.absolute() / name),
+            )
+            for name in names
+        ],
+    )
+    if settings.metrics.serve:
+        topology.metrics.update({process: _address(ports) for process in topology.processes()})
+    return topology
+
+
+def _address(ports: Iterator[int]) -> str:
+    return f"127.0.0.1:{next(ports)}"
+
+
+def _absolute(pattern: str) -> str:
+    return str(Path.cwd() / pattern)

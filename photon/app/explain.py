@@ -1,0 +1,224 @@
+"""All that is known of one foreign event: registry, dispatchers, dead letters, joined logs, event stores.
+
+Each source is asked by itself; one that does not answer (a stopped run has only its files) is said to be
+silent, and the others still tell.
+"""
+
+import importlib
+import json
+import mmap
+import random
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from dispatcher.client import DispatcherClient
+from eventstore.client import EventStoreClient
+from idregistry.client import RegistryClient
+from photon.app.dead_letters import Filter, read_letters
+from photon.app.topology import Pipeline, Topology
+from photon.core.clock import SystemClock
+from photon.core.errors import UnavailableError
+from photon.core.fates import Found
+from photon.core.ids import ID_BYTES, IdPacker
+from photon.core.tokens import parse_token
+
+TIMEOUT_S: Final = 5.0
+PENDING_TIMEOUT_S: Final = 30.0
+"""It looks through all that waits."""
+SCAN_S_MAX: Final = 600.0
+_PLACES_MAX: Final = 20
+"""So many joined lines or letters of one event are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which event is meant: its id as text and packed; where a foreign event holds its ids."""
+
+    id: str
+    packed: bytes
+    id_path: str
+    primary_path: str
+
+
+def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[str, Any]:
+    """Plain values: {id, joined, dead_letters, registry, pending, primary}, each as its function says."""
+    settings = topology.checked_settings()
+    packer = IdPacker(settings.ids.key.encode())
+    asked = Asked(event_id, packer.pack([event_id]), settings.foreign.id, settings.foreign.primary_id)
+    joined = list(joined_lines(Path(topology.output) / "joined", asked))[:_PLACES_MAX]
+    letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
+    if primary_id is None:
+        primary_id = _primary_id_in(
+            [*(row["line"] for row in joined), *(row["event"] for row in letters)], asked
+        )
+    return {
+        "id": event_id,
+        "joined": joined,
+        "dead_letters": letters,
+        "registry": _answer(partial(registered, topology, asked.packed)),
+        "pending": {p.datacenter: _answer(partial(pending, p, asked.packed)) for p in topology.pipelines},
+        "primary": None
+        if primary_id is None
+        else primary_in(topology, primary_id, packer.pack([primary_id])),
+    }
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    """What it says, or {"silent": why} if it does not answer."""
+    try:
+        return ask()
+    except UnavailableError as error:
+        return {"silent": str(error)}
+
+
+def registered(topology: Topology, packed: bytes) -> dict[str, Any] | None:
+    """{shard, joiner, incarnation, time_us} of the token that registered the id; None if none has.
+
+    Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
+    """
+    client = RegistryClient(
+        [replica.grpc for replica in topology.replicas], TIMEOUT_S, SystemClock(), random.Random()
+    )
+    try:
+        for shard in range(client.configuration().shards):
+            for part in client.scan(shard, timeout_s=SCAN_S_MAX):
+                row = _row_of(part.ids, packed)
+                if row is not None:
+                    return {"shard": shard, **_token(part.tokens[row])}
+    finally:
+        client.close()
+    return None
+
+
+def _row_of(ids: bytes, packed: bytes) -> int | None:
+    at = ids.find(packed)
+    while at >= 0 and at % ID_BYTES:
+        at = ids.find(packed, at + 1)
+    return at // ID_BYTES if at >= 0 else None
+
+
+def _token(packed: bytes) -> dict[str, Any]:
+    if not packed:
+        return {"joiner": None, "incarnation": None, "time_us": None}
+    token = parse_token(packed)
+    return {"joiner": token.address, "incarnation": f"{token.incarnation:016x}", "time_us": token.time_us}
+
+
+def pending(pipeline: Pipeline, packed: bytes) -> dict[str, Any] | None:
+    """What DispatcherClient.pending says of the event: any worker knows for all. UnavailableError."""
+    silent: UnavailableError | None = None
+    for address in pipeline.dispatchers:
+        client = DispatcherClient(address, PENDING_TIMEOUT_S)
+        try:
+            return client.pending(packed)[0]
+        except UnavailableError as error:
+            silent = silent or error
+        finally:
+            client.close()
+    assert silent is not None
+    raise silent
+
+
+def primary_in(topology: Topology, primary_id: str, packed: bytes) -> dict[str, Any]:
+    """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
+
+    answers = {p.datacenter: _answer(partial(_look_up, p.eventstores[0], packed)) for p in topology.pipelines}
+    return {"id": primary_id, "datacenters": answers}
+
+
+def _look_up(eventstore: str, packed: bytes) -> dict[str, Any]:
+    client = EventStoreClient(eventstore, TIMEOUT_S)
+    try:
+        outcomes, lines = client.lookup(packed)
+    finally:
+        client.close()
+    found = Found(outcomes[0])
+    return {"outcome": found.name.lower(), "line": lines[0].decode() if found is Found.FOUND else None}
+
+
+def letters_of(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
+    """The dead letters of the event, in every datacenter."""
+    chosen = Filter(id=asked.id, id_path=asked.id_path)
+    for datacenter in sorted(path for path in directory.glob("*") if path.is_dir()):
+        for _, letter in read_letters(datacenter):
+            if chosen.takes(letter):
+                yield {
+                    "datacenter": datacenter.name,
+                    "fate": letter.fate.value,
+                    "reason": letter.reason,
+                    "file": letter.file,
+                    "offset": letter.offset,
+                    "event": letter.line().decode("utf-8", "replace"),
+                }
+
+
+def joined_lines(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
+    """{datacenter, file, offset, line} of each joined line of the event; of Parquet `row` for `offset`."""
+    for path in sorted(directory.glob("*/*.jsonl")):
+        for offset, line in _lines_with(path, asked):
+            yield {"datacenter": path.parent.name, "file": str(path), "offset": offset, "line": line}
+    for path in sorted(directory.glob("*/*.parquet")):
+        if not path.with_suffix(".jsonl").exists():  # else it is half converted
+            for row, line in _rows_with(path, asked):
+                yield {"datacenter": path.parent.name, "file": str(path), "row": row, "line": line}
+
+
+def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
+    """Only lines that hold the id's bytes are parsed."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            for needle in {
+                json.dumps(asked.id, ensure_ascii=flag).strip('"').encode() for flag in (True, False)
+            }:
+                at = data.find(needle)
+                while at >= 0:
+                    start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+                    if end < 0:
+                        break
+                    if _holds(data[start:end], asked):
+                        yield start, data[start:end].decode()
+                    at = data.find(needle, end)
+
+
+def _rows_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        return
+    number = 0
+    for batch in parquet.ParquetFile(path).iter_batches():
+        for row in batch.to_pylist():
+            event = json.loads(row["event"]) if row.keys() == {"event"} else row
+            if _at(event, asked.id_path) == asked.id:
+                yield number, json.dumps(event, default=str)
+            number += 1
+
+
+def _holds(line: bytes, asked: Asked) -> bool:
+    try:
+        return _at(json.loads(line), asked.id_path) == asked.id
+    except ValueError:
+        return False
+
+
+def _at(event: Any, path: str) -> str | None:
+    """The id at a dotted path, as text."""
+    for key in path.split("."):
+        event = event.get(key) if isinstance(event, Mapping) else None
+    return None if event is None or isinstance(event, bool) else str(event)
+
+
+def _primary_id_in(lines: list[str], asked: Asked) -> str | None:
+    for line in lines:
+        try:
+            found = _at(json.loads(line), asked.primary_path)
+        except ValueError:
+            continue
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,98 @@
+"""`photon explain EVENT_ID`: where an event is, and why it is not joined yet."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+
+@click.command("explain")
+@click.argument("event_id")
+@click.option(
+    "--work", type=click.Path(path_type=Path), required=True, help="Work directory of the run (OUT/.photon)."
+)
+@click.option("--primary-id", help="Of the primary event it names, where no log tells it yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(event_id: str, work: Path, primary_id: str | None, as_json: bool) -> None:
+    """Say all that is known of the foreign event EVENT_ID: joined, given up, waiting, or unseen, and why.
+
+    Works on a running system and, as far as its files tell, on one that has stopped.
+    """
+    from photon.app.explain import explain
+    from photon.app.topology import read_topology
+
+    found = explain(read_topology(work / "topology.json"), event_id, primary_id)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for line in told(found):
+        click.echo(line)
+
+
+def told(found: dict[str, Any]) -> list[str]:
+    """What `explain` found, for a person."""
+    lines = [f"{found['id']}: {verdict(found)}"]
+    registry = found["registry"]
+    if registry is not None and "silent" in registry:
+        lines.append(f"  registry       does not answer ({registry['silent']})")
+    elif registry is None:
+        lines.append("  registry       not registered")
+    elif registry["joiner"] is None:
+        lines.append(f"  registry       registered in shard {registry['shard']} (its token is cleared)")
+    else:
+        lines.append(
+            f"  registry       registered in shard {registry['shard']} by the joiner at {registry['joiner']} "
+            f"(incarnation {registry['incarnation']}), {_time(registry['time_us'])}"
+        )
+    for row in found["joined"]:
+        place = f"offset {row['offset']}" if "offset" in row else f"row {row['row']}"
+        lines.append(f"  joined         {row['file']}, {place}")
+    for row in found["dead_letters"]:
+        lines.append(f"  dead letter    {row['datacenter']}: {row['fate']}: {row['reason']}")
+        lines.append(f"                 from {row['file']}, offset {row['offset']}")
+    for datacenter, row in found["pending"].items():
+        if row is not None and "silent" in row:
+            lines.append(f"  dispatcher     {datacenter}: does not answer")
+        elif row is not None:
+            facts = ", ".join(f"{key.replace('_', ' ')} {_value(key, value)}" for key, value in row.items())
+            lines.append(f"  pending        {datacenter}: {facts}")
+    return lines + _primary(found["primary"])
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """The most that can be said, in a word or two."""
+    waits = any(row is not None and "silent" not in row for row in found["pending"].values())
+    registry = found["registry"]
+    if found["joined"]:
+        return "joined"
+    if waits:
+        return "waits to be tried again"
+    if registry is not None and "silent" not in registry:
+        return "registered, and in no joined log: being written, changed by the adapter, or moved away"
+    if found["dead_letters"]:
+        return found["dead_letters"][-1]["fate"]  # type: ignore[no-any-return]
+    if registry is not None or any(row is not None for row in found["pending"].values()):
+        return "nothing is known of it, but not all answer"
+    return "not seen: not read yet, or in no log"
+
+
+def _primary(primary: dict[str, Any] | None) -> list[str]:
+    if primary is None:
+        return ["  primary        its id is not known here (--primary-id)"]
+    rows = []
+    for datacenter, answer in primary["datacenters"].items():
+        outcome = "does not answer" if "silent" in answer else answer["outcome"]
+        rows.append(f"  primary        {primary['id']}: {outcome} in {datacenter}")
+        if answer.get("line"):
+            rows.append(f"                 {answer['line']}")
+    return rows
+
+
+def _time(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")
+
+
+def _value(key: str, value: Any) -> str:
+    return _time(value) if key.endswith("_us") and isinstance(value, int) and value > 1 << 40 else str(value)

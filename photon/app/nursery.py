@@ -1,0 +1,249 @@
+"""A process that has imported everything and forks the processes of a system: they start in milliseconds.
+
+Importing gRPC, NumPy and the rooms costs each process 0.3 s of CPU, which on a small machine is most of the
+start of `photon join` and of every restart. The nursery has neither threads nor channels, so that it can be
+forked from safely. Its children die with it, and it dies with the command that it serves.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from photon.app.launching import FreshLauncher, Process, child_environment
+
+START_S_MAX: Final = 30.0
+_TITLE_BYTES_MAX: Final = 1024
+_REQUEST_BYTES_MAX: Final = 1 << 16
+_ROLES: Final = {
+    "registry": ("photon.app.roles_cli", "photon.app.roles", "idregistry.server"),
+    "eventstore": ("photon.app.roles", "eventstore.server"),
+    "joiner": ("photon.app.roles", "eventstore.client", "idregistry.client", "joiner.server"),
+    "dispatcher": ("photon.app.roles", "idregistry.client", "joiner.client", "dispatcher.server"),
+}
+"""What each imports, in the order in which the roles are started: elections take longest."""
+
+
+class NurseryChild:
+    """A process that the nursery forked, as its supervisor sees it."""
+
+    def __init__(self, nursery: "Nursery", pid: int) -> None:
+        self.pid = pid
+        self._nursery = nursery
+        # Signals go to this process and to none that got its number later.
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError):
+            self._descriptor = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        return self._nursery.status_of(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while (status := self.poll()) is None:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+            self._nursery.await_news(left)
+        return status
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
+        if self._descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, number)
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+
+class Nursery:
+    """The launcher. For one thread. It begins to import at once; `launch` waits for it."""
+
+    def __init__(self) -> None:
+        self._ended: dict[int, int] = {}
+        """Process id -> exit status, of those that are not running any more."""
+        self._running: set[int] = set()
+        self._fallback = FreshLauncher()
+        self._launched: int | None = None
+        self._useless = False
+        self._begin()
+
+    def launch(self, arguments: Sequence[str], log: Path) -> Process:
+        """A fork of the nursery; a fresh interpreter where that can't be had."""
+        if self._useless:
+            return self._fallback.launch(arguments, log)
+        if self._process.poll() is not None:  # somebody has killed it
+            self._lose()
+            self._begin()
+        request = json.dumps({"arguments": list(arguments), "log": str(log)}).encode()
+        try:
+            self._socket.send(request)
+            deadline = time.monotonic() + START_S_MAX
+            while (left := deadline - time.monotonic()) > 0:
+                self.await_news(left)
+                if self._launched is not None:
+                    pid, self._launched = self._launched, None
+                    return NurseryChild(self, pid)
+                if self._process.poll() is not None:
+                    break
+        except OSError:
+            pass
+        self._useless = True
+        self._lose()
+        return self._fallback.launch(arguments, log)
+
+    def status_of(self, pid: int) -> int | None:
+        self.await_news(0.0)
+        return self._ended.get(pid)
+
+    def await_news(self, timeout_s: float | None) -> None:
+        """Take in all that the nursery says; wait up to so long for something."""
+        while select.select([self._socket], [], [], timeout_s)[0]:
+            timeout_s = 0.0
+            try:
+                said = self._socket.recv(_REQUEST_BYTES_MAX)
+            except OSError:
+                said = b""
+            if not said:
+                self._lose()
+                return
+            news = json.loads(said)
+            if "launched" in news:
+                pid = self._launched = int(news["launched"])
+                self._ended.pop(pid, None)
+                self._running.add(pid)
+            else:
+                self._running.discard(news["ended"])
+                self._ended[news["ended"]] = news["status"]
+
+    def close(self) -> None:
+        """It ends, and what it forked with it."""
+        self._lose()
+        self._socket.close()
+
+    def _begin(self) -> None:
+        self._launched = None
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "photon.app.nursery", str(theirs.fileno()), " " * _TITLE_BYTES_MAX],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env=child_environment(),
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+
+    def _lose(self) -> None:
+        """It is gone, or useless: so is everything that it forked."""
+        self._process.kill()
+        self._process.wait()
+        self._ended |= dict.fromkeys(self._running, -signal.SIGKILL)
+        self._running.clear()
+
+
+def serve(channel: socket.socket) -> None:
+    """Fork what is asked for and tell of each end, until the other side is gone."""
+    children: dict[int, int] = {}
+    poller = select.poll()
+    poller.register(channel, select.POLLIN)
+    ahead = list(_ROLES)
+    while True:
+        news = poller.poll(0 if ahead else None)
+        if not news:
+            _import_for(ahead.pop(0))
+        for descriptor, _ in news:
+            if descriptor == channel.fileno():
+                request = channel.recv(_REQUEST_BYTES_MAX)
+                if not request:
+                    return
+                wanted = json.loads(request)
+                _import_for(wanted["arguments"][0])
+                pid = os.fork()
+                if pid == 0:
+                    _become(wanted, [channel.detach(), *children])
+                new = os.pidfd_open(pid)
+                children[new] = pid
+                poller.register(new, select.POLLIN)
+                _tell(channel, {"launched": pid})
+            else:
+                pid = children.pop(descriptor)
+                poller.unregister(descriptor)
+                os.close(descriptor)
+                _, status = os.waitpid(pid, 0)
+                _tell(channel, {"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _import_for(role: str) -> None:
+    for module in _ROLES.get(role, ()):
+        if module not in sys.modules:
+            with contextlib.suppress(Exception):  # the process that needs it says what is wrong with it
+                importlib.import_module(module)
+    gc.freeze()  # what is here lives as long as the process: its pages stay shared
+
+
+def _tell(channel: socket.socket, news: dict[str, int]) -> None:
+    channel.send(json.dumps(news).encode())
+
+
+def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
+    """In the fork: be `photon <arguments>`."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.setsid()
+    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.environ["PHOTON_PARENT"] = str(os.getppid())
+    arguments = request["arguments"]
+    sys.argv = ["photon", *arguments]
+    show_title(sys.argv)
+    from photon.app.cli import main
+
+    status = 1
+    try:
+        main(arguments)
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # what has to be on disk is there; no interpreter to tear down
+
+
+def show_title(words: Sequence[str]) -> None:
+    """What `ps` shows of this process, written over the arguments that it was started with (Linux)."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+        title = b"\0".join(word.encode("utf-8", "surrogateescape") for word in words)[: end - start - 1]
+        ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)
+
+
+if __name__ == "__main__":
+    from photon.app.supervisor import die_with_parent
+
+    die_with_parent()
+    with contextlib.suppress(OSError):
+        serve(socket.socket(fileno=int(sys.argv[1])))

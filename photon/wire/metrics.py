@@ -1,0 +1,210 @@
+"""Prometheus: what a server says of itself by Status, served as metrics on a loopback port.
+
+A table a room says which of its figures become which family, `photon_<room>_<thing>_<unit>`; a figure that
+the status lacks (a cache process has no logs) is left out. Labels are processes, fates, shards, tiers: never
+an id.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from photon.core.errors import AddressInUseError
+
+Status = Mapping[str, Any]
+
+_US_A_SECOND: Final = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of a room.
+
+    `path`: of the figure in the status, keys joined by dots; `*` stands for each row of a list, or each key
+    of a mapping. `label`: where the path has a `*`; its value is the row's `of`, or the mapping's key.
+    """
+
+    name: str
+    kind: str
+    path: str
+    help: str
+    label: str = ""
+    of: str = ""
+
+
+def _counter(name: str, path: str, text: str, label: str = "", of: str = "") -> Family:
+    return Family(name, "counter", path, text, label, of)
+
+
+def _gauge(name: str, path: str, text: str, label: str = "", of: str = "") -> Family:
+    return Family(name, "gauge", path, text, label, of)
+
+
+def _histogram(name: str, path: str, text: str, label: str = "") -> Family:
+    return Family(name, "histogram", path, text, label)
+
+
+_TROUBLE: Final = _gauge("storage_failing", "storage_error", "1 while the disk can't be written.")
+
+FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
+    "registry": (
+        _gauge("shard_ids", "shards.*.ids", "Ids that the replica of the shard holds.", "shard", "shard"),
+        _gauge("shard_leading", "shards.*.is_leader", "1 where it leads the shard.", "shard", "shard"),
+        _gauge("shard_quorum", "shards.*.has_quorum", "1 where it knows a majority.", "shard", "shard"),
+        _counter("shard_commands", "shards.*.applied_index", "Raft commands applied.", "shard", "shard"),
+        _gauge("queue_ids", "queue", "Ids that wait to be committed."),
+        _gauge("leases", "directory.leases", "Leases of joiners that are known."),
+        _gauge("fences", "directory.fences", "Incarnations of joiners that are fenced."),
+        _gauge("configuration_version", "version", "Of the sharding configuration."),
+    ),
+    "eventstore": (
+        _counter("events", "primary_events", "Primary events read."),
+        _counter("malformed_events", "malformed", "Lines of the primary logs that are no event."),
+        _gauge("caught_up", "caught_up", "1 where every byte of the primary logs was read."),
+        _counter("cache_hits", "cache.hits", "Lookups answered by the cache."),
+        _counter("cache_misses", "cache.misses", "Lookups that the cache could not answer."),
+        _gauge("cache_bytes", "cache.bytes", "Memory of the cached events."),
+        _gauge("cache_events", "cache.events", "Events in the cache."),
+        _counter("logs_hits", "logs.hits", "Lookups answered by reading the logs."),
+        _counter("logs_misses", "logs.misses", "Lookups of events that are not in the logs."),
+        _counter("logs_read_bytes", "logs.bytes_read", "Read from the logs to answer lookups."),
+        _counter("read_on_hits", "read_on.hits", "Lookups answered by reading on behind the map."),
+        _counter("read_on_bytes", "read_on.bytes_read", "Read so."),
+        _histogram("lookup_seconds", "latency_us.*", "Time of a lookup, by who answered it.", "tier"),
+        _counter("filled_events", "fill.sent", "Events sent to the caches of other processes."),
+        _counter("fill_dropped_events", "fill.dropped", "Events not sent to them: only a miss more."),
+        _gauge("fill_waiting_bytes", "fill.waiting_bytes", "Events that wait to be sent to them."),
+        _gauge("member", "member", "1 where home knows this cache process."),
+        _gauge("map_bytes", "map_bytes", "Size of the log file map."),
+        _gauge("map_entries", "map_entries", "Entries of the log file map."),
+        _counter("map_swept_entries", "map_swept", "Entries of deleted logs that were removed."),
+        _TROUBLE,
+    ),
+    "joiner": (
+        _counter("joined_events", "joined", "Joined lines written by this process."),
+        _counter("dropped_events", "dropped", "Events of fenced incarnations, left to recovery."),
+        _gauge("in_flight_requests", "in_flight", "Requests being answered."),
+        _gauge("in_flight_commits", "commits_in_flight", "Batches on their way to the registry."),
+        _gauge("unresolved_batches", "unresolved", "Intents without an end."),
+        _counter("output_files", "output.listed", "Complete files of joined lines."),
+        _gauge("output_waiting_files", "output.waiting", "Files closed and not listed as complete yet."),
+        _gauge("output_failing", "output.trouble", "1 while files can't be completed."),
+        _gauge("lease_left_seconds", "lease.seconds_left", "Until the lease runs out."),
+        _gauge("lease_failing", "lease.trouble", "1 where the last try to renew the lease failed."),
+        _TROUBLE,
+    ),
+    "dispatcher": (
+        _counter("events", "foreign_events", "Foreign events read, by all workers of the datacenter."),
+        _counter("fated_events", "fates.*", "Events by their fate.", "fate"),
+        _gauge("pending_events", "pending", "Events without a fate yet."),
+        _counter("wasted_joins", "wasted_joins", "Joins of events that another had registered first."),
+        _gauge("in_flight_batches", "in_flight", "Requests to joiners under way."),
+        _gauge("requests_max", "requests_max", "So many it may have under way now."),
+        _gauge("paused", "paused", "1 while reading waits for the retry queue."),
+        _gauge("worker_files", "worker.files", "Foreign logs that this worker reads."),
+        _gauge("drained", "drained", "1 where nothing is left to be done."),
+        _histogram("latency_seconds", "latency_us", "From a line read to its joined line written."),
+        _TROUBLE,
+    ),
+}
+
+
+def serve_metrics(address: str, room: str, process: str, status: Callable[[], Status]) -> None:
+    """Answer scrapes at `http://<address>/metrics` until the process ends. AddressInUseError."""
+    registry = CollectorRegistry()
+    registry.register(_StatusCollector(room, process, status))
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    host, _, port = address.rpartition(":")
+    try:
+        start_http_server(int(port), host, registry)
+    except OSError as error:
+        raise AddressInUseError(
+            f"cannot serve metrics on {address}: the address is taken; choose another one"
+        ) from error
+
+
+def collect(room: str, process: str, status: Status) -> Iterator[Metric]:
+    """The families of a room, from one status."""
+    for family in FAMILIES[room]:
+        name = f"photon_{room}_{family.name}"
+        labels = ["process", *([family.label] if family.label else [])]
+        metric = _METRICS[family.kind](name, family.help, labels=labels)
+        for label, value in _values(family, status):
+            _add(metric, [process, *label], value)
+        if metric.samples:
+            yield metric
+
+
+class _StatusCollector:
+    def __init__(self, room: str, process: str, status: Callable[[], Status]) -> None:
+        self._room, self._process, self._status = room, process, status
+
+    def collect(self) -> Iterable[Metric]:
+        return collect(self._room, self._process, self._status())
+
+
+def _values(family: Family, status: Status) -> Iterator[tuple[list[str], Any]]:
+    """Label values and figure of each sample."""
+    head, star, tail = family.path.partition("*")
+    found = _at(status, head.rstrip("."))
+    if not star:
+        if found is not _MISSING:
+            yield [], found
+    elif isinstance(found, Mapping):
+        for key, value in found.items():
+            if (figure := _at(value, tail.lstrip("."))) is not _MISSING:
+                yield [str(key)], figure
+    elif isinstance(found, Sequence):
+        for row in found:
+            yield [str(row[family.of])], _at(row, tail.lstrip("."))
+
+
+_MISSING: Final = object()
+
+
+def _at(value: Any, path: str) -> Any:
+    for key in path.split(".") if path else ():
+        if not isinstance(value, Mapping) or key not in value:
+            return _MISSING
+        value = value[key]
+    return value
+
+
+def _add(metric: Any, labels: list[str], value: Any) -> None:
+    if isinstance(metric, HistogramMetricFamily):
+        buckets = _buckets(value)
+        if "sum" in value:
+            metric.add_metric(labels, buckets, value["sum"] / _US_A_SECOND)
+        else:
+            metric.add_metric(labels, buckets, None)
+            named = dict(zip(metric._labelnames, labels, strict=True))
+            metric.add_sample(f"{metric.name}_count", named, buckets[-1][1])
+    elif isinstance(value, bool | int | float):
+        metric.add_metric(labels, float(value))
+    else:  # a text that says what is wrong, or None
+        metric.add_metric(labels, float(bool(value)))
+
+
+def _buckets(histogram: Status) -> list[tuple[str, float]]:
+    """core.histogram's status -> cumulative counts by upper edge in seconds."""
+    edges = [repr(edge / _US_A_SECOND) for edge in histogram["edges"]] + ["+Inf"]
+    counts = list(histogram["counts"])
+    counts += [0] * (len(edges) - len(counts))
+    seen = 0
+    buckets = []
+    for edge, count in zip(edges, counts, strict=True):
+        seen += count
+        buckets.append((edge, float(seen)))
+    return buckets
+
+
+_METRICS: Final[Mapping[str, Callable[..., Any]]] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}

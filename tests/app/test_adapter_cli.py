@@ -1,0 +1,143 @@
+"""`photon adapter test`, and the examples of the guide, run as they stand there."""
+
+import json
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import click.testing
+import pytest
+
+from photon.app.cli import photon
+from photon.core.errors import AdapterError, UsageError
+from tests.app.kit import photon as run_photon
+from tests.app.kit import read_lines, write_lines
+
+ROOT = Path(__file__).parents[2]
+GUIDE = (ROOT / "docs" / "adapters.md").read_text("utf-8")
+
+
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """The current directory, in which modules of the user's lie."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    for name in ("my_adapters", "users_own"):
+        sys.modules.pop(name, None)
+
+
+def run(*arguments: object) -> click.testing.Result:
+    return click.testing.CliRunner().invoke(photon, ["adapter", "test", *map(str, arguments)])
+
+
+def test_the_examples_of_the_guide_give_what_the_guide_says(directory):
+    blocks = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", GUIDE, re.M | re.S)
+    files: dict[str, str] = {}
+    for _, name, text in blocks:
+        if name:  # a module is written bit by bit
+            files[name] = files.get(name, "") + text
+    for name, text in files.items():
+        (directory / name).write_text(text)
+    told = [text.removeprefix("$ ").split("\n", 1) for kind, _, text in blocks if kind == "console"]
+    assert len(told) == 6
+    for command, output in told:
+        words = shlex.split(command)
+        assert words[:3] == ["photon", "adapter", "test"]
+        result = run(*words[3:])
+        assert result.output == output
+        assert result.exit_code == (1 if "raised" in output else 0)
+
+
+@pytest.fixture
+def own(directory):
+    (directory / "users_own.py").write_text(
+        "from joiner.adapter import Adapter, Skip\n"
+        "class Own(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        if 'skip' in primary.data: return Skip(primary.data['skip'])\n"
+        "        return foreign.data.get('result')\n"
+    )
+    return directory
+
+
+def test_the_outcomes_as_a_document(own):
+    pairs = [
+        {"primary": {"id": 1}, "foreign": {"id": "c1"}},
+        {"primary": {"id": 1, "skip": "why"}, "foreign": {"id": "c2"}},
+        {"primary": {"id": 1}, "foreign": {"id": "c3", "result": 7}},
+        {"primary": {"id": 1}},
+    ]
+    (own / "pairs").write_text("\n".join(map(json.dumps, pairs)))
+    result = run("pairs", "--use", "users_own:Own", "--json")
+    document = json.loads(result.output)
+    assert [one["outcome"] for one in document["events"]] == ["joined", "skipped", "raised", "malformed"]
+    assert document["events"][0]["event"] == {"id": "c1", "primary": {"id": 1}}
+    assert document["events"][1] == {"place": "pairs:2", "outcome": "skipped", "reason": "why"}
+    assert "returned int" in document["events"][2]["reason"]
+    assert (document["joined"], document["raised"], document["no_primary"]) == (1, 1, 0)
+    assert result.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{}",
+        "no json",
+        '{"primary":{"id":1},"foreign":5}',
+        '{"primary":{"id":1},"foreign":{}}',
+        '{"primary":{"id":1},"foreign":{"id":1},"expected":1}',
+    ],
+)
+def test_a_line_that_is_no_pair_is_told_and_the_others_are_joined(own, line):
+    (own / "pairs").write_text(line + '\n{"primary":{"id":1},"foreign":{"id":"c1"}}\n')
+    result = run("pairs")
+    assert "pairs:1  malformed   no line {" in result.output
+    assert "2 events: 1 joined, 1 malformed" in result.output
+    assert result.exit_code == 1
+
+
+def test_two_logs_are_brought_together_by_ids_whatever_their_spelling(own):
+    (own / "q").write_text('{"id":17,"n":1}\n{"id":"17","n":2}\nbad\n')
+    (own / "c").write_text('{"id":"a","primary_id":"17","ts_us":1}\n{"id":"b","primary_id":8,"ts_us":1}\n')
+    result = run("--primary", "q", "--foreign", "c", "--json")
+    document = json.loads(result.output)
+    outcomes = {one["place"]: one["outcome"] for one in document["events"]}
+    assert outcomes == {"q:34": "malformed", "c:0": "joined", "c:39": "no primary"}
+    assert document["events"][1]["event"]["primary"] == {"id": 17, "n": 1}
+
+
+def test_what_is_not_said_clearly_is_refused(own):
+    (own / "f").write_text("")
+    for arguments in ([], ["f", "--primary", "f", "--foreign", "f"], ["--primary", "f"]):
+        result = run(*arguments)
+        assert isinstance(result.exception, UsageError) and "give either FILE" in str(result.exception)
+    assert isinstance(run("f", "--use", "users_own:No").exception, AdapterError)
+    assert run("f").output == "0 events: nothing to join\n"
+
+
+@pytest.mark.cluster
+def test_in_a_run_an_adapter_that_raises_costs_one_event_and_its_letter_says_where(own, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where Photon is; the adapter is in the current directory
+    (own / "users_own.py").write_text(
+        "from joiner.adapter import Adapter\n"
+        "class Own(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        if foreign.data['id'] == 'c7':\n"
+        "            raise LookupError('no such campaign:\\n7')\n"
+    )
+    write_lines(own / "q" / "q.jsonl", [{"id": f"q{n}"} for n in range(20)])
+    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(20)]
+    write_lines(own / "c" / "c.jsonl", clicks)
+    (own / "photon.toml").write_text('[adapter]\nuse = "users_own:Own"\n')
+    done = run_photon(
+        "join", "--primary", own / "q", "--foreign", own / "c", "--out", own / "out", "--json",
+        "--config", own / "photon.toml",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["joined"], summary["filtered"]) == (19, 1)
+    (letter,) = read_lines(own / "out" / "dead-letters")
+    assert letter["reason"] == "adapter raised LookupError: no such campaign: 7 (users_own.py:5)"
+    assert (letter["fate"], letter["event"]) == ("filtered", clicks[7])

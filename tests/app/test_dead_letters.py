@@ -1,0 +1,119 @@
+"""Dead letters: read, counted, put into an inbox once."""
+
+import json
+
+import pytest
+
+from photon.app import dead_letters
+from photon.app.dead_letters import REPLAYED, Filter, count_letters, read_letters, replay
+from photon.core.errors import LockedError, StorageError
+from photon.core.fates import Fate
+from photon.core.logwriter import DeadLetter, dead_letter_lines
+
+GONE = DeadLetter(
+    Fate.UNJOINABLE, "its primary event is not in the logs", b'{"id":"c1","x":{"id":7}}', "a.jsonl", 0
+)
+SKIPPED = DeadLetter(Fate.FILTERED, "not paid", b'{ "id" : "c2" }', "a.jsonl", 40)
+TORN = DeadLetter(Fate.MALFORMED, "not JSON", b'{"id":"c3', "a.jsonl", 80)
+BYTES = DeadLetter(Fate.MALFORMED, "not UTF-8", b"\xff\xfe", "a.jsonl", 90)
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """A datacenter's directory with four letters in the files of two workers."""
+    (tmp_path / "foreign-000000.jsonl").write_bytes(dead_letter_lines([GONE, TORN]))
+    (tmp_path / "foreign-w1-000000.jsonl").write_bytes(dead_letter_lines([SKIPPED, BYTES]))
+    return tmp_path
+
+
+def events(inbox):
+    return sorted(line for path in inbox.glob("*.jsonl") for line in path.read_bytes().splitlines())
+
+
+def test_letters_of_all_workers_are_counted_by_fate_and_reason(letters):
+    (letters / "primary-000000.jsonl").write_bytes(dead_letter_lines([TORN]))
+    rows = count_letters(letters, Filter())
+    kinds = {(row["log"], row["fate"], row["reason"], row["count"]) for row in rows}
+    assert kinds == {
+        ("foreign", letter.fate.value, letter.reason, 1) for letter in (GONE, TORN, SKIPPED, BYTES)
+    } | {("primary", "malformed", "not JSON", 1)}
+
+
+def test_more_reasons_than_can_be_kept_count_together(letters, monkeypatch):
+    monkeypatch.setattr(dead_letters, "REASONS_MAX", 2)
+    counts = [(row["reason"], row["count"]) for row in count_letters(letters, Filter())]
+    assert counts[0] == ("(others)", 1) or ("(others)", 1) in counts
+    assert sum(count for _, count in counts) == 4
+
+
+@pytest.mark.parametrize(
+    ("chosen", "found"),
+    [
+        (Filter(fates=(Fate.MALFORMED,)), [TORN, BYTES]),
+        (Filter(reason="paid"), [SKIPPED]),
+        (Filter(id="c2"), [SKIPPED]),
+        (Filter(id="7", id_path="x.id"), [GONE]),
+        (Filter(id="c9"), []),
+    ],
+)
+def test_letters_are_chosen_by_fate_reason_and_id(letters, chosen, found):
+    taken = [letter.line() for _, letter in read_letters(letters) if chosen.takes(letter)]
+    assert sorted(taken) == sorted(letter.event for letter in found)
+
+
+def test_what_is_replayed_is_the_event_byte_for_byte_and_once(letters, tmp_path):
+    inbox = tmp_path / "inbox"
+    assert replay(letters, inbox, "one.jsonl", Filter(REPLAYED)) == 2
+    assert events(inbox) == sorted([GONE.event, SKIPPED.event])
+    assert replay(letters, inbox, "two.jsonl", Filter(REPLAYED)) == 0
+    assert replay(letters, inbox, "three.jsonl", Filter()) == 2  # the malformed ones, now that all are meant
+    assert events(inbox) == sorted([GONE.event, SKIPPED.event, TORN.event, BYTES.event])
+    assert sorted(path.name for path in inbox.iterdir()) == ["one.jsonl", "three.jsonl"]
+    assert [row["replayed"] for row in count_letters(letters, Filter())] == [1, 1, 1, 1]
+    assert replay(letters, inbox, "four.jsonl", Filter(), again=True) == 4
+
+
+def test_a_letter_that_comes_later_is_replayed_alone(letters, tmp_path):
+    replay(letters, tmp_path / "inbox", "one.jsonl", Filter())
+    late = DeadLetter(GONE.fate, GONE.reason, b'{"id":"c4"}', "inbox/one.jsonl", 0)
+    with (letters / "foreign-000000.jsonl").open("ab") as file:
+        file.write(dead_letter_lines([late]) + b'{"fate":"unjo')  # and one that is being written
+    assert replay(letters, tmp_path / "inbox", "two.jsonl", Filter()) == 1
+    assert (tmp_path / "inbox" / "two.jsonl").read_bytes() == late.event + b"\n"
+
+
+def test_a_replay_that_failed_leaves_nothing_in_the_inbox_and_can_be_done_again(
+    letters, tmp_path, monkeypatch
+):
+    inbox = tmp_path / "inbox"
+
+    def full(_letters, _chosen, _done, digests, write):
+        digests.append(b"x" * 16)
+        write(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(dead_letters, "_write_events", full)
+        with pytest.raises(StorageError, match="no space"):
+            replay(letters, inbox, "one.jsonl", Filter())
+    assert list(inbox.iterdir()) == []
+    assert replay(letters, inbox, "one.jsonl", Filter()) == 4
+
+
+def test_a_torn_index_costs_one_replay_more_and_no_later_one(letters, tmp_path):
+    replay(letters, tmp_path / "inbox", "one.jsonl", Filter())
+    index = letters / dead_letters.INDEX_FILE
+    index.write_bytes(index.read_bytes()[:-3])
+    assert replay(letters, tmp_path / "inbox", "two.jsonl", Filter()) == 1
+    assert replay(letters, tmp_path / "inbox", "three.jsonl", Filter()) == 0
+
+
+def test_two_replays_at_a_time_are_refused(letters, tmp_path):
+    with dead_letters._locked_index(letters), pytest.raises(LockedError, match="another replay"):
+        replay(letters, tmp_path / "inbox", "one.jsonl", Filter())
+
+
+def test_a_line_that_is_no_letter_is_told_with_its_file(letters):
+    (letters / "foreign-000001.jsonl").write_text(json.dumps({"fate": "lost"}) + "\n")
+    with pytest.raises(StorageError, match=r"foreign-000001\.jsonl"):
+        count_letters(letters, Filter())

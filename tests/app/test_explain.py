@@ -1,0 +1,91 @@
+"""What is found of one event in files and columns, and the words for it."""
+
+import json
+
+import pytest
+
+from photon.app.explain import Asked, _row_of, joined_lines, letters_of
+from photon.app.explain_cli import told, verdict
+from photon.core.fates import Fate
+from photon.core.logwriter import DeadLetter, dead_letter_lines
+
+ASKED = Asked("c\N{LATIN SMALL LETTER E WITH ACUTE}1", b"\1" * 16, "ctx.id", "ctx.query")
+NOTHING = {
+    "id": "c1", "joined": [], "dead_letters": [], "registry": None, "pending": {"east": None}, "primary": None,
+}  # fmt: skip
+
+
+def event(id_, **more):
+    return {"ctx": {"id": id_, "query": "q"}, **more}
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "east").mkdir()
+    return tmp_path
+
+
+def test_a_line_is_found_by_the_id_at_its_path_however_it_is_escaped(out):
+    other = event("other", text=ASKED.id)  # holds the id, and is not it
+    lines = [
+        json.dumps(other, ensure_ascii=False),
+        json.dumps(event(ASKED.id), ensure_ascii=False),
+        json.dumps(event(ASKED.id), ensure_ascii=True),
+    ]
+    torn = json.dumps(event(ASKED.id))[:-1]
+    (out / "east" / "joiner-east-000000.jsonl").write_text("\n".join([*lines, torn]), "utf-8")
+    found = sorted(joined_lines(out, ASKED), key=lambda row: row["offset"])
+    assert [row["line"] for row in found] == lines[1:]
+    assert [row["offset"] for row in found] == [
+        len(lines[0].encode()) + 1,
+        len("\n".join(lines[:2]).encode()) + 1,
+    ]
+
+
+def test_a_row_is_found_in_parquet_unless_its_lines_are_still_there(out):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [event("other", n=0), event(ASKED.id, n=1)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), out / "east" / "a-000000.parquet")
+    texts = [{"event": json.dumps(row)} for row in rows]
+    parquet.write_table(pyarrow.Table.from_pylist(texts), out / "east" / "b-000000.parquet")
+    assert [(row["row"], json.loads(row["line"])["n"]) for row in joined_lines(out, ASKED)] == [
+        (1, 1),
+        (1, 1),
+    ]
+    (out / "east" / "a-000000.jsonl").write_text("")
+    assert len(list(joined_lines(out, ASKED))) == 1
+
+
+def test_letters_of_every_datacenter_are_found(out):
+    (out / "west").mkdir()
+    line = json.dumps(event(ASKED.id)).encode()
+    letter = DeadLetter(Fate.UNJOINABLE, "gone", line, "c.jsonl", 7)
+    for name in ("east", "west"):
+        (out / name / "foreign-000000.jsonl").write_bytes(dead_letter_lines([letter]))
+    found = [(row["datacenter"], row["fate"], row["offset"]) for row in letters_of(out, ASKED)]
+    assert found == [("east", "unjoinable", 7), ("west", "unjoinable", 7)]
+
+
+def test_an_id_is_found_in_a_column_at_its_own_rows_only():
+    packed = bytes(range(16))
+    assert _row_of(b"\0" * 16 + packed, packed) == 1
+    assert _row_of(b"\0" * 8 + packed + b"\0" * 8, packed) is None
+    assert _row_of(b"\0" * 8 + packed + b"\0" * 8 + packed, packed) == 2
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        ({"joined": [{"file": "f", "offset": 0, "line": "{}"}]}, "joined"),
+        ({"pending": {"east": {"tries": 2}}}, "waits"),
+        ({"registry": {"shard": 0, "joiner": None}}, "registered, and in no joined log"),
+        ({"dead_letters": [{"fate": "filtered", "reason": "r", "datacenter": "east", "file": "f", "offset": 0}]}, "filtered"),
+        ({"registry": {"silent": "no answer"}}, "not all answer"),
+        ({}, "not seen"),
+    ],
+)  # fmt: skip
+def test_the_verdict_is_the_most_that_can_be_said(found, word):
+    whole = {**NOTHING, **found}
+    assert word in verdict(whole)
+    assert told(whole)[0] == f"c1: {verdict(whole)}"
