@@ -14,6 +14,7 @@ import numpy as np
 
 from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
+from dispatcher.lookup_share import LookupShare
 from dispatcher.pipeline import SEND, Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
 from dispatcher.window import Gate
@@ -59,6 +60,7 @@ class Sender:
         self._notice = notice
         self._gate = gate
         self._lookup_at = float("-inf")
+        self._share = LookupShare()
 
     def send(self, events: Events) -> Answer | None:
         """Verdicts of all events; None if it was time to stop before: then nothing is known of any."""
@@ -100,13 +102,16 @@ class Sender:
 
     def _look_up(self, events: Events) -> Verdicts | None:
         """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""
-        if self._registry is not None and self._clock.monotonic() >= self._lookup_at:
+        worth_it = self._clock.monotonic() >= self._lookup_at and self._share.pays()
+        if self._registry is not None and worth_it:
             if not self._gate.enter(self._stopping):
                 return None
             try:
                 with self._gate.request():
                     registered = self._registry.lookup(events.ids, events.times)
-                return judge_lookup(registered, len(events))
+                verdicts = judge_lookup(registered, len(events))
+                self._share.observe(int(np.count_nonzero(verdicts != SEND)), len(events))
+                return verdicts
             except UnavailableError as error:
                 self._notice(f"registry: {error}; events are sent without looking them up")
                 self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S

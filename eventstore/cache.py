@@ -8,6 +8,7 @@ use, and no Python statement is spent on an event.
 import threading
 from collections.abc import Sequence
 from itertools import compress
+from operator import is_
 from typing import Final
 
 # What an event costs beside its line: the key (64 with the allocator's rounding), the line's own header
@@ -65,9 +66,23 @@ class CacheEventStore:
         """Add events. Of an id that is here already, or twice in the batch, the first line stays."""
         for start in range(0, len(keys), _FILLED_AT_ONCE):
             part = slice(start, start + _FILLED_AT_ONCE)
-            fresh = dict(zip(reversed(keys[part]), reversed(lines[part]), strict=True))
             with self._lock:
-                self._put(fresh)
+                if not self._put_at_once(keys[part], lines[part]):
+                    self._put(dict(zip(reversed(keys[part]), reversed(lines[part]), strict=True)))
+
+    def _put_at_once(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> bool:
+        """The common case in one pass over the dict; False where the cold ones must be looked at, or aged."""
+        size = sum(map(len, lines)) + ENTRY_BYTES * len(lines)
+        if self._hot_bytes + size > self._half or not self._cold.keys().isdisjoint(keys):
+            return False
+        before = len(self._hot)
+        held = list(map(self._hot.setdefault, keys, lines))
+        if len(self._hot) - before < len(keys):
+            size = sum(
+                len(line) + ENTRY_BYTES for line, kept in zip(lines, held, strict=True) if line is kept
+            )
+        self._hot_bytes += size
+        return True
 
     def _put(self, fresh: dict[bytes, bytes]) -> None:
         for generation in (self._hot, self._cold):

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from photon.core.columns import count_lines
 from photon.core.errors import UsageError
 from photon.core.ids import ID_BYTES
 
@@ -35,7 +36,7 @@ class ForeignColumns:
         wrong = [name for name, width in _WIDTHS.items() if len(getattr(self, name)) != width * count]
         if len(self.ids) % ID_BYTES:
             wrong.append("ids")
-        if self.events.count(b"\n") != count or not (self.events.endswith(b"\n") or not self.events):
+        if count_lines(self.events) != count or not (self.events.endswith(b"\n") or not self.events):
             wrong.append("events")
         if wrong:
             raise UsageError(

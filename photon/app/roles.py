@@ -5,6 +5,7 @@ where the address to listen on is taken, 1 for anything else (a restart may mend
 """
 
 import contextlib
+import gc
 import logging
 import os
 import random
@@ -26,6 +27,10 @@ from photon.wire.rpc import on_termination
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
+
+
+_COLLECT_AFTER: Final = 20_000
+"""New container objects between two looks for cycles; Python's own is a few hundred."""
 
 
 class _Role(Protocol):
@@ -52,6 +57,7 @@ def serve_role(role: str, topology_path: Path, name: str) -> None:
     try:
         server = _MAKERS[role](topology, name, SystemClock(), fail)
         on_termination(told.set)
+        _tame_collector()
         server.start()
         _serve_metrics(topology, process_name(role, name), role, server)
     except CorruptStateError as error:
@@ -63,6 +69,12 @@ def serve_role(role: str, topology_path: Path, name: str) -> None:
         # The room can't go on; what it still holds is on disk or was never acknowledged.
         _end(failure[0], _status_after(failure[0]))
     server.stop()
+
+
+def _tame_collector() -> None:
+    """Batches are bytes and arrays, which hold no cycles: don't walk all modules to find none."""
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
 def _serve_metrics(topology: Topology, process: str, role: str, server: _Role) -> None:
