@@ -8,7 +8,6 @@ use, and no Python statement is spent on an event.
 import threading
 from collections.abc import Sequence
 from itertools import compress
-from operator import is_
 from typing import Final
 
 # What an event costs beside its line: the key (64 with the allocator's rounding), the line's own header
