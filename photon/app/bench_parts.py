@@ -1,0 +1,162 @@
+"""The parts of `photon bench join`: each a figure of the whole system, from files to files, checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from photon.app.bench_live import live
+from photon.app.bench_runs import Drain, drain, generated
+
+Row = dict[str, Any]
+"""A row of a part's table: column -> value."""
+
+MIB: Final = 1 << 20
+LIVE_QUERIES_PER_S: Final = 2_000.0
+LIVE_CLICKS_PER_S: Final = 400.0
+MEMORY_TIMES: Final = 10
+_MEMORY_SETTINGS: Final = "[eventstore]\ncache_bytes = 33554432\n"
+"""A cache that the shorter logs fill, too: what is left to see is what grows with the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What all parts share. `runs`: of what is told as a median; `queries`, `clicks`: of catch-up."""
+
+    directory: Path
+    queries: int = 1_000_000
+    clicks: int = 200_000
+    steady_queries: int = 200_000
+    steady_clicks: int = 1_500_000
+    runs: int = 3
+    live_seconds: float = 30.0
+
+
+def catch_up(plan: Plan) -> list[Row]:
+    """`photon join` over existing logs: wall seconds, start included; the median run and the spread."""
+    logs = generated(plan.directory, plan.queries, plan.clicks)
+    runs = sorted(
+        (drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)), key=lambda run: run.seconds
+    )
+    middle = runs[len(runs) // 2]
+    return [
+        {
+            "queries": logs.queries,
+            "clicks": logs.clicks,
+            "seconds": round(middle.seconds, 2),
+            "seconds_min": round(runs[0].seconds, 2),
+            "seconds_max": round(runs[-1].seconds, 2),
+            "runs": len(runs),
+            "clicks_per_s": round(middle.pairs / middle.seconds),
+            "wasted_joins": middle.summary["wasted_joins"],
+            "cpu_us_per_click": middle.cpu_us_per_click(),
+            "peak_mib": middle.usage.total // MIB,
+        }
+    ]
+
+
+def steady(plan: Plan) -> list[Row]:
+    """Joined a second while nothing starts or ends: between a tenth and nine tenths of the output."""
+    logs = generated(plan.directory, plan.steady_queries, plan.steady_clicks)
+    runs = sorted((drain(logs, plan.directory / "steady") for _ in range(plan.runs)), key=Drain.steady_per_s)
+    middle = runs[len(runs) // 2]
+    return [
+        {
+            "queries": logs.queries,
+            "clicks": logs.clicks,
+            "joined_per_s": middle.steady_per_s(),
+            "joined_per_s_min": runs[0].steady_per_s(),
+            "joined_per_s_max": runs[-1].steady_per_s(),
+            "runs": len(runs),
+            "cpu_us_per_click": middle.cpu_us_per_click(),
+            "peak_mib": middle.usage.total // MIB,
+        }
+    ]
+
+
+def live_latency(plan: Plan) -> list[Row]:
+    """From a click's line written to its joined line readable, at a rate far below what the machine can."""
+    return [live(plan.directory, plan.live_seconds, LIVE_QUERIES_PER_S, LIVE_CLICKS_PER_S)]
+
+
+def half_load(plan: Plan, steady_per_s: int) -> list[Row]:
+    """The same at half of the steady rate, with the steady run's share of queries."""
+    clicks_per_s = steady_per_s / 2
+    queries_per_s = clicks_per_s * plan.steady_queries / plan.steady_clicks
+    return [live(plan.directory, plan.live_seconds, queries_per_s, clicks_per_s)]
+
+
+def fast_path(plan: Plan) -> list[Row]:
+    """Live, with the events sent by the fast path as well, and without."""
+    rows = []
+    for with_it in (False, True):
+        row = live(plan.directory, plan.live_seconds, LIVE_QUERIES_PER_S, LIVE_CLICKS_PER_S, with_it)
+        sent = row.pop("fast_path", {}).get("foreigns", {})
+        rows.append({"fast_path": "on" if with_it else "off", **row, "joined_by_it": sent.get("joined", 0)})
+    return rows
+
+
+def memory(plan: Plan) -> list[Row]:
+    """Peaks over logs of one length and of ten, by role. Only the registry may grow: it keeps every id."""
+    rows = []
+    for times in (1, MEMORY_TIMES):
+        logs = generated(plan.directory, plan.queries // 4 * times, plan.clicks * times)
+        usage = drain(logs, plan.directory / "memory", _MEMORY_SETTINGS).usage
+        roles = {f"{role}_mib": size // MIB for role, size in sorted(usage.by_role.items())}
+        rows.append(
+            {
+                "queries": logs.queries,
+                "clicks": logs.clicks,
+                "anonymous_mib": usage.anonymous // MIB,
+                "shared_mib": usage.shared // MIB,
+                **roles,
+            }
+        )
+    return rows
+
+
+def lookups(plan: Plan) -> list[Row]:
+    """What looking up before sending saves, with two datacenters over the same logs (paper 3.2)."""
+    return _compare(
+        plan, "lookup_before_send", "[dispatcher]\nlookup_before_send = {}\n", ("true", "false"), 2
+    )
+
+
+def fsync(plan: Plan) -> list[Row]:
+    """The price of durable joined logs and intents; the registry syncs either way."""
+    return _compare(plan, "joiner.fsync", "[joiner]\nfsync = {}\n", ("true", "false"), 1)
+
+
+def _compare(plan: Plan, name: str, settings: str, values: tuple[str, ...], datacenters: int) -> list[Row]:
+    """Steady runs with each value in turn, so that a noisy neighbour meets all; medians."""
+    logs = generated(plan.directory, plan.steady_queries, plan.steady_clicks)
+    runs: dict[str, list[Drain]] = {value: [] for value in values}
+    for _ in range(plan.runs):
+        for value, done in runs.items():
+            done.append(drain(logs, plan.directory / "compare", settings.format(value), datacenters))
+    return [
+        {
+            name: value,
+            "runs": len(done),
+            "seconds": round(median(run.seconds for run in done), 2),
+            "cpu_us_per_click": median(run.cpu_us_per_click() for run in done),
+            "wasted_joins": round(median(run.summary["wasted_joins"] for run in done)),
+        }
+        for value, done in runs.items()
+    ]
+
+
+Part = Callable[[Plan], list[Row]]
+
+PARTS: Final[dict[str, Part]] = {
+    "catch-up": catch_up,
+    "steady": steady,
+    "live": live_latency,
+    "memory": memory,
+    "lookups": lookups,
+    "fsync": fsync,
+    "fast-path": fast_path,
+}
+HALF_LOAD: Final = "half-load"
+"""A part, too; it needs the steady rate."""

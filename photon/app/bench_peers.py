@@ -1,0 +1,186 @@
+"""`photon bench join --peers`: what users would take instead, on the same logs in the same run.
+
+Each peer is a module of benchmarks/peers, run as a process of its own by an interpreter that has it; what it
+wrote is compared with the truth as ours is, and what it lost is told.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+import photon
+from photon.app.bench_parts import MIB, Plan, Row
+from photon.app.bench_processes import ProcessTree
+from photon.app.bench_runs import Logs, drain, fresh, generated
+from photon.app.verify_pairs import pairs_sha256
+from photon.core.errors import UsageError
+
+PEER_S_MAX: Final = 900.0
+_BLOCK_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`module`: in benchmarks/peers; `needs`: what its interpreter must be able to import."""
+
+    module: str
+    needs: str
+    what: str
+    java: bool = False
+
+
+PEERS: Final = {
+    "spark": Peer(
+        "spark_streaming", "pyspark", "Spark Structured Streaming, checkpoint, 25 h range", java=True
+    ),
+    "pathway": Peer("pathway_static", "pathway", "Pathway, no persistence"),
+    "duckdb": Peer("duckdb_batch", "duckdb", "DuckDB, one batch join (the floor)"),
+}
+
+
+class _Pair(msgspec.Struct, gc=False):
+    click_id: str
+    primary_id: str
+    query_id: str
+
+
+_LINE: Final = msgspec.json.Decoder(_Pair)
+
+
+def beside_peers(plan: Plan, pythons: Sequence[str], tell: Callable[[str], object]) -> list[Row]:
+    """A row for us and one for each peer: seconds from files to files, start included, and what it lost.
+
+    `pythons`: NAME=PATH, the interpreter of a peer. UsageError for one that is none, or without benchmarks/.
+    """
+    interpreters = _interpreters(pythons)
+    root = _source_tree()
+    logs = generated(plan.directory, plan.queries, plan.clicks)
+    tell("photon")
+    ours = min(
+        (drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)), key=lambda run: run.seconds
+    )
+    rows: list[Row] = [
+        {
+            "engine": "Photon, fsync, 3 Raft replicas",
+            "seconds": round(ours.seconds, 2),
+            "clicks_per_s": round(ours.pairs / ours.seconds),
+            "cpu_s": round(sum(ours.usage.cpu_s.values()), 1),
+            "peak_mib": ours.usage.total // MIB,
+            "lost": 0,
+            "repeated": 0,
+            "remark": "",
+        }
+    ]
+    for name, peer in PEERS.items():
+        tell(peer.what)
+        python = interpreters.get(name, sys.executable)
+        missing = _missing(peer, python)
+        if missing:
+            rows.append({"engine": peer.what, "remark": missing})
+            continue
+        runs = [_run(peer, python, root, logs, plan.directory / "peer") for _ in range(plan.runs)]
+        rows.append(min(runs, key=lambda row: float(row.get("seconds", PEER_S_MAX))))
+    return rows
+
+
+def _interpreters(pythons: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in pythons:
+        name, equals, path = text.partition("=")
+        if not equals or name not in PEERS or not shutil.which(path):
+            raise UsageError(
+                f"--peer-python {text}: give NAME=PATH, a name of {', '.join(PEERS)} and a Python's path"
+            )
+        found[name] = path
+    return found
+
+
+def _source_tree() -> Path:
+    root = Path(photon.__file__).resolve().parents[1]
+    if not (root / "benchmarks" / "peers").is_dir():
+        raise UsageError(
+            f"--peers needs the source tree, and {root} has no benchmarks/peers: run it in a checkout"
+        )
+    return root
+
+
+def _missing(peer: Peer, python: str) -> str:
+    """Why this peer can't run; empty if it can."""
+    if peer.java and not shutil.which("java"):
+        return "no Java on PATH"
+    found = subprocess.run([python, "-c", f"import {peer.needs}"], check=False, capture_output=True)
+    return f"{python} has no {peer.needs}" if found.returncode else ""
+
+
+def _run(peer: Peer, python: str, root: Path, logs: Logs, out: Path) -> Row:
+    fresh(out)
+    arguments = [python, "-m", f"benchmarks.peers.{peer.module}", str(logs.directory.absolute())]
+    with (out / "log").open("wb") as log:
+        began = time.monotonic()
+        process = subprocess.Popen([*arguments, str(out.absolute())], cwd=root, stdout=log, stderr=log)
+        tree = ProcessTree(process.pid)
+        try:
+            process.wait(PEER_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        seconds = time.monotonic() - began
+        usage = tree.stop()
+    if process.returncode != 0:
+        return {"engine": peer.what, "remark": f"ended with status {process.returncode}; see {out / 'log'}"}
+    wrote = what_it_wrote(out / "joined")
+    truth = json.loads((logs.directory / "truth.json").read_bytes())
+    wrong = []
+    if wrote.mismatched:
+        wrong.append(f"{wrote.mismatched:,} with another query")
+    if wrote.distinct == truth["distinct_joined_pairs"] and wrote.sha256 != truth["joined_pairs_sha256"]:
+        wrong.append("not the true pairs")
+    return {
+        "engine": peer.what,
+        "seconds": round(seconds, 2),
+        "clicks_per_s": round(wrote.distinct / seconds),
+        "cpu_s": round(sum(usage.cpu_s.values()), 1),
+        "peak_mib": usage.total // MIB,
+        "lost": truth["distinct_joined_pairs"] - wrote.distinct,
+        "repeated": wrote.lines - wrote.distinct,
+        "remark": "; ".join(wrong),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """Joined lines of a peer. `sha256`: of the distinct pairs, as in the truth."""
+
+    lines: int
+    distinct: int
+    mismatched: int
+    sha256: str
+
+
+def what_it_wrote(joined: Path) -> Wrote:
+    """Reads all .json and .jsonl files below. msgspec.DecodeError for a line that is no joined click."""
+    lines = mismatched = 0
+    pairs: set[bytes] = set()
+    for path in sorted(joined.rglob("*.json*")):
+        if path.name.startswith((".", "_")) or path.is_dir():
+            continue
+        for block in _blocks(path):
+            events: list[Any] = _LINE.decode_lines(block)
+            lines += len(events)
+            mismatched += sum(event.primary_id != event.query_id for event in events)
+            pairs.update(f"{event.primary_id}\t{event.click_id}\n".encode() for event in events)
+    return Wrote(lines, len(pairs), mismatched, pairs_sha256(pairs))
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while lines := file.readlines(_BLOCK_BYTES):
+            yield b"".join(lines)

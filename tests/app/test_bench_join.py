@@ -1,0 +1,210 @@
+"""The whole system's benchmark: what its figures rest on. The figures themselves are no test."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from photon.app import bench_live, bench_peers
+from photon.app.bench_feeder import CLICKABLE, Feed, feed
+from photon.app.bench_live import live
+from photon.app.bench_parts import Plan
+from photon.app.bench_peers import PEERS, Peer, beside_peers, what_it_wrote
+from photon.app.bench_processes import ProcessTree, Usage, memory_of, role_of
+from photon.app.bench_runs import BenchError, Drain, check, drain, generated
+from photon.app.bench_tables import as_text, table
+from photon.core.errors import UsageError
+
+SMALL = Plan(Path("."), queries=300, clicks=100, steady_queries=100, steady_clicks=300, runs=1)
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return generated(tmp_path_factory.mktemp("bench"), 300, 100)
+
+
+def test_anonymous_and_shared_memory_are_told_apart():
+    text = "Rss: 900 kB\nPss: 500 kB\nPss_Dirty: 9 kB\nPss_Anon:   100 kB\nPss_File:   300 kB\nPss_Shmem: 50 kB\n"
+    assert memory_of(text) == (100 << 10, 350 << 10)
+
+
+def test_a_process_is_known_by_the_role_it_serves():
+    assert role_of(["python", "-m", "photon.app.cli", "joiner", "serve", "--name", "east"]) == "joiner"
+    assert role_of(["python", "-m", "photon.app.cli", "join", "--out", "registry"]) == "join"
+
+
+def test_memory_and_cpu_of_all_processes_below_are_counted():
+    work = "import time; kept = bytearray(b'x') * (64 << 20); time.sleep(1.2)"
+    shell = ["sh", "-c", f'{sys.executable} -c "{work}"; true']
+    with subprocess.Popen(shell) as process:
+        tree = ProcessTree(process.pid)
+        process.wait()
+        usage = tree.stop()
+    assert usage.anonymous > 64 << 20
+    assert usage.total < usage.anonymous + usage.shared + (1 << 20)
+    assert usage.cpu_s["join"] > 0
+
+
+def steady_drain(samples):
+    return Drain(10.0, {}, Usage(cpu_s={"join": 0.5, "joiner": 1.5}), samples, 1_000, 10_000)
+
+
+def test_the_steady_rate_leaves_out_the_first_and_the_last_tenth():
+    samples = [(0.0, 0), (5.0, 100), (6.0, 500), (7.0, 900), (60.0, 1_000)]
+    assert steady_drain(samples).steady_per_s() == 4_000
+    assert steady_drain(samples).cpu_us_per_click() == 200.0
+
+
+def test_a_run_too_short_to_be_steady_has_no_rate():
+    with pytest.raises(BenchError, match="more clicks"):
+        steady_drain([(0.0, 0), (1.0, 500), (2.0, 1_000)]).steady_per_s()
+
+
+@pytest.mark.cluster
+def test_a_run_is_measured_only_if_its_output_is_the_true_one(logs, tmp_path):
+    run = drain(logs, tmp_path / "out")
+    assert run.pairs == run.summary["joined"] == 100
+    assert run.output_bytes > 0
+    assert {"registry", "eventstore", "joiner", "dispatcher"} <= run.usage.cpu_s.keys()
+    (log,) = (tmp_path / "out" / "joined").rglob("*.jsonl")
+    whole = log.read_bytes()
+    log.write_bytes(whole.replace(b"\n", b"", 1).partition(b"}{")[2])
+    with pytest.raises(BenchError, match="wrong"):
+        check(logs.directory, tmp_path / "out" / "joined")
+    log.write_bytes(whole + whole.splitlines(keepends=True)[0])
+    with pytest.raises(BenchError, match="again"):
+        check(logs.directory, tmp_path / "out" / "joined")
+
+
+def test_the_feeder_writes_what_was_asked_for_and_clicks_name_earlier_queries(tmp_path):
+    for name in ("queries", "clicks"):
+        (tmp_path / name).mkdir()
+    began_us = time.time_ns() // 1_000
+    fed = feed(Feed(str(tmp_path), 4_000, 20_000, 0.5))
+    queries, clicks = (
+        [json.loads(line) for line in (tmp_path / name / "fed.jsonl").read_bytes().splitlines()]
+        for name in ("queries", "clicks")
+    )
+    assert len(queries) == fed.queries == 2_000
+    assert len(clicks) == fed.clicks == 10_000
+    assert fed.seconds >= 0.5
+    asked = {query["id"]: query["ts_us"] for query in queries}
+    assert len(asked) == len(queries)
+    assert len({click["id"] for click in clicks}) == len(clicks)
+    assert all(asked[click["primary_id"]] < click["ts_us"] for click in clicks)
+    assert all(began_us <= click["ts_us"] <= time.time_ns() // 1_000 + CLICKABLE for click in clicks)
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("fast_path", [False, True])
+def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypatch, fast_path):
+    monkeypatch.setattr(bench_live, "WARM_UP_S", 0.5)
+    row = live(tmp_path, 1.0, 400, 200, fast_path)
+    assert row["joined"] == 300
+    assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] < 60_000
+    if fast_path:
+        assert row["fast_path"]["foreigns"]["offered"] == 300
+        assert row["fast_path"]["primaries"]["offered"] == 600
+
+
+@pytest.mark.cluster
+def test_the_command_prints_its_rows_as_json(tmp_path):
+    options = ["join", "--only", "catch-up", "--queries", "300", "--clicks", "100", "--runs", "1"]
+    bench = [sys.executable, "-m", "photon.app.cli", "bench", *options, "--dir", str(tmp_path), "--json"]
+    done = subprocess.run(bench, capture_output=True, check=True, timeout=100)
+    report = json.loads(done.stdout)
+    assert report["catch-up"][0]["clicks"] == 100
+    assert report["machine"]["cores"] >= 1
+    assert list(report) == ["machine", "catch-up"]
+
+
+def test_several_rows_stand_side_by_side_and_one_has_a_line_a_figure():
+    assert table([{"fast_path": "on", "p50_ms": 7.5}]).splitlines()[1].split() == ["p50", "ms", "7.5"]
+    lines = table([{"a": 1_000, "b": "x"}, {"a": 2, "c": 3}]).splitlines()
+    assert [line.split() for line in lines] == [["a", "b", "c"], ["1,000", "x"], ["2", "3"]]
+    assert as_text({"machine": {"cores": 2}, "live": [{"p50_ms": 1}]}).startswith("cores 2\n\nlive\n")
+
+
+# --- the peers
+
+SCRIPT = """
+import json, sys
+from pathlib import Path
+logs, out = map(Path, sys.argv[1:])
+(out / "joined").mkdir()
+clicks = [json.loads(l) for p in sorted((logs / "clicks").iterdir()) for l in p.read_bytes().splitlines()]
+rows = [{"click_id": c["id"], "primary_id": c["primary_id"], "query_id": c["primary_id"]} for c in clicks]
+rows = CHANGE
+(out / "joined" / "part-0.json").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+(out / "joined" / "_metadata").write_text("not JSON")
+"""
+
+
+def peer_row(logs, tmp_path, change):
+    folder = tmp_path / "benchmarks" / "peers"
+    folder.mkdir(parents=True)
+    (folder / "scripted.py").write_text(SCRIPT.replace("CHANGE", change))
+    peer = Peer("scripted", "json", "a peer")
+    return bench_peers._run(peer, sys.executable, tmp_path, logs, tmp_path / "out")
+
+
+def test_a_peer_that_joins_all_has_lost_nothing(logs, tmp_path):
+    row = peer_row(logs, tmp_path, "rows")
+    assert (row["lost"], row["repeated"], row["remark"]) == (0, 0, "")
+    assert row["seconds"] > 0
+
+
+def test_what_a_peer_loses_and_repeats_is_counted(logs, tmp_path):
+    row = peer_row(logs, tmp_path, "rows[7:] + rows[-3:]")
+    assert (row["lost"], row["repeated"]) == (7, 3)
+
+
+def test_a_peer_that_joins_the_wrong_queries_is_found_out(logs, tmp_path):
+    row = peer_row(logs, tmp_path, "[{**row, 'query_id': rows[0]['primary_id']} for row in rows]")
+    assert "with another query" in row["remark"]
+
+
+def test_a_peer_that_fails_is_told_of_and_has_no_figures(logs, tmp_path):
+    row = peer_row(logs, tmp_path, "1 / 0")
+    assert "status 1" in row["remark"]
+    assert "seconds" not in row
+
+
+@pytest.mark.cluster
+def test_a_peer_that_is_not_installed_has_a_row_that_says_so(logs, monkeypatch):
+    monkeypatch.setattr(bench_peers, "PEERS", {"none": Peer("none", "no_such_engine", "no such engine")})
+    directory = logs.directory.parent
+    plan = Plan(directory, logs.queries, logs.clicks, runs=1)
+    ours, theirs = beside_peers(plan, [], lambda _: None)
+    assert ours["lost"] == 0
+    assert ours["seconds"] > 0
+    assert "no_such_engine" in theirs["remark"]
+
+
+@pytest.mark.parametrize("given", ["spark", "nobody=/usr/bin/python3", "duckdb=/no/such/python"])
+def test_an_interpreter_that_is_none_is_refused(given):
+    with pytest.raises(UsageError, match="NAME=PATH"):
+        beside_peers(SMALL, [given], lambda _: None)
+
+
+def test_every_peer_has_its_module():
+    root = Path(bench_peers.__file__).parents[2]
+    for peer in PEERS.values():
+        assert (root / "benchmarks" / "peers" / f"{peer.module}.py").is_file()
+
+
+def test_a_peers_output_that_is_no_join_is_an_error(tmp_path):
+    (tmp_path / "x.json").write_text('{"click_id": "a"}\n')
+    with pytest.raises(ValueError, match="primary_id"):
+        what_it_wrote(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["duckdb", "pathway"])
+def test_a_peer_joins_the_true_pairs_where_it_is_installed(logs, tmp_path, name):
+    pytest.importorskip(PEERS[name].needs)
+    root = Path(bench_peers.__file__).parents[2]
+    row = bench_peers._run(PEERS[name], sys.executable, root, logs, tmp_path / "out")
+    assert (row["lost"], row["repeated"], row["remark"]) == (0, 0, "")
