@@ -21,6 +21,16 @@ class FreshBatch:
     malformed: list[DeadLetter]
     spans: Sequence[Span]
 
+    @property
+    def count(self) -> int:
+        """Of its events and malformed lines."""
+        return len(self.events) + len(self.malformed)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files that it covers."""
+        return sum(span.end - span.start for span in self.spans)
+
 
 @dataclass(frozen=True, slots=True)
 class RetryBatch:

@@ -24,6 +24,7 @@ from dispatcher.events import NO_EVENTS
 from dispatcher.ledger import Ledger
 from dispatcher.membership import Membership
 from dispatcher.pipeline import resolve
+from dispatcher.read_ahead import ReadAhead
 from dispatcher.reader import LogReader
 from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder
 from dispatcher.retries import RetryQueue
@@ -38,8 +39,6 @@ from photon.core.settings import Dispatcher
 
 GATHER_COMMITS_S: Final = 0.01
 """What finishes within so long is one transaction: idle traffic costs few fsyncs."""
-FRESH_PER_SENDER: Final = 12
-"""So many batches are read ahead for each sender: the more to choose from, the fewer joins are wasted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,7 @@ class Driver:
         self,
         settings: Dispatcher,
         poll_interval_s: float,
+        chunk_bytes: int,
         ledger: Ledger,
         reader: LogReader,
         retries: RetryQueue,
@@ -94,7 +94,8 @@ class Driver:
         self._finished: SimpleQueue[Finished | None] = SimpleQueue()
         self._mutex = threading.Lock()  # over the throttle and the counts below
         self._throttle = Throttle(settings.retry_queue_events_max)
-        self._fresh_batches = self._retry_batches = self._fresh_events = self._retry_events = 0
+        self._ahead = ReadAhead(settings.batches_in_flight_max, settings.batch_events_max, chunk_bytes)
+        self._retry_batches = self._retry_events = 0
         self._early_retries = EarlyRetries(settings.batch_events_max)
         self._paused: str | None = None
         self._retry_batches_max = max(1, settings.batches_in_flight_max // 2)
@@ -115,7 +116,7 @@ class Driver:
     def in_flight(self) -> int:
         """Events read or taken for a retry, and not recorded."""
         with self._mutex:
-            return self._fresh_events + self._retry_events
+            return self._ahead.events + self._retry_events
 
     @property
     def paused(self) -> str | None:
@@ -126,7 +127,7 @@ class Driver:
     def at_rest(self) -> bool:
         """All whole lines that are there for this worker are read, and what became of them is on disk."""
         with self._mutex:
-            return self._caught_up and not self._fresh_batches and not self._retry_batches
+            return self._caught_up and not self._ahead.batches and not self._retry_batches
 
     @property
     def idle(self) -> bool:
@@ -194,6 +195,7 @@ class Driver:
     def _send_fresh(self) -> bool:
         """One batch, so that a long backlog keeps neither retries nor new files waiting."""
         if not self._may_read():
+            self._caught_up = False
             return False
         batch = self._reader.next_batch()
         if batch is None:
@@ -201,18 +203,17 @@ class Driver:
             return False
         self._caught_up = False
         with self._mutex:
-            self._fresh_batches += 1
-            self._fresh_events += len(batch.events) + len(batch.malformed)
+            self._ahead.sent(batch.count, batch.size, self._clock.monotonic())
         self._submit(batch)
         return True
 
     def _may_read(self) -> bool:
         with self._mutex:
-            if self._fresh_batches >= FRESH_PER_SENDER * self._settings.batches_in_flight_max:
-                return False
             now = self._clock.monotonic()
+            if not self._ahead.room(now):
+                return False
             pending = self._ledger.pending
-            room = self._throttle.room(pending, self._fresh_events, now)
+            room = self._throttle.room(pending, self._ahead.events, now)
             self._tell_pause(room, pending)
             if room is not None and room > 0:
                 self._throttle.probed(now)
@@ -221,7 +222,7 @@ class Driver:
     def _tell_pause(self, room: int | None, pending: int) -> None:
         if room != 0:
             self._paused = None
-        elif self._throttle.full(pending, self._fresh_events):
+        elif self._throttle.full(pending, self._ahead.events):
             bound = self._settings.retry_queue_events_max
             # Without the present number: a notice that says the same is told once.
             self._notice(
@@ -314,8 +315,7 @@ class Driver:
                     self._retry_batches -= 1
                     self._retry_events -= len(batch.events)
                 else:
-                    self._fresh_batches -= 1
-                    self._fresh_events -= len(batch.events) + len(batch.malformed)
+                    self._ahead.recorded(batch.count, batch.size, self._clock.monotonic())
 
     def _learn(self, group: list[Finished]) -> None:
         with self._mutex:

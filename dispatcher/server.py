@@ -100,6 +100,7 @@ class DispatcherServer:
             self._driver = Driver(
                 own,
                 settings.logs.poll_interval_ms / 1000,
+                settings.logs.chunk_bytes,
                 self._ledger,
                 self._reader,
                 RetryQueue(self._ledger, backoffs_of(own).delay_us_max, BATCH_BYTES_MAX),

@@ -78,11 +78,9 @@ class DenseMap:
         return sum(segment.disk_bytes for segment in list(self._segments.values()))
 
     def entries(self, transaction: Any) -> int:
-        """How many, those of deleted logs among them until they are swept or merged away."""
-        inside: int = transaction.stat(self._table)["entries"]
-        for segment in list(self._segments.values()):
-            inside += segment.count
-        return inside
+        """How many, those of deleted logs among them until they are swept or merged away. ExchangedError."""
+        in_table: int = transaction.stat(self._table)["entries"]
+        return in_table + sum(self.segment(one.number).count for one in self.listed(transaction))
 
     def write(self, transaction: Any, ids: bytes, files: Ints, starts: Ints, lengths: Ints) -> list[int]:
         """Add N opaque ids. The rows that repeat one found earlier, in logs that are still there.

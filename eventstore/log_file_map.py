@@ -160,9 +160,10 @@ class LogFileMap:
 
     def entries(self) -> dict[str, int]:
         """How many entries there are of each kind."""
-        with self._transaction() as transaction:
-            sparse = sum(transaction.stat(db)["entries"] for db in self._sparse)
-            return {"sparse": sparse, "dense": self._dense.entries(transaction)}
+        while True:
+            with suppress(ExchangedError), self._transaction() as transaction:
+                sparse = sum(transaction.stat(db)["entries"] for db in self._sparse)
+                return {"sparse": sparse, "dense": self._dense.entries(transaction)}
 
     def states(self) -> list[FileState]:
         """What is known of every log file."""

@@ -24,7 +24,8 @@ _CHANNEL: Final = [
     *_SIZES,
     # A server that restarts is found again in milliseconds, not after gRPC's default second.
     ("grpc.initial_reconnect_backoff_ms", 20),
-    ("grpc.min_reconnect_backoff_ms", 20),
+    # How long a try may take: a busy machine or a distant one needs more than the backoff's first.
+    ("grpc.min_reconnect_backoff_ms", 300),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.driver import FRESH_PER_SENDER
+from dispatcher.read_ahead import PER_SENDER
 from photon.core.errors import LockedError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
@@ -303,7 +303,7 @@ def test_reading_stops_while_no_joiner_answers_and_goes_on_after(site, running):
     site.joiner.before = before
     (site.logs / "a.jsonl").write_bytes(clicks(0, 20_000))
     server = running(fast_settings(batch_events_max=100, batches_in_flight_max=3))
-    bound = 100 * 3 * FRESH_PER_SENDER
+    bound = 100 * 3 * PER_SENDER
     until(lambda: server.status()["in_flight"] == bound)
     time.sleep(0.2)
     assert (server.status()["in_flight"], server.status()["pending"]) == (bound, 0)
