@@ -20,6 +20,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "chained-joins.md"
 T0 = 1_700_000_000_000_000
 
 
+@pytest.mark.long
 def test_the_documents_commands_do_what_it_says(tmp_path):
     """Every command of the example, as a reader would type it."""
     example = PAGE.read_text("utf-8").split("## As streams")[0]
@@ -78,6 +79,7 @@ def follow(logs, primary, foreign, out, config):
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_three_streams_are_joined_once_each_though_processes_of_both_joins_are_killed(tmp_path):
     """Users and queries that come late, joined logs that rotate while they are read, kills on both sides."""
     rng = random.Random(17)

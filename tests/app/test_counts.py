@@ -56,6 +56,7 @@ class Sampler:
         self._ledger.close()
 
 
+@pytest.mark.long
 def test_the_counts_add_up_at_every_moment_under_load_and_kills(tmp_path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     done = photon(

@@ -170,6 +170,7 @@ def test_fates_that_do_not_add_up_stand_out():
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])

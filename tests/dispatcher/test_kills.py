@@ -132,6 +132,7 @@ def check_ledger(site: Site) -> int:
     return passed
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_path, backends):
     joiner, address = backends
     site = Site(tmp_path)

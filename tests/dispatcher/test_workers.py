@@ -274,6 +274,7 @@ def test_a_slot_that_is_held_by_one_who_sleeps_is_not_given_away(tmp_path):
         sleeper.wait()
 
 
+@pytest.mark.long
 def test_workers_say_drained_only_when_all_of_the_directory_is(crew, backends):
     site = crew.site
     held = threading.Event()
@@ -299,6 +300,7 @@ def test_workers_say_drained_only_when_all_of_the_directory_is(crew, backends):
     assert check_ledger(site) == FILES * 50
 
 
+@pytest.mark.long
 def test_workers_stopped_in_good_order_leave_everything_to_who_comes_next(crew):
     site = crew.site
     workers = [crew.start() for _ in range(2)]

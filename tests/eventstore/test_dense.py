@@ -260,6 +260,7 @@ while True:
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_killed_while_it_flushes_and_merges_it_has_all_that_it_said(tmp_path):
     """SIGKILL again and again: what was committed is there, what was not is nowhere."""
     dice = random.Random(3)

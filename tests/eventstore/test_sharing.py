@@ -334,6 +334,7 @@ def start_child(home):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_no_answer_is_wrong_while_processes_are_killed_added_and_removed(root, home):
     """Several clients ask all the time, the logs grow: each answer is right."""
     path = root / "logs" / "a.jsonl"

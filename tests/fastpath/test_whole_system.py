@@ -102,6 +102,7 @@ def test_a_server_with_another_key_of_ids_joins_nothing_a_second_time(run_of):
     assert run.pairs() == {("q", "c"): 1}
 
 
+@pytest.mark.long
 def test_with_two_datacenters_and_kills_every_click_is_joined_once(run_of, tmp_path):
     """Fast path and log path race for every click, in any order; some are handed in twice, to both sides."""
     (tmp_path / "photon.toml").write_text("[registry]\nshards = 2\n")

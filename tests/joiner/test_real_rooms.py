@@ -110,6 +110,7 @@ def test_clicks_are_joined_once_though_the_registry_loses_its_leader_and_joiners
         client.close()
 
 
+@pytest.mark.long
 def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_next_start(
     cluster, store, tmp_path
 ):
