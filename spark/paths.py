@@ -26,6 +26,8 @@ def input_paths(patterns: Sequence[str]) -> list[str]:
     for name in sorted(_matches(local)):
         status = os.stat(name)
         files.setdefault((status.st_dev, status.st_ino), name)
+    for name in files.values():
+        _check_readable(name)
     remote = [pattern for pattern in patterns if is_uri(pattern)]
     if not files and not remote:
         raise UsageError(f"no file matches {', '.join(map(repr, local))}; check the pattern")
@@ -36,6 +38,8 @@ def output_paths(out: str, kind: str) -> list[str]:
     """The files of one kind (`joined` or `dead-letters`) under the --out of `photon join`; may be none."""
     if is_uri(out):
         return [f"{out.rstrip('/')}/{kind}/*/*.jsonl"]
+    for path in Path(out, kind).glob("*/*.parquet"):
+        raise UsageError(f"{path}: joined logs as Parquet can't be verified yet; keep them as lines")
     return [_spark_path(str(path)) for path in sorted(Path(out, kind).glob("*/*.jsonl"))]
 
 
@@ -62,6 +66,15 @@ def _matches(patterns: Sequence[str]) -> Iterator[str]:
     for pattern in patterns:
         inside = str(Path(pattern) / "*") if Path(pattern).is_dir() else pattern
         yield from (name for name in glob.iglob(inside, recursive=True) if Path(name).is_file())
+
+
+def _check_readable(name: str) -> None:
+    """UsageError for logs that Spark can't read as lines."""
+    plain = name.removesuffix(".gz").removesuffix(".zst")
+    if plain.endswith(".pblk"):
+        raise UsageError(f"{name}: blocks can't be verified; make lines of them with `photon convert`")
+    if name.endswith(".zst"):
+        raise UsageError(f"{name}: Spark can't be relied on to read .zst; unpack it, or pack it as .gz")
 
 
 def _spark_path(name: str) -> str:

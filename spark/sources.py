@@ -12,6 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from photon.core.fates import Fate
+from photon.core.formats_fields import parse_path
 from photon.core.settings import Foreign, Primary
 
 # A line is parsed as the first of `[line,"mark"]`: Spark's parser stops after the first value, so that only
@@ -48,9 +49,7 @@ def _trimmed(value: Column) -> Column:
 def foreign_events(lines: DataFrame, names: Foreign) -> DataFrame:
     """Foreign lines -> id, primary_id. Both are null for a malformed line."""
     parsed = _parsed(lines)
-    both = parsed.select(
-        _id_text("$[0]", names.id).alias("id"), _id_text("$[0]", names.primary_id).alias("primary_id")
-    )
+    both = parsed.select(_id_text(names.id).alias("id"), _id_text(names.primary_id).alias("primary_id"))
     return _without_halves(both)
 
 
@@ -60,15 +59,15 @@ def _without_halves(events: DataFrame) -> DataFrame:
     return events.select(*(F.when(whole, F.col(name)).alias(name) for name in events.columns))
 
 
-def joined_events(lines: DataFrame, foreign: Foreign, primary: Primary) -> DataFrame:
-    """Joined lines -> id, primary_id and content of the primary object inside (null: none).
+def joined_events(lines: DataFrame, foreign: Foreign, primary: Primary, field: str) -> DataFrame:
+    """Joined lines -> id, primary_id and content of the primary object in `field` (null: none).
 
     `id` is null for a line that can't be read.
     """
     return _parsed(lines).select(
-        _id_text("$[0]", foreign.id).alias("id"),
-        _id_text('$[0]["primary"]', primary.id).alias("primary_id"),
-        _content('$[0]["primary"]').alias("content"),
+        _id_text(foreign.id).alias("id"),
+        _id_text(primary.id, field).alias("primary_id"),
+        _content(_place((field,))).alias("content"),
     )
 
 
@@ -81,11 +80,11 @@ def dead_letters(lines: DataFrame, names: Foreign) -> DataFrame:
     letters = _parsed(foreign).select(
         _text('$[0]["fate"]').alias("fate"),
         F.when(_text('$[0]["fate"]') == Fate.MALFORMED.value, _text('$[0]["event"]')).alias("line"),
-        _id_text('$[0]["event"]', names.id).alias("id"),
+        _id_text(names.id, "event").alias("id"),
     )
     malformed = _parsed(letters.where("line IS NOT NULL")).select(
-        _id_text("$[0]", names.id).alias("id"),
-        _id_text("$[0]", names.primary_id).alias("primary_id"),
+        _id_text(names.id).alias("id"),
+        _id_text(names.primary_id).alias("primary_id"),
         "fate",
     )
     readable = malformed.where("id IS NOT NULL AND primary_id IS NOT NULL")
@@ -97,7 +96,7 @@ def dead_letters(lines: DataFrame, names: Foreign) -> DataFrame:
 
 def primary_events(lines: DataFrame, names: Primary) -> DataFrame:
     """Primary lines -> id, content. Malformed ones are left out: no event can be joined with them."""
-    events = _parsed(lines).select(_id_text("$[0]", names.id).alias("id"), _content("$[0]").alias("content"))
+    events = _parsed(lines).select(_id_text(names.id).alias("id"), _content(_place(())).alias("content"))
     return events.where("id IS NOT NULL")
 
 
@@ -114,25 +113,33 @@ def _text(path: str) -> Column:
     return F.try_variant_get("json", path, "string")
 
 
-def _id_text(parent: str, name: str) -> Column:
-    """The id in that field as text; null unless it is a string or a whole number.
+def _place(path: Sequence[str]) -> str:
+    """Where the field is in `json`."""
+    return "$[0]" + "".join([f'["{name}"]' for name in path])
 
-    Whole numbers of more than 64 bits are no whole numbers to a variant: their digits are read by from_json.
+
+def _id_text(name: str, *within: str) -> Column:
+    """The id in that field (a path with dots), `within` an object of the line, as text.
+
+    Null unless it is a string or a whole number. Whole numbers of more than 64 bits are no whole numbers to a
+    variant: their digits are read by from_json.
     """
-    path = f'{parent}["{name}"]'
-    kind = F.schema_of_variant(F.try_variant_get("json", path, "variant"))
-    digits = _text(path)
+    path = (*within, *parse_path(name))
+    kind = F.schema_of_variant(F.try_variant_get("json", _place(path), "variant"))
+    digits = _text(_place(path))
     return F.when(kind.isin("STRING", "BIGINT"), digits).when(
-        kind.startswith("DECIMAL") | (kind == "DOUBLE"), _long_digits(parent, name)
+        kind.startswith("DECIMAL") | (kind == "DOUBLE"), _long_digits(path)
     )
 
 
-def _long_digits(parent: str, name: str) -> Column:
-    quoted = "`" + name.replace("`", "``") + "`"
-    inner = F.from_json("line", f"{quoted} string").getField(name)
-    if parent != "$[0]":
-        outer = parent.removeprefix('$[0]["').removesuffix('"]')
-        inner = F.from_json("line", f"`{outer}` struct<{quoted}: string>").getField(outer).getField(name)
+def _long_digits(path: Sequence[str]) -> Column:
+    schema = "string"
+    for name in reversed(path):
+        quoted = "`" + name.replace("`", "``") + "`"
+        schema = f"struct<{quoted}: {schema}>"
+    inner = F.from_json("line", schema)
+    for name in path:
+        inner = inner.getField(name)
     return F.when(inner.rlike(r"^-?[0-9]+$"), inner)
 
 

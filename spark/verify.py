@@ -53,7 +53,10 @@ def _judged(session: SparkSession, question: Question, settings: Settings) -> Da
     no input.
     """
     joined = sources.joined_events(
-        sources.read_lines(session, output_paths(question.out, "joined")), settings.foreign, settings.primary
+        sources.read_lines(session, output_paths(question.out, "joined")),
+        settings.foreign,
+        settings.primary,
+        settings.adapter.field,
     )
     joined = joined.persist(StorageLevel.DISK_ONLY)
     joined.count()

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ REPLAYED: Final = (Fate.UNJOINABLE, Fate.FILTERED, Fate.EXPIRED)
 """Fates that another try may change. A malformed line is replayed where it is asked for."""
 INDEX_FILE: Final = "replayed.index"
 REASONS_MAX: Final = 10_000
+_NUMBER: Final = re.compile(r"(?<![\w-])\d+(?:[.,]\d+)*(?!\w)")
 _DIGEST_BYTES: Final = 16
 _BLOCK_BYTES: Final = 1 << 20
 
@@ -97,8 +99,9 @@ def read_letters(directory: Path, stem: str = "foreign") -> Iterator[tuple[bytes
 def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:
     """{log, fate, reason, count, replayed} of each kind, the most frequent first.
 
-    Beyond REASONS_MAX kinds the rest count as one with the reason "(others)". `log`: foreign, or primary,
-    whose malformed lines are kept beside.
+    Numbers in a reason (tries, seconds, places in a line) are shown as N: they make no kind. Beyond
+    REASONS_MAX kinds the rest count as one with the reason "(others)". `log`: foreign, or primary, whose
+    malformed lines are kept beside.
     """
     rows = []
     done = replayed_digests(directory)
@@ -107,7 +110,7 @@ def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:
         again: Counter[tuple[str, str]] = Counter()
         for line, letter in read_letters(directory, log):
             if chosen.takes(letter):
-                kind = letter.fate.value, letter.reason
+                kind = letter.fate.value, _NUMBER.sub("N", letter.reason)
                 if kind not in counts and len(counts) >= REASONS_MAX:
                     kind = letter.fate.value, "(others)"
                 counts[kind] += 1
@@ -122,8 +125,9 @@ def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:
 def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool = False) -> int:
     """Put the events of the chosen letters into an inbox, as the file `name`; how many.
 
-    Letters that were replayed before are left out, unless `again`. LockedError, StorageError, DiskFullError:
-    nothing is in the inbox then, or all of it and not noted down.
+    An event once, however many letters it has. Letters that were replayed before are left out, unless
+    `again`; a replay that failed leaves new ones. LockedError, StorageError, DiskFullError: nothing is in
+    the inbox then, or all of it and not noted down.
     """
     with _locked_index(directory) as index:
         done = set() if again else _read_digests(index)
@@ -134,7 +138,7 @@ def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool 
             make_directory(inbox)
             try:
                 with temporary.open("wb") as file:
-                    _write_events(read_letters(directory), chosen, done, digests, file.write)
+                    events = _write_events(read_letters(directory), chosen, done, digests, file.write)
                     file.flush()
                     os.fsync(file.fileno())
                 if digests:
@@ -146,7 +150,7 @@ def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool 
             with storage_errors(directory / INDEX_FILE):
                 write_all(index.fileno(), b"".join(digests))
                 os.fsync(index.fileno())
-        return len(digests)
+        return events
 
 
 def replayed_digests(directory: Path) -> set[bytes]:
@@ -164,19 +168,26 @@ def _write_events(
     done: Collection[bytes],
     digests: list[bytes],
     write: Callable[[bytes], object],
-) -> None:
+) -> int:
+    """How many events; `digests` gets those of their letters."""
+    written: set[bytes] = set()
     held: list[bytes] = []
     size = 0
     for line, letter in letters:
         if not chosen.takes(letter) or (digest := _digest(line)) in done:
             continue
         digests.append(digest)
-        held.append(letter.line() + b"\n")
+        event = letter.line()
+        if (digest := _digest(event)) in written:
+            continue
+        written.add(digest)
+        held.append(event + b"\n")
         size += len(held[-1])
         if size >= _BLOCK_BYTES:
             write(b"".join(held))
             held, size = [], 0
     write(b"".join(held))
+    return len(written)
 
 
 def _digest(line: bytes) -> bytes:

@@ -71,7 +71,7 @@ def _where(
     from photon.core.settings import load_settings
 
     if foreign:
-        names = [datacenter or DATACENTER_NAMES[0]]
+        names = DATACENTER_NAMES if datacenter is None else (datacenter,)
         if names[0] not in DATACENTER_NAMES:
             raise UsageError(f"no datacenter '{datacenter}'; there are: {', '.join(DATACENTER_NAMES)}")
         patterns = [str(Path.cwd() / pattern) for pattern in foreign]

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,10 @@ from photon.core.settings import Settings, to_document
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
+
+
+_WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.path.realpath)
+"""A link may lead from a pattern to the output, or from the output into a pattern."""
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -73,9 +77,8 @@ def check_apart(
         ]
     for pattern in patterns:
         whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
-        wanted = Path(os.path.abspath(whole)).parts
         for path in written:
-            if glob_matches(wanted, Path(os.path.abspath(path)).parts):
+            if any(glob_matches(Path(way(whole)).parts, Path(way(path)).parts) for way in _WAYS):
                 raise UsageError(
                     f"'{pattern}' matches what this run writes ({path}); "
                     "narrow the pattern or put --out elsewhere"

@@ -1,5 +1,6 @@
 """Patterns of log files: what they name, and in which directories that may appear."""
 
+import contextlib
 import fnmatch
 import glob
 import os
@@ -38,7 +39,7 @@ def matching_files(pattern: str, directories: set[str] | None = None) -> Iterabl
     depth = parts.index(_ANY_DEPTH)
     visited.update(_listed(parts[: depth + 1]))
     roots = glob.iglob(str(Path(*parts[:depth]))) if depth else (".",)
-    return (name for root in roots for name in _files_below(root, (), parts[depth:], frozenset(), visited))
+    return (n for root in roots for n in _files_below(root, (), parts[depth:], _above(root), visited))
 
 
 def may_match(patterns: Sequence[str], name: str) -> bool:
@@ -81,6 +82,16 @@ def _listed(parts: Sequence[str]) -> Iterator[str]:
             yield from filter(os.path.isdir, glob.iglob(above))
         else:
             yield above  # though it may not be there yet
+
+
+def _above(directory: str) -> frozenset[tuple[int, int]]:
+    """Identities of the directories above it: a link to one of them leads out of what the pattern means."""
+    identities = set()
+    for parent in Path(os.path.realpath(directory)).parents:
+        with contextlib.suppress(OSError):
+            status = os.stat(parent)
+            identities.add((status.st_dev, status.st_ino))
+    return frozenset(identities)
 
 
 def _files_below(

@@ -221,3 +221,11 @@ def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_even
     run = photon(*join_arguments(logs, tmp_path / "out"))
     assert run.returncode == 2
     assert "no primary log matches" in run.stderr
+
+
+def test_output_that_a_pattern_reaches_through_a_link_is_refused(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for pattern, out in (("real/**/*.jsonl", "link/out"), ("link/**/*.jsonl", "real/out")):
+        with pytest.raises(UsageError, match="matches what this run writes"):
+            check_apart([f"{tmp_path}/{pattern}"], tmp_path / out, tmp_path / "w", ["east"])

@@ -39,6 +39,14 @@ def test_letters_of_all_workers_are_counted_by_fate_and_reason(letters):
     } | {("primary", "malformed", "not JSON", 1)}
 
 
+def test_numbers_in_a_reason_make_no_kind_of_their_own(tmp_path):
+    reasons = ["no primary event after 3 tries in 5.1 s", "no primary event after 12 tries in 86,400 s"]
+    letters = [DeadLetter(Fate.UNJOINABLE, reason, b'{"id":1}', "a", n) for n, reason in enumerate(reasons)]
+    (tmp_path / "foreign-000000.jsonl").write_bytes(dead_letter_lines(letters))
+    (row,) = count_letters(tmp_path, Filter())
+    assert (row["reason"], row["count"]) == ("no primary event after N tries in N s", 2)
+
+
 def test_more_reasons_than_can_be_kept_count_together(letters, monkeypatch):
     monkeypatch.setattr(dead_letters, "REASONS_MAX", 2)
     counts = [(row["reason"], row["count"]) for row in count_letters(letters, Filter())]
@@ -71,6 +79,16 @@ def test_what_is_replayed_is_the_event_byte_for_byte_and_once(letters, tmp_path)
     assert sorted(path.name for path in inbox.iterdir()) == ["one.jsonl", "three.jsonl"]
     assert [row["replayed"] for row in count_letters(letters, Filter())] == [1, 1, 1, 1]
     assert replay(letters, inbox, "four.jsonl", Filter(), again=True) == 4
+
+
+def test_a_replay_that_failed_brings_its_event_once_more_not_twice(letters, tmp_path):
+    inbox = tmp_path / "inbox"
+    for turn in range(3):
+        assert replay(letters, inbox, f"{turn}.jsonl", Filter(REPLAYED)) == 2
+        failed = [DeadLetter(one.fate, one.reason, one.event, f"{turn}.jsonl", 0) for one in (GONE, SKIPPED)]
+        with (letters / "foreign-000000.jsonl").open("ab") as file:
+            file.write(dead_letter_lines(failed))
+    assert replay(letters, inbox, "all.jsonl", Filter(REPLAYED), again=True) == 2
 
 
 def test_a_letter_that_comes_later_is_replayed_alone(letters, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line
 from photon.core.errors import UsageError
-from photon.core.globs import check_patterns, may_match
+from photon.core.globs import check_patterns, matching_files, may_match
 from photon.core.logfiles import (
     FileState,
     find,
@@ -185,3 +185,13 @@ def test_the_directories_in_which_files_may_appear_are_named(tmp_path):
     below = ("", "/a", "/a/x", "/a/y", "/b", "/c")
     assert directories == {f"{tmp_path}{name}" for name in below}
     assert may_match(patterns, "new.log") and not may_match(patterns, "new.tmp")
+
+
+def test_a_link_to_a_directory_above_the_pattern_is_not_followed(tmp_path):
+    logs = tmp_path / "run" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "a.jsonl").touch()
+    (tmp_path / "run" / "out.jsonl").touch()
+    (logs / "up").symlink_to(tmp_path / "run")
+    (logs / "top").symlink_to("/")
+    assert list(matching_files(str(logs / "**" / "*.jsonl"))) == [str(logs / "a.jsonl")]

@@ -34,6 +34,19 @@ def test_inputs_that_match_nothing_are_a_usage_error(tmp_path):
         input_paths([str(tmp_path / "nowhere" / "*.jsonl")])
 
 
+@pytest.mark.parametrize("name", ["c.pblk", "c.pblk.gz", "c.jsonl.zst"])
+def test_a_log_that_spark_can_not_read_as_lines_is_a_usage_error(tmp_path, name):
+    touch(tmp_path / name)
+    with pytest.raises(UsageError, match=name):
+        input_paths([str(tmp_path / name)])
+
+
+def test_joined_logs_as_parquet_are_a_usage_error(tmp_path):
+    touch(tmp_path / "joined" / "east" / "joiner-east-000000.parquet")
+    with pytest.raises(UsageError, match="Parquet"):
+        output_paths(str(tmp_path), "joined")
+
+
 @pytest.mark.parametrize("name", ["_clicks.jsonl", ".clicks.jsonl"])
 def test_a_file_that_spark_would_leave_out_in_silence_is_a_usage_error(tmp_path, name):
     touch(tmp_path / name)

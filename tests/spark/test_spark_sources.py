@@ -84,14 +84,29 @@ def test_a_line_is_an_event_to_spark_if_and_only_if_it_is_one_to_photon(session,
 def test_field_names_may_hold_anything_that_settings_allow(session, tmp_path):
     from spark.sources import foreign_events, joined_events
 
-    names = Foreign(id="a.b c", primary_id="it's `ü`]", time="$")
-    event = {names.id: 1, names.primary_id: 2**70, names.time: 3, "b c": "no"}
+    names = Foreign(id="a..b c", primary_id="it's `ü`]", time="$")
+    event = {"a.b c": 1, names.primary_id: 2**70, names.time: 3, "b c": "no"}
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({**event, "primary": {"[0]": 2**70}}) + "\n")
     lines = read(session, path)
     assert [tuple(row) for row in foreign_events(lines, names).collect()] == [("1", str(2**70))]
-    row = joined_events(lines, names, Primary(id="[0]")).first()
+    row = joined_events(lines, names, Primary(id="[0]"), "primary").first()
     assert (row.id, row.primary_id) == ("1", str(2**70))
+
+
+def test_fields_may_lie_in_objects_and_the_primary_event_in_any_field(session, tmp_path):
+    from spark.sources import dead_letters, foreign_events, joined_events
+
+    names = Foreign(id="ctx.click.id", primary_id="ctx.query")
+    event = {"ctx": {"click": {"id": 2**70}, "query": "q"}, "user": {"who": {"id": 5}}}
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(event) + "\n" + json.dumps({"ctx": {"click": 1}}) + "\n")
+    lines = read(session, path)
+    assert [tuple(row) for row in foreign_events(lines, names).collect()] == [(str(2**70), "q"), (None, None)]
+    row = joined_events(lines, names, Primary(id="who.id"), "user").first()
+    assert (row.id, row.primary_id) == (str(2**70), "5")
+    path.write_text(json.dumps({"fate": "unjoinable", "event": event}) + "\n")
+    assert dead_letters(read(session, path), names).first().id == str(2**70)
 
 
 def test_the_content_of_an_event_is_the_same_whatever_its_white_space_and_order(session, tmp_path):
