@@ -10,14 +10,17 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from photon.core.disk import make_directory, storage_errors
+from photon.core.errors import StorageError
 from photon.core.logfiles import FileState
 
 
 class Inbox:
     """`<directory>/inbox/*.jsonl`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, sync: Callable[[], None]) -> None:
+        """`sync` makes durable what is recorded: after it a power cut takes none of it. StorageError."""
         self._path = (directory / "inbox").absolute()
+        self._sync = sync
         with storage_errors(self._path):
             make_directory(self._path)
 
@@ -35,12 +38,21 @@ class Inbox:
         return heed
 
     def sweep(self, states: Iterable[FileState]) -> None:
-        """Delete those of these files that are recorded to their end, as their states on disk say."""
-        for state in states:
-            if state.gone or os.path.dirname(state.path) != str(self._path):
-                continue
-            # Whatever hinders it now is met again at the next start; it is never read twice.
-            with contextlib.suppress(OSError):
-                status = os.stat(state.path)
-                if status.st_ino == state.inode and state.offset >= status.st_size:
+        """Delete those of these files that are recorded to their end, as their states in the ledger say."""
+        # Whatever hinders it now is met again at the next start; nothing is read twice.
+        with contextlib.suppress(StorageError):
+            done = [state for state in states if self._is_done(state)]
+            if done:
+                self._sync()
+            for state in done:
+                with contextlib.suppress(OSError):
                     os.unlink(state.path)
+
+    def _is_done(self, state: FileState) -> bool:
+        if state.gone or os.path.dirname(state.path) != str(self._path):
+            return False
+        try:
+            status = os.stat(state.path)
+        except OSError:
+            return False
+        return status.st_ino == state.inode and state.offset >= status.st_size

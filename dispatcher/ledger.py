@@ -23,6 +23,7 @@ from dispatcher.slots import FileLock, boot_id, claim_slot, hold_directory
 from dispatcher.stopped import WriteMarks
 from dispatcher.totals import Totals
 from photon.core.clock import Clock
+from photon.core.disk import storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, StorageError
 from photon.core.logfiles import FileState
 from photon.core.logwriter import LogPosition, RotatingLog
@@ -99,6 +100,7 @@ class Ledger:
             undo.callback(self._close_file)
             self._letters = RotatingLog(dead_letters, letters_stem(self.slot), DEAD_LETTER_FILE_BYTES_MAX)
             undo.callback(self._letters.close)
+            self.file.sweep_readers()  # also our slot's last one's: nobody need bury it any more
             self._state, self._worker = self._enter()
             self._letters.truncate(self._worker.letters)
             self.held = {state.source: state.number for state in self.files()}
@@ -312,7 +314,7 @@ class Ledger:
 
     def _write(self, rows: Rows, entry: Entry, keys: list[bytes], totals: Totals) -> None:
         for state in entry.files:
-            if self.group is not None and not state.gone:
+            if self.group is not None:
                 holder = rows.claim(state.source)
                 assert holder in (None, self.slot), f"{state.name} is held by slot {holder}, not {self.slot}"
                 rows.put_claim(state.source, self.slot)
@@ -332,8 +334,9 @@ class Ledger:
         for state in states:
             if not state.gone:
                 self.held[state.source] = state.number
-            elif self.held.get(state.source) == state.number:
-                del self.held[state.source]
+            else:  # its source is another one by now
+                for source in [s for s, number in list(self.held.items()) if number == state.number]:
+                    del self.held[source]
 
 
 def letters_stem(slot: int) -> str:
@@ -342,11 +345,14 @@ def letters_stem(slot: int) -> str:
 
 
 def cut_letters(dead_letters: Path, slot: int, position: LogPosition) -> None:
-    """Cut what a worker that is no more has written and not counted. Its slot's lock must be held."""
+    """Cut, durably, what a worker that is no more wrote and did not count. Its slot's lock must be held."""
     if not any(dead_letters.glob(f"{letters_stem(slot)}-*")):
         return  # somebody took them away
     letters = RotatingLog(dead_letters, letters_stem(slot), DEAD_LETTER_FILE_BYTES_MAX)
     try:
         letters.truncate(position)
+        letters.sync()
+        with storage_errors(dead_letters):
+            sync_directory(dead_letters)
     finally:
         letters.close()

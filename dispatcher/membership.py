@@ -11,9 +11,11 @@ from typing import Final
 from dispatcher.adoption import adopt
 from dispatcher.ledger import Group, Ledger, cut_letters
 from dispatcher.rows import Rows, State, Worker
-from dispatcher.slots import FileLock, boot_id, try_slot
+from dispatcher.slots import boot_id, try_slot
 
 TICK_S_MAX: Final = 0.5
+READERS_S: Final = 10.0
+"""So often killed readers are looked for: what they read can't be overwritten, so the file grows."""
 RENEWALS: Final = 3
 """A lease is asked for again after the third part of it."""
 
@@ -26,6 +28,9 @@ class Membership:
         self._group = group
         self._notice = notice
         self._suspects: dict[int, tuple[Worker, float]] = {}
+        self._settled: dict[int, Worker] = {}
+        """Slots of the dead whose dead letters are as they were counted."""
+        self._readers_at = group.clock.monotonic()
 
     @property
     def tick_s(self) -> float:
@@ -39,8 +44,11 @@ class Membership:
         if self._ledger.worker.until - now < self._group.lease_s * (RENEWALS - 1) / RENEWALS:
             self._ledger.transact(lambda _, state, worker: (state, dataclasses.replace(worker), None))
         for slot, worker in workers.items():
-            if slot != self._ledger.slot and worker.incarnation:
+            if slot != self._ledger.slot and self._settled.get(slot) != worker:
                 self._look_at(slot, worker, now)
+        if now - self._readers_at >= READERS_S:
+            self._readers_at = now
+            self._ledger.file.sweep_readers()
         self._ledger.refresh()
         return adopt(self._ledger)
 
@@ -48,9 +56,11 @@ class Membership:
         lock = try_slot(self._ledger.directory, slot)
         if lock is not None:
             try:
-                self._bury(slot, worker, "has ended", lock)
+                self._settle(slot)
             finally:
                 lock.release()
+        elif not worker.incarnation:
+            return  # it stands still: when it goes on it cuts its dead letters itself, when it is gone we do
         elif worker.boot == boot_id() and worker.until >= now:
             self._suspects.pop(slot, None)
         else:
@@ -59,9 +69,20 @@ class Membership:
             if seen != worker:
                 self._suspects[slot] = worker, now
             elif now - since >= self._group.lease_s / RENEWALS:
-                self._bury(slot, worker, f"is silent since {now - worker.until:.1f} s after its lease", None)
+                self._bury(slot, worker, f"is silent since {now - worker.until:.1f} s after its lease")
 
-    def _bury(self, slot: int, seen: Worker, why: str, lock: FileLock | None) -> None:
+    def _settle(self, slot: int) -> None:
+        """Of a slot whose lock we hold, so that nobody writes for it or comes to. May be done twice."""
+        with self._ledger.file.read() as rows:
+            worker = rows.worker(slot)
+        if worker is None:
+            return
+        cut_letters(self._ledger.dead_letters, slot, worker.letters)
+        if worker.incarnation:
+            self._bury(slot, worker, "has ended")
+        self._settled[slot] = dataclasses.replace(worker, incarnation=0)
+
+    def _bury(self, slot: int, seen: Worker, why: str) -> None:
         def work(rows: Rows, state: State, worker: Worker) -> tuple[State, Worker, bool]:
             if rows.worker(slot) != seen:
                 return state, worker, False  # it came back, or another one was quicker
@@ -72,6 +93,4 @@ class Membership:
         if self._ledger.transact(work):
             self._suspects.pop(slot, None)
             self._ledger.file.sweep_readers()
-            if lock is not None:
-                cut_letters(self._ledger.dead_letters, slot, seen.letters)
             self._notice(f"worker {slot} ({seen.name}, process {seen.pid}) {why}; its files go to the others")

@@ -219,6 +219,11 @@ class LedgerFile:
         with self._write_mutex, self._file.errors(), self._writing(), self._begin_write() as txn:
             yield Rows(txn, self._databases, self._file)
 
+    def sync(self) -> None:
+        """What was committed stays so in a power cut, the last transaction too. StorageError."""
+        with self._write_mutex, self._file.errors():
+            self._environment.sync(True)
+
     def reopen(self) -> None:
         """LMDB refuses to go on after a failed write of its meta page until it is opened anew."""
         with self._write_mutex, self._mutex:

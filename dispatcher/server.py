@@ -73,7 +73,7 @@ class DispatcherServer:
         with contextlib.ExitStack() as undo:
             undo.callback(self._ledger.close)
             sharing = self._shared(group) if group else None
-            inbox = Inbox(directory)
+            inbox = Inbox(directory, self._ledger.file.sync)
             if group is None:
                 while adopt(self._ledger):
                     pass  # of workers that there were once

@@ -3,11 +3,13 @@
 Log-structured. New entries are in an LMDB table; when it holds FLUSH_ENTRIES they become a sorted segment,
 a file of its own, and the table is emptied: a tree that takes keys in random order is fast while it is small
 only. Segments are merged by a thread (eventstore.merging). Which there are is in LMDB, in the transaction
-that empties the table or exchanges merged ones: a file that it does not name is removed at start.
+that empties the table or exchanges merged ones: a file that it does not name is removed at start. A power
+cut may bring back the list before the last: files go only after the list without them is synced.
 """
 
 import itertools
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +20,7 @@ from eventstore.entries import Place, dense_entries, dense_place, repeated_entry
 from eventstore.runs import Ints
 from eventstore.segments import Columns, Segment, Writer, columns_of
 from eventstore.sweeping import Transaction
-from photon.core.errors import DiskFullError
+from photon.core.errors import DiskFullError, StorageError
 from photon.core.lmdb_errors import LmdbFile
 
 FLUSH_ENTRIES: Final = 1 << 18
@@ -43,15 +45,20 @@ class DenseMap:
         self,
         file: LmdbFile,
         transaction: Transaction,
+        sync: Callable[[], None],
         table: Any,
         repeated: Any,
         metas: Any,
         live: Collection[int],
         bytes_max: int,
     ) -> None:
-        """CorruptStateError if a segment is missing or damaged."""
+        """`sync`: the last transaction too survives a power cut after it.
+
+        CorruptStateError if a segment is missing or damaged.
+        """
         self.file = file
         self.transaction = transaction
+        self._sync = sync
         self.live = live
         self._table = table
         self._repeated = repeated
@@ -62,15 +69,19 @@ class DenseMap:
             listed = self.listed(reading)
         names = {_name(segment.number) for segment in listed}
         with file.errors():
-            for path in file.path.glob("dense-*"):
-                if path.name not in names:
-                    path.unlink()
+            unlisted = [path for path in file.path.glob("dense-*") if path.name not in names]
+        if unlisted:
+            sync()  # the list may be of a process that was killed before it could do so
+        with file.errors():
+            for path in unlisted:
+                path.unlink()
         for segment in listed:
             try:
                 self._segments[segment.number] = Segment(self._path(segment.number))
             except (OSError, ValueError) as error:
                 raise file.corrupt(str(error)) from error
         self._numbers = itertools.count(max(self._segments, default=-1) + 1)
+        self._merged_away: list[int] = []
 
     @property
     def disk_bytes(self) -> int:
@@ -146,7 +157,7 @@ class DenseMap:
             values = b"".join(transaction.cursor(self._table).iternext(keys=False, values=True))
         number = self.write_segment([columns_of(keys, values)], len(keys) // 16)
         assert number is not None
-        with self.transaction(write=True) as transaction:
+        with self._listing(number) as transaction:
             transaction.drop(self._table, delete=False)
             self._put_list(transaction, [*self.listed(transaction), Listed(number, 0)])
         return True
@@ -191,16 +202,43 @@ class DenseMap:
 
     def exchange(self, old: Sequence[Listed], number: int, level: int) -> None:
         """Put a merged segment in the place of those it was made of, and remove these. StorageError."""
-        with self.transaction(write=True) as transaction:
+        with self._listing(number) as transaction:
             listed = self.listed(transaction)
             at = listed.index(old[0])
             assert listed[at : at + len(old)] == list(old), "only the merger takes segments away"
             fresh = [Listed(number, level)] if self._segments[number].count else []
             self._put_list(transaction, [*listed[:at], *fresh, *listed[at + len(old) :]])
-        for segment in old if fresh else [*old, Listed(number, level)]:
+        self._merged_away += [segment.number for segment in old] + ([] if fresh else [number])
+        self._remove_merged_away()
+
+    def _remove_merged_away(self) -> None:
+        """What could not be removed is removed with the next ones, or at the next start."""
+        self._sync()
+        while self._merged_away:
             # Lookups under way hold what they use; those that come to it now look again.
-            del self._segments[segment.number]
-            self._path(segment.number).unlink(missing_ok=True)
+            self._segments.pop(self._merged_away[-1], None)
+            with self.file.errors():
+                self._path(self._merged_away[-1]).unlink(missing_ok=True)
+            self._merged_away.pop()
+
+    @contextmanager
+    def _listing(self, number: int) -> Iterator[Any]:
+        """The transaction that puts a new segment on the list. If it fails, the segment's file goes again."""
+        try:
+            with self.transaction(write=True) as transaction:
+                yield transaction
+        except BaseException:
+            with suppress(StorageError):  # then the next start does it
+                self._remove_unlisted(number)
+            raise
+
+    def _remove_unlisted(self, number: int) -> None:
+        with self.transaction() as transaction:
+            if number in {segment.number for segment in self.listed(transaction)}:
+                return
+        del self._segments[number]
+        with self.file.errors():
+            self._path(number).unlink(missing_ok=True)
 
     def _find(self, transaction: Any, keys: Sequence[bytes]) -> dict[int, Place]:
         """Of sorted ids those that are in a segment, by their row: where their lines are."""

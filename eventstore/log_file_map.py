@@ -22,6 +22,7 @@ from eventstore.entries import (
     Place,
     dense_files,
     level_of,
+    repeated_files,
     sparse_entries,
     sparse_files,
     sparse_key,
@@ -119,6 +120,7 @@ class LogFileMap:
             self._dense = DenseMap(
                 self._file,
                 self._transaction,
+                self._sync,
                 self._dense_table,
                 self._repeated,
                 self._metas,
@@ -163,7 +165,8 @@ class LogFileMap:
         while True:
             with suppress(ExchangedError), self._transaction() as transaction:
                 sparse = sum(transaction.stat(db)["entries"] for db in self._sparse)
-                return {"sparse": sparse, "dense": self._dense.entries(transaction)}
+                repeated = transaction.stat(self._repeated)["entries"]
+                return {"sparse": sparse, "dense": self._dense.entries(transaction), "repeated": repeated}
 
     def states(self) -> list[FileState]:
         """What is known of every log file."""
@@ -238,9 +241,8 @@ class LogFileMap:
         if self._sweep is None:
             if not self._gone - self._kept:
                 return False
-            tables = [Table(db, sparse_files) for db in self._sparse] + [
-                Table(self._dense_table, dense_files)
-            ]
+            tables = [Table(db, sparse_files) for db in self._sparse]
+            tables += [Table(self._dense_table, dense_files), Table(self._repeated, repeated_files)]
             self._sweep = Sweep(self._transaction, tables, self._gone)
         if not self._sweep.done:
             before = self._sweep.swept
@@ -395,13 +397,22 @@ class LogFileMap:
 
     @contextmanager
     def _transaction(self, write: bool = False) -> Iterator[Any]:
+        with self._in_use(), self._env.begin(write=write) as transaction:
+            yield transaction
+
+    def _sync(self) -> None:
+        with self._in_use():
+            self._env.sync(True)
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
         with self._idle:
             if self._closed:
                 raise StorageError(f"{self.directory}: the log file map is closed")
             self._active += 1
         try:
-            with self._file.errors(), self._env.begin(write=write) as transaction:
-                yield transaction
+            with self._file.errors():
+                yield
         finally:
             with self._idle:
                 self._active -= 1

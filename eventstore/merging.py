@@ -81,8 +81,9 @@ class Merger:
                 if sweep:
                     self._rewrite_dead()
                 self.trouble = None
-            except StorageError as error:
-                self.trouble = str(error)
+            except Exception as error:  # the thread must go on: the writer waits for it
+                known = isinstance(error, StorageError)
+                self.trouble = str(error) if known else f"{type(error).__name__}: {error}"
                 with self._changed:
                     self._sweep |= sweep
                 self._stopping.wait(_RETRY_S)

@@ -40,7 +40,8 @@ class LmdbFile:
     def open(self, bytes_max: int, **options: Any) -> lmdb.Environment:
         """Without a sync of its meta page each commit is one fdatasync.
 
-        A power cut may take the last commit, never half of one: what it held is just read again.
+        A power cut may take the last commit, never half of one. What it held is read again, so whoever
+        destroys what a commit made needless (a file, say) does `sync(True)` between the two.
         """
         with self.errors():
             self.path.mkdir(parents=True, exist_ok=True)

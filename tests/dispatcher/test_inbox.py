@@ -4,9 +4,12 @@ import pytest
 
 from dispatcher.client import DispatcherClient
 from dispatcher.inbox import Inbox
+from photon.core.errors import StorageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
+from photon.core.logfiles import FileState
 from tests.dispatcher.fakes import Site, clicks, fast_settings, until
+from tests.power_cut import PowerCuts
 
 
 @pytest.fixture
@@ -84,6 +87,35 @@ def test_a_file_that_was_recorded_before_a_crash_is_deleted_at_the_next_start_an
     assert path.exists()
     assert site.drain()["foreign_events"] == 100
     assert not path.exists()
+
+
+def test_a_power_cut_right_after_a_file_was_deleted_takes_none_of_its_events(
+    site, running, monkeypatch, tmp_path
+):
+    cuts = PowerCuts(monkeypatch, tmp_path / "state", tmp_path)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
+    server = running()
+    until(lambda: server.status()["fates"]["joined"] == 10)
+    feed(site, "again.jsonl", clicks(10, 500))
+    until(lambda: cuts.left)
+    server.stop()
+    [(name, left)] = cuts.left
+    assert name == "again.jsonl"
+    monkeypatch.undo()
+    cuts.restore(left)
+    assert site.drain()["foreign_events"] == 500
+
+
+def test_a_file_stays_in_the_inbox_while_the_ledger_cannot_be_synced(tmp_path):
+    def fail():
+        raise StorageError("EIO")
+
+    inbox = Inbox(tmp_path, fail)
+    path = tmp_path / "inbox" / "again.jsonl"
+    path.write_bytes(b"line\n")
+    status = path.stat()
+    inbox.sweep([FileState(0, str(path), str(path), status.st_dev, status.st_ino, status.st_size)])
+    assert path.exists()
 
 
 def test_a_directory_whose_name_looks_like_a_pattern_has_an_inbox_too(tmp_path):

@@ -16,6 +16,7 @@ from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS
 from photon.core.logfiles import FileState
 from tests.dispatcher.fakes import some_events
+from tests.power_cut import PowerCuts
 
 ROOMY = 1 << 30
 
@@ -94,6 +95,34 @@ def test_dead_letters_after_the_last_counted_one_are_cut_at_start(opened, tmp_pa
     (tmp_path / "dead" / "foreign-000001.jsonl").write_bytes(b"nor this\n")
     opened().record(Entry([], totals(1, filtered=1), b"next\n"))
     assert dead(tmp_path) == b"counted\nnext\n"
+
+
+def test_a_power_cut_takes_the_last_entry_with_its_dead_letters_and_its_place_in_the_file(
+    tmp_path, monkeypatch
+):
+    cuts = PowerCuts(monkeypatch, tmp_path / "all", tmp_path)
+    state, dead_letters = tmp_path / "all" / "state", tmp_path / "all" / "dead"
+    ledger = Ledger(state, dead_letters, ROOMY)
+    for count in (1, 2, 3):
+        ledger.record(Entry([FileState(0, "a", "a", 1, 1, count)], totals(1, filtered=1), b"%d\n" % count))
+    ledger.close()
+    cuts.restore(cuts.cut())
+    ledger = Ledger(state, dead_letters, ROOMY)
+    assert (ledger.totals.foreign_events, ledger.files()[0].offset) == (2, 2)
+    assert dead(tmp_path / "all") == b"1\n2\n"
+    ledger.close()
+
+
+def test_what_is_synced_stays_in_a_power_cut(tmp_path, monkeypatch):
+    cuts = PowerCuts(monkeypatch, tmp_path / "all", tmp_path)
+    ledger = Ledger(tmp_path / "all" / "state", tmp_path / "all" / "dead", ROOMY)
+    ledger.record(Entry([], totals(1, filtered=1), b"1\n"))
+    ledger.file.sync()
+    left = cuts.cut()
+    ledger.close()
+    ledger = Ledger(left / "state", left / "dead", ROOMY)
+    assert (ledger.totals.foreign_events, dead(left)) == (1, b"1\n")
+    ledger.close()
 
 
 def test_dead_letters_older_than_the_ledger_are_kept(opened, tmp_path):

@@ -23,6 +23,7 @@ from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.logfiles import FileState
 from photon.core.settings import EventStore
 from tests.eventstore.kit import PACKER, Parts, append, line, pack, wait_until
+from tests.power_cut import PowerCuts
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +119,7 @@ def test_segments_are_merged_and_their_files_removed(tmp_path):
     assert len(listed) < 2 * FAN
     assert max(one.level for one in listed) == 2
     assert files_of(held) == sorted(dense._name(one.number) for one in listed)
-    assert held.entries() == {"sparse": 0, "dense": 480}
+    assert held.entries() == {"sparse": 0, "dense": 480, "repeated": 0}
     for k, part in enumerate(ids):
         places, _ = held.look_up([part[n : n + 16] for n in range(0, len(part), 16)])
         assert [[p.offset for p in found] for found in places] == [[(12 * k + n) * 100] for n in range(12)]
@@ -136,6 +137,146 @@ def test_what_points_to_deleted_logs_is_swept_out_of_the_segments_too(tmp_path):
     assert held.entries()["dense"] == 36
     places, _ = held.look_up([pack("0-0"), pack("1-0"), pack("4-3"), pack("5-3")])
     assert [len(found) for found in places] == [0, 1, 0, 1]
+    held.close()
+
+
+def by_hand(held, monkeypatch):
+    """Merges happen when the test says so, in its thread."""
+    monkeypatch.setattr(held._merger, "wake", lambda sweep=False: None)
+    return held._merger
+
+
+def fill(held, low, high):
+    for k in range(low, high):
+        ids = PACKER.pack([f"id-{n}" for n in range(12 * k, 12 * k + 12)])
+        count = 12 * k + 12
+        rows = Rows(ids, np.full(12, 1), np.arange(12 * k, count) * 100, np.full(12, 50))
+        assert held.write(rows, [FileState(1, "/1", "/1", 1, 1)], Counts(count)) == []
+
+
+def check_whole(directory):
+    """A map that `fill` wrote: all that it says it has read is found, once. How many that is."""
+    held = LogFileMap(directory, EventStore())
+    count = held.counts.primary_events
+    places, _ = held.look_up([pack(f"id-{n}") for n in range(count + 20)])
+    assert [[p.offset for p in found] for found in places] == [[n * 100] for n in range(count)] + [[]] * 20
+    assert held.entries()["dense"] == count
+    held.close()
+    return count
+
+
+def test_a_power_cut_right_after_merged_segments_were_removed_leaves_a_whole_map(tmp_path, monkeypatch):
+    cuts = PowerCuts(monkeypatch, tmp_path / "map", tmp_path)
+    held = LogFileMap(tmp_path / "map", EventStore())
+    merger = by_hand(held, monkeypatch)
+    fill(held, 0, FAN + 1)
+    assert merger._step()
+    fill(held, FAN + 1, 2 * FAN + 1)
+    assert merger._step()
+    fill(held, 2 * FAN + 1, 2 * FAN + 3)
+    held.close()
+    assert sorted(name for name, _ in cuts.left) == [dense._name(n) for n in (0, 1, 2, 3, 5, 6, 7, 8)]
+    monkeypatch.undo()
+    assert {check_whole(left) for _, left in cuts.left} == {12 * (FAN + 1), 12 * (2 * FAN + 1)}
+
+
+def test_a_power_cut_right_after_a_start_has_removed_what_a_kill_left_leaves_a_whole_map(
+    tmp_path, monkeypatch
+):
+    """Killed between the commit of the new list and the removal, and a power cut after the restart."""
+    cuts = PowerCuts(monkeypatch, tmp_path / "map", tmp_path)
+    held = LogFileMap(tmp_path / "map", EventStore())
+    merger = by_hand(held, monkeypatch)
+    fill(held, 0, FAN + 1)
+    with monkeypatch.context() as killed:
+        killed.setattr(held._dense, "_remove_merged_away", lambda: None)
+        assert merger._step()
+    held.close()
+    LogFileMap(tmp_path / "map", EventStore()).close()
+    assert len(cuts.left) == FAN
+    monkeypatch.undo()
+    assert {check_whole(left) for _, left in cuts.left} == {12 * (FAN + 1)}
+
+
+def test_a_segment_and_its_name_are_on_disk_before_the_list_names_it(tmp_path, monkeypatch):
+    held = LogFileMap(tmp_path, EventStore())
+    merger = by_hand(held, monkeypatch)
+    steps = []
+    fsync, put_list = os.fsync, held._dense._put_list
+
+    def noted(fd):
+        fsync(fd)
+        steps.append(Path(f"/proc/self/fd/{fd}").readlink())
+
+    def listed(transaction, segments):
+        named = {segment.number for segment in segments} - {one.number for one in segments_of(held)}
+        assert steps == [tmp_path / f"{dense._name(number)}.partial" for number in named] + [tmp_path]
+        steps.clear()
+        put_list(transaction, segments)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    monkeypatch.setattr(held._dense, "_put_list", listed)
+    fill(held, 0, FAN + 1)
+    assert merger._step()
+    assert len(segments_of(held)) == 1
+    held.close()
+
+
+def test_merged_segments_stay_while_the_list_without_them_cannot_be_synced(tmp_path, monkeypatch):
+    held = LogFileMap(tmp_path, EventStore())
+    merger = by_hand(held, monkeypatch)
+    fill(held, 0, FAN + 1)
+
+    def fail():
+        raise DiskFullError("EIO")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(held._dense, "_sync", fail)
+        with pytest.raises(DiskFullError):
+            merger._step()
+    assert len(files_of(held)) == FAN + 1
+    assert held.entries()["dense"] == 12 * (FAN + 1)
+    fill(held, FAN + 1, 2 * FAN + 1)
+    assert merger._step()
+    assert files_of(held) == [dense._name(one.number) for one in segments_of(held)]
+    held.close()
+
+
+def test_a_segment_that_is_in_no_list_yet_is_not_counted(tmp_path, monkeypatch):
+    held = LogFileMap(tmp_path, EventStore())
+    merger = by_hand(held, monkeypatch)
+    fill(held, 0, FAN + 1)
+    counted = []
+    exchange = held._dense.exchange
+
+    def counting(*args):
+        counted.append((len(files_of(held)), held.entries()["dense"]))
+        exchange(*args)
+
+    monkeypatch.setattr(held._dense, "exchange", counting)
+    assert merger._step()
+    assert counted == [(FAN + 1, 12 * (FAN + 1))]
+    assert held.entries()["dense"] == 12 * (FAN + 1)
+    held.close()
+
+
+def test_a_merge_whose_list_cannot_be_written_leaves_no_file_behind(tmp_path, monkeypatch):
+    held = LogFileMap(tmp_path, EventStore())
+    merger = by_hand(held, monkeypatch)
+    fill(held, 0, FAN + 1)
+    files, size = files_of(held), held.disk_bytes
+
+    def fail(*_):
+        raise DiskFullError("no space left")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(held._dense, "_put_list", fail)
+        for _ in range(3):
+            with pytest.raises(DiskFullError):
+                merger._step()
+        with pytest.raises(DiskFullError):
+            fill(held, FAN + 1, FAN + 2)
+    assert (files_of(held), held.disk_bytes) == (files, size)
     held.close()
 
 
@@ -319,7 +460,14 @@ def test_of_an_id_in_two_segments_the_later_counts(tmp_path, monkeypatch):
     held.close()
 
 
-def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (DiskFullError("no space left on the device"), "no space left on the device"),
+        (RuntimeError("a bug"), "RuntimeError: a bug"),
+    ],
+)
+def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(tmp_path, monkeypatch, error, told):
     monkeypatch.setattr(merging, "_RETRY_S", 0.01)
     held = LogFileMap(tmp_path, EventStore())
     real = held._dense.write_segment
@@ -328,14 +476,14 @@ def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(tmp_path, 
 
     def failing(parts, capacity):
         if full.is_set() and threading.current_thread().name == "dense-merger":
-            raise DiskFullError("no space left on the device")
+            raise error
         return real(parts, capacity)
 
     monkeypatch.setattr(held._dense, "write_segment", failing)
     ids = [PACKER.pack([f"{k}-{n}" for n in range(12)]) for k in range(10)]
     for k, part in enumerate(ids):
         add(held, part, 1, 12 * k)
-    wait_until(lambda: held.trouble == "no space left on the device")
+    wait_until(lambda: held.trouble == told)
     assert all(held.look_up([part[:16]])[0][0] for part in ids)
     full.clear()
     assert held._merger.settle(10)

@@ -40,11 +40,11 @@ def test_entries_of_deleted_logs_are_swept_out_in_small_steps_and_those_of_other
     parts = Parts(root, settings=EventStore(map_interval_s=1.0)).read_all()
     fill(root, "c.jsonl", 2, 3)
     parts.read_all()
-    assert parts.map.entries() == {"sparse": 61, "dense": 61}
+    assert parts.map.entries() == {"sparse": 61, "dense": 61, "repeated": 0}
     (root / "logs" / "b.jsonl").unlink()
     parts.read_all()
     assert sweep(parts) > 120 // 7
-    assert parts.map.entries() == {"sparse": 31, "dense": 31}
+    assert parts.map.entries() == {"sparse": 31, "dense": 31, "repeated": 0}
     assert parts.map.swept == 60
     assert {state.name.rpartition("/")[2] for state in parts.map.states()} == {"a.jsonl", "c.jsonl"}
     assert parts.in_logs(*kept) == list(map(line, kept))
@@ -83,7 +83,7 @@ def test_a_log_deleted_while_a_sweep_is_under_way_has_its_own_sweep(root):
     (root / "logs" / "b.jsonl").unlink()
     parts.read_all()
     sweep(parts)
-    assert parts.map.entries() == {"sparse": 1, "dense": 1}
+    assert parts.map.entries() == {"sparse": 1, "dense": 1, "repeated": 0}
 
 
 def test_an_opaque_id_of_a_deleted_log_that_comes_again_stays(root):
@@ -107,7 +107,7 @@ def test_the_idle_reader_sweeps_by_itself(root, monkeypatch):
     parts = Parts(root).read_all()
     parts.reader.start()
     (root / "logs" / "a.jsonl").unlink()
-    wait_until(lambda: parts.map.entries() == {"sparse": 1, "dense": 1})
+    wait_until(lambda: parts.map.entries() == {"sparse": 1, "dense": 1, "repeated": 0})
     parts.reader.stop()
 
 
@@ -198,3 +198,26 @@ def test_an_opaque_id_that_was_repeated_in_another_log_is_found_there_when_its_f
     (root / "logs" / "b.jsonl").unlink()
     parts.read_all()
     assert parts.in_logs(*idents[:6]) == [*[line(i, "fourth") for i in idents[:5]], None]
+
+
+def test_repeats_in_deleted_logs_are_swept_out_too(root):
+    idents = [f"id-{n}" for n in range(20)]
+    for name in ("a", "b", "c"):
+        append(root / "logs" / f"{name}.jsonl", *[line(ident, name) for ident in idents])
+    append(root / "logs" / "z.jsonl", line("other"))
+    parts = Parts(root).read_all()
+    assert parts.map.entries() == {"sparse": 0, "dense": 21, "repeated": 40}
+    (root / "logs" / "b.jsonl").unlink()
+    parts.read_all()
+    sweep(parts)
+    assert parts.map.entries() == {"sparse": 0, "dense": 21, "repeated": 20}
+    (root / "logs" / "a.jsonl").unlink()
+    parts.read_all()
+    sweep(parts)
+    assert parts.map.entries() == {"sparse": 0, "dense": 1, "repeated": 20}
+    assert parts.in_logs(*idents) == [line(ident, "c") for ident in idents]
+    (root / "logs" / "c.jsonl").unlink()
+    parts.read_all()
+    sweep(parts)
+    assert parts.map.entries() == {"sparse": 0, "dense": 1, "repeated": 0}
+    assert parts.map.swept == 60
