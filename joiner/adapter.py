@@ -26,6 +26,9 @@ from photon.core.errors import AdapterError
 
 DEFAULT_FIELD: Final = "primary"
 _CLOSE: Final = b"}\n"
+_RAISED: Final = (Exception, SystemExit)
+"""What users' code may raise while it is loaded; `sys.exit()` would end the process without a word."""
+
 _OUR_CODE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
@@ -107,7 +110,7 @@ def load_adapter(use: str, field: str = DEFAULT_FIELD) -> Adapter:
     adapter = _make(use) if use else SpliceAdapter()
     try:
         adapter.splice_field = field
-    except Exception as error:
+    except _RAISED as error:
         raise AdapterError(f"adapter.use = '{use}': setting splice_field raised {describe(error)}") from error
     return adapter
 
@@ -126,7 +129,7 @@ def _make(use: str) -> Adapter:
         )
     try:
         return found()
-    except Exception as error:
+    except _RAISED as error:
         raise AdapterError(
             f"{where}: {class_name}() raised {describe(error)}; it must be constructible without arguments"
         ) from error
@@ -147,7 +150,7 @@ def _place(error: BaseException) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and not frame.filename.startswith(_OUR_CODE)
+        if not frame.filename.startswith(("<", _OUR_CODE)) and frame.filename != importlib.__file__
     ]
     if not frames:
         return ""
@@ -173,5 +176,5 @@ def _import(module_name: str, where: str) -> ModuleType:
         raise AdapterError(
             f"{where}: importing '{module_name}' raised {describe(error)}; install it"
         ) from error
-    except Exception as error:
+    except _RAISED as error:
         raise AdapterError(f"{where}: importing '{module_name}' raised {describe(error)}; mend it") from error

@@ -71,15 +71,16 @@ class BatchAdapter:
                 return _encoded(result)
             if isinstance(result, Skip):
                 return Skip(_line(result.reason))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:
+            kind = type(result).__name__
+        except BaseException as error:  # KeyboardInterrupt too: no person interrupts a joiner's threads
             return Fault(_line(f"adapter raised {describe(error)}"))
-        return Fault(f"adapter returned {type(result).__name__}, not None, a mapping, bytes or a Skip")
+        return Fault(_line(f"adapter returned {kind}, not None, a mapping, bytes or a Skip"))
 
 
 def _line(reason: object) -> str:
-    return " ".join(str(reason).split())[:REASON_CHARS_MAX]
+    """One line that can be encoded: of lone surrogates the escapes."""
+    line = " ".join(str(reason).split())[:REASON_CHARS_MAX]
+    return line.encode("utf-8", "backslashreplace").decode()[:REASON_CHARS_MAX]
 
 
 def _encoded(joined: Mapping[str, Any]) -> bytes | Fault:

@@ -5,8 +5,8 @@ Until then a file may still lose lines (joiner.output) or be read by the next st
 again by the next start: a file that was made and not listed is made anew; of one that is listed, the lines
 that are still there are removed.
 
-The thread is of low priority by resting as long as it works. The kernel's own priorities would not do: a
-thread that is put aside while it holds the interpreter's lock holds up all others.
+The thread is of low priority by resting as long as it works, unless files pile up. The kernel's own
+priorities would not do: a thread that is put aside while it holds the interpreter's lock holds up all others.
 """
 
 import os
@@ -29,6 +29,8 @@ from photon.core.logwriter import LogPosition
 
 INTERVAL_S: Final = 1.0
 RETRY_S_MAX: Final = 60.0
+FINISH_S_MAX: Final = 600.0
+"""What is not complete so long after the joined log's end is left to the next start."""
 _BLOCK_BYTES: Final = 1 << 20
 _REST_S_MAX: Final = 1.0
 _STOP_WAIT_S: Final = 60.0
@@ -37,7 +39,7 @@ _LOG: Final = -1  # where roots have their numbers
 
 
 class _ClosedError(Exception):
-    """The joiner closes: let go of everything at once."""
+    """The joiner closes, or has no time left: let go of everything at once."""
 
 
 class Completer:
@@ -67,6 +69,8 @@ class Completer:
         self._one_step = threading.Lock()
         self._hurried = threading.Event()
         self._closed = False
+        self._until = float("inf")
+        self._blocks = 0
         self._rested = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="completer", daemon=True)
 
@@ -76,12 +80,18 @@ class Completer:
     def close(self) -> None:
         """End at once; the next start goes on."""
         self._closed = True
-        self._end_thread()
+        self._end_thread(_STOP_WAIT_S)
 
     def finish(self) -> None:
-        """Complete all that the log holds, after `JoinedLog.end`. What fails is told, and left."""
-        if self._end_thread():
+        """Complete all that the log holds, after `JoinedLog.end`. What fails is told, and left, and so is
+        what there is no time for (FINISH_S_MAX)."""
+        self._until = time.monotonic() + FINISH_S_MAX
+        try:
+            if not self._end_thread(max(0.0, FINISH_S_MAX) + _STOP_WAIT_S):
+                raise _ClosedError
             self.step()
+        except _ClosedError:
+            self._tell(_LOG, f"{self._waiting()} files took too long; they are left for the next start")
 
     def step(self) -> None:
         """Close the file if it is due, list what can be listed."""
@@ -89,12 +99,14 @@ class Completer:
             self._step()
 
     def status(self) -> dict[str, Any]:
-        """`listed`: files in the first root's manifest; `waiting`: files closed and not yet listed."""
+        """`listed`: files in the first root's manifest; `waiting`: files, in all roots, that are closed and
+        not yet listed; `progress` grows while one of them is worked on."""
         return {
             "file": self._output.position.file,
             "roots": [str(root.directory) for root in self._output.roots],
             "listed": len(self._output.roots[0].manifest.listed),
-            "waiting": max(0, self._output.position.file - min(self._next)),
+            "waiting": self._waiting(),
+            "progress": self._blocks,
             "trouble": next(iter(self._troubles.values()), None),
         }
 
@@ -134,10 +146,14 @@ class Completer:
             self._journal.sync_ends()
         return needed
 
-    def _end_thread(self) -> bool:
+    def _waiting(self) -> int:
+        file = self._output.position.file
+        return sum(max(0, file - number) for number in self._next)
+
+    def _end_thread(self, within_s: float) -> bool:
         self._hurried.set()
         if self._thread.ident is not None:
-            self._thread.join(_STOP_WAIT_S)
+            self._thread.join(within_s)
         return not self._thread.is_alive()
 
     def _complete_root(self, place: int, root: Root, needed: LogPosition) -> None:
@@ -207,10 +223,12 @@ class Completer:
         return crc, newlines
 
     def _rest(self) -> None:
-        if self._closed:
-            raise _ClosedError
         now_s = time.monotonic()
-        self._hurried.wait(min(_REST_S_MAX, now_s - self._rested))
+        if self._closed or now_s >= self._until:
+            raise _ClosedError
+        self._blocks += 1
+        if self._output.position.file - min(self._next) <= 1:
+            self._hurried.wait(min(_REST_S_MAX, now_s - self._rested))
         self._rested = time.monotonic()
 
     def _tell(self, place: int, trouble: str) -> None:

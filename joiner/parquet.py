@@ -6,6 +6,7 @@ string there, a whole number beyond what its column holds) becomes one column `e
 """
 
 import contextlib
+import errno
 import importlib
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -36,15 +37,32 @@ def check_installed() -> None:
 def convert(source: Path, target: Path, rest: Rest = lambda: None) -> int:
     """Write the lines of a file as Parquet, a row a line, in the same order; the number of rows.
 
-    Memory for some blocks of 8 MiB, or the longest line. `rest` is called between blocks. OSError. The
-    target is not synced.
+    Memory for some blocks of 8 MiB, or the longest line. `rest` is called between blocks. OSError, also
+    where what was written can't be read. The target is not synced.
     """
     pa = importlib.import_module("pyarrow")
     # The first block's types hold for the whole of most files: parsed once, not twice.
     for blocks in (1, None):
         with contextlib.suppress(pa.ArrowException, _NotExactError):
-            return _write(target, _typed(pa, source, blocks, rest))
-    return _write(target, _plain(pa, source, rest))
+            rows = _write(target, _typed(pa, source, blocks, rest))
+            # pyarrow writes columns that it then refuses to read (nested too deeply).
+            if _rows_read(pa, target) == rows:
+                return rows
+            break  # the same columns would come of it
+    rows = _write(target, _plain(pa, source, rest))
+    if _rows_read(pa, target) != rows:
+        raise OSError(errno.EIO, "cannot be read back as Parquet", str(target))
+    return rows
+
+
+def _rows_read(pa: Any, target: Path) -> int | None:
+    """Rows of the file, as its readers see it; None where they can't."""
+    parquet = importlib.import_module("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(target) as file:
+            return file.metadata.num_rows  # type: ignore[no-any-return]
+    except (OSError, pa.ArrowException):
+        return None
 
 
 class _NotExactError(Exception):

@@ -40,20 +40,26 @@ class Root:
 
 def output_directories(output_root: Path, more: Sequence[str], datacenter: str) -> list[Path]:
     """`joined/<datacenter>` in each root, made where it is missing. SettingsError if two are the same."""
-    paths = [output_root, *map(Path, more)]
-    directories = [Path(os.path.abspath(path), "joined", datacenter) for path in paths]
-    seen: dict[tuple[int, int], Path] = {}
-    for directory in directories:
+    roots = [str(output_root), *more]
+    directories = [Path(os.path.abspath(root), "joined", datacenter) for root in roots]
+    seen: dict[tuple[int, int], str] = {}
+    for root, directory in zip(roots, directories, strict=True):
         with storage_errors(directory):
             make_directory(directory)
             status = directory.stat()
-        other = seen.setdefault((status.st_dev, status.st_ino), directory)
-        if other is not directory:
-            raise SettingsError(
-                f"joiner.output_roots: {directory} and {other} are the same directory, so each line would "
-                "stand in it twice; name different ones"
-            )
+        key = status.st_dev, status.st_ino
+        if key in seen:
+            raise same_directory(root, seen[key])
+        seen[key] = root
     return directories
+
+
+def same_directory(root: str, other: str) -> SettingsError:
+    """The error to raise; both named as they were configured."""
+    return SettingsError(
+        f"joiner.output_roots: {root} and {other} are the same directory, so each line would stand in it "
+        "twice; name different ones"
+    )
 
 
 def open_roots(state: Path, directories: Sequence[Path], stem: str) -> list[Root]:

@@ -1,6 +1,8 @@
 """`photon adapter test`: what an adapter makes of sample events (docs/adapters.md)."""
 
+import contextlib
 import json
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -101,11 +103,22 @@ def test(
         settings = replace(settings, adapter=replace(settings.adapter, use=use))
     samples = _samples(file, primary, foreign, settings)
     batch_adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
-    verdicts = [judge(sample, batch_adapter) for sample in samples]
+    with _interruptible():
+        verdicts = [judge(sample, batch_adapter) for sample in samples]
     counts = Counter(verdict.outcome for verdict in verdicts)
     click.echo(_document(verdicts, counts) if as_json else _page(verdicts, counts))
     if any(counts[outcome] for outcome in _FAILURES):
         context.exit(1)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the process: as an exception it would be taken for one of the adapter's own."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def judge(sample: Sample, batch_adapter: "BatchAdapter") -> Verdict:

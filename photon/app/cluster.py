@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from photon.app.completing import grace_s, unlisted_files
 from photon.app.launching import Launcher
 from photon.app.ports import free_ports
 from photon.app.registry_disks import DiskWatch
@@ -66,12 +67,15 @@ class LocalCluster:
 
     def stop(self) -> None:
         """Down the stream, so that nobody loses whom it still needs."""
-        names = list(self.supervisor.children)
-        tiers = [[n for n in names if n.startswith(role)] for role in ("dispatcher", "joiner")]
-        self.supervisor.stop([*tiers, [n for n in names if n.startswith(("eventstore", "registry"))]])
+        self.supervisor.stop([self._running("dispatcher")])
+        self.supervisor.stop([self._running("joiner")], grace_s(unlisted_files(self._topology)))
+        self.supervisor.stop([self._running("eventstore", "registry")])
 
     def kill(self) -> None:
         self.supervisor.kill()
+
+    def _running(self, *roles: str) -> list[str]:
+        return [name for name in self.supervisor.children if name.startswith(roles)]
 
     def _serve(self, role: str, name: str, stays_down: Callable[[], bool] | None = None) -> None:
         # The name first: `ps` may cut a long path off.

@@ -45,6 +45,11 @@ class RunDisplay:
             pending=f"{counts['pending']:,}",
         )
 
+    def completing(self, files: int) -> None:
+        """All is joined; so many files of the joined logs have still to be completed."""
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description=f"completing {files:,} files")
+
     def notice(self, text: str) -> None:
         """A line for the person, each text once."""
         if text in self._told:

@@ -44,22 +44,28 @@ class Asked:
 
 
 def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[str, Any]:
-    """Plain values: {id, joined, dead_letters, registry, pending, primary}, each as its function says."""
+    """Plain values: {id, joined, dead_letters, unreadable, registry, pending, primary}.
+
+    `unreadable`: joined logs that can't be read, and why; the others as their functions say.
+    """
     settings = topology.checked_settings()
     packer = IdPacker(settings.ids.key.encode())
     asked = Asked(event_id, packer.pack([event_id]), settings.foreign.id, settings.foreign.primary_id)
-    joined = list(joined_lines(Path(topology.output) / "joined", asked))[:_PLACES_MAX]
+    unreadable: dict[str, str] = {}
+    joined = list(joined_lines(Path(topology.output) / "joined", asked, unreadable))[:_PLACES_MAX]
     letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
+    waiting = {p.datacenter: _answer(partial(pending, p, asked.packed)) for p in topology.pipelines}
     if primary_id is None:
-        primary_id = _primary_id_in(
-            [*(row["line"] for row in joined), *(row["event"] for row in letters)], asked
-        )
+        lines = [row["line"] for row in joined] + [row["event"] for row in letters]
+        lines += [row["line"] for row in waiting.values() if row is not None and "line" in row]
+        primary_id = _primary_id_in(lines, asked)
     return {
         "id": event_id,
         "joined": joined,
         "dead_letters": letters,
+        "unreadable": unreadable,
         "registry": _answer(partial(registered, topology, asked.packed)),
-        "pending": {p.datacenter: _answer(partial(pending, p, asked.packed)) for p in topology.pipelines},
+        "pending": waiting,
         "primary": None
         if primary_id is None
         else primary_in(topology, primary_id, packer.pack([primary_id])),
@@ -155,14 +161,20 @@ def letters_of(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
                 }
 
 
-def joined_lines(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
-    """{datacenter, file, offset, line} of each joined line of the event; of Parquet `row` for `offset`."""
+def joined_lines(
+    directory: Path, asked: Asked, unreadable: dict[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """{datacenter, file, offset, line} of each joined line of the event; of Parquet `row` for `offset`.
+
+    Files that can't be read get into `unreadable`: path -> why.
+    """
+    unreadable = {} if unreadable is None else unreadable
     for path in sorted(directory.glob("*/*.jsonl")):
         for offset, line in _lines_with(path, asked):
             yield {"datacenter": path.parent.name, "file": str(path), "offset": offset, "line": line}
     for path in sorted(directory.glob("*/*.parquet")):
         if not path.with_suffix(".jsonl").exists():  # else it is half converted
-            for row, line in _rows_with(path, asked):
+            for row, line in _rows_with(path, asked, unreadable):
                 yield {"datacenter": path.parent.name, "file": str(path), "row": row, "line": line}
 
 
@@ -181,28 +193,43 @@ def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
                     if end < 0:
                         break
                     if _holds(data[start:end], asked):
-                        yield start, data[start:end].decode()
-                    at = data.find(needle, end)
+                        yield start, data[start:end].decode("utf-8", "replace")
+                    at = data.find(needle, end + 1)
 
 
-def _rows_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
+def _rows_with(path: Path, asked: Asked, unreadable: dict[str, str]) -> Iterator[tuple[int, str]]:
     try:
+        arrow = importlib.import_module("pyarrow")
         parquet = importlib.import_module("pyarrow.parquet")
     except ImportError:
+        unreadable[str(path)] = "needs pyarrow; install photon-joiner[parquet]"
         return
     number = 0
-    for batch in parquet.ParquetFile(path).iter_batches():
-        for row in batch.to_pylist():
-            event = json.loads(row["event"]) if row.keys() == {"event"} else row
-            if _at(event, asked.id_path) == asked.id:
-                yield number, json.dumps(event, default=str)
-            number += 1
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                event = _event_of(row)
+                if _at(event, asked.id_path) == asked.id:
+                    yield number, json.dumps(event, default=str)
+                number += 1
+    except (OSError, arrow.ArrowException) as error:
+        unreadable[str(path)] = " ".join(str(error).split())
+
+
+def _event_of(row: dict[str, Any]) -> Any:
+    """Its fields, or what its one column holds the line of (joiner.parquet)."""
+    if row.keys() != {"event"}:
+        return row
+    try:
+        return json.loads(row["event"])
+    except (ValueError, TypeError, RecursionError):
+        return row
 
 
 def _holds(line: bytes, asked: Asked) -> bool:
     try:
         return _at(json.loads(line), asked.id_path) == asked.id
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

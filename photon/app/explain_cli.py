@@ -1,11 +1,14 @@
 """`photon explain EVENT_ID`: where an event is, and why it is not joined yet."""
 
 import json
+import os
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
+
+from photon.core.errors import UsageError
 
 
 @click.command("explain")
@@ -20,6 +23,8 @@ def command(event_id: str, work: Path, primary_id: str | None, as_json: bool) ->
 
     Works on a running system and, as far as its files tell, on one that has stopped.
     """
+    for name, given in (("EVENT_ID", event_id), ("--primary-id", primary_id)):
+        _check_id(name, given)
     from photon.app.explain import explain
     from photon.app.topology import read_topology
 
@@ -29,6 +34,16 @@ def command(event_id: str, work: Path, primary_id: str | None, as_json: bool) ->
         return
     for line in told(found):
         click.echo(line)
+
+
+def _check_id(name: str, given: str | None) -> None:
+    if given == "":
+        raise UsageError(f"{name} is empty; name the id of an event")
+    try:
+        (given or "").encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(given or "").decode("utf-8", "backslashreplace")
+        raise UsageError(f"{shown}: not UTF-8, and no event has such an id; check {name}") from error
 
 
 def told(found: dict[str, Any]) -> list[str]:
@@ -56,8 +71,9 @@ def told(found: dict[str, Any]) -> list[str]:
         if row is not None and "silent" in row:
             lines.append(f"  dispatcher     {datacenter}: does not answer")
         elif row is not None:
-            facts = ", ".join(f"{key.replace('_', ' ')} {_value(key, value)}" for key, value in row.items())
+            facts = ", ".join(f"{_words(key)} {_value(key, value)}" for key, value in row.items() if key != "line")
             lines.append(f"  pending        {datacenter}: {facts}")
+    lines += [f"  not readable   {file}: {why}" for file, why in found["unreadable"].items()]
     return lines + _primary(found["primary"])
 
 
@@ -70,10 +86,15 @@ def verdict(found: dict[str, Any]) -> str:
     if waits:
         return "waits to be tried again"
     if registry is not None and "silent" not in registry:
-        return "registered, and in no joined log: being written, changed by the adapter, or moved away"
+        return "registered, and in no joined log: " + (
+            "it may stand in a file that cannot be read here"
+            if found["unreadable"]
+            else "being written, changed by the adapter, or moved away"
+        )
     if found["dead_letters"]:
         return found["dead_letters"][-1]["fate"]  # type: ignore[no-any-return]
-    if registry is not None or any(row is not None for row in found["pending"].values()):
+    silent = registry is not None or any(row is not None for row in found["pending"].values())
+    if silent or found["unreadable"]:
         return "nothing is known of it, but not all answer"
     return "not seen: not read yet, or in no log"
 
@@ -92,6 +113,10 @@ def _primary(primary: dict[str, Any] | None) -> list[str]:
 
 def _time(time_us: int) -> str:
     return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")
+
+
+def _words(key: str) -> str:
+    return key.removesuffix("_us").replace("_", " ")
 
 
 def _value(key: str, value: Any) -> str:

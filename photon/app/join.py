@@ -57,4 +57,4 @@ def command(
         print_summary(summary)
         click.echo(f"joined logs:   {out / 'joined'}")
         click.echo(f"dead letters:  {out / 'dead-letters'}")
-    return 1 if summary["unread_files"] else 0
+    return 1 if summary["unread_files"] or (summary["unlisted_files"] and not follow) else 0

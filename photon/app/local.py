@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from joiner.output_files import count_joined
 from photon.app.cluster import JoinJob, LocalCluster, plan
+from photon.app.completing import Backlog, unlisted_files
 from photon.app.console import RunDisplay
 from photon.app.launching import Launcher
 from photon.app.nursery import Nursery
@@ -20,11 +21,13 @@ from photon.app.preflight import (
     RegistryMemory,
     check_apart,
     check_directories,
+    check_leaders,
     check_matches,
     check_names,
+    check_outputs,
     check_same_run,
 )
-from photon.app.registry_members import Replacing, members_of
+from photon.app.registry_members import Replacing, clear_unfounded, members_of
 from photon.app.summary import furthest, merge_fates, percentiles_ms
 from photon.app.supervisor import PortTakenError
 from photon.app.topology import DATACENTER_NAMES, PIPELINE_ROLES, Pipeline, Topology
@@ -64,9 +67,12 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
         joined_before = sum(_joined_lines(job.out).values())
         names = DATACENTER_NAMES[: job.datacenters]
         check_same_run(job.work, job.out, settings, names, joined_before)
+        check_leaders(job.work, settings)
         # Ids that are forgotten on purpose are not missed.
         remembered = 0 if settings.registry.retention_days else joined_before
         for tries in itertools.count(1):
+            if not joined_before:  # whose registry was founded
+                clear_unfounded(job.work, settings.registry.replicas)
             topology = plan(job, settings, random.Random())
             try:
                 run = _run(job, topology, nursery, display, told_to_stop, remembered, began)
@@ -101,6 +107,7 @@ def _run(
         _await_memory(job, cluster, reader, told_to_stop, remembered)
         cluster.start_dispatchers()
         run = _watch(job, cluster, reader, display, told_to_stop, began)
+        _await_complete(cluster, reader, display, told_to_stop)
         replacing.stop()
         cluster.stop()
     except BaseException:
@@ -153,12 +160,9 @@ def _watch(
     last_moved, last_seen = time.monotonic(), ""
     while True:
         cluster.poll()
-        while cluster.supervisor.notices:
-            display.notice(cluster.supervisor.notices.pop())
         dispatchers, eventstores, joiners = reader.read()
         now = time.monotonic()
-        for name, status in reader.named():
-            _tell(display, name, status)
+        _tell_all(cluster, reader, display)
         counts = merge_fates(furthest(dispatchers), sum(j.get("joined", 0) for j in joiners))
         display.update(counts, counts["joined"] / (now - began))
         answered = not reader.silent(PIPELINE_ROLES)
@@ -180,6 +184,32 @@ def _watch(
         time.sleep(POLL_S)
 
 
+def _await_complete(
+    cluster: LocalCluster, reader: "StatusReader", display: RunDisplay, told_to_stop: Sequence[int]
+) -> None:
+    """After a drain, let the joiners complete what they closed, as long as they get on with it.
+
+    Those that are told to stop do so, too, but nobody may want to wait for that.
+    """
+    backlog = Backlog()
+    while True:
+        cluster.poll()
+        (joiners,) = reader.read(("joiner",))
+        _tell_all(cluster, reader, display)
+        silent = len(reader.silent(("joiner",)))
+        if not backlog.goes_on([joiner["output"] for joiner in joiners], silent, time.monotonic()):
+            return
+        if told_to_stop:
+            if backlog.files:
+                display.notice(
+                    f"{backlog.files} files of the joined logs are being completed; "
+                    "a second Ctrl-C leaves them to the next run"
+                )
+            return
+        display.completing(backlog.files)
+        time.sleep(POLL_S)
+
+
 def _unpacking(work: Path) -> int:
     """Bytes of compressed logs that are unpacked, or being unpacked: slow, but not a stall."""
     written = 0
@@ -197,11 +227,14 @@ def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> No
             display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
-def _tell(display: RunDisplay, name: str, status: dict[str, Any]) -> None:
-    for notice in status.get("notices", ()):
-        display.notice(f"{name}: {notice}")
-    if status.get("storage_error"):
-        display.notice(f"{name}: {status['storage_error']}")
+def _tell_all(cluster: LocalCluster, reader: "StatusReader", display: RunDisplay) -> None:
+    while cluster.supervisor.notices:
+        display.notice(cluster.supervisor.notices.pop())
+    for name, status in reader.named():
+        for notice in status.get("notices", ()):
+            display.notice(f"{name}: {notice}")
+        if status.get("storage_error"):
+            display.notice(f"{name}: {status['storage_error']}")
 
 
 def _why_stalled(reader: "StatusReader", seconds: float) -> str:
@@ -235,6 +268,12 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
             f"{written - joined:,} joined lines are not in {topology.output}/joined any more; they count as "
             "duplicate. If they were not moved away on purpose, restore them"
         )
+    unlisted = unlisted_files(topology)
+    if unlisted:
+        display.notice(
+            f"{len(unlisted)} files with joined events are not complete yet (in no manifest, {unlisted[0]} "
+            "first); the same command completes them"
+        )
     return {
         **merge_fates(ledgers, joined),
         "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
@@ -246,6 +285,7 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
         "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),
         "unread_files": sorted(run.unread),
+        "unlisted_files": [str(path) for path in unlisted],
         "restarts": run.restarts,
     }
 
@@ -280,6 +320,7 @@ def _check(job: JoinJob, settings: Settings) -> None:
         check_matches(job.primary)
     names = DATACENTER_NAMES[: job.datacenters]
     roots = settings.joiner.output_roots
+    check_outputs(job.out, job.work, roots)
     check_apart([*job.primary, *job.foreign], job.out, job.work, names, roots)
     if settings.adapter.use:
         from joiner.adapter import load_adapter

@@ -24,6 +24,11 @@ from typing import Any, Final, NoReturn
 from photon.app.launching import FreshLauncher, Process, child_environment
 
 START_S_MAX: Final = 30.0
+SILENCE_S_MAX: Final = 1.0
+"""So long is the word of a nursery that stands still waited for; of one that imports, START_S_MAX."""
+_DEATH_S_MAX: Final = 5.0
+_ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Other threads do not live on in a fork, whatever the user wants of NumPy elsewhere."""
 _TITLE_BYTES_MAX: Final = 1024
 _REQUEST_BYTES_MAX: Final = 1 << 16
 _ROLES: Final = {
@@ -41,22 +46,45 @@ class NurseryChild:
     def __init__(self, nursery: "Nursery", pid: int) -> None:
         self.pid = pid
         self._nursery = nursery
+        self._status: int | None = None
+        self._gone_at: float | None = None
         # Signals go to this process and to none that got its number later.
         self._descriptor: int | None = None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
             self._descriptor = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
-        return self._nursery.status_of(self.pid)
+        """Of one that is gone though the nursery says nothing of it (it stands still): as if killed."""
+        if self._status is None:
+            self._nursery.await_news(0.0)
+        if self._status is None and self.is_gone():
+            now = time.monotonic()
+            if self._gone_at is None:
+                self._gone_at = now
+            elif now - self._gone_at > self._nursery.patience_s():
+                self.ended(-signal.SIGKILL)
+        return self._status
 
     def wait(self, timeout: float | None = None) -> int:
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
         while (status := self.poll()) is None:
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            self._nursery.await_news(left)
+            if self._gone_at is None and self._descriptor is not None:
+                self._nursery.await_news(left, self._descriptor)
+            else:
+                self._nursery.await_news(min(left, SILENCE_S_MAX))
         return status
+
+    def ended(self, status: int) -> None:
+        """The nursery's word, or what stands for it; the first one holds."""
+        if self._status is None:
+            self._status = status
+
+    def is_gone(self, within_s: float = 0.0) -> bool:
+        """Whether the process has ended (all of it: locks and ports are free)."""
+        return self._descriptor is None or _readable([self._descriptor], within_s) != []
 
     def terminate(self) -> None:
         self._signal(signal.SIGTERM)
@@ -78,11 +106,10 @@ class Nursery:
     """The launcher. For one thread. It begins to import at once; `launch` waits for it."""
 
     def __init__(self) -> None:
-        self._ended: dict[int, int] = {}
-        """Process id -> exit status, of those that are not running any more."""
-        self._running: set[int] = set()
+        self._running: dict[int, NurseryChild] = {}
+        """By process id, those of whose end it has not told."""
         self._fallback = FreshLauncher()
-        self._launched: int | None = None
+        self._launched: NurseryChild | None = None
         self._useless = False
         self._begin()
 
@@ -100,8 +127,8 @@ class Nursery:
             while (left := deadline - time.monotonic()) > 0:
                 self.await_news(left)
                 if self._launched is not None:
-                    pid, self._launched = self._launched, None
-                    return NurseryChild(self, pid)
+                    child, self._launched = self._launched, None
+                    return child
                 if self._process.poll() is not None:
                     break
         except OSError:
@@ -110,13 +137,10 @@ class Nursery:
         self._lose()
         return self._fallback.launch(arguments, log)
 
-    def status_of(self, pid: int) -> int | None:
-        self.await_news(0.0)
-        return self._ended.get(pid)
-
-    def await_news(self, timeout_s: float | None) -> None:
-        """Take in all that the nursery says; wait up to so long for something."""
-        while select.select([self._socket], [], [], timeout_s)[0]:
+    def await_news(self, timeout_s: float, child: int | None = None) -> None:
+        """Take in all that the nursery says; wait up to so long for something, or for a child's own end."""
+        descriptors = [self._socket.fileno()] if child is None else [self._socket.fileno(), child]
+        while self._socket.fileno() in _readable(descriptors, timeout_s):
             timeout_s = 0.0
             try:
                 said = self._socket.recv(_REQUEST_BYTES_MAX)
@@ -127,12 +151,17 @@ class Nursery:
                 return
             news = json.loads(said)
             if "launched" in news:
-                pid = self._launched = int(news["launched"])
-                self._ended.pop(pid, None)
-                self._running.add(pid)
-            else:
-                self._running.discard(news["ended"])
-                self._ended[news["ended"]] = news["status"]
+                pid = int(news["launched"])
+                self._launched = self._running[pid] = NurseryChild(self, pid)
+            elif news["ended"] in self._running:
+                self._running.pop(news["ended"]).ended(news["status"])
+
+    def patience_s(self) -> float:
+        """How long its word on a child's end may take; the status that it tells decides over a restart."""
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return SILENCE_S_MAX if state in ("T", "t") else START_S_MAX
+        return SILENCE_S_MAX
 
     def close(self) -> None:
         """It ends, and what it forked with it."""
@@ -147,7 +176,7 @@ class Nursery:
                 [sys.executable, "-m", "photon.app.nursery", str(theirs.fileno()), " " * _TITLE_BYTES_MAX],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env=child_environment(),
+                env={**child_environment(), **_ONE_THREAD},
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -156,8 +185,22 @@ class Nursery:
         """It is gone, or useless: so is everything that it forked."""
         self._process.kill()
         self._process.wait()
-        self._ended |= dict.fromkeys(self._running, -signal.SIGKILL)
+        lost = list(self._running.values())
         self._running.clear()
+        for child in lost:
+            child.kill()  # as the kernel does; but one that was just forked may not have asked it to yet
+        deadline = time.monotonic() + _DEATH_S_MAX
+        for child in lost:
+            child.is_gone(max(0.0, deadline - time.monotonic()))
+            child.ended(-signal.SIGKILL)
+
+
+def _readable(descriptors: Sequence[int], timeout_s: float) -> list[int]:
+    """Those that have something to say, or to tell that they are gone, within the time (inf: for ever)."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    return [found for found, _ in poller.poll(None if timeout_s == float("inf") else timeout_s * 1_000)]
 
 
 def serve(channel: socket.socket) -> None:
@@ -177,9 +220,10 @@ def serve(channel: socket.socket) -> None:
                     return
                 wanted = json.loads(request)
                 _import_for(wanted["arguments"][0])
+                me = os.getpid()  # asked by the fork, it might be another one's child already
                 pid = os.fork()
                 if pid == 0:
-                    _become(wanted, [channel.detach(), *children])
+                    _become(wanted, me, [channel.detach(), *children])
                 new = os.pidfd_open(pid)
                 children[new] = pid
                 poller.register(new, select.POLLIN)
@@ -204,7 +248,7 @@ def _tell(channel: socket.socket, news: dict[str, int]) -> None:
     channel.send(json.dumps(news).encode())
 
 
-def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
+def _become(request: dict[str, Any], parent: int, descriptors: Sequence[int]) -> NoReturn:
     """In the fork: be `photon <arguments>`."""
     for descriptor in descriptors:
         os.close(descriptor)
@@ -213,7 +257,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> NoReturn:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    os.environ["PHOTON_PARENT"] = str(os.getppid())
+    os.environ["PHOTON_PARENT"] = str(parent)
     arguments = request["arguments"]
     sys.argv = ["photon", *arguments]
     show_title(sys.argv)

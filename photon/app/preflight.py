@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
+from joiner.roots import same_directory
 from photon.app.registry_members import members_of
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.logfiles import glob_matches, matching_files
 from photon.core.settings import Settings, to_document
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
+_MARK: Final = "run"
+"""In the joined logs of each output: whose they are."""
 
 
 _WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.path.realpath)
@@ -51,6 +54,50 @@ def check_directories(directories: Sequence[Path]) -> None:
             ) from error
         if not os.access(directory, os.W_OK):
             raise UsageError(f"{directory}: not writable; name a directory you can write")
+
+
+def check_outputs(out: Path, work: Path, roots: Sequence[str]) -> None:
+    """UsageError, SettingsError if one of them would be written into another, or into another run's logs."""
+    real_work = Path(os.path.realpath(work))
+    for place in (out / "dead-letters", *(Path(root, "joined") for root in (str(out), *roots))):
+        if real_work.is_relative_to(os.path.realpath(place)):
+            raise UsageError(f"--work {work} lies within {place}; name a directory outside of the output")
+    trees: dict[str, Path] = {}
+    for root in (str(out), *roots):
+        tree = Path(os.path.realpath(Path(root, "joined")))
+        for other, its in trees.items():
+            if tree == its:
+                raise same_directory(root, other)
+        if trees and tree.is_relative_to(os.path.realpath(out)):
+            raise SettingsError(f"joiner.output_roots: {root} lies within the output {out}; name one outside")
+        for other, its in trees.items():
+            _check_apart_from(root, tree, other, its)
+            _check_apart_from(other, its, root, tree)
+        trees[root] = tree
+        for above in tree.parents:
+            if above.name == "joined" and os.path.isfile(above / _MARK):
+                raise SettingsError(
+                    f"{root} lies within the joined logs of another run, {above.parent}; name one outside"
+                )
+
+
+def _check_apart_from(root: str, tree: Path, other: str, its: Path) -> None:
+    if tree.is_relative_to(its):
+        raise SettingsError(
+            f"joiner.output_roots: {root} lies within the joined logs of {other}; name one outside"
+        )
+
+
+def check_leaders(work: Path, settings: Settings) -> None:
+    """SettingsError if `registry.leaders` names what is no replica. CorruptStateError."""
+    count = settings.registry.replicas
+    names = members_of(work, count).names
+    # One that a new one took the place of may still be named.
+    unknown = {*settings.registry.leaders} - {*names, *(f"r{number}" for number in range(count))}
+    if unknown:
+        raise SettingsError(
+            f"registry.leaders: no replica is named {min(unknown)!r}; they are {', '.join(names)}"
+        )
 
 
 def check_apart(
@@ -101,7 +148,8 @@ def check_same_run(
 
     `joined_lines`: in the output. SettingsError, UsageError, CorruptStateError, StorageError.
     """
-    path, mark = work / "run.json", out / "joined" / "run"
+    path, mark = work / "run.json", out / "joined" / _MARK
+    marks = {root: Path(root) / "joined" / _MARK for root in settings.joiner.output_roots}
     datacenters, joiners = list(datacenters), settings.joiner.processes
     now = {
         "registry.shards": settings.registry.shards,
@@ -117,19 +165,23 @@ def check_same_run(
             )
         identity = secrets.token_hex(8)
         home = os.path.relpath(out, work)
+        _check_roots(marks, identity)
         _write(path, {"run": identity, "output": home, "datacenters": datacenters, "joiners": joiners, **now})
     else:
         before = _read(path, {"run", "output", "datacenters", "joiners", *now})
         identity = before["run"]
         _check_unchanged(work, before, now)
         _check_output(work, out, mark, before)
+        _check_roots(marks, identity)
         _check_as_many(work, before, datacenters, joiners)
         if (datacenters, joiners) != (before["datacenters"], before["joiners"]):
             _write(path, {**before, "datacenters": datacenters, "joiners": joiners})
         if joined_lines:
             _check_replicas(work, settings.registry.replicas)
-    with storage_errors(mark):
-        write_file(mark, identity.encode())
+    for each in (mark, *marks.values()):
+        with storage_errors(each):
+            make_directory(each.parent)
+            write_file(each, identity.encode())
 
 
 def _check_unchanged(work: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -152,6 +204,18 @@ def _check_output(work: Path, out: Path, mark: Path, before: Mapping[str, Any]) 
             f"{work} belongs to the output {os.path.normpath(work / before['output'])}, not to {out}; "
             "name that one, or an empty --work"
         )
+
+
+def _check_roots(marks: Mapping[str, Path], identity: str) -> None:
+    """An output root belongs to one run: two would write files of the same names."""
+    for root, mark in marks.items():
+        with storage_errors(mark):
+            found = mark.read_text("ascii", "replace") if mark.exists() else identity
+        if found != identity:
+            raise SettingsError(
+                f"joiner.output_roots: {root} belongs to another run; name another directory, or, where that "
+                f"run is over, move {mark.parent} away"
+            )
 
 
 def _check_as_many(work: Path, before: Mapping[str, Any], datacenters: Sequence[str], joiners: int) -> None:

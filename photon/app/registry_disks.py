@@ -7,13 +7,17 @@ the remembered one has forgotten what it acknowledged, even where it holds group
 import time
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from photon.core.errors import CorruptStateError
-from photon.raft.home import read_identity, read_peers
+from photon.core.errors import CorruptStateError, StorageError
+from photon.raft.ballot import Ballot
+from photon.raft.home import read_groups, read_identity, read_peers
 
 LOOK_S: Final = 2.0
+_GROUP: Final = "group-0000"
+"""The directory's: founded before any other."""
 
 
 def is_blank(home: Path) -> bool:
@@ -37,6 +41,52 @@ def remembered_by(home: Path, names: Iterable[str]) -> dict[str, set[str]]:
 def with_other_disks(home: Path, names: Iterable[str], met: Mapping[str, Collection[str]]) -> list[str]:
     """Of the replicas named, those that are not the ones that were met: one memory of another is enough."""
     return [name for name in names if name in met and {*met[name]} != {read_identity(home / name)}]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What a replica's directory tells of how far it came."""
+
+    identity: str
+    """"" where there is none yet."""
+    peers: Mapping[str, str]
+    """Who was met -> under which identity."""
+    promised: bool
+    """Whether it may have voted or acknowledged, ever."""
+
+
+def trace_of(home: Path) -> Trace:
+    """CorruptStateError where it can't be told."""
+    return Trace(read_identity(home), read_peers(home), _may_have_promised(home))
+
+
+def _may_have_promised(home: Path) -> bool:
+    """No term, no promise. The ballot is a group's last file at birth; then its host lists the group."""
+    groups = {*read_groups(home)}
+    if groups - {0} or any(path.name != _GROUP for path in home.glob("group-*")):
+        return True
+    try:
+        ballot = Ballot(home / _GROUP, home.name, 0)
+    except StorageError as error:
+        raise CorruptStateError(str(error)) from error
+    return ballot.term > 0 if ballot.exists else bool(groups)
+
+
+def never_founded(traces: Mapping[str, Trace], count: int) -> bool:
+    """Whether the `count` founders can't have decided anything yet. `traces`: of all directories there are.
+
+    A decision takes the promises of a majority. Whoever promised was met by every other founder, so that any
+    that is left remembers it: with fewer than a majority lost, one that promised would be left.
+    """
+    if any(trace.promised for trace in traces.values()):
+        return False
+    lost = {
+        peer
+        for trace in traces.values()
+        for peer, identity in trace.peers.items()
+        if peer not in traces or traces[peer].identity != identity
+    }
+    return len(lost) <= count // 2
 
 
 class DiskWatch:

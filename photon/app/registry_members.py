@@ -4,17 +4,21 @@ A replica that has lost its disk has forgotten what it acknowledged, so the othe
 one machine it is replaced by an empty one with a new name, by itself, while the run goes on.
 """
 
+import contextlib
 import random
+import shutil
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from photon.app.registry_disks import is_blank, remembered_by, with_other_disks
+from photon.app.registry_disks import is_blank, never_founded, remembered_by, trace_of, with_other_disks
 from photon.app.topology import Topology
 from photon.core.clock import SystemClock
-from photon.core.errors import UnavailableError, UsageError
+from photon.core.disk import DirectoryLock, storage_errors, sync_directory
+from photon.core.errors import CorruptStateError, LockedError, UnavailableError, UsageError
 
 # The registry's modules take 0.2 s to import: they are, where there is something to be done with them.
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
     from idregistry.peers import Table
 
 TIMEOUT_S: Final = 5.0
+ENDING_S: Final = 5.0
+"""For how long the replicas of a run that was killed may still be about to end."""
+_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,58 @@ def members_of(work: Path, count: int) -> Members:
     new = dict(lost)
     running = [new.get(name, name) for name in names if name in new or name not in forgot]
     return Members(running, joining | {*new.values()}, lost, forgot, mostly_lost=False)
+
+
+def clear_unfounded(work: Path, count: int) -> None:
+    """Take away what a run left that was killed before its registry was founded: it is founded from nothing.
+
+    Else it may never be: founders wait until they have all met, and what one of them has begun with others
+    (those of a replacement, say) does not fit. Nothing is decided before, so nothing is lost; what may have
+    decided anything is left as it is. Call before `members_of`, and hold the lock of `work`.
+    LockedError, StorageError.
+    """
+    home, gone = work / "registry", work / "registry.unfounded"
+    with storage_errors(home):
+        if gone.exists():
+            shutil.rmtree(gone)
+        if not _is_unfounded(home, count):
+            return
+        with contextlib.ExitStack() as held:
+            for path in _replicas_in(home):
+                held.enter_context(_ended(path))
+            if not _is_unfounded(home, count):
+                return
+            home.rename(gone)  # whole: of half of them the other half would say that they lost their disks
+            sync_directory(work)
+        shutil.rmtree(gone)
+
+
+def _is_unfounded(home: Path, count: int) -> bool:
+    """Whether there are directories of replicas, and nothing was ever decided by them."""
+    from idregistry.hosting import TABLE_FILE
+
+    paths = _replicas_in(home)
+    if not paths or any((path / TABLE_FILE).exists() for path in paths):
+        return False
+    try:
+        return never_founded({path.name: trace_of(path) for path in paths}, count)
+    except CorruptStateError:
+        return False  # whose it is says so itself when it starts
+
+
+def _replicas_in(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("*") if path.is_dir())
+
+
+def _ended(replica: Path) -> DirectoryLock:
+    deadline = time.monotonic() + ENDING_S
+    while True:
+        try:
+            return DirectoryLock(replica)
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
 
 
 def _age(table: "Table") -> tuple[int, int]:

@@ -1,9 +1,10 @@
 """What the fast path asks of the rooms below. Their clients fit as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from joiner.client import ForeignColumns, JoinOutcomes
+from photon.core.errors import UnavailableError
 
 
 class PrimaryCache(Protocol):
@@ -23,8 +24,8 @@ class Joiner(Protocol):
         """Each event's outcome. OverloadedError: nothing was done. UnavailableError: unknown."""
         ...
 
-    def status(self) -> dict[str, Any]:
-        """What a joiner says of itself. UnavailableError if none answers."""
+    def statuses(self) -> Mapping[str, dict[str, Any] | UnavailableError]:
+        """What each joiner says of itself, by address, or why it says nothing."""
         ...
 
     def close(self) -> None: ...

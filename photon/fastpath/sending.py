@@ -41,7 +41,7 @@ class Sending:
         self._limits = limits
         self._notices = Notices("fastpath")
         reading = reading_fingerprint(settings)
-        self._same = SameReading(reading, joiner.status, clock, self._notices.tell)
+        self._same = SameReading(reading, joiner.statuses, clock, self._notices.tell)
         self._primaries = WaitingLines(limits)
         self._foreigns = WaitingLines(limits)
         self._primary_tally = Tally()

@@ -160,6 +160,11 @@ def read_peers(directory: Path) -> dict[str, str]:
     return dict(_read_other(directory / "peers") or {})
 
 
+def read_groups(directory: Path) -> list[int]:
+    """The groups that host must hold. CorruptStateError."""
+    return list(_read_other(directory / "groups") or [])
+
+
 def _read_other(path: Path) -> Any:
     try:
         return _read(path)

@@ -1,8 +1,11 @@
 """`photon adapter test`, and the examples of the guide, run as they stand there."""
 
 import json
+import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,8 +14,8 @@ import pytest
 
 from photon.app.cli import photon
 from photon.core.errors import AdapterError, UsageError
+from tests.app.kit import PHOTON, read_lines, write_lines
 from tests.app.kit import photon as run_photon
-from tests.app.kit import read_lines, write_lines
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "adapters.md").read_text("utf-8")
@@ -115,6 +118,45 @@ def test_what_is_not_said_clearly_is_refused(own):
         assert isinstance(result.exception, UsageError) and "give either FILE" in str(result.exception)
     assert isinstance(run("f", "--use", "users_own:No").exception, AdapterError)
     assert run("f").output == "0 events: nothing to join\n"
+
+
+@pytest.mark.parametrize("swallow", ["Exception", "BaseException"])
+def test_ctrl_c_ends_the_test_of_an_adapter_that_never_does(directory, swallow):
+    (directory / "users_own.py").write_text(
+        "import sys, time\n"
+        "from joiner.adapter import Adapter\n"
+        "class Own(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        print('here', flush=True)\n"
+        "        while True:\n"
+        "            try:\n"
+        "                time.sleep(60)\n"
+        f"            except {swallow}:\n"
+        "                pass\n"
+    )
+    (directory / "pairs").write_text('{"primary":{"id":"q"},"foreign":{"id":"c"}}\n')
+    command = [*PHOTON, "adapter", "test", "pairs", "--use", "users_own:Own"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=directory, stdout=subprocess.PIPE, env=environment) as running:
+        try:
+            assert running.stdout.readline() == b"here\n"
+            running.send_signal(signal.SIGINT)
+            assert running.wait(10) == -signal.SIGINT
+        finally:
+            running.kill()
+
+
+def test_an_adapter_that_interrupts_is_judged_as_any_other(own):
+    (own / "users_own.py").write_text(
+        "from joiner.adapter import Adapter\n"
+        "class Own(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        raise KeyboardInterrupt('\\ud800')\n"
+    )
+    (own / "pairs").write_text('{"primary":{"id":"q"},"foreign":{"id":"c"}}\n')
+    result = run("pairs", "--use", "users_own:Own")
+    assert result.exit_code == 1
+    assert "adapter raised KeyboardInterrupt: \\ud800 (users_own.py:4)" in result.output
 
 
 @pytest.mark.cluster

@@ -1,17 +1,22 @@
 """What is found of one event in files and columns, and the words for it."""
 
 import json
+import re
+import sys
 
 import pytest
+from click.testing import CliRunner
 
 from photon.app.explain import Asked, _row_of, joined_lines, letters_of
-from photon.app.explain_cli import told, verdict
+from photon.app.explain_cli import command, told, verdict
+from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.logwriter import DeadLetter, dead_letter_lines
 
 ASKED = Asked("c\N{LATIN SMALL LETTER E WITH ACUTE}1", b"\1" * 16, "ctx.id", "ctx.query")
 NOTHING = {
     "id": "c1", "joined": [], "dead_letters": [], "registry": None, "pending": {"east": None}, "primary": None,
+    "unreadable": {},
 }  # fmt: skip
 
 
@@ -55,6 +60,78 @@ def test_a_row_is_found_in_parquet_unless_its_lines_are_still_there(out):
     ]
     (out / "east" / "a-000000.jsonl").write_text("")
     assert len(list(joined_lines(out, ASKED))) == 1
+
+
+def test_a_parquet_file_that_cannot_be_read_is_told_and_the_others_are_looked_through(out):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    broken = out / "east" / "a-000000.parquet"
+    broken.write_bytes(b"PAR1 and no more")
+    deep = out / "east" / "b-000000.parquet"
+    kind = pyarrow.int64()
+    for _ in range(60):
+        kind = pyarrow.list_(kind)
+    parquet.write_table(pyarrow.schema([("deep", kind)]).empty_table(), deep)
+    parquet.write_table(pyarrow.Table.from_pylist([event(ASKED.id)]), out / "east" / "c-000000.parquet")
+    unreadable = {}
+    assert len(list(joined_lines(out, ASKED, unreadable))) == 1
+    assert unreadable.keys() == {str(broken), str(deep)}
+    page = told({**NOTHING, "unreadable": unreadable})
+    assert "not all answer" in page[0]
+    assert any(str(deep) in line and "too deeply nested" in line for line in page)
+
+
+def test_parquet_files_without_pyarrow_are_told_to_be_unread(out, monkeypatch):
+    path = out / "east" / "a-000000.parquet"
+    path.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    unreadable = {}
+    assert list(joined_lines(out, ASKED, unreadable)) == []
+    assert "install photon-joiner[parquet]" in unreadable[str(path)]
+    page = told({**NOTHING, "unreadable": unreadable, "registry": {"shard": 0, "joiner": None}})
+    assert "may stand in a file that cannot be read" in page[0]
+
+
+def test_rows_that_only_look_like_lines_are_no_trouble(out):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    whole = json.dumps(event(ASKED.id)).encode()
+    for name, values in (("a", [5]), ("b", ["x"]), ("c", [b"\xff", whole])):
+        rows = [{"event": value} for value in values]
+        parquet.write_table(pyarrow.Table.from_pylist(rows), out / "east" / f"{name}-000000.parquet")
+    assert [(row["file"][-16:], row["row"]) for row in joined_lines(out, ASKED)] == [("c-000000.parquet", 1)]
+
+
+def test_a_line_nested_too_deeply_to_be_parsed_is_passed_over(out):
+    deep = '{"x":"' + ASKED.id + '","deep":' + "[" * 100_000 + "]" * 100_000 + "}"
+    lines = [deep, json.dumps(event(ASKED.id)), ""]
+    (out / "east" / "joiner-east-000000.jsonl").write_text("\n".join(lines), "utf-8")
+    assert len(list(joined_lines(out, ASKED))) == 1
+
+
+@pytest.mark.parametrize("arguments", [["", "--work", "w"], ["c1", "--work", "w", "--primary-id", ""]])
+def test_an_empty_id_is_bad_usage(arguments):
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, UsageError) and "is empty" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [["\udcff", "--work", "w"], ["c", "--work", "w", "--primary-id", "\udcff"]]
+)
+def test_an_id_that_is_no_utf_8_is_bad_usage(arguments):
+    result = CliRunner().invoke(command, arguments)
+    assert isinstance(result.exception, UsageError) and "\\xff: not UTF-8" in str(result.exception)
+
+
+def test_a_search_for_nothing_ends(out):
+    (out / "east" / "joiner-east-000000.jsonl").write_text('{"ctx":{"id":"c"}}\n{"ctx":{"id":"d"}}\n')
+    assert list(joined_lines(out, Asked("", b"\1" * 16, "ctx.id", "ctx.query"))) == []
+
+
+def test_when_an_event_waits_since_and_till_is_told_in_words():
+    row = {"waiting_since_us": 1_795_000_000_000_000, "tries": 2, "due_us": 1_795_000_060_000_000}
+    (line,) = [line for line in told({**NOTHING, "pending": {"east": row}}) if "pending" in line]
+    assert re.search(r"east: waiting since 2026-\S+, tries 2, due 2026-\S+$", line)
 
 
 def test_letters_of_every_datacenter_are_found(out):

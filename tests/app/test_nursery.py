@@ -1,10 +1,13 @@
 """The nursery: processes that are forked rather than started, as their supervisor sees them."""
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
+import threading
+from pathlib import Path
 from random import Random
 
 import psutil
@@ -72,11 +75,17 @@ def test_a_fork_shows_its_own_command_line_and_can_be_told_to_end(serving):
     child = serving()
     words = [word for word in psutil.Process(child.pid).cmdline() if word]
     assert words[:5] == ["photon", "registry", "serve", "--name", "r0"]
-    time.sleep(0.3)  # until it has set its own answer to the signal; one without ends by it as well
+    eventually(lambda: answers(child.pid, signal.SIGTERM))
     child.terminate()
-    assert child.wait(20.0) in (0, -signal.SIGTERM)
+    assert child.wait(20.0) == 0
     with pytest.raises(subprocess.TimeoutExpired):
         serving(name="r1").wait(0.05)
+
+
+def answers(pid, number):
+    """Whether it has set its own answer to the signal."""
+    fields = dict(line.split(":\t") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["SigCgt"], 16) >> (number - 1) & 1
 
 
 def test_killed_is_told_as_such(serving):
@@ -95,6 +104,90 @@ def test_children_of_a_nursery_that_is_killed_are_gone_and_known_to_be_and_the_n
         assert [child.wait(20.0) for child in children] == [-signal.SIGKILL] * 2
         eventually(lambda: not any(psutil.pid_exists(c.pid) and running(c.pid) for c in children))
         assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
+    finally:
+        own.close()
+
+
+def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(serving, tmp_path):
+    own = Nursery()
+    try:
+        killed, ended, asked = (serving(own, name) for name in ("r0", "r1", "r2"))
+        os.kill(own._process.pid, signal.SIGSTOP)
+        killed.kill()
+        ended.kill()
+        waited = threading.Thread(target=killed.wait, daemon=True)
+        waited.start()
+        waited.join(10.0)
+        assert not waited.is_alive()
+        assert killed.poll() == -signal.SIGKILL
+        eventually(lambda: ended.poll() == -signal.SIGKILL)
+        with pytest.raises(subprocess.TimeoutExpired):
+            asked.wait(0.05)
+        os.kill(own._process.pid, signal.SIGCONT)
+        assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
+    finally:
+        own.close()
+
+
+def test_the_word_of_a_nursery_that_is_merely_busy_is_waited_for(tmp_path, monkeypatch):
+    """A status decides what becomes of the run: a port that is taken, say."""
+    monkeypatch.setattr("photon.app.nursery.SILENCE_S_MAX", 0.0)
+    own = Nursery()  # and it goes on to import, for the other roles
+    try:
+        assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
+    finally:
+        own.close()
+
+
+def test_a_child_is_called_dead_only_when_it_is(serving):
+    """The next one needs its locks and its port."""
+    own = Nursery()
+    try:
+        for _ in range(5):
+            children = [serving(own, name) for name in ("r0", "r1", "r2")]
+            os.kill(own._process.pid, signal.SIGKILL)
+            for child in children:
+                child.wait(20.0)
+            assert not any(running(child.pid) for child in children)
+            own = Nursery()
+    finally:
+        own.close()
+
+
+def test_a_child_whose_nursery_dies_before_it_can_ask_to_die_with_it_ends(tmp_path):
+    program = """
+import os, socket, sys, time
+from photon.app import nursery
+first, fork = os.getpid(), os.fork
+def fork_and_die():
+    if fork():
+        os._exit(0)
+    while os.getppid() == first:
+        time.sleep(0.01)
+    return 0
+os.fork = fork_and_die
+nursery.serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    until_the_end, held = os.pipe()
+    ours.send(json.dumps({"arguments": BAD, "log": str(tmp_path / "log")}).encode())
+    descriptors = [theirs.fileno(), held]
+    with ours, theirs, open(until_the_end, "rb") as pipe:
+        command = [sys.executable, "-c", program, str(theirs.fileno())]
+        subprocess.run(command, pass_fds=descriptors, check=True, timeout=30)
+        os.close(held)
+        assert pipe.read() == b""
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_the_nursery_has_one_thread_whatever_the_user_sets(monkeypatch):
+    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.setenv(name, "2")
+    own = Nursery()
+    try:
+        process = Path(f"/proc/{own._process.pid}")
+        eventually(lambda: "_umath_linalg" in (process / "maps").read_text())  # NumPy's threads run by then
+        assert len(os.listdir(process / "task")) == 1
     finally:
         own.close()
 

@@ -121,7 +121,7 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running):
     )
     assert found["primary"]["datacenters"]["east"] == {"outcome": "found", "line": '{"id": "q3", "ts_us": 3}'}
     assert found["pending"] == {"east": None}
-    waits = explain("early", "--primary-id", "q-late")
+    waits = explain("early")
     assert (waits["joined"], waits["registry"]) == ([], None)
     assert waits["pending"]["east"]["file"] == str(logs / "clicks" / "odd.jsonl")
     assert waits["pending"]["east"]["tries"] >= 1

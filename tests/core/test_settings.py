@@ -89,6 +89,14 @@ def test_settings_cannot_be_changed_once_read() -> None:
         ("[foreign]\nid = 'a.'", "'foreign.id': field path 'a.' has an empty part"),
         ("[primary]\nid = '.a'", "'primary.id': field path '.a' has an empty part"),
         ("[foreign]\nid = 'a.b'\nprimary_id = 'a'", "'foreign.id' lies within 'foreign.primary_id'"),
+        ('[joiner]\noutput_roots = ["a", "b\\u0000c"]', "'joiner.output_roots' must have no NUL character"),
+        ('[tls]\ncert = "a\\u0000"\nkey = "k"\nca = "c"', "'tls.cert' must have no NUL character"),
+        ("[adapter]\nfield = 'id'", "'adapter.field' is 'id', which is the field of 'foreign.id'"),
+        (
+            "[adapter]\nfield = 'ctx'\n[foreign]\nprimary_id = 'ctx.query'",
+            "is the field of 'foreign.primary_id'",
+        ),
+        ("[adapter]\nfield = 'a.b'\n[foreign]\ntime = 'a..b'", "is the field of 'foreign.time'"),
         ('[primary]\nid = "a\\nb"', "'primary.id' must have no quotes, backslashes or control characters"),
     ],
 )

@@ -59,6 +59,10 @@ class FakeJoiner:
         self.arrived = threading.Semaphore(0)
         self.silent = False
         """Of how it reads, as one of another version."""
+        self.away = False
+        """Says nothing; the batches that come go to the others."""
+        self.others = {}
+        """What further joiners say of themselves, or why they do not."""
         self.closed = False
 
     def join(self, batch):
@@ -83,8 +87,9 @@ class FakeJoiner:
         self.joined[key] = split_lines(batch.events)[row]
         return Joined.JOINED
 
-    def status(self):
-        return {} if self.silent else {"reading": reading_fingerprint(self.settings)}
+    def statuses(self):
+        reading = {} if self.silent else {"reading": reading_fingerprint(self.settings)}
+        return {"first": UnavailableError("joiner: away") if self.away else reading, **self.others}
 
     def close(self):
         self.closed = True

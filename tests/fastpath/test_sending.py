@@ -252,6 +252,40 @@ def test_settings_that_make_another_event_of_a_line_are_told_apart(section, key,
     assert reading_fingerprint(parse_settings({section: {key: value}})) != reading_fingerprint(Settings())
 
 
+def test_nothing_is_sent_while_any_joiner_that_answers_reads_otherwise(request):
+    clock = ManualClock()
+    rig = rig_of(request, clock=clock)
+    mine = rig.joiner.statuses()["first"]
+    rig.joiner.others = {"second": {"reading": "another"}}
+    rig.sending.primary(query("q"))
+    rig.sending.foreign(click("c"))
+    assert rig.sending.flush(5)
+    assert (rig.joiner.batches, rig.sending.foreigns.left) == ([], 1)
+    clock.advance(60)
+    rig.joiner.others = {"second": mine, "third": UnavailableError("joiner: away")}
+    rig.sending.primary(query("q"))
+    rig.sending.foreign(click("c"))
+    assert rig.sending.flush(5)
+    assert rig.sending.foreigns.joined == 1
+
+
+def test_the_first_joiner_need_not_be_up(rig):
+    rig.joiner.others = {"second": rig.joiner.statuses()["first"]}
+    rig.joiner.away = True
+    rig.sending.primary(query("q"))
+    rig.sending.foreign(click("c"))
+    assert rig.sending.flush(5)
+    assert rig.sending.foreigns.joined == 1
+
+
+def test_while_no_joiner_answers_it_is_not_known_how_they_read(rig):
+    rig.joiner.away = True
+    rig.sending.foreign(click("c"))
+    assert rig.sending.flush(5)
+    assert (rig.joiner.batches, rig.sending.foreigns.left) == ([], 1)
+    assert "joiner: away" in rig.sending.notices[-1]
+
+
 def test_a_joiner_that_does_not_say_how_it_reads_gets_nothing(rig):
     rig.joiner.silent = True
     rig.sending.foreign(click("c"))

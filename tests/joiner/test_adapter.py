@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joiner.adapter import Adapter, Event, Skip, SpliceAdapter, load_adapter, splice, splice_column
-from joiner.adapting import BatchAdapter
+from joiner.adapting import REASON_CHARS_MAX, BatchAdapter
 from photon.core.columns import join_lines, split_lines
 from photon.core.errors import AdapterError
 
@@ -178,6 +178,19 @@ def test_without_a_setting_the_default_is_taken():
             "from joiner.adapter import Adapter\nclass Mine(Adapter):\n  def __init__(self, x): pass",
             "Mine() raised TypeError",
         ),
+        ("users_adapters:Mine", "import sys\nsys.exit()", "raised SystemExit (users_adapters.py:2); mend"),
+        (
+            "users_adapters:Mine",
+            "from joiner.adapter import Adapter\nclass Mine(Adapter):\n"
+            "  def __init__(self): raise SystemExit(7)",
+            "Mine() raised SystemExit: 7",
+        ),
+        (
+            "users_adapters:Mine",
+            "import sys\nfrom joiner.adapter import Adapter\nclass Mine(Adapter):\n"
+            "  def __setattr__(self, name, value): sys.exit()",
+            "setting splice_field raised SystemExit",
+        ),
     ],
 )
 def test_an_adapter_that_cannot_be_loaded_is_told_with_what_where_and_how_to_mend(
@@ -223,7 +236,9 @@ class Stop(BaseException):
     """Not even an Exception."""
 
 
-@pytest.mark.parametrize("error", [Unprintable(), Stop("now"), GeneratorExit(), StopIteration(5)])
+@pytest.mark.parametrize(
+    "error", [Unprintable(), Stop("now"), GeneratorExit(), StopIteration(5), KeyboardInterrupt()]
+)
 def test_whatever_is_raised_stays_with_its_event(error):
     def join(_primary, foreign):
         if b"c1" in foreign.raw:
@@ -248,6 +263,19 @@ def test_a_reason_or_mapping_that_raises_stays_with_its_event():
         adapted = joined_by(lambda _primary, foreign, result=result: result if b"c2" in foreign.raw else None)
         assert adapted.rows == [0, 2]
         assert re.search("ValueError: odd|OSError: disk|no JSON", adapted.reasons[1])
+
+
+@pytest.mark.parametrize("lone", ["\ud800", "x" * 499 + "\udfff" * 600])
+def test_every_reason_can_be_written_down(lone):
+    """A lone surrogate is text that no encoding carries: the answer to the dispatcher would never leave."""
+
+    def raising(_primary, _foreign):
+        raise ValueError(lone)
+
+    for join in (raising, lambda _primary, _foreign: Skip(lone)):
+        for reason in joined_by(join).reasons.values():
+            assert len(reason.encode()) <= REASON_CHARS_MAX
+    assert joined_by(lambda _primary, _foreign: Skip("at \ud800")).reasons[0] == "at \\ud800"
 
 
 def test_an_adapter_that_writes_over_raw_changes_no_line():

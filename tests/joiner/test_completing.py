@@ -3,11 +3,13 @@
 import errno
 import json
 import os
+import threading
 import zlib
 
 import pyarrow.parquet
 import pytest
 
+from joiner import completing
 from joiner.output_files import complete_files, count_joined
 from photon.core.clock import ManualClock
 from photon.core.errors import CorruptStateError, SettingsError
@@ -256,6 +258,53 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
     rows = [row for path in files for row in pyarrow.parquet.read_table(path).to_pylist()]
     assert rows == [json.loads(joined_line(name, f"q-{name}")) for name in names]
     assert count_joined(tmp_path / "out" / "joined") == 50
+
+
+def test_what_waits_is_counted_in_every_root_and_progress_is_seen_within_a_file(make, tmp_path):
+    worker = make(output_roots=(str(tmp_path / "two"),), output_file_bytes_max=100)
+    for name in "abc":
+        worker.join(batch_of([name]))
+    before = worker.status()["output"]
+    worker._completer.step()
+    after = worker.status()["output"]
+    assert (before["waiting"], after["waiting"]) == (4, 0)
+    assert after["progress"] > before["progress"]
+
+
+def test_the_thread_rests_while_it_keeps_up_and_not_while_files_pile_up(make):
+    """Else what waits to be converted would have no bound at load."""
+    worker = make(output_format="parquet", output_file_bytes_max=100)
+    completer, waited = worker._completer, []
+
+    class Hurried(threading.Event):
+        def wait(self, timeout=None):
+            waited.append(worker.status()["output"]["waiting"])
+            return False
+
+    completer._hurried = Hurried()
+    for name in "abcdef":
+        worker.join(batch_of([name]))
+    completer.step()
+    assert set(waited) == {1}
+
+
+def test_files_that_an_end_has_no_time_for_are_made_parquet_by_the_next_start(
+    make, east, tmp_path, monkeypatch
+):
+    worker = make(output_format="parquet", output_file_bytes_max=100)
+    for name in "abc":
+        worker.join(batch_of([name]))
+    worker.start()
+    with monkeypatch.context() as hasty:
+        hasty.setattr(completing, "FINISH_S_MAX", -1.0)
+        assert worker.stop(5)
+    assert "left for the next start" in worker.status()["notices"][-1]
+    assert output_lines(tmp_path) == lines_of("abc")
+    assert count_joined(tmp_path) == 3
+    worker = make(output_format="parquet")
+    worker._completer.step()
+    assert listed(east) == [f"joiner-00000{n}.parquet" for n in range(3)]
+    assert (count_joined(tmp_path), output_lines(tmp_path)) == (3, lines_of(""))
 
 
 class Crash(BaseException):

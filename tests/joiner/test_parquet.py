@@ -73,6 +73,11 @@ def test_lines_that_no_columns_hold_exactly_stay_lines(convert, odd):
     assert table.column("event").to_pylist() == [line.decode() for line in lines]
 
 
+def test_lines_nested_deeper_than_parquet_can_be_read_stay_lines(convert):
+    deep = [b'{"id":"a","deep":' + b"[" * 60 + b"1" + b"]" * 60 + b"}"]
+    assert convert(*deep).column("event").to_pylist() == [line.decode() for line in deep]
+
+
 def test_lines_that_are_no_text_stay_bytes(convert):
     lines = [b'{"id":"a%02d"}' % n for n in range(20)] + [b'{"id":"\xff"}']
     assert convert(*lines).column("event").to_pylist() == lines

@@ -102,7 +102,7 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     assert lease == {"fenced": False, "trouble": None}
     output = status.pop("output")
     assert output.pop("roots") == [str(tmp_path / "out" / "joined" / "east")]
-    assert output == {"file": 0, "listed": 0, "waiting": 0, "trouble": None}
+    assert output == {"file": 0, "listed": 0, "waiting": 0, "progress": 0, "trouble": None}
     assert status.pop("reading")
     assert status == {
         "joined": 2,
