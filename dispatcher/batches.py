@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dispatcher.events import Events
 from dispatcher.offsets import Span
+from dispatcher.retry_entries import due_us_column
 from photon.core.fates import Fate
 from photon.core.logwriter import DeadLetter
 
@@ -39,6 +40,11 @@ class RetryBatch:
     keys: list[bytes]
     events: Events
     early: bool = False
+
+    @property
+    def due_us(self) -> npt.NDArray[np.int64]:
+        """When each is due."""
+        return due_us_column(self.keys)
 
 
 Batch = FreshBatch | RetryBatch

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from dispatcher.backoff import Backoff, Backoffs
+from dispatcher.backoff import AgeBackoff, Backoff, Backoffs
 from dispatcher.batches import Batch, FreshBatch, Resolved, RetryBatch
 from dispatcher.claims import FileClaims
 from dispatcher.early import EarlyRetries
@@ -277,6 +277,7 @@ class Driver:
                 self._backoffs,
                 self._clock.now_us(),
                 self._rng,
+                batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
             )
             self._finished.put((batch, resolved))
 
@@ -351,6 +352,6 @@ class Driver:
 def backoffs_of(settings: Dispatcher) -> Backoffs:
     least = settings.retry_delay_ms_min * 1_000
     return Backoffs(
-        absent=Backoff(least, max(least, settings.absent_delay_ms_max * 1_000)),
+        absent=AgeBackoff(least, max(least, settings.absent_delay_ms_max * 1_000)),
         failed=Backoff(least, settings.retry_delay_ms_max * 1_000),
     )

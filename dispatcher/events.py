@@ -19,7 +19,8 @@ class Events:
     """N foreign events in columns; row i of each is event i.
 
     ids, primary_ids: 16 x N bytes; times: 8 x N bytes; lines: N, without newlines;
-    tries (N,) uint32: answers so far that its primary is not there; sends (N,) uint32: times it was sent;
+    tries (N,) uint32: answers so far that its primary is not there; sends (N,) uint32: times it was sent
+    (neither with those in vain before it was due);
     first_seen (N,) int64: when it was first read, us; offsets (N,) int64: of its line in its file;
     names: file names; name_from: row i stood in names[j], j the last with name_from[j] <= i.
     """

@@ -82,8 +82,13 @@ def resolve(
     backoffs: Backoffs,
     now_us: int,
     rng: random.Random,
+    due_us: npt.NDArray[np.int64] | None = None,
 ) -> Resolved:
-    """Verdicts -> fates, dead letters and retries. `now_us`: when the verdicts came."""
+    """Verdicts -> fates, dead letters and retries. `now_us`: when the verdicts came.
+
+    `due_us` (N,): of events that were sent before they were due. Where their primaries are not there they
+    wait on as if they had not been sent.
+    """
     counts = np.bincount(verdicts, minlength=_VERDICTS).tolist()
     fates: dict[Fate, int] = {}
     for verdict, fate in _FATES.items():
@@ -92,10 +97,10 @@ def resolve(
     latencies = no_latencies()
     if counts[Joined.JOINED]:
         latencies = count_latencies(now_us - events.first_seen[verdicts == Joined.JOINED])
-    retries, due_us = _retries(events, verdicts, counts, backoffs, now_us, rng)
+    retries, next_due_us = _retries(events, verdicts, counts, backoffs, now_us, rng, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
-    return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, due_us)
+    return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, next_due_us)
 
 
 def _letters(
@@ -119,16 +124,22 @@ def _retries(
     backoffs: Backoffs,
     now_us: int,
     rng: random.Random,
+    due_us: npt.NDArray[np.int64] | None,
 ) -> tuple[Events | None, npt.NDArray[np.int64]]:
     if not any(counts[verdict] for verdict in _RETRIES):
         return None, np.empty(0, np.int64)
     rows: Rows = np.flatnonzero(np.isin(verdicts, _RETRIES))
     kept = events.take(rows)
     absent = verdicts[rows] == Joined.RETRY_ABSENT
-    tries, sends = kept.tries + absent.astype(np.uint32), kept.sends + np.uint32(1)
-    failures = np.maximum(sends, tries) - tries
     due = np.empty(len(rows), np.int64)
-    due[absent] = now_us + _delays(tries[absent], backoffs.absent, rng)
+    if due_us is None:
+        tries, sends = kept.tries + absent, kept.sends + np.uint32(1)
+        ages_us = now_us - kept.first_seen[absent]
+        due[absent] = now_us + backoffs.absent.delays_us(ages_us, tries[absent], rng)
+    else:
+        tries, sends = kept.tries, kept.sends + ~absent
+        due[absent] = due_us[rows][absent]
+    failures = np.maximum(sends, tries) - tries
     due[~absent] = now_us + _delays(failures[~absent], backoffs.failed, rng)
     return dataclasses.replace(kept, tries=tries, sends=sends), due
 

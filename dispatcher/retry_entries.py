@@ -52,6 +52,11 @@ def due_us_of(key: bytes) -> int:
     return int.from_bytes(key[SLOT_BYTES : SLOT_BYTES + 8], "big")
 
 
+def due_us_column(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """due_us_of of N keys."""
+    return np.frombuffer(b"".join(keys), _KEY)["due_us"].astype(np.int64)
+
+
 def slot_of(key: bytes) -> int:
     return int.from_bytes(key[:SLOT_BYTES], "big")
 

@@ -58,4 +58,5 @@ def _described(ledger: Ledger, key: bytes, value: bytes) -> dict[str, Any]:
         "file": event.name(0),
         "offset": int(event.offsets[0]),
         "worker": slot_of(key),
+        "line": event.lines[0].decode("utf-8", "replace"),
     }

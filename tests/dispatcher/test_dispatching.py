@@ -273,7 +273,49 @@ def test_retries_wait_longer_and_longer_and_tell_the_joiner_how_often_the_primar
     assert status["fates"]["joined"] == 3
     for at in seen.values():
         gaps = [b - a for a, b in pairwise(at)]
-        assert all(gap >= least for gap, least in zip(gaps, [0.005, 0.015, 0.035, 0.035, 0.035], strict=True))
+        assert all(gap >= least for gap, least in zip(gaps, [0.014, 0.018, 0.023, 0.029, 0.036], strict=True))
+
+
+class Late:
+    """Event 0 waits for its primary; the others join, each at its second try."""
+
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        self.tried: list[int] = []
+        self.joined_at = 0.0
+
+    def answer(self, line, tries):
+        if click_number(line):
+            return (Joined.JOINED if tries else Joined.RETRY_ABSENT), None
+        self.tried.append(tries)
+        if not self.there.is_set():
+            return Joined.RETRY_ABSENT, None
+        self.joined_at = time.monotonic()
+        return Joined.JOINED, None
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_an_event_early_by_seconds_is_joined_within_about_half_of_that_after_its_primary(site, running, busy):
+    late = Late()
+    site.joiner.answer = late.answer
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 1))
+    server = running(fast_settings(retry_delay_ms_min=20, absent_delay_ms_max=3_600_000))
+    until(lambda: late.tried)
+    began, number = time.monotonic(), 1
+    while time.monotonic() < began + 2.0:
+        if busy:
+            with path.open("ab") as file:
+                file.write(clicks(number, number + 5))
+            number += 5
+        time.sleep(0.02)  # the pace of the traffic
+    late.there.set()
+    early_s = time.monotonic() - began
+    until(lambda: late.joined_at, 10)
+    assert late.joined_at - (began + early_s) < 0.5 * early_s + 0.5
+    if busy:
+        assert len(late.tried) > late.tried[-1] + 1, "what was tried before its time counts for nothing"
+    until(lambda: server.status()["fates"]["joined"] == number)
 
 
 def test_a_poison_event_does_not_block_the_others(site, running):

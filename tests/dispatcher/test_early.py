@@ -8,7 +8,7 @@ import pytest
 
 from dispatcher import pipeline
 from dispatcher.driver import backoffs_of
-from dispatcher.early import PAUSE_S_MAX, EarlyRetries
+from dispatcher.early import PAUSE_S_MAX, PAUSE_S_MIN, EarlyRetries
 from dispatcher.window import Gate, Window
 from photon.core.clock import ManualClock
 from photon.core.errors import OverloadedError, UnavailableError
@@ -19,16 +19,28 @@ from tests.dispatcher.fakes import some_events
 HOUR_US = 3_600_000_000
 
 
-@pytest.mark.parametrize("hours", [1, 6, 24])
-def test_an_event_that_is_early_by_hours_takes_few_tries(hours):
+@pytest.mark.parametrize(("early_us", "tries_max"), [
+    (HOUR_US // 1200, 19), (HOUR_US // 60, 25), (HOUR_US, 35), (6 * HOUR_US, 41), (24 * HOUR_US, 61),
+])  # fmt: skip
+def test_an_early_event_takes_few_tries_and_is_joined_half_as_long_after_its_primary(early_us, tries_max):
     backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1)
     for _ in range(50):
         events, now_us, tries = some_events(1), 0, 0
-        while now_us < hours * HOUR_US:
+        events.first_seen[:] = 0
+        while now_us < early_us:
             absent = np.array([Joined.RETRY_ABSENT], np.uint8)
             resolved = pipeline.resolve(events, absent, {}, backoffs, now_us, rng)
             events, now_us, tries = resolved.retries, int(resolved.due_us[0]), tries + 1
-        assert tries <= 18 + 1.5 * hours
+        assert now_us - early_us <= min(early_us / 2, HOUR_US)
+        assert tries <= tries_max
+
+
+def test_an_event_that_was_hardly_tried_when_all_stopped_for_hours_is_tried_soon():
+    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1)
+    events = some_events(1, tries=3)
+    absent = np.array([Joined.RETRY_ABSENT], np.uint8)
+    resolved = pipeline.resolve(events, absent, {}, backoffs, 8 * HOUR_US, rng)
+    assert resolved.due_us[0] - 8 * HOUR_US <= 160_000
 
 
 def test_what_failed_waits_by_its_failures_and_never_longer_than_a_minute():
@@ -51,6 +63,14 @@ def test_retries_that_join_bring_others_before_their_time():
     assert early.take(0.0) == 0
     early.observe(900, 0, True, 0.0)
     assert early.take(0.0) == 1000
+
+
+def test_what_joins_while_retries_before_their_time_pause_brings_others_after_the_pause():
+    early = EarlyRetries(1000)
+    early.observe(10, 10, True, 0.0)
+    early.observe(10, 0, False, 0.1)
+    assert early.take(0.1) == 0
+    assert early.take(PAUSE_S_MIN) == 20, "though nothing joined since"
 
 
 def test_retries_in_vain_before_their_time_grow_rare_though_others_join_all_the_while():

@@ -146,6 +146,7 @@ def test_what_is_known_of_events_that_wait_is_told_for_each_id(site, running):
     assert waits["sends"] >= waits["tries"] >= 3
     assert (waits["file"], waits["offset"], waits["worker"]) == (str(path), len(clicks(0, 3)), 0)
     assert waits["due_us"] > waits["waiting_since_us"] > 0
+    assert waits["line"].encode() + b"\n" == clicks(3, 4)
     assert client.pending(b"") == []
     client.close()
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher import pipeline
-from dispatcher.backoff import Backoff, Backoffs
+from dispatcher.backoff import AGE_JITTER, AgeBackoff, Backoff, Backoffs
 from dispatcher.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
@@ -30,6 +30,50 @@ def test_backoff_doubles_from_the_least_delay_to_the_cap():
         delays = [backoff.delay_us(tries, rng) for _ in range(200)]
         assert full // 2 <= min(delays) < full * 0.6
         assert full * 0.9 < max(delays) <= full
+
+
+@given(
+    st.integers(1, 3_600_000_000),
+    st.integers(0, 86_400_000_000),
+    st.lists(st.tuples(st.integers(-(10**14), 10**14), st.integers(1, 2**32 - 1)), min_size=1, max_size=30),
+    st.randoms(use_true_random=False),
+)
+def test_what_waits_for_its_primary_waits_about_half_its_age_within_bounds(least, more, events, rng):
+    ages, tries = (np.array(column) for column in zip(*events, strict=True))
+    delays = AgeBackoff(least, least + more).delays_us(ages, tries.astype(np.uint32), rng)
+    assert delays.dtype == np.int64
+    for delay, age, tried in zip(delays.tolist(), ages.tolist(), tries.tolist(), strict=True):
+        doubled, slowest = (least * factor ** min(tried - 1, 39) for factor in (2.0, 1.2))
+        assert least <= delay <= least + more
+        assert delay <= max(least, doubled) + 1
+        assert delay <= max(age / 2, slowest, least) + 1
+        about_half = (1 - AGE_JITTER) * 0.91 * age / 2
+        assert delay >= min(about_half, doubled, least + more) - 1
+        assert delay >= min(slowest, least + more) - 1, "the clock was set back: rarer and rarer all the same"
+
+
+def test_events_of_about_the_same_age_travel_together_and_other_batches_at_other_moments():
+    backoff, rng = AgeBackoff(20_000, 3_600_000_000), random.Random(3)
+    ages, tries = 10_000_000 + np.arange(4096) * 100, np.full(4096, 20, np.uint32)
+    draws = [backoff.delays_us(ages, tries, rng) for _ in range(100)]
+    assert all(len(np.unique(delays)) <= 2 for delays in draws)
+    assert len({int(delays[0]) for delays in draws}) > 90
+
+
+def test_a_retry_in_vain_before_it_was_due_counts_for_nothing_and_a_failed_one_does():
+    events = some_events(4, tries=12)
+    events.sends[:] = 14
+    verdicts = np.array(
+        [Joined.JOINED, Joined.RETRY_ABSENT, Joined.RETRY_UNAVAILABLE, Joined.RETRY_ABSENT], np.uint8
+    )
+    backoffs = Backoffs(AgeBackoff(1_000, 8_000), Backoff(1_000, 8_000))
+    due_us = np.array([70_000, 50_000, 60_000, 90_000])
+    resolved = pipeline.resolve(events, verdicts, {}, backoffs, 10_000, random.Random(1), due_us)
+    assert resolved.retries.lines == events.lines[1:]
+    assert resolved.retries.tries.tolist() == [12, 12, 12]
+    assert resolved.retries.sends.tolist() == [14, 15, 14]
+    assert resolved.due_us[[0, 2]].tolist() == [50_000, 90_000]
+    assert 12_000 <= resolved.due_us[1] <= 14_000, "the third failure"
 
 
 def test_reading_pauses_while_the_retry_queue_is_full():
@@ -80,9 +124,9 @@ def test_latencies_fall_into_the_bucket_whose_upper_edge_is_next():
 def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
     events = some_events(len(verdicts), tries=tries)
     column = np.array(verdicts, np.uint8)
-    resolved = pipeline.resolve(
-        events, column, {}, Backoffs(Backoff(1_000, 8_000), Backoff(1_000, 8_000)), 10_000, random.Random(1)
-    )
+    backoffs = Backoffs(AgeBackoff(1_000, 8_000), Backoff(1_000, 8_000))
+    events.first_seen[:] = 5_000
+    resolved = pipeline.resolve(events, column, {}, backoffs, 10_000, random.Random(1))
     dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, pipeline.TOO_OLD)]
     again = [row for row, v in enumerate(verdicts) if v in (5, 6)]
     assert sum(resolved.fates.values()) + len(again) == len(verdicts)
@@ -101,16 +145,18 @@ def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
         tries + (verdicts[row] == Joined.RETRY_ABSENT) for row in again
     ]
     assert set(resolved.retries.sends.tolist()) == {1}
-    full = [1_000 << tries if verdicts[row] == Joined.RETRY_ABSENT else 1_000 for row in again]
-    delays = resolved.due_us - 10_000
-    assert (np.array(full) / 2 <= delays).all() and (delays <= np.array(full)).all()
+    half_age_or_doubled = min(2_500, 1_000 << tries)
+    bounds = {Joined.RETRY_ABSENT: (1_000, half_age_or_doubled), Joined.RETRY_UNAVAILABLE: (500, 1_000)}
+    for row, due_us in zip(again, resolved.due_us.tolist(), strict=True):
+        low, high = bounds[verdicts[row]]
+        assert low <= due_us - 10_000 <= high
 
 
 def test_the_joiners_reason_stands_in_the_dead_letter_of_its_row():
     events = some_events(3)
     verdicts = np.array([Joined.JOINED, Joined.FILTERED, Joined.FILTERED], np.uint8)
     resolved = pipeline.resolve(
-        events, verdicts, {2: "a robot"}, Backoffs(Backoff(1, 1), Backoff(1, 1)), 0, random.Random(1)
+        events, verdicts, {2: "a robot"}, Backoffs(AgeBackoff(1, 1), Backoff(1, 1)), 0, random.Random(1)
     )
     assert [letter.reason for letter in resolved.letters] == ["the adapter skipped it", "a robot"]
 
