@@ -13,14 +13,16 @@ from dispatcher.assignment import Source, plan
 from dispatcher.ledger import Ledger
 from dispatcher.rows import Rows, State, Worker
 from photon.core.claims import Share
+from photon.core.followed import Content
 from photon.core.logfiles import FileState, SeenFile
+from photon.core.packed import is_packed
 
 NUMBERS_TAKEN: Final = 64
 """File numbers are fetched so many at a time."""
 
 
 class FileClaims:
-    """Asked by the follower's thread (`share`, `number`); `release` may be another's."""
+    """Asked by the follower's thread; `release` may be another's."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -29,6 +31,7 @@ class FileClaims:
         self._epoch = -1
         self._settled = False
         self._numbers: deque[int] = deque()
+        self._records: list[FileState] | None = None  # of all workers, as of this scan
 
     @property
     def epoch(self) -> int:
@@ -37,9 +40,11 @@ class FileClaims:
 
     def share(self, seen: Sequence[SeenFile]) -> Share:
         """Claim what is free and this worker's by the rules; say what it is to leave."""
+        self._records = None
         sources = frozenset([file.source for file in seen])
         epoch = self._ledger.refresh().epoch
-        if self._settled and epoch == self._epoch and sources == self._seen:
+        known = self._settled and epoch == self._epoch and sources == self._seen
+        if known and self._share.leave.issubset(self._ledger.held.values()):
             if self._share.taken:  # said once
                 self._share = dataclasses.replace(self._share, taken=())
             return self._share
@@ -50,6 +55,38 @@ class FileClaims:
         for file in self._share.taken:
             self._ledger.held[file.source] = file.number
         return self._share
+
+    def held_elsewhere(self, file: SeenFile) -> bool:
+        """Compare it with the records of all workers, and hand it over to who holds one of the same content.
+
+        Its copy under another inode would else be read again from its start. Also True while such a record
+        is between two holders: the next scan asks again.
+        """
+        if self._records is None:
+            with self._ledger.file.read() as rows:
+                self._records = rows.files()
+        try:
+            numbers = _records_of(file, self._records)
+        except OSError:
+            return False  # reading will tell the reason
+        if not numbers:
+            return False
+
+        def work(rows: Rows, state: State, worker: Worker) -> tuple[State, Worker, bool]:
+            records = [record for record in map(rows.file, numbers) if record is not None]
+            holders = [rows.claim(record.source) for record in records]
+            heirs = [holder for holder in holders if holder is not None]
+            if self._ledger.slot in heirs:
+                return state, worker, False  # it has looked, and knows better
+            if not heirs:
+                return state, worker, not all(record.gone for record in records)
+            if any(record.source == file.source for record in rows.files()):
+                return state, worker, True  # its inode was another's, whose end is to be recorded first
+            assert rows.claim(file.source) == self._ledger.slot, file.name
+            rows.put_claim(file.source, heirs[0])
+            return dataclasses.replace(state, epoch=state.epoch + 1), worker, True
+
+        return self._ledger.transact(work)
 
     def number(self) -> int:
         if not self._numbers:
@@ -88,9 +125,12 @@ class FileClaims:
         self, rows: Rows, state: State, worker: Worker, seen: dict[Source, SeenFile]
     ) -> tuple[State, Worker, tuple[Share, int]]:
         slot, claims = self._ledger.slot, rows.claims()
-        known = {file.source: file for file in rows.files() if not file.gone}
+        files = rows.files()
+        known = {file.source: file for file in files if not file.gone}
         sources = known.keys() | seen.keys()
-        for source in [s for s, holder in claims.items() if holder == slot and s not in sources]:
+        # Who has read a file that is gone is asked when a copy of it turns up.
+        kept = sources.union([file.source for file in files if file.gone])
+        for source in [s for s, holder in claims.items() if holder == slot and s not in kept]:
             rows.drop_claim(source)  # deleted before anything of it was recorded
             del claims[source]
         todo = plan(slot, rows.live(), claims, sources, seen)
@@ -127,6 +167,17 @@ def _remounted(
     records = {(source[1], known[source].name): known[source] for source in free}
     same = [records.get((file.source[1], file.name)) for file in files]
     return {record.source: record for record in same if record is not None}
+
+
+def _records_of(file: SeenFile, records: Iterable[FileState]) -> list[int]:
+    """Numbers of those of the same content. If there are none, of the plain file by an archive's name, if
+    nothing that was read of it is recorded yet: its holder knows. OSError."""
+    content = Content(file)
+    found = [record.number for record in records if content.holds(record)]
+    if found or not is_packed(file.name):
+        return found
+    plain = file.name.rpartition(".")[0]
+    return [r.number for r in records if r.name == plain and not r.tail_at and not r.gone]
 
 
 def _fetch_numbers(_: Rows, state: State, worker: Worker) -> tuple[State, Worker, range]:

@@ -7,6 +7,7 @@ from dispatcher.ledger import Ledger
 from dispatcher.rows import Rows
 from dispatcher.totals import Totals
 from photon.core.fates import Fate
+from photon.core.followed import GONE_DEVICE
 from photon.core.histogram import EDGES_US
 
 
@@ -25,7 +26,7 @@ def counted(totals: Totals) -> dict[str, Any]:
 
 def of_workers(rows: Rows) -> list[dict[str, Any]]:
     """The workers that live, with how many files each holds."""
-    held = list(rows.claims().values())
+    held = [slot for source, slot in rows.claims().items() if source[0] != GONE_DEVICE]
     return [
         {"slot": slot, "name": worker.name, "process": worker.pid, "files": held.count(slot)}
         for slot, worker in sorted(rows.workers().items())

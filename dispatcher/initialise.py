@@ -6,6 +6,7 @@ event of a time on. What was counted and what waits for a retry stays as it is.
 
 import dataclasses
 import os
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -29,6 +30,8 @@ Start = Literal["start", "now"] | int
 """From a file's start, from its end as it is now, or from the first event whose time (us) is not before."""
 
 _STEP_BYTES: Final = 1 << 16
+_SETTLE_S: Final = 600.0  # so long no archive may come any further: a large one takes minutes to unpack
+_LOOK_S: Final = 0.2
 
 
 def initialise(
@@ -41,9 +44,10 @@ def initialise(
 ) -> dict[str, int]:
     """File name -> offset from which it will be read, of all files that match now.
 
-    A file that was last changed before the time is passed whole, else it is read to find the place. `notice`
-    is told of files that can't be read: they stay as they were. LockedError while a worker runs; UsageError,
-    StorageError.
+    A file that was last changed before the time is passed whole, else it is read to find the place. Archives
+    are waited for while they are written to or unpacked. `notice` is told of files that can't be read: they
+    stay as they were. LockedError while a worker runs; UsageError; StorageError, also if an archive is never
+    whole: nothing is changed then.
     """
     check_patterns(patterns)
     lock = hold_directory(directory, alone=True)
@@ -68,8 +72,18 @@ def _initialise(
 ) -> dict[str, int]:
     with file.read() as rows:
         known = {state.number: state for state in rows.files()}
-    follower = LogFollower(patterns, spool, settings.logs, clock, known.values(), notice=notice)
-    known |= {state.number: state for state in follower.scan_if_due()}
+    woken = threading.Event()
+    follower = LogFollower(
+        patterns, spool, settings.logs, clock, known.values(), notice=notice, wake=woken.set
+    )
+    try:
+        known |= {state.number: state for state in _all_scanned(follower, clock, woken)}
+    finally:
+        follower.close()
+    for name, reason in follower.unreadable.items():
+        notice(
+            f"{name} is left as it was ({reason}): a dispatcher begins where it ended before, or at its start"
+        )
     formats = Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
     offsets = {}
     for state in [state for state in known.values() if not state.gone]:
@@ -87,6 +101,26 @@ def _initialise(
         for state in known.values():
             rows.put_file(state)
     return offsets
+
+
+def _all_scanned(follower: LogFollower, clock: Clock, woken: threading.Event) -> list[FileState]:
+    """Scan until no archive is left for later. StorageError if that does not come about."""
+    changed: list[FileState] = []
+    settling: frozenset[str] | None = None
+    until = 0.0
+    while True:
+        changed += follower.scan_if_due()
+        if not follower.settling:
+            return changed
+        if follower.settling != settling:
+            settling, until = follower.settling, clock.monotonic() + _SETTLE_S
+        elif clock.monotonic() >= until:
+            raise StorageError(
+                f"{', '.join(sorted(settling))}: still written to or being unpacked after {_SETTLE_S:.0f} s; "
+                "no place to begin at was written. Try again when they are whole, or leave them out"
+            )
+        woken.wait(_LOOK_S)
+        woken.clear()
 
 
 def _offset(state: FileState, start: Start, logs: Logs, log_format: LogFormat) -> int:

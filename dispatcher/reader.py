@@ -297,6 +297,9 @@ class _Taking:
         self._take(share.taken)
         return share
 
+    def held_elsewhere(self, file: SeenFile) -> bool:
+        return self._claims.held_elsewhere(file)
+
     def number(self) -> int:
         return self._claims.number()
 

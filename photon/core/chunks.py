@@ -62,12 +62,13 @@ def read_chunk(
     identity: Identity | None = None,
     framing: Framing = LINES,
     head: Head | None = None,
+    tail: bytes = b"",
 ) -> Chunk | None:
     """The whole records from `offset` on, at most `chunk_bytes` (a longer one comes alone), or None.
 
     A partly written last record is left until it is whole. OSError as `open` and `read` raise it; ESTALE if
     `identity` is given and `path` names another file, if `head` is given and the file no longer begins so,
-    or if the file is shorter than `offset`.
+    if `tail` does not stand before `offset`, or if the file is shorter than that.
     """
     step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
     if framing is not LINES:
@@ -75,6 +76,8 @@ def read_chunk(
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = _check(fd, path, offset, identity, head)
+        if tail and os.pread(fd, len(tail), offset - len(tail)) != tail:
+            raise OSError(errno.ESTALE, "the file was cut and has grown again", path)
         # Room for what is there, not for a whole chunk: most growth is little.
         data = os.pread(fd, step if size is None else min(step, size - offset), offset)
         end = framing.whole(data)

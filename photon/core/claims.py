@@ -33,6 +33,14 @@ class Claims(Protocol):
         """
         ...
 
+    def held_elsewhere(self, file: SeenFile) -> bool:
+        """Whether another process knows what this file holds (a rotated log that was compressed or copied).
+
+        That one then goes on with it, and it is not to be read here. Asked of each file that is in `mine` and
+        of which nothing is known here, before anything of it is read; `path` is what is read, unpacked.
+        """
+        ...
+
     def number(self) -> int:
         """A file number that nobody of the group has used."""
         ...

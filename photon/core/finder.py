@@ -13,6 +13,7 @@ from photon.core.watch import Watch
 _NET_SCANS: Final = 10  # the kernel may be wrong (hard links, mapped files) for so many scan intervals
 _HURRY: Final = 0.1  # of a scan interval: so soon after the last one a new file is looked for
 _REST_FACTOR: Final = 20  # scanning takes no more than a part in so many of the time
+_ROUNDS: Final = 4  # of listing, while directories appear that were not watched before
 _DIRECTORIES_CHECKED: Final = 64  # at a time, in turn
 
 
@@ -83,16 +84,21 @@ class Finder:
         return self._replaced()
 
     def find(self) -> None:
-        """List the files, and watch all directories in which more may appear."""
+        """List the files, and watch all directories in which more may appear.
+
+        Where directories are made all the time what is left over is for the next scan, which comes soon.
+        """
         began = self._clock.monotonic()
         self._moved = False
-        while True:
+        for _ in range(_ROUNDS):
             directories: set[str] = set()
             unreadable: dict[str, str] = {}
             found = find(self._patterns, unreadable.__setitem__, directories)
             # What comes between listing and watching would be missed.
             if self._watch is None or not self._cover(directories):
                 break
+        else:
+            self._moved = True
         if found != self.found:
             self.found = found
         self.unreadable = unreadable

@@ -88,6 +88,12 @@ class LogFollower:
         return {file.state.name: file.failed for file in list(self._failed)} | self._unlisted
 
     @property
+    def settling(self) -> frozenset[str]:
+        """Names of files that are left for a later scan: archives that seem to be written to still or are
+        being unpacked, and what another process goes on with."""
+        return frozenset(self._inventory.settling)
+
+    @property
     def news(self) -> bool:
         """The kernel has told of something since the last `poll`."""
         return self._finder.news
@@ -95,7 +101,9 @@ class LogFollower:
     @property
     def leaving(self) -> frozenset[int]:
         """Files of which no more is handed out, until they are released."""
-        return frozenset(self._share.leave.difference(self._released) & self._inventory.files.keys())
+        files = self._inventory.files  # one that is gone stays: its copy may turn up
+        leave = self._share.leave.difference(self._released) & files.keys()
+        return frozenset([number for number in leave if not files[number].state.gone])
 
     @property
     def patience_s(self) -> float:
@@ -118,31 +126,11 @@ class LogFollower:
         now = self._clock.monotonic()
         if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.news:
             return []
-        self._forget_released()
-        whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
-        self._next_scan = now + self._settings.scan_interval_s
-        if whole:
-            self._finder.find()
-        shared = self._take_share()
-        if not whole and not shared:
-            return []
-        if not whole:
-            self._finder.find()  # of files that were not this process's nothing was noted
-        mine = self._share.mine if self._claims else None
-        changed = self._inventory.update(self._finder.found, mine, self._number)
-        self._tell_unlisted()
-        self._pause()
-        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
-        for state in changed:
-            if not state.gone:
-                self._heat(self._inventory.files[state.number])
-        for file in list(self._inventory.current):
-            if file.seen is not None:
-                self._look(file, file.seen.size)
-        self._failed = {file for file in self._failed if not file.state.gone}
-        if not self._growing:
-            self._caught_up = not self._inventory.settling
-        return changed
+        try:
+            return self._scan(now)
+        except BaseException:
+            self._scan_now()  # what was taken or found has not been looked through yet
+            raise
 
     def poll(self) -> None:
         """Look for growth: of the files the kernel told of; and of those it does not watch, such as grew
@@ -211,6 +199,34 @@ class LogFollower:
     def _unsure(self) -> bool:
         """Something is to be tried again at every scan."""
         return bool(self._failed or self._unlisted or self._inventory.settling)
+
+    def _scan(self, now: float) -> list[FileState]:
+        self._forget_released()
+        whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
+        self._next_scan = now + self._settings.scan_interval_s
+        if whole:
+            self._finder.find()
+        shared = self._take_share()
+        if not whole and not shared:
+            return []
+        if not whole:
+            self._finder.find()  # of files that were not this process's nothing was noted
+        mine = self._share.mine if self._claims else None
+        elsewhere = self._claims.held_elsewhere if self._claims else None
+        changed = self._inventory.update(self._finder.found, mine, self._number, elsewhere)
+        self._tell_unlisted()
+        self._pause()
+        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
+        for state in changed:
+            if not state.gone:
+                self._heat(self._inventory.files[state.number])
+        for file in list(self._inventory.current):
+            if file.seen is not None:
+                self._look(file, file.seen.size)
+        self._failed = {file for file in self._failed if not file.state.gone}
+        if not self._growing:
+            self._caught_up = not self._inventory.settling
+        return changed
 
     def _number(self) -> int:
         if self._claims is not None:
@@ -291,6 +307,7 @@ class LogFollower:
                 file.identity,
                 file.framing,
                 head,
+                file.last if file.tail_at == file.read else b"",
             )
             if chunk is None and (self._drain or file.packed) and file.framing is LINES:
                 chunk = _last_line(state.path, file.read, settings.line_bytes_max, file.identity)
@@ -328,7 +345,7 @@ class LogFollower:
         length = min(HEAD_BYTES, chunk.end)
         with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
             if len(file.last) < min(TAIL_BYTES, chunk.end) or chunk.oversized:
-                start = max(0, chunk.end - TAIL_BYTES)
+                start, file.last = max(0, chunk.end - TAIL_BYTES), b""
                 file.last = read_at(file.state.path, start, chunk.end - start, file.identity)
             if file.state.head_bytes < length:
                 head = (

@@ -5,10 +5,14 @@ import dataclasses
 import os
 import stat
 from dataclasses import dataclass
+from typing import Final
 
-from photon.core.chunks import digest
+from photon.core.chunks import HEAD_BYTES, digest, fingerprint, read_at
 from photon.core.framing import Framing
-from photon.core.logfiles import FileState, SeenFile, Source, same_head
+from photon.core.logfiles import TAIL_BYTES, FileState, SeenFile, Source, same_content, same_head
+
+GONE_DEVICE: Final = (1 << 64) - 1
+"""Of the source of a file that is gone; the inode is its number, as its own may be another file's by now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -49,6 +53,42 @@ class Followed:
         return bool(self.state.version)
 
 
+class Content:
+    """What a file holds, to be compared with many that were read: its head is read once."""
+
+    def __init__(self, file: SeenFile) -> None:
+        """OSError."""
+        self._file = file
+        self._head = read_at(file.path, 0, HEAD_BYTES)
+        self._digests: dict[int, bytes] = {}
+
+    def begins_as(self, state: FileState) -> bool:
+        length = state.head_bytes
+        if not length or length > len(self._head):
+            return False
+        if length not in self._digests:
+            self._digests[length] = digest(self._head[:length])
+        return self._digests[length] == state.head
+
+    def holds(self, state: FileState) -> bool:
+        """As same_content. OSError."""
+        return self.begins_as(state) and same_content(self._file, state)
+
+
+def goes_on(seen: SeenFile, file: Followed) -> bool:
+    """Whether it begins as what was read of the file, and what was read last stands where it stood. OSError.
+
+    One that was cut and has grown past that place may still have its head.
+    """
+    state = file.state_now
+    if seen.size < max(file.read, state.tail_at):
+        return False
+    length = min(TAIL_BYTES, state.tail_at)
+    if length and fingerprint(seen.path, length, start=state.tail_at - length) != state.tail:
+        return False
+    return same_head(seen, state, file.read)
+
+
 def path_key(path: str) -> str:
     """As a watch names a file: directory, slash, name."""
     return f"{os.path.dirname(path) or '.'}/{os.path.basename(path)}"
@@ -87,7 +127,7 @@ def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | Non
     if size is None or not file.state.head_bytes:
         return None
     with contextlib.suppress(OSError):
-        if same_head(SeenFile(path, path, *file.identity, size), file.state, file.read):
+        if goes_on(SeenFile(path, path, *file.identity, size), file):
             return path
     return None
 

@@ -7,13 +7,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from photon.core.chunks import HEAD_BYTES, digest
+from photon.core.chunks import digest
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.followed import (
+    GONE_DEVICE,
+    Content,
     Followed,
     archive_key,
     file_size,
+    goes_on,
     is_linked,
     key_of,
     path_key,
@@ -21,7 +24,7 @@ from photon.core.followed import (
     version_of,
 )
 from photon.core.framing import framing_of
-from photon.core.logfiles import FileState, SeenFile, Source, same_content, same_head
+from photon.core.logfiles import FileState, SeenFile, Source, same_content
 from photon.core.packed import Spool, TruncatedError, is_packed
 from photon.core.unpacking import SMALL_BYTES, Unpacker
 
@@ -54,11 +57,14 @@ class Inventory:
         self.by_path: dict[str, Followed] = {}
         self._current: dict[Source, Followed] = {}
         self._archives: dict[Source, Followed] = {}
+        self._ended: dict[int, Followed] = {}  # what became of them may turn up later
+        self._changed: list[FileState] = []  # not told yet
         self._twins: dict[str, str] = {}  # name of an archive -> of the plain file that is read instead
         self.unlisted: dict[str, str] = {}
         """Names of archives that can't be read -> why."""
-        self.settling = False
-        """An archive is left for later: it seems to be written to still, or is being unpacked."""
+        self.settling: set[str] = set()
+        """Names of files that are left for later: archives that seem to be written to still or are being
+        unpacked, and what another process goes on with."""
         self.take(states)
 
     @property
@@ -82,6 +88,7 @@ class Inventory:
     def forget(self, number: int) -> None:
         """A file that another process goes on with."""
         file = self.files.pop(number, None)
+        self._ended.pop(number, None)
         if file is not None:
             self._unindex(file)
             file.state = dataclasses.replace(file.state, gone=True)
@@ -101,11 +108,19 @@ class Inventory:
         self._change(file, head_bytes=length, head=head)
 
     def update(
-        self, found: Sequence[SeenFile], mine: frozenset[Source] | None, number: Callable[[], int]
+        self,
+        found: Sequence[SeenFile],
+        mine: frozenset[Source] | None,
+        number: Callable[[], int],
+        held_elsewhere: Callable[[SeenFile], bool] | None = None,
     ) -> list[FileState]:
-        """Take in what a scan found; the states that are new or changed. `mine`: None is all."""
-        self.unlisted, self.settling, self._unpacker.news = {}, False, False
-        changed: list[FileState] = []
+        """Take in what a scan found; the states that are new or changed. `mine`: None is all.
+
+        `held_elsewhere` as Claims; with it, one that is gone is known again by its content. What that or
+        `number` raises is passed on: the next call does the rest.
+        """
+        self.unlisted, self.settling, self._unpacker.news = {}, set(), False
+        changed = self._changed
         present = {file.source for file in found if not is_packed(file.name)}
         archives = {file.source for file in found if is_packed(file.name)}
         present |= {held.key for source, held in self._archives.items() if source in archives}
@@ -127,12 +142,16 @@ class Inventory:
                     (old, f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten")
                 )
         lost += self._missing(present, changed)
-        for file in new:
-            self._adopt(file, lost, changed, number)
-        for old, what in lost:
-            self._lose(old, what, changed)
+        making = bool(self.settling)
+        try:
+            for file in new:
+                self._adopt(file, lost, changed, number, held_elsewhere)
+        finally:  # the place of one that is lost may be taken already
+            for old, what in lost:
+                self._lose(old, what, making, changed)
         if found or self._archives:
             self._sweep(found, sole=mine is None)
+        self._changed = []
         return changed
 
     def _readable(self, file: SeenFile) -> SeenFile | None:
@@ -151,23 +170,25 @@ class Inventory:
         age_us = self._clock.now_us() - file.modified_ns // 1000
         recent = not self._drain and 0 <= age_us < _SETTLED_US
         if recent and file.size > SMALL_BYTES:
-            self.settling = True
+            self.settling.add(file.name)
             return None
         try:
             copy = self._unpacker.get(file)
-            self.settling = self.settling or copy is None
+            if copy is None:
+                self.settling.add(file.name)
             return copy
         except FileNotFoundError:
             return None  # deleted since the listing
         except StorageError as error:
             if recent and isinstance(error, TruncatedError):
-                self.settling = True
+                self.settling.add(file.name)
             else:
                 self.unlisted[file.name] = str(error)
             return None
 
     def _same(self, file: SeenFile, old: Followed | None, present: set[Source]) -> Followed | None:
-        """The file that was read before and is this one, going by what it is called; its head must agree."""
+        """The file that was read before and is this one, going by what it is called; its head and what
+        was read last must agree."""
         known = old
         if known is None and file.path != file.name:
             known = self._archives.get(file.source)
@@ -178,7 +199,7 @@ class Inventory:
         if known is None or file.size < known.read:
             return None
         try:
-            return known if same_head(file, known.state, known.read) else None
+            return known if goes_on(file, known) else None
         except OSError:
             return known  # reading on will tell the reason
 
@@ -187,11 +208,13 @@ class Inventory:
         old, file.suspect, file.seen = file.state, False, seen
         version, unpacked = (version_of(seen), seen.size) if seen.path != seen.name else ("", 0)
         new = (seen.path, seen.name, seen.device, seen.inode, seen.source, version, unpacked)
-        if new == (old.path, old.name, old.device, old.inode, old.source, old.version, old.unpacked):
+        known = (old.path, old.name, old.device, old.inode, old.source, old.version, old.unpacked)
+        if new == known and not old.gone:
             return
         self._unindex(file)
+        self._ended.pop(old.number, None)
         names = ("path", "name", "device", "inode", "source", "version", "unpacked")
-        changed.append(self._change(file, **dict(zip(names, new, strict=True))))
+        changed.append(self._change(file, gone=False, **dict(zip(names, new, strict=True))))
         if old.version and old.path != seen.path:
             self._spool.remove(old.path)
         file.framing = framing_of(seen.name)
@@ -203,6 +226,7 @@ class Inventory:
         lost: list[tuple[Followed, str]],
         changed: list[FileState],
         number: Callable[[], int],
+        held_elsewhere: Callable[[SeenFile], bool] | None,
     ) -> None:
         """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
         with contextlib.suppress(OSError):  # reading will tell the reason
@@ -211,8 +235,16 @@ class Inventory:
                     del lost[row]
                     self._refresh(old, file, changed)
                     return
-            if file.path != file.name and self._is_twin(file):
+            content = Content(file)
+            if file.path != file.name and self._is_twin(file, content):
                 return
+            ended = self._ended_as(file, content) if held_elsewhere else None
+            if ended is not None:
+                self._refresh(ended, file, changed)
+                return
+        if held_elsewhere and held_elsewhere(file):
+            self.settling.add(file.name)
+            return
         packed = file.path != file.name
         state = FileState(number(), file.path, file.name, file.device, file.inode, source=file.source)
         if packed:
@@ -222,23 +254,26 @@ class Inventory:
         self._index(followed)
         changed.append(state)
 
-    def _is_twin(self, copy: SeenFile) -> bool:
+    def _is_twin(self, copy: SeenFile, content: Content) -> bool:
         """Whether the plain file that it was made of is there: gzip lets go of that last."""
-        with open(copy.path, "rb", buffering=0) as file:
-            head = file.read(HEAD_BYTES)
-        digests: dict[int, bytes] = {}
         for other in self._current.values():
-            state = other.state
-            if other.packed or not state.head_bytes or other.seen is None or other.seen.size < copy.size:
+            if other.packed or other.seen is None or other.seen.size < copy.size:
                 continue
-            if state.head_bytes not in digests:
-                digests[state.head_bytes] = digest(head[: state.head_bytes])
-            if digests[state.head_bytes] == state.head and same_content(copy, other.state_now):
-                if self._twins.get(copy.name) != state.name:
-                    self._notice(f"{copy.name} holds what {state.name} holds and is not read again")
-                self._twins[copy.name] = state.name
+            name = other.state.name
+            if content.begins_as(other.state) and same_content(copy, other.state_now):
+                if self._twins.get(copy.name) != name:
+                    self._notice(f"{copy.name} holds what {name} holds and is not read again")
+                self._twins[copy.name] = name
                 return True
         return False
+
+    def _ended_as(self, file: SeenFile, content: Content) -> Followed | None:
+        """The one that was lost at an earlier scan and has turned up as this file: all that was read of it
+        stands there."""
+        for old in self._ended.values():
+            if content.begins_as(old.state) and same_content(file, old.state_now):
+                return old
+        return None
 
     def _missing(self, present: set[Source], changed: list[FileState]) -> list[tuple[Followed, str]]:
         """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
@@ -267,8 +302,8 @@ class Inventory:
             missing.append((file, what))
         return missing
 
-    def _lose(self, file: Followed, what: str, changed: list[FileState]) -> None:
-        if not what and self.settling:
+    def _lose(self, file: Followed, what: str, making: bool, changed: list[FileState]) -> None:
+        if not what and making:
             return  # an archive that is being written may be what became of it
         if not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
             pass  # as is to be expected of an archive that is read
@@ -283,7 +318,9 @@ class Inventory:
         self._unindex(file)
         if file.packed:
             self._spool.remove(file.state.path)
-        return self._change(file, gone=True)
+        number = file.state.number
+        self._ended[number] = file
+        return self._change(file, gone=True, source=(GONE_DEVICE, number))
 
     def _sweep(self, found: Sequence[SeenFile], sole: bool) -> None:
         packed = {self._spool.version(file) for file in found if is_packed(file.name)}

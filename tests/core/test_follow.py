@@ -245,5 +245,60 @@ def test_an_unchanged_file_costs_no_reading_of_its_head(logs, following, monkeyp
     it = following()
     it.read()
     it.read()
-    monkeypatch.setattr(module, "same_head", None)  # would raise if it were called
+    monkeypatch.setattr(module, "goes_on", None)  # would raise if it were called
     assert it.read() == {}
+
+
+BODY = b"".join(b"%06d %s\n" % (n, b"x" * 40) for n in range(100))
+
+
+def cut_and_regrown(path):
+    """Its head is as it was, and it is longer than before."""
+    os.truncate(path, 48 * 40)
+    append(path, b"".join(b"new %03d %s\n" % (n, b"y" * 30) for n in range(200)))
+    return path.read_bytes()
+
+
+def test_a_file_that_was_cut_and_has_regrown_while_nobody_read_it_is_read_from_its_start(logs, following):
+    path = logs / "a.jsonl"
+    append(path, BODY)
+    first = following()
+    assert first.read() == {"a.jsonl": BODY}
+    now = cut_and_regrown(path)
+    it = following(states=first.states.values())
+    assert it.read() == {"a.jsonl": now}
+    assert it.states[0].gone
+    assert any("overwritten" in notice for notice in it.notices)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_a_file_that_was_cut_and_has_regrown_between_two_looks_is_read_from_its_start(logs, following, scan):
+    path = logs / "a.jsonl"
+    append(path, BODY)
+    it = following()
+    it.read()
+    now = cut_and_regrown(path)
+    assert scan or it.read(scan=False) == {}
+    assert it.read() == {"a.jsonl": now}
+    assert it.states[0].gone
+
+
+def test_a_file_that_is_renamed_while_its_tail_is_read_is_not_taken_for_another(logs, following, monkeypatch):
+    import photon.core.follow as module
+
+    append(logs / "a.jsonl", BODY)
+    first = following(logs / "*")
+    first.read()
+    it = following(logs / "*", states=first.states.values())
+    append(logs / "a.jsonl", b"2\n")
+
+    def renamed(*_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_at", renamed)
+        assert it.read() == {"a.jsonl": b"2\n"}
+    (logs / "a.jsonl").rename(logs / "b.jsonl")
+    append(logs / "b.jsonl", b"3\n")
+    assert it.read() == {"b.jsonl": b"3\n"}
+    assert not it.states[0].gone

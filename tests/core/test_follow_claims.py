@@ -19,6 +19,7 @@ class Claimed:
         self.names = set(names)
         self.taken = []
         self.leave = set()
+        self.elsewhere = set()
         self.calls = []
 
     def share(self, seen):
@@ -26,6 +27,9 @@ class Claimed:
         mine = frozenset(file.source for file in seen if file.name.rpartition("/")[2] in self.names)
         taken, self.taken = self.taken, []
         return Share(mine, tuple(taken), frozenset(self.leave))
+
+    def held_elsewhere(self, file):
+        return file.name.rpartition("/")[2] in self.elsewhere
 
     def number(self):
         return next(self.numbers)
@@ -146,3 +150,83 @@ def test_what_a_file_grew_by_while_it_was_not_mine_is_read_when_it_is(logs, foll
     it.clock.advance(1.5)
     it.follower.scan_if_due()
     assert it.rest() == {"a": b"2\n"}
+
+
+def test_what_another_one_goes_on_with_is_not_read_and_asked_about_at_every_scan(logs, following):
+    append(logs / "a.1", b"1\n")
+    claims = Claimed("a.1")
+    claims.elsewhere = {"a.1"}
+    it = following(claims)
+    assert it.read() == {}
+    assert not it.follower.caught_up
+    assert it.follower.settling == {f"{logs}/a.1"}
+    claims.elsewhere = set()
+    assert it.read() == {"a.1": b"1\n"}
+    assert it.follower.caught_up
+
+
+@pytest.mark.parametrize("broken", ["find", "number", "held_elsewhere"])
+def test_a_scan_that_fails_is_made_again_at_once_and_nothing_taken_or_found_is_forgotten(
+    logs, following, monkeypatch, broken
+):
+    append(logs / "a", b"1\n")
+    one, claims = following(Claimed("a")), Claimed()
+    one.read()
+    it = following(claims)
+    it.read()
+    append(logs / "a", b"2\n")
+    new = {} if broken == "find" else {"b": b"3\n"}  # what is new makes another way through a scan
+    for name, data in new.items():
+        append(logs / name, data)
+    claims.names, claims.taken = {"a", "b"}, list(one.states.values())
+    owner = it.follower._finder if broken == "find" else claims
+
+    def fail(*_):
+        raise OSError("no luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, broken, fail)
+        it.clock.advance(1.5)
+        with pytest.raises(OSError, match="no luck"):
+            it.follower.scan_if_due()
+    it.keep(it.follower.scan_if_due())
+    assert it.rest() == {"a": b"2\n"} | new
+
+
+def test_changes_found_by_a_scan_that_failed_are_told_by_the_next(logs, following, monkeypatch):
+    append(logs / "a", b"1\n")
+    claims = Claimed("a", "b", "c")
+    it = following(claims)
+    it.read()
+    (logs / "a").write_bytes(b"")  # shrank: one is gone, one is new
+    append(logs / "b", b"2\n")
+    numbers = iter([7])
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "number", lambda: next(numbers))
+        it.clock.advance(20.0)
+        with pytest.raises(StopIteration):
+            it.follower.scan_if_due()
+    told = it.follower.scan_if_due()
+    assert sorted((state.name.rpartition("/")[2], state.gone) for state in told) == [
+        ("a", False),
+        ("a", True),
+        ("b", False),
+    ]
+
+
+def test_a_log_that_is_gone_for_a_while_and_then_turns_up_under_another_name_is_read_on(logs, following):
+    """Another one saw the archive first, and handed it over when the log was gone."""
+    text = b"".join(b"%06d %s\n" % (n, b"x" * 40) for n in range(100))
+    append(logs / "a", text)
+    claims = Claimed("a", "b", "a.1.gz")
+    it = following(claims)
+    it.read()
+    (number,) = it.states
+    (logs / "a").unlink()
+    assert it.read() == {}
+    assert it.states[number].gone
+    append(logs / "b", b"has the same inode, perhaps\n")
+    (logs / "a.1.gz").write_bytes(gzip.compress(text + b"unread\n"))
+    assert it.read() == {"b": b"has the same inode, perhaps\n", "a.1.gz": b"unread\n"}
+    assert not it.states[number].gone
+    assert it.read() == {}

@@ -229,3 +229,25 @@ def test_a_file_that_comes_between_the_listing_and_the_watch_is_found(logs, foll
     it = following()
     it.follower.scan_if_due()
     assert it.rest()["a.jsonl"].startswith(b"1\n")
+
+
+def test_directories_that_are_made_all_the_time_do_not_keep_a_scan_from_ending(logs, tmp_path, monkeypatch):
+    find, listings = finder.find, []
+
+    def find_and_one_more(*arguments):
+        found = find(*arguments)
+        listings.append(1)
+        assert len(listings) < 100, "it lists for ever"
+        (logs / f"{len(listings)}").mkdir()
+        append(logs / f"{len(listings)}" / "a.jsonl", b"1\n")
+        return found
+
+    monkeypatch.setattr(finder, "find", find_and_one_more)
+    it = Following(logs / "*" / "*.jsonl", spool=tmp_path / "spool")
+    it.follower.scan_if_due()
+    assert it.rest() != {}
+    monkeypatch.setattr(finder, "find", find)
+    it.clock.advance(0.5)  # sooner than a scan is due
+    it.keep(it.follower.scan_if_due())
+    it.rest()
+    assert len(it.states) == len(listings)

@@ -1,13 +1,16 @@
 """Beginning anew where the state is lost: from the start, from now, from a time (paper 3.2.2)."""
 
 import gzip
+import json
 import os
+import random
 
 import pytest
 
+from dispatcher import initialise as module
 from dispatcher.initialise import initialise
 from photon.core.clock import SystemClock
-from photon.core.errors import LockedError, UsageError
+from photon.core.errors import LockedError, StorageError, UsageError
 from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, until
 
 
@@ -93,3 +96,36 @@ def test_it_refuses_while_a_dispatcher_runs_and_names_a_directory_that_is_not_th
     server.stop()
     with pytest.raises(UsageError):
         initialise(site.root / "state", [str(site.root / "x" / "*")], fast_settings(), "now", SystemClock())
+
+
+def test_archives_that_take_long_to_unpack_are_waited_for(site):
+    rng = random.Random(1)
+    for name in "ab":
+        rows = [
+            {"id": f"{name}{n}", "primary_id": "q", "ts_us": 1, "x": rng.randbytes(700).hex()}
+            for n in range(2500)
+        ]
+        text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        path = site.logs / f"{name}.jsonl.gz"
+        path.write_bytes(gzip.compress(text, 1))
+        assert path.stat().st_size > 1 << 20
+        os.utime(path, (0, 0))
+    offsets, told = initialised(site, "now")
+    assert (offsets, told) == ({"a.jsonl.gz": len(text), "b.jsonl.gz": len(text)}, [])
+
+
+def test_an_archive_that_is_never_whole_is_named_and_nothing_is_written(site, monkeypatch):
+    monkeypatch.setattr(module, "_SETTLE_S", 0.2)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 3))
+    (site.logs / "b.jsonl.gz").write_bytes(gzip.compress(clicks(0, 10))[:-9])
+    with pytest.raises(StorageError, match=r"b\.jsonl\.gz: still written to"):
+        initialised(site, "now")
+    (site.logs / "b.jsonl.gz").unlink()
+    assert read_then(site) == {0, 1, 2}
+
+
+def test_a_file_that_gets_no_place_is_named(site):
+    (site.logs / "b.jsonl.gz").write_bytes(b"no gzip at all")
+    offsets, told = initialised(site, "now")
+    assert offsets == {}
+    assert any("b.jsonl.gz is left as it was" in line for line in told)

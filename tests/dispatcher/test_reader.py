@@ -266,6 +266,9 @@ class Claimed:
         taken, self.taken = self.taken, []
         return Share(mine, tuple(taken), frozenset(self.leave))
 
+    def held_elsewhere(self, file):
+        return False
+
     def number(self):
         return 7
 
