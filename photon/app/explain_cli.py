@@ -71,7 +71,7 @@ def told(found: dict[str, Any]) -> list[str]:
         if row is not None and "silent" in row:
             lines.append(f"  dispatcher     {datacenter}: does not answer")
         elif row is not None:
-            facts = ", ".join(f"{_words(key)} {_value(key, value)}" for key, value in row.items() if key != "line")
+            facts = ", ".join(f"{_words(k)} {_value(k, value)}" for k, value in row.items() if k != "line")
             lines.append(f"  pending        {datacenter}: {facts}")
     lines += [f"  not readable   {file}: {why}" for file, why in found["unreadable"].items()]
     return lines + _primary(found["primary"])
