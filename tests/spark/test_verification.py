@@ -154,7 +154,7 @@ def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, bro
 
 def test_a_run_with_other_field_names_and_ids_as_numbers_holds(session, tmp_path):
     settings = Settings(
-        primary=Primary(id="query"), foreign=Foreign(id="click", primary_id="of.query", time="at")
+        primary=Primary(id="query"), foreign=Foreign(id="click", primary_id="of..query", time="at")
     )
     logs = WrittenLogs(tmp_path)
     clicks = [{"click": n, "of.query": n % 3, "at": 1.5, "primary": "theirs"} for n in range(9)]
