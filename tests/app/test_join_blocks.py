@@ -42,6 +42,7 @@ def test_a_run_over_blocks_joins_what_one_over_lines_would(tmp_path: Path, ids: 
     assert not report.problems(truth["distinct_joined_pairs"], truth["joined_pairs_sha256"])
 
 
+@pytest.mark.long
 def test_a_damaged_block_is_one_malformed_event_and_the_others_are_joined(tmp_path: Path) -> None:
     logs, plain = tmp_path / "logs", tmp_path / "plain"
     plain.mkdir()

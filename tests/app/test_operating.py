@@ -136,6 +136,7 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running):
     process, _, out = running
     children = children_of(process.pid)
@@ -198,6 +199,7 @@ def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_first_run_can_leave_out_what_is_old_and_fewer_joiners_than_before_are_refused(tmp_path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])

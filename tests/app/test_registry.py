@@ -201,6 +201,7 @@ def test_most_disks_lost_during_a_run_end_it(tmp_path: Path) -> None:
         wait_until(lambda: bool(watch.look()), 10.0)
 
 
+@pytest.mark.long
 def test_roles_may_open_all_files_they_can_and_no_resharding_needs_more(tmp_path: Path) -> None:
     logs, out = make_logs(tmp_path / "logs"), tmp_path / "out"
     limited = ["prlimit", "--nofile=200:300", *PHOTON, *map(str, join_arguments(logs, out, "--follow"))]

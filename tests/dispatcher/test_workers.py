@@ -140,6 +140,7 @@ def check_all(site: Site, writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3, 4))])
+@pytest.mark.long
 def test_workers_killed_and_stopped_at_any_moment_lose_nothing_and_count_nothing_twice(crew, writer, seed):
     rng = random.Random(seed)
     for _ in range(WORKERS):
@@ -242,6 +243,7 @@ with ledger.file.write() as rows:
 """
 
 
+@pytest.mark.long
 def test_a_worker_that_is_stopped_while_it_writes_does_not_hold_the_others_up(crew):
     site = crew.site
     (site.logs / "0.jsonl").write_bytes(clicks(0, 100))

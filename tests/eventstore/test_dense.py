@@ -280,6 +280,7 @@ def test_a_merge_whose_list_cannot_be_written_leaves_no_file_behind(tmp_path, mo
     held.close()
 
 
+@pytest.mark.long
 def test_lookups_go_on_while_segments_are_exchanged(tmp_path):
     held = LogFileMap(tmp_path, EventStore())
     wrong, stop = [], threading.Event()

@@ -56,6 +56,7 @@ def test_an_event_whose_log_line_never_comes_stands_in_the_output_and_the_counts
     assert fates_add_up(summary)
 
 
+@pytest.mark.long
 def test_what_the_adapter_filters_is_left_to_the_log_path_which_writes_one_dead_letter(
     run_of, tmp_path, monkeypatch
 ):

@@ -24,6 +24,7 @@ ROUNDS = 60
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_right_after_the_fence_is_told_no_shard_lets_the_incarnation_win(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path, shards=SHARDS, clock_skew_s=0.5)
     cluster.start()

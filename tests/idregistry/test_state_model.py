@@ -60,6 +60,7 @@ def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(COMMANDS, STEPS, st.booleans(), st.integers(0, 3)), max_size=30))
+@pytest.mark.long
 def test_a_cut_tells_the_moment_it_was_taken_however_late_it_is_drawn(
     story: list[tuple[Command, int, bool, int]],
 ) -> None:

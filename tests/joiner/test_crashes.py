@@ -101,6 +101,7 @@ def test_a_joiner_killed_between_two_steps_and_again_in_its_recovery_loses_and_d
 @pytest.mark.parametrize(
     ("special", "step", "passes"), OUTPUT_STEPS, ids=lambda v: "-".join(v) if isinstance(v, list) else str(v)
 )
+@pytest.mark.long
 def test_a_joiner_killed_between_two_steps_of_its_output_leaves_each_root_and_manifest_whole(
     tmp_path, special, step, passes
 ):

@@ -16,6 +16,7 @@ from tests.simulation.holes import HOLES, weak_machine
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.hole)
+@pytest.mark.long
 def test_a_seed_notices_the_hole_and_passes_without_it(case: Case) -> None:
     for seed in range(case.plan.seed, case.plan.seed + case.tries):
         plan = replace(case.plan, seed=seed)
@@ -27,11 +28,13 @@ def test_a_seed_notices_the_hole_and_passes_without_it(case: Case) -> None:
     pytest.fail(f"{case.hole}: none of {case.tries} seeds from {case.plan.seed} on breaks {case.rules}")
 
 
+@pytest.mark.long
 def test_no_point_to_end_at_loses_what_was_acknowledged() -> None:
     assert list(sweep()) == []
 
 
 @pytest.mark.parametrize("hole", SWEPT)
+@pytest.mark.long
 def test_ending_at_every_point_notices_the_hole(hole: str) -> None:
     with HOLES[hole]():
         assert next(sweep(range(8)), None) is not None
@@ -63,6 +66,7 @@ def _run(test: Any, directory: Path) -> None:
                 lone.crash()
 
 
+@pytest.mark.long
 def test_l4_one_cut_link_disturbs_nobody_unless_replicas_stand_without_asking() -> None:
     """A follower that its leader can't reach, and others can, must not depose it again and again."""
     disturbed = 0
@@ -76,6 +80,7 @@ def test_l4_one_cut_link_disturbs_nobody_unless_replicas_stand_without_asking() 
     assert disturbed
 
 
+@pytest.mark.long
 def test_a_machine_that_raises_now_and_then_costs_nothing_but_restarts() -> None:
     """The same as for S8, with the guard in place."""
     with weak_machine():
