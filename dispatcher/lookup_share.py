@@ -39,5 +39,10 @@ class LookupShare:
         if count:
             with self._lock:
                 self._share += _WEIGHT * (known / count - self._share)
-                if known >= PAYS_FROM * count:
-                    self._share = max(self._share, PAYS_FROM)  # it pays again: no waiting for the average
+        self.joined(known, count)
+
+    def joined(self, in_vain: int, count: int) -> None:
+        """Of `count` events that were sent, `in_vain` had been registered: a lookup would have told."""
+        if count and in_vain >= PAYS_FROM * count:
+            with self._lock:
+                self._share = max(self._share, PAYS_FROM)  # it pays again: no waiting for the average

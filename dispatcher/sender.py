@@ -95,6 +95,7 @@ class Sender:
                 position += len(part)
                 size = min(2 * size, len(rows))
                 failures = 0
+        self._share.joined(int(np.count_nonzero(answer.verdicts == Joined.DUPLICATE)), len(rows))
         return answer
 
     def _stopping(self) -> bool:

@@ -43,3 +43,11 @@ def test_an_empty_batch_says_nothing() -> None:
     share = LookupShare()
     share.observe(0, 0)
     assert asked(share, 10) == 10
+
+
+def test_joins_in_vain_let_every_batch_ask_at_once() -> None:
+    share = untold()
+    share.joined(29, 1_000)
+    assert asked(share, PROBE_EVERY) == 1
+    share.joined(30, 1_000)
+    assert asked(share, 100) == 100
