@@ -67,6 +67,7 @@ def test_a_registry_that_lost_most_replicas_is_not_asked_what_was_joined(
     assert "would be joined again" in refusal(attacked)
 
 
+@pytest.mark.long
 def test_a_registry_whose_journals_were_cut_short_is_found_to_remember_too_little(attacked: Path) -> None:
     for journal in (attacked / "out" / ".photon" / "registry").rglob("journal-*.log"):
         os.truncate(journal, 100)

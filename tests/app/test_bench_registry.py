@@ -134,6 +134,7 @@ def test_a_chart_shows_each_shard_and_where_the_number_changes():
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_load_is_counted_at_the_clients_and_in_the_log(tmp_path):
     with Cluster(tmp_path) as cluster, Clients(cluster.addresses, 2) as clients:
         measured = measure(cluster, clients, 0.5, ids=10, in_flight=4)

@@ -288,6 +288,7 @@ def test_messages_hold_every_event_once_in_order_and_are_bounded(sizes):
     assert all(len(events) <= (2 << 20) + 30 or events.count(b"\n") == 1 for _, events in messages)
 
 
+@pytest.mark.long
 def test_a_cache_that_hangs_costs_half_a_second_once(root, home, client):
     idents, lines = events(100)
     append(root / "logs" / "a.jsonl", *lines)

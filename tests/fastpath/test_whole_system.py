@@ -43,6 +43,7 @@ def test_a_click_is_joined_before_its_lines_are_read_and_the_log_path_finds_it_r
     assert fates_add_up(summary)
 
 
+@pytest.mark.long
 def test_an_event_whose_log_line_never_comes_stands_in_the_output_and_the_counts_still_add_up(run_of):
     """A server that broke the contract, or lost its log: docs/fast-path.md says what that means."""
     run = run_of()

@@ -31,6 +31,7 @@ def tidy(state: ShardState, steps: int) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(COMMANDS, STEPS, STEPS, st.booleans(), EVENT_TIMES), max_size=30))
+@pytest.mark.long
 def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
     story: list[tuple[Command, int, int, bool, int]],
 ) -> None:
