@@ -188,6 +188,7 @@ STEP = st.tuples(
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=8), st.sampled_from([("out",), ("out", "two")]))
+@pytest.mark.long
 def test_any_course_of_crashes_lost_answers_and_torn_lines_ends_with_each_event_once(steps, outs):
     """Lines torn off the end of an append: a kill in its midst, or of the machine before the sync."""
     root = Path(tempfile.mkdtemp())

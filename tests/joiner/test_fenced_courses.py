@@ -132,6 +132,7 @@ ROOTS = st.sampled_from([(("out",), "out"), (("out", "two"), "out"), (("out", "t
 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.lists(COURSE, min_size=1, max_size=7), ROOTS)
+@pytest.mark.long
 def test_any_course_of_stand_stills_fences_and_recoveries_joins_each_event_once(courses, roots):
     root = Path(tempfile.mkdtemp())
     world = World(root, *roots)

@@ -46,6 +46,7 @@ def test_three_replicas_keep_every_promise(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("seeds", batches(10), ids=named)
+@pytest.mark.long
 def test_five_replicas_keep_every_promise(seeds: range) -> None:
     runs = played([Plan(seed, 5) for seed in seeds])
     assert sum(run.stats["installs"] for run in runs) > 0
