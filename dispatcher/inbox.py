@@ -48,8 +48,12 @@ class Inbox:
                 with contextlib.suppress(OSError):
                     os.unlink(state.path)
 
+    def holds(self, state: FileState) -> bool:
+        """Whether it is a file of the inbox."""
+        return os.path.dirname(state.path) == str(self._path)
+
     def _is_done(self, state: FileState) -> bool:
-        if state.gone or os.path.dirname(state.path) != str(self._path):
+        if state.gone or not self.holds(state):
             return False
         try:
             status = os.stat(state.path)

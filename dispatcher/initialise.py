@@ -1,7 +1,7 @@
 """Where to begin to read the foreign logs when the state is lost or shall not count (paper 3.2.2).
 
 Writes the states of the files while no worker runs: from their starts, from their ends, or from the first
-event of a time on. What was counted and what waits for a retry stays as it is.
+event of a time on. What was counted, what waits for a retry and what is in the inbox stays as it is.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from dispatcher.inbox import Inbox
 from dispatcher.rows import FORMAT, LedgerFile, State
 from dispatcher.slots import hold_directory
 from photon.core.chunks import read_chunk
@@ -54,7 +55,7 @@ def initialise(
     try:
         file = LedgerFile(directory, settings.dispatcher.state_bytes_max)
         try:
-            return _initialise(file, directory / "spool", patterns, settings, start, clock, notice)
+            return _initialise(file, directory, patterns, settings, start, clock, notice)
         finally:
             file.close()
     finally:
@@ -63,18 +64,19 @@ def initialise(
 
 def _initialise(
     file: LedgerFile,
-    spool: Path,
+    directory: Path,
     patterns: Sequence[str],
     settings: Settings,
     start: Start,
     clock: Clock,
     notice: Callable[[str], None],
 ) -> dict[str, int]:
+    inbox = Inbox(directory, file.sync)
     with file.read() as rows:
         known = {state.number: state for state in rows.files()}
     woken = threading.Event()
     follower = LogFollower(
-        patterns, spool, settings.logs, clock, known.values(), notice=notice, wake=woken.set
+        patterns, directory / "spool", settings.logs, clock, known.values(), notice=notice, wake=woken.set
     )
     try:
         known |= {state.number: state for state in _all_scanned(follower, clock, woken)}
@@ -86,13 +88,13 @@ def _initialise(
         )
     formats = Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
     offsets = {}
-    for state in [state for state in known.values() if not state.gone]:
+    for state in [state for state in known.values() if not state.gone and not inbox.holds(state)]:
         try:
             offset = _offset(state, start, settings.logs, formats.of(state.name))
+            known[state.number] = follower.passed_over(state.number, offset)
         except (OSError, StorageError) as error:
             notice(f"{state.name} cannot be read ({error}); it is left as it was")
             continue
-        known[state.number] = follower.advanced(state.number, offset)
         offsets[state.name] = offset
     with file.write() as rows:
         before = rows.state() or State(FORMAT)

@@ -180,6 +180,12 @@ class LogFollower:
         """
         return self._inventory.advanced(number, offset)
 
+    def passed_over(self, number: int, offset: int) -> FileState:
+        """As `advanced`, of a file that counts as read to there though it was not. OSError."""
+        file = self._inventory.files[number]
+        self._note_place(file, offset)
+        return self._inventory.advanced(number, offset)
+
     def release(self, number: int) -> None:
         """Forget a file that is to be left (Share.leave) and of which all that was handed out is recorded.
 
@@ -352,6 +358,15 @@ class LogFollower:
                     (known + data)[:length] if whole else read_at(file.state.path, 0, length, file.identity)
                 )
                 self._inventory.set_head(file, length, digest(head))
+
+    def _note_place(self, file: Followed, offset: int) -> None:
+        """The same, of what stands before the offset: OSError if it can't be read."""
+        start, length = max(0, offset - TAIL_BYTES), min(HEAD_BYTES, offset)
+        file.last = read_at(file.state.path, start, offset - start, file.identity)
+        file.read = file.tail_at = offset
+        if file.state.head_bytes < length:
+            head = read_at(file.state.path, 0, length, file.identity)
+            self._inventory.set_head(file, length, digest(head))
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:

@@ -10,7 +10,7 @@ import pytest
 from dispatcher import initialise as module
 from dispatcher.initialise import initialise
 from photon.core.clock import SystemClock
-from photon.core.errors import LockedError, StorageError, UsageError
+from photon.core.errors import LockedError, StorageError, UnavailableError, UsageError
 from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, until
 
 
@@ -129,3 +129,50 @@ def test_a_file_that_gets_no_place_is_named(site):
     offsets, told = initialised(site, "now")
     assert offsets == {}
     assert any("b.jsonl.gz is left as it was" in line for line in told)
+
+
+def test_a_file_that_was_passed_over_and_is_written_anew_is_read_from_its_start(site):
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 100))
+    initialised(site, "now")
+    path.write_bytes(clicks(1000, 1150))
+    assert read_then(site) == set(range(1000, 1150))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["renamed out of the pattern", "packed"])
+def test_a_file_that_was_passed_over_is_known_again_after_a_rotation(site, packed):
+    path = site.logs / "a.jsonl"
+    path.write_bytes(clicks(0, 100))
+    patterns = [str(site.logs / "*.jsonl*" if packed else site.logs / "*.jsonl")]
+    initialise(site.root / "state", patterns, fast_settings(), "now", SystemClock())
+    path.write_bytes(clicks(0, 120))
+    if packed:
+        (site.logs / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    else:
+        path.rename(site.logs / "a.1")
+    server = site.server(patterns=patterns, drain=True)
+    server.start()
+    until(lambda: server.status()["drained"])
+    server.stop()
+    assert {click_number(line) for line in site.joiner.handed} == set(range(100, 120))
+
+
+def unavailable(_events: list[bytes]) -> None:
+    raise UnavailableError("away")
+
+
+def test_what_waits_in_the_inbox_is_not_passed_over(site):
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 5))
+    inbox = site.root / "state" / "inbox"
+    inbox.mkdir(parents=True)
+    (inbox / "replay.jsonl").write_bytes(clicks(10, 13))
+    site.joiner.before = unavailable
+    server = site.server(patterns=[str(site.logs / "*")])
+    server.start()
+    until(lambda: server.status()["in_flight"] >= 8)
+    server.stop()
+    site.joiner.before = lambda _: None
+    offsets, _ = initialised(site, "now")
+    assert offsets == {"a.jsonl": len(clicks(0, 5))}
+    assert read_then(site) == {10, 11, 12}
