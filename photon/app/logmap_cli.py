@@ -1,0 +1,8 @@
+"""`photon logmap`."""
+
+import click
+
+
+@click.group("logmap")
+def logmap() -> None:
+    """Log file maps made by Spark."""
