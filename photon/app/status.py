@@ -56,8 +56,8 @@ def line_of(status: Status) -> str:
     """The plain values of a status in one line, and of the others what a person wants to know."""
     shown: list[str] = []
     for key, value in status.items():
-        if key in _SHOWN and value:
-            shown += _SHOWN[key](value)
+        if key in _SHOWN:
+            shown += _SHOWN[key](value) if value else []
         elif key in _OWN_LINE:
             continue
         elif isinstance(value, bool):
@@ -122,6 +122,11 @@ def _worker(worker: Status) -> list[str]:
     return [f"worker {worker['slot']} reads {worker['files']:,} files"]
 
 
+def _drained(_: bool) -> list[str]:
+    """With --follow there is no such thing."""
+    return ["drained"]
+
+
 def _told(value: object) -> list[str]:
     return [str(value)]
 
@@ -139,6 +144,7 @@ _SHOWN = {
     "output": _output,
     "members": _members,
     "worker": _worker,
+    "drained": _drained,
     "trouble": _told,
     "storage_error": _told,
     "paused": _told,

@@ -165,6 +165,11 @@ def test_a_lease_is_told_of_only_while_something_is_wrong_with_it():
     assert line_of({"lease": {**lease, "fenced": True}}).startswith("FENCED")
 
 
+def test_a_run_that_follows_its_logs_is_not_called_undrained():
+    assert line_of({"joined": 3, "drained": False}) == "joined 3"
+    assert line_of({"joined": 3, "drained": True}) == "joined 3, drained"
+
+
 def test_fates_that_do_not_add_up_stand_out():
     row = {"foreign_events": 5, "fates": {"joined": 3, "pending": 1}, "adds_up": False}
     assert fates_line(row) == "5 foreign events != (DOES NOT ADD UP) joined 3 + pending 1"
