@@ -46,6 +46,11 @@ class Errand:
         return encode(Release(time_us, self.tokens, self.counts, self.ids, self.times))
 
 
+def barrier(deadline: float, answer: Callable[[Answer], None]) -> Errand:
+    """A command of no effect: once it is applied, all that was acknowledged before it was asked for is."""
+    return Errand(b"", b"", None, (), deadline, answer)
+
+
 class CommitQueue:
     """Requests in the order of their arrival, bounded by ids."""
 

@@ -3,10 +3,15 @@
 A bucket that lies wholly before the boundary is dead, all ids in it with it: at once, by the boundary alone.
 """
 
+import struct
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from idregistry.encoding import FEW
+from idregistry.messages import TIME_BYTES
+from photon.core.columns import unpack_times
 
 BUCKET_US: Final = 3_600_000_000
 """Event time a bucket spans. Part of the replicated state: all replicas use the same."""
@@ -34,6 +39,16 @@ def buckets_of(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def first_live(boundary_us: int) -> int:
     """The first bucket that is not wholly before the boundary."""
     return max(boundary_us // BUCKET_US, _FIRST)
+
+
+def span(times: bytes) -> tuple[int, int]:
+    """8 x N bytes, N > 0 -> the least and the greatest time."""
+    count = len(times) // TIME_BYTES
+    if count <= FEW:
+        few = struct.unpack(f"<{count}q", times)
+        return min(few), max(few)
+    times_us = unpack_times(times)
+    return int(times_us.min()), int(times_us.max())
 
 
 class BucketCounts:

@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from idregistry.configuration import Configuration, unpack_configuration
-from idregistry.messages import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
+from idregistry.messages import INCARNATIONS_MAX, SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
 from idregistry.naming import address_mistake, name_mistake
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.scanning import Scanned
@@ -30,6 +32,14 @@ _SCAN_TIMEOUT_S: Final = 600.0
 @dataclass(frozen=True, slots=True)
 class FenceAnswer:
     """`fenced`: for ever. Else its lease may run for `expires_in_s` more: ask again then."""
+
+    fenced: bool
+    expires_in_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class IncarnationState:
+    """`fenced`: for ever. `expires_in_s`: how long its lease may run yet; 0 where it is over or never was."""
 
     fenced: bool
     expires_in_s: float
@@ -115,21 +125,26 @@ class RegistryClient:
         return self._rounds.run(Operation("Clear", True, Cleared.MISROUTED, request), ids, times)
 
     def scan(
-        self, shard: int, address: str | None = None, timeout_s: float = _SCAN_TIMEOUT_S
+        self, shard: int, address: str | None = None, timeout_s: float = _SCAN_TIMEOUT_S, fresh: bool = False
     ) -> Iterator[Scanned]:
         """All that one replica holds of a shard: the nearest that has it, or the one at `address`.
 
-        It reads while commits go on: an id registered meanwhile may be missing. UnavailableError if it ends
-        early, or is not done within `timeout_s`, what its caller does meanwhile included: begin again.
+        It reads while commits go on: an id registered meanwhile may be missing. `fresh`: the shard's leader
+        is asked (another at `address` refuses), and what was acknowledged to anybody before is there. The
+        first piece is empty. UnavailableError if it ends early, or is not done within `timeout_s`, what its
+        caller does meanwhile included: begin again.
         """
         if not 0 < timeout_s <= SCAN_S_MAX:
             raise UsageError(f"a scan may take up to {SCAN_S_MAX:g} s, not {timeout_s:g} s")
-        for message in self._rounds.stream("Scan", pb.ScanRequest(shard=shard), address, timeout_s):
-            table = list(message.tokens)
+        request = pb.ScanRequest(shard=shard, fresh=fresh)
+        for message in self._rounds.stream("Scan", request, address, timeout_s, shard if fresh else None):
             yield Scanned(
                 message.ids,
                 message.times,
-                list(map(table.__getitem__, memoryview(message.token_of).cast("I").tolist())),
+                list(message.holders),
+                np.frombuffer(message.holder_of, "<u4"),
+                np.frombuffer(message.token_times, "<i8"),
+                message.boundary_us,
             )
 
     # --- leases of joiners
@@ -147,6 +162,18 @@ class RegistryClient:
         """From then on the incarnation gets no lease, and registers nothing; refused while its lease runs."""
         answer = self._rounds.ask_directory("Fence", pb.FenceRequest(incarnation=incarnation))
         return FenceAnswer(answer.fenced, answer.expires_in_s)
+
+    def incarnations(self, incarnations: Sequence[int]) -> list[IncarnationState]:
+        """How each one stands, as the directory's leader sees it now; nothing is changed. UnavailableError.
+
+        Only `fence` says for sure: a leader that was replaced a moment ago may not know it yet.
+        """
+        states: list[IncarnationState] = []
+        for start in range(0, len(incarnations), INCARNATIONS_MAX):
+            request = pb.IncarnationsRequest(incarnations=incarnations[start : start + INCARNATIONS_MAX])
+            answer = self._rounds.ask_directory("Incarnations", request)
+            states += map(IncarnationState, answer.fenced, answer.expires_in_s)
+        return states
 
     # --- administration
 

@@ -5,17 +5,16 @@ what it won; is it expired; is it registered. Where none of the first questions 
 C-level pass, and only those that were there already are looked at one by one.
 """
 
-import struct
 from itertools import compress, islice
 from operator import is_, is_not
 
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.buckets import bucket_of, buckets_of
+from idregistry.buckets import bucket_of, buckets_of, span
 from idregistry.commands import Commit
 from idregistry.configuration import BEGINNING, HORIZON
-from idregistry.encoding import FEW, Encoded
+from idregistry.encoding import Encoded
 from idregistry.facts import Facts
 from idregistry.holders import NOBODY
 from idregistry.messages import TIME_BYTES
@@ -29,7 +28,7 @@ def commit(facts: Facts, command: Commit) -> bytes:
     if not command.ids:
         return b""
     batch = Encoded(command.ids)
-    low_us, high_us = _span(command.times)
+    low_us, high_us = span(command.times)
     fenced = list(map(facts.is_fenced, command.tokens))
     # Also where nothing is won: numbers hang on the log alone. What is fenced stamps nothing.
     holders = [
@@ -77,7 +76,7 @@ def _commit_each(
     table, live = facts.table, facts.live
     outcomes = bytearray(batch.count)
     new = np.zeros(batch.count, np.bool_)
-    frozen = {place: s.columns.stamp(row) for place, (s, row) in table.frozen(batch, live).items()}
+    frozen = table.frozen_stamps(batch, live)
     owned = facts.ownership.owned(command.ids, command.times).tolist()
     expired = facts.expired(command.times).tolist()
     ids = split_ids(command.ids)
@@ -107,16 +106,6 @@ def _commit_each(
                 new[row] = True
     _count(facts, command.times, new)
     return bytes(outcomes)
-
-
-def _span(times: bytes) -> tuple[int, int]:
-    """The least and the greatest of the times."""
-    count = len(times) // TIME_BYTES
-    if count <= FEW:
-        few = struct.unpack(f"<{count}q", times)
-        return min(few), max(few)
-    times_us = unpack_times(times)
-    return int(times_us.min()), int(times_us.max())
 
 
 def _count_all(facts: Facts, times: bytes, low_us: int, high_us: int) -> None:

@@ -59,6 +59,25 @@ class LeaseRuns:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """How do these incarnations stand? No command: the leader answers from what it knows, a Standing each."""
+
+    incarnations: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Fenced, or its lease may run for so long yet."""
+
+    fenced: bool
+    for_s: float
+
+
+Proposed = KeepAlive | Fence | Propose | Replace | Cancel
+Wanted = Proposed | Look
+
+
+@dataclass(frozen=True, slots=True)
 class OpenShard:
     """A shard's replica here, as the coordinator sees it."""
 
@@ -68,9 +87,11 @@ class OpenShard:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ask:
-    """A client's request. `what`: the command as far as the client can make it; times are the leader's."""
+    """A client's request. `what`: the command as far as the client can make it (times are the leader's), or a
+    question.
+    """
 
-    what: KeepAlive | Fence | Propose | Replace | Cancel
+    what: Wanted
     deadline: float
     answer: Callable[[Answer], None]
 
@@ -159,15 +180,16 @@ class Coordinator:
         if ask.deadline <= self._clock.monotonic():
             ask.answer(Overloaded("the deadline passed while the request waited"))
             return
+        if isinstance(ask.what, Look):
+            ask.answer(Decided(list(map(self._standing, ask.what.incarnations))))
+            return
         command = self._complete(ask.what)
         if isinstance(command, LeaseRuns | Rejected):
             ask.answer(Decided(command))
         else:
             log.propose(encode(command), lambda outcome: ask.answer(_answer_to(outcome)))
 
-    def _complete(
-        self, what: KeepAlive | Fence | Propose | Replace | Cancel
-    ) -> Command | LeaseRuns | Rejected:
+    def _complete(self, what: Proposed) -> Command | LeaseRuns | Rejected:
         """With what only the leader knows: its clock, and how a lease stands."""
         now_us = self._clock.now_us()
         match what:
@@ -202,6 +224,9 @@ class Coordinator:
         # Twice: the shards have the second one to prepare in.
         soon_us = now_us + 2 * skew_us + 1_000_000
         return Propose(now_us, shards, start_us or soon_us, now_us + skew_us)
+
+    def _standing(self, incarnation: int) -> Standing:
+        return Standing(self._state.is_fenced(incarnation), max(0.0, self._lease_left_s(incarnation)))
 
     def _lease_left_s(self, incarnation: int) -> float:
         lease = self._state.leases.get(incarnation)

@@ -12,8 +12,9 @@ from typing import Final
 import numpy as np
 
 from idregistry.encoding import SUBS, Hashes, split_keys
+from idregistry.holding import Stamps
 from idregistry.recent import STAMP_DTYPE, Sub, Subs
-from idregistry.segments import Columns, Segment, Stamps
+from idregistry.segments import Columns, Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.hashes)
+
+    def part(self, start: int, end: int) -> "Rows":
+        """The rows `start` to `end` - 1."""
+        return Rows(self.hashes[start:end], self.tails[start:end], self.stamps[start:end])
 
 
 _NOTHING: Final[Sub] = {}
@@ -71,6 +76,11 @@ class Cut:
         if number >= self._drawn and (columns, row) not in self._rows[number]:
             self._rows[number][columns, row] = columns.stamp(row)
 
+    def note_rows(self, numbers: bytes, places: list[int], columns: Columns, rows: list[int]) -> None:
+        """The same of many: `rows[i]` is of sub-dict `numbers[places[i]]`."""
+        for place, row in zip(places, rows, strict=True):
+            self.note_row(numbers[place], columns, row)
+
     # --- the thread that draws
 
     def draw(self, number: int) -> Rows:
@@ -105,13 +115,23 @@ class Cut:
         return Rows(columns.hashes[start:stop], columns.tails[start:stop], stamps)
 
 
+def together(parts: list[Rows]) -> Rows:
+    """All rows of the parts, one after the other."""
+    if not parts:
+        return _NO_ROWS
+    return Rows(
+        np.concatenate([part.hashes for part in parts]),
+        np.concatenate([part.tails for part in parts]),
+        np.concatenate([part.stamps for part in parts]),
+    )
+
+
 def in_order(parts: list[Rows], first_live: int) -> Rows:
     """What of the parts is alive, sorted by hash, and by second half where hashes are equal."""
     if not parts:
         return _NO_ROWS
-    hashes = np.concatenate([part.hashes for part in parts])
-    tails = np.concatenate([part.tails for part in parts])
-    stamps = np.concatenate([part.stamps for part in parts])
+    all_rows = together(parts)
+    hashes, tails, stamps = all_rows.hashes, all_rows.tails, all_rows.stamps
     live = np.flatnonzero(stamps["bucket"] >= first_live)
     order = live[np.argsort(hashes[live])]
     ordered = hashes[order]

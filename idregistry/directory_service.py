@@ -8,10 +8,11 @@ import grpc
 
 from idregistry.answers import Answer, Decided, NotLeader, Overloaded
 from idregistry.configuration import HORIZON, SHARDS_MAX
-from idregistry.coordinator import Ask, Coordinator, LeaseRuns
+from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, Wanted
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.hosting import Hosted
+from idregistry.messages import INCARNATIONS_MAX
 from idregistry.naming import address_mistake, name_mistake
 from idregistry.view import Proposal
 from idregistry.waiting import Context, Waiting
@@ -131,6 +132,18 @@ class DirectoryHandlers:
             for number in view.founders
         )
 
+    def incarnations(self, request: pb.IncarnationsRequest, context: Context) -> pb.IncarnationsResponse:
+        """How incarnations stand, by what the leader knows."""
+        if len(request.incarnations) > INCARNATIONS_MAX:
+            _mistake(
+                context, f"{len(request.incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken"
+            )
+        standings = self._ask(Look(tuple(request.incarnations)), context)
+        return pb.IncarnationsResponse(
+            fenced=[standing.fenced for standing in standings],
+            expires_in_s=[standing.for_s for standing in standings],
+        )
+
     def reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
         """Propose another number of shards for events from a time on."""
         if not 1 <= request.shards <= SHARDS_MAX or not 0 <= request.at_us < HORIZON:
@@ -182,7 +195,7 @@ class DirectoryHandlers:
             "shards_expected": sorted(view.founders),
         }
 
-    def _ask(self, what: KeepAlive | Fence | Propose | Replace | Cancel, context: Context) -> Any:
+    def _ask(self, what: Wanted, context: Context) -> Any:
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
         if not self._log.is_leader:
             self._waiting.abort(context, NotLeader(self._log.leader))

@@ -63,6 +63,13 @@ class Holders:
         return name[:_TIME_AT] + _TIME.pack(time_us) + name[_TIME_AT:]
 
 
+def with_time(token: bytes, time_us: int) -> bytes:
+    """A holder's token with another time; what is no joiner's token has none, and stays as it is."""
+    if incarnation_of(token) is None:
+        return token
+    return token[:_TIME_AT] + _TIME.pack(time_us) + token[_TIME_AT + _TIME.size :]
+
+
 def _split(token: bytes) -> tuple[bytes, int]:
     if incarnation_of(token) is None:
         return _OTHER + token, 0

@@ -6,7 +6,9 @@ they took stays whole. Dicts are looked at before segments, as ids only move fro
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import compress, repeat
 from typing import Final
 
 import numpy as np
@@ -15,20 +17,26 @@ import numpy.typing as npt
 from idregistry.cuts import Cut, Layout
 from idregistry.encoding import KEY_BYTES, SUBS, Encoded
 from idregistry.freezing import (
+    COMPACT_SHARE,
     DEAD_SHARE,
     FREEZE_AFTER_US,
     FREEZE_IDS,
     FREEZE_IDS_MIN,
+    Compacting,
     Freezing,
     dead_in,
     to_merge,
 )
-from idregistry.recent import GONE, STAMP, empty_subs, stamps_of, subs_of
+from idregistry.holders import NOBODY
+from idregistry.recent import GONE, STAMP, empty_subs, split_stamps, stamps_in, stamps_of, subs_of
 from idregistry.segments import ROW_BYTES, Columns, Segment
 
 Mask = npt.NDArray[np.bool_]
 
 _KEY_OBJECT: Final = sys.getsizeof(bytes(KEY_BYTES))
+_BLANKS_MAX: Final = 4096
+_CLEAR_STEP: Final = 1024
+"""Ids read, then written: what was read of the dicts is in the processor's cache still. Half the time."""
 
 
 class IdTable:
@@ -40,6 +48,9 @@ class IdTable:
         self._layout = Layout(empty_subs(), segments)
         self._cuts: list[weakref.ref[Cut]] = []
         self._freezing: Freezing | None = None
+        self._compacting: Compacting | None = None
+        self._blanks: dict[int, bytes] = {}
+        """Bucket -> the stamp of all that is cleared in it."""
         self._frozen_us: int | None = None
         self._to_check: list[Segment] = []
         self._checked_live: int | None = None
@@ -83,9 +94,16 @@ class IdTable:
                 found[place] = segment, int(rows[place])
         return found
 
-    def stamps(self, batch: Encoded) -> npt.NDArray[np.void]:
-        """The ids' stamps in the dicts, GONE where there is none."""
-        return stamps_of(self._layout.subs, batch)
+    def frozen_stamps(self, batch: Encoded, live: int) -> dict[int, bytes]:
+        """The stamps of the ids that are alive in segments, by their places in the batch."""
+        found: dict[int, bytes] = {}
+        for segment in self._layout.segments:
+            rows = segment.find(batch.hashes, batch.tails)
+            places = np.flatnonzero(segment.live(rows, live))
+            if len(places):
+                packed = segment.columns.stamps_of(rows[places]).tobytes()
+                found |= zip(places.tolist(), split_stamps(packed), strict=True)
+        return found
 
     def stamp(self, number: int, key: bytes) -> bytes:
         """An id's stamp in its dict, GONE where there is none."""
@@ -104,28 +122,68 @@ class IdTable:
                 cut.note_stamp(number, sub, key, old)
         sub[key] = stamp
 
-    def put_frozen(self, number: int, segment: Segment, row: int, stamp: bytes) -> None:
-        """Give an id that is in a segment another stamp."""
-        columns = segment.columns
+    def release_frozen(self, number: int, segment: Segment, row: int) -> None:
+        """Take out an id that is in a segment."""
         for cut in self._live_cuts():
-            cut.note_row(number, columns, row)
-        columns.holders[row], columns.times_us[row], columns.buckets[row] = STAMP.unpack(stamp)
+            cut.note_row(number, segment.columns, row)
+        segment.columns.release(row)
 
-    def clear_frozen(self, batch: Encoded, live: int) -> Mask:
-        """Take the tokens of the ids that are alive in segments; which these are."""
-        cleared = np.zeros(batch.count, np.bool_)
-        cuts = list(self._live_cuts())
-        for segment in self._layout.segments:
-            rows = segment.find(batch.hashes, batch.tails)
-            alive = segment.live(rows, live)
-            cleared |= alive
-            if cuts:
-                for place in np.flatnonzero(alive).tolist():
-                    for cut in cuts:
-                        cut.note_row(batch.subs[place], segment.columns, int(rows[place]))
-            segment.columns.holders[rows[alive]] = 0
-            segment.columns.times_us[rows[alive]] = 0
+    def clear(self, batch: Encoded, live: int) -> Mask:
+        """Take the tokens of the ids that are alive; which these are. C-level passes."""
+        cleared = self._clear_recent(batch, live)
+        if not cleared.all():
+            self._clear_frozen(batch, live, cleared)
         return cleared
+
+    def _clear_recent(self, batch: Encoded, live: int) -> Mask:
+        """Of the ids that are alive in the dicts; which these are."""
+        alive = np.empty(batch.count, np.bool_)
+        noted = any(self._live_cuts())
+        for start in range(0, batch.count, _CLEAR_STEP):
+            part = slice(start, start + _CLEAR_STEP)
+            subs = list(map(self._layout.subs.__getitem__, batch.subs[part]))
+            keys = batch.keys[part]
+            stamps = stamps_in(subs, keys)
+            alive[part] = stamps["bucket"] >= live
+            held = alive[part] & (stamps["holder"] != NOBODY)
+            if held.any():
+                flags = held.tolist()
+                keys_held, blanks = compress(keys, flags), self._blanks_of(stamps["bucket"][held])
+                if noted:
+                    deque(map(self.put, compress(batch.subs[part], flags), keys_held, blanks), 0)
+                else:
+                    deque(map(dict.__setitem__, compress(subs, flags), keys_held, blanks), 0)
+        return alive
+
+    def _blanks_of(self, buckets: npt.NDArray[np.int32]) -> Iterable[bytes]:
+        """The stamp of each id that is cleared."""
+        first = buckets[0]
+        if (buckets == first).all():
+            return repeat(self._blank(int(first)), len(buckets))
+        numbers, rows = np.unique(buckets, return_inverse=True)
+        return map(list(map(self._blank, numbers.tolist())).__getitem__, rows.tolist())
+
+    def _blank(self, bucket: int) -> bytes:
+        blank = self._blanks.get(bucket)
+        if blank is None:
+            if len(self._blanks) >= _BLANKS_MAX:
+                self._blanks.clear()
+            blank = self._blanks[bucket] = STAMP.pack(NOBODY, 0, bucket)
+        return blank
+
+    def _clear_frozen(self, batch: Encoded, live: int, cleared: Mask) -> None:
+        """Those that are not cleared yet: they become so where they are in segments."""
+        left = np.flatnonzero(~cleared)
+        cuts = list(self._live_cuts())
+        for segment in sorted(self._layout.segments, key=lambda segment: -segment.ids):
+            rows = segment.find(batch.hashes[left], batch.tails[left])
+            alive = segment.live(rows, live)
+            places, found = left[alive], rows[alive]
+            for cut in cuts:
+                cut.note_rows(batch.subs, places.tolist(), segment.columns, found.tolist())
+            segment.columns.clear(found)
+            cleared[places] = True
+            left = left[~alive]
 
     def _live_cuts(self) -> Iterator[Cut]:
         for reference in self._cuts:
@@ -136,11 +194,16 @@ class IdTable:
     # --- local work: no answer hangs on it
 
     def tidy(self, time_us: int, live: int) -> bool:
-        """One step of freezing recent ids and dropping dead ones; whether more is to be done."""
+        """One step of freezing recent ids and dropping dead ones and tokens; whether more is to be done."""
+        if self._compacting is not None:
+            if not self._compacting.step():
+                self._compacting = None
+            return True
         if self._freezing is None:
             self._freezing = self._due_freezing(time_us) or self._due_rewriting(live)
         if self._freezing is None:
-            return bool(self._to_check)
+            self._compacting = self._due_compacting()
+            return self._compacting is not None or bool(self._to_check)
         self._layout = self._freezing.step(self._layout, live)
         if self._freezing.done:
             self._freezing, self._frozen_us = None, time_us
@@ -174,16 +237,23 @@ class IdTable:
             return None
         return Freezing(self._layout, (segment,), recent=False)
 
+    def _due_compacting(self) -> Compacting | None:
+        for segment in self._layout.segments:
+            if 0 < segment.ids * COMPACT_SHARE <= segment.columns.holding.cleared:
+                return Compacting(segment.columns)
+        return None
+
     def memory(self) -> dict[str, int]:
         """Bytes and ids, as reckoned (the dead among them). Any thread."""
         layout = self._layout
         recent = sum(map(len, layout.subs))
         rows = sum(segment.ids for segment in layout.segments)
         cells = sum(segment.columns.cells.nbytes for segment in layout.segments)
+        tokens = sum(segment.columns.holding.nbytes for segment in layout.segments)
         return {
             "recent_ids": recent,
             "recent_bytes": sum(map(sys.getsizeof, layout.subs)) + recent * _KEY_OBJECT,
             "frozen_ids": rows,
-            "frozen_bytes": rows * ROW_BYTES + cells,
+            "frozen_bytes": rows * ROW_BYTES + cells + tokens,
             "segments": len(layout.segments),
         }

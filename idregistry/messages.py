@@ -17,6 +17,9 @@ BATCH_BYTES_MAX: Final = 1_900_000
 SCAN_S_MAX: Final = 3600.0
 """A scan is given a deadline no further off: until then a client that stalls keeps one of few slots."""
 
+INCARNATIONS_MAX: Final = 4096
+"""Incarnations asked about in one request."""
+
 LEADER_DETAILS: Final = "leader="
 """Details of FAILED_PRECONDITION: after it the leader's gRPC address, or nothing where none is known."""
 

@@ -3,12 +3,12 @@
 from itertools import chain, repeat
 
 import numpy as np
+import numpy.typing as npt
 
-from idregistry.buckets import DEAD
+from idregistry.buckets import DEAD, span
 from idregistry.commands import Clear, Release
 from idregistry.encoding import Encoded
 from idregistry.facts import Facts
-from idregistry.holders import NOBODY
 from idregistry.recent import GONE, STAMP, bucket_in, token_of
 from idregistry.segments import Segment
 from photon.core.columns import take_ids
@@ -51,7 +51,7 @@ def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: 
     if place is None:
         table.put(number, key, GONE)
     else:
-        table.put_frozen(number, *place, GONE)
+        table.release_frozen(number, *place)
     facts.counts.add(bucket_in(stamp), -1)
     return Released.RELEASED
 
@@ -64,18 +64,16 @@ def _token_of(facts: Facts, token: bytes) -> bytes | None:
 
 def clear(facts: Facts, command: Clear) -> bytes:
     """Forget tokens, keep ids. The outcome of each id (core.fates.Cleared, 1 x N bytes)."""
+    if not command.ids:
+        return b""
+    batch = Encoded(command.ids)
+    if facts.ownership.owns_all(batch, *span(command.times)):
+        return _cleared(facts, batch).tobytes()
     owned = facts.ownership.owned(command.ids, command.times)
     outcomes = np.full(len(owned), Cleared.MISROUTED, np.uint8)
-    batch = Encoded(take_ids(command.ids, owned))
-    cleared = facts.table.stamps(batch)["bucket"] >= facts.live
-    blanks: dict[int, bytes] = {}
-    for row in np.flatnonzero(cleared).tolist():
-        number, key = batch.subs[row], batch.keys[row]
-        bucket = bucket_in(facts.table.stamp(number, key))
-        blank = blanks.get(bucket)
-        if blank is None:
-            blank = blanks[bucket] = STAMP.pack(NOBODY, 0, bucket)
-        facts.table.put(number, key, blank)
-    cleared |= facts.table.clear_frozen(batch, facts.live)
-    outcomes[owned] = np.where(cleared, np.uint8(Cleared.CLEARED), np.uint8(Cleared.ABSENT))
+    outcomes[owned] = _cleared(facts, Encoded(take_ids(command.ids, owned)))
     return outcomes.tobytes()
+
+
+def _cleared(facts: Facts, batch: Encoded) -> npt.NDArray[np.uint8]:
+    return np.where(facts.table.clear(batch, facts.live), np.uint8(Cleared.CLEARED), np.uint8(Cleared.ABSENT))

@@ -235,12 +235,18 @@ class Rounds:
             raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
         return unled
 
-    def stream(self, method: str, request: Any, address: str | None, timeout_s: float) -> Iterator[Any]:
-        """The messages of one replica: the one named, or the nearest that answers at all.
+    def stream(
+        self, method: str, request: Any, address: str | None, timeout_s: float, led: int | None = None
+    ) -> Iterator[Any]:
+        """The messages of one replica: the one named, or the nearest that answers at all, or, where none is
+        named, the leader of shard `led`.
 
         UnavailableError if they are not all drawn within `timeout_s`.
         """
         deadline = self._clock.monotonic() + timeout_s
+        if led is not None and address is None:
+            yield from self._stream_of_leader(method, request, led, deadline)
+            return
         failures = []
         for target in [address] if address is not None else self.routes.nearest_first():
             begun = False
@@ -266,6 +272,46 @@ class Rounds:
                 if begun:
                     break
         raise UnavailableError(f"registry: {method} ended early ({'; '.join(failures)}); begin it again")
+
+    def _stream_of_leader(self, method: str, request: Any, shard: int, deadline: float) -> Iterator[Any]:
+        """It is looked for as long as any call may take; once it has begun, nobody else is asked."""
+        look_until = min(deadline, self._clock.monotonic() + self._timeout_s)
+        call = PartCall(ShardPart(shard, b"", b"", None))
+        waits = 0
+        while (remaining_s := look_until - self._clock.monotonic()) > 0:
+            address = self.routes.leader(shard)
+            begun = False
+            # One that hangs would hold up a long call to its end.
+            error = self._ask(
+                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(self._timeout_s, remaining_s)
+            )
+            if not isinstance(error, grpc.RpcError):
+                try:
+                    left_s = deadline - self._clock.monotonic()
+                    with ClosedMeanwhile(self._closed):
+                        for message in getattr(self.routes.stub(address), method)(request, timeout=left_s):
+                            if not begun:
+                                self.routes.answered(shard, address)
+                            begun = True
+                            yield message
+                    return
+                except grpc.RpcError as failed:
+                    error = failed
+            failure, details, leader = self._failure(error, address)
+            if begun:
+                raise UnavailableError(
+                    f"registry: {method} ended early ({address}: {details}); begin it again"
+                )
+            target = next_address(self.routes.addresses, address, failure, leader)
+            self.routes.replace_leader(shard, address, target)
+            if not call.failed(failure, address, details, leader):
+                if call.lost:
+                    self.routes.ask_who(max(0.0, remaining_s), self._timeout_s)
+                self._pause(waits, look_until)
+                waits += 1
+        raise UnavailableError(
+            f"registry shard {shard}: no leader began {method} in time ({'; '.join(call.failures)}); retry"
+        )
 
     def newer_configuration(self, version: int, fetch: bool = False) -> Configuration:
         """The newest that replicas know, where one newer than `version` is of interest. UnavailableError."""

@@ -7,14 +7,14 @@ was done), UNAVAILABLE (outcome unknown: retry with the same token).
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, NoReturn
 
 import grpc
-import numpy as np
 
 from idregistry.answers import Answer, NotLeader, Overloaded, Settled
-from idregistry.batching import Errand, Request
+from idregistry.batching import Errand, Request, barrier
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosted
 from idregistry.messages import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
@@ -30,6 +30,7 @@ COMMITS_WAITING_MAX: Final = 96
 SCANS_MAX: Final = 4
 """Scans at a time, each in a thread of its own."""
 
+_SCAN_PAUSE_S_MAX: Final = 0.1
 _SCAN_MARGIN_S: Final = 60.0
 """gRPC rounds long timeouts up."""
 
@@ -94,7 +95,8 @@ class IdRegistryService(IdRegistryServicer):
         return pb.LookupResponse(outcomes=outcomes, version=self._directory.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
-        """All this replica holds of a shard, in pieces, while commits go on.
+        """All this replica holds of a shard, in pieces, while commits go on. `fresh`: by the leader alone,
+        and with all that was acknowledged before.
 
         Only with a deadline: by then, whatever the caller does, gRPC ends the call and so frees its slot.
         """
@@ -110,12 +112,27 @@ class IdRegistryService(IdRegistryServicer):
         if not self._scans.acquire(blocking=False):
             self._waiting.abort(context, Overloaded(f"{SCANS_MAX} scans run already; come back later"))
         try:
-            for scanned in hosted.shard.state.scan():
-                if not context.is_active():
-                    return
-                yield _to_wire(scanned)
+            if request.fresh:
+                self._pass_barrier(hosted, context)
+            pieces = hosted.shard.state.scan()
+            began = self._clock.monotonic()
+            while context.is_active() and (piece := next(pieces, None)) is not None:
+                message = _to_wire(piece)
+                drawn_s = self._clock.monotonic() - began
+                yield message
+                # Not more than half of a core's time: commits go first.
+                time.sleep(min(drawn_s, _SCAN_PAUSE_S_MAX))
+                began = self._clock.monotonic()
         finally:
             self._scans.release()
+
+    def _pass_barrier(self, hosted: Hosted, context: Context) -> None:
+        """Wait until all that was acknowledged before now is applied here; aborts where it can't be."""
+        if not hosted.log.is_leader:
+            self._waiting.abort(context, NotLeader(hosted.log.leader))
+        answer = self._waiting.wait(context, lambda *asked: hosted.shard.offer(barrier(*asked)))
+        if not isinstance(answer, Settled):
+            self._waiting.abort(context, answer)
 
     # --- the directory's: see DirectoryHandlers
 
@@ -127,6 +144,9 @@ class IdRegistryService(IdRegistryServicer):
 
     def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:
         return self._directory.fence(request, context)
+
+    def Incarnations(self, request: pb.IncarnationsRequest, context: Context) -> pb.IncarnationsResponse:
+        return self._directory.incarnations(request, context)
 
     def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
         return self._directory.reshard(request, context)
@@ -194,6 +214,11 @@ class IdRegistryService(IdRegistryServicer):
 
 
 def _to_wire(scanned: Scanned) -> pb.ScanResponse:
-    table = {token: row for row, token in enumerate(dict.fromkeys(scanned.tokens))}
-    rows = np.fromiter(map(table.__getitem__, scanned.tokens), "<u4", len(scanned.tokens))
-    return pb.ScanResponse(ids=scanned.ids, times=scanned.times, tokens=list(table), token_of=rows.tobytes())
+    return pb.ScanResponse(
+        ids=scanned.ids,
+        times=scanned.times,
+        holders=scanned.holders,
+        holder_of=scanned.holder_of.tobytes(),
+        token_times=scanned.token_times.tobytes(),
+        boundary_us=scanned.boundary_us,
+    )

@@ -55,6 +55,7 @@ class Shard:
         self._lock = threading.Lock()
         self._queue = CommitQueue(settings.queue_ids_max)
         self._errands: deque[Errand] = deque()
+        self._errands_turn = False
         self._closed = False
         self._housekeeping = False
         self._tidy_at = 0.0
@@ -101,13 +102,14 @@ class Shard:
         self._tidy(log)
 
     def _propose(self, log: ReplicatedLog) -> None:
-        while self._queue.ids and log.in_flight < self._settings.batches_in_flight_max:
-            self._propose_batch(log)
-        while self._errands and log.in_flight < self._settings.batches_in_flight_max:
-            with self._lock:  # `close` may empty it meanwhile
-                errand = self._errands.popleft() if self._errands else None
-            if errand is not None:
-                self._propose_errand(log, errand)
+        # In turn, or one kind would wait for ever where the other never ends.
+        while (self._queue.ids or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
+            errands_turn = self._errands_turn or not self._queue.ids
+            self._errands_turn = not errands_turn
+            if errands_turn and self._errands:
+                self._propose_errand(log)
+            else:
+                self._propose_batch(log)
         if self._housekeeping:
             return
         command = command_due(
@@ -133,7 +135,11 @@ class Shard:
                 build_command(batch, self._clock.now_us()), lambda outcome: _answer_batch(batch, outcome)
             )
 
-    def _propose_errand(self, log: ReplicatedLog, errand: Errand) -> None:
+    def _propose_errand(self, log: ReplicatedLog) -> None:
+        with self._lock:
+            errand = self._errands.popleft() if self._errands else None
+        if errand is None:  # `close` emptied it meanwhile
+            return
         if errand.deadline <= self._clock.monotonic():
             errand.answer(Overloaded(_LATE))
             return

@@ -118,7 +118,8 @@ class ShardState:
     def scan(self) -> Iterator[Scanned]:
         """All ids that are there now, piece by piece. What is released or cleared meanwhile may show."""
         facts = self._facts
-        return scan(facts.table.cut(facts.live), facts.holders)
+        boundary_us = facts.boundary_us
+        return scan(facts.table.cut(first_live(boundary_us)), facts.holders, boundary_us)
 
     def memory(self) -> dict[str, int]:
         """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from idregistry.client import RegistryClient
     from photon.wire import idregistry_pb2 as pb
 
+SCAN_TIMEOUT_S: Final = 600.0
+SCAN_S_MAX: Final = 3600.0
+"""As the registry has it (idregistry.messages)."""
 TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.2
 
@@ -202,13 +205,23 @@ def _write_joining_topology(
 @click.command("scan")
 @click.argument("shard", type=click.IntRange(0, 4095))
 @click.option("--from", "address", metavar="ADDR", help="The replica to read from  [default: any]")
+@click.option("--fresh", is_flag=True, help="From the shard's leader, with all that was acknowledged before.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, SCAN_S_MAX, min_open=True),
+    default=SCAN_TIMEOUT_S,
+    show_default=True,
+    help="Seconds until it must be done.",
+)
 @_where
-def scan(shard: int, address: str | None, work: Path | None, addresses: str | None) -> None:
+def scan(
+    shard: int, address: str | None, fresh: bool, timeout: float, work: Path | None, addresses: str | None
+) -> None:
     """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex; - if cleared)."""
     from photon.core.columns import split_ids, unpack_times
 
     with _client(work, addresses) as client:
-        for part in client.scan(shard, address):
+        for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
             rows = zip(split_ids(part.ids), times, part.tokens, strict=True)
             sys.stdout.write("".join(f"{i.hex()} {t} {token.hex() or '-'}\n" for i, t, token in rows))

@@ -69,22 +69,28 @@ class OutcomesResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("shard",)
+    __slots__ = ("shard", "fresh")
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    FRESH_FIELD_NUMBER: _ClassVar[int]
     shard: int
-    def __init__(self, shard: _Optional[int] = ...) -> None: ...
+    fresh: bool
+    def __init__(self, shard: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
-    __slots__ = ("ids", "times", "tokens", "token_of")
+    __slots__ = ("ids", "times", "holders", "holder_of", "token_times", "boundary_us")
     IDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOKEN_OF_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_OF_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_TIMES_FIELD_NUMBER: _ClassVar[int]
+    BOUNDARY_US_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     times: bytes
-    tokens: _containers.RepeatedScalarFieldContainer[bytes]
-    token_of: bytes
-    def __init__(self, ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tokens: _Optional[_Iterable[bytes]] = ..., token_of: _Optional[bytes] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[bytes]
+    holder_of: bytes
+    token_times: bytes
+    boundary_us: int
+    def __init__(self, ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., holders: _Optional[_Iterable[bytes]] = ..., holder_of: _Optional[bytes] = ..., token_times: _Optional[bytes] = ..., boundary_us: _Optional[int] = ...) -> None: ...
 
 class DirectoryRequest(_message.Message):
     __slots__ = ()
@@ -161,6 +167,20 @@ class FenceResponse(_message.Message):
     fenced: bool
     expires_in_s: float
     def __init__(self, fenced: _Optional[bool] = ..., expires_in_s: _Optional[float] = ...) -> None: ...
+
+class IncarnationsRequest(_message.Message):
+    __slots__ = ("incarnations",)
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class IncarnationsResponse(_message.Message):
+    __slots__ = ("fenced", "expires_in_s")
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_IN_S_FIELD_NUMBER: _ClassVar[int]
+    fenced: _containers.RepeatedScalarFieldContainer[bool]
+    expires_in_s: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, fenced: _Optional[_Iterable[bool]] = ..., expires_in_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ReshardRequest(_message.Message):
     __slots__ = ("shards", "at_us")

@@ -78,6 +78,11 @@ class IdRegistryStub:
                 request_serializer=photon_dot_wire_dot_idregistry__pb2.FenceRequest.SerializeToString,
                 response_deserializer=photon_dot_wire_dot_idregistry__pb2.FenceResponse.FromString,
                 _registered_method=True)
+        self.Incarnations = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Incarnations',
+                request_serializer=photon_dot_wire_dot_idregistry__pb2.IncarnationsRequest.SerializeToString,
+                response_deserializer=photon_dot_wire_dot_idregistry__pb2.IncarnationsResponse.FromString,
+                _registered_method=True)
         self.Reshard = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Reshard',
                 request_serializer=photon_dot_wire_dot_idregistry__pb2.ReshardRequest.SerializeToString,
@@ -135,7 +140,7 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Scan(self, request, context):
-        """All that a replica holds of a shard, while commits go on. Any replica.
+        """All that a replica holds of a shard, while commits go on. Any replica; with `fresh` the shard's leader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -149,13 +154,19 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """The leader of the directory answers the next four; another replica says who leads.
+        """The leader of the directory answers the next five; another replica says who leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Fence(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Incarnations(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -228,6 +239,11 @@ def add_IdRegistryServicer_to_server(servicer, server):
                     servicer.Fence,
                     request_deserializer=photon_dot_wire_dot_idregistry__pb2.FenceRequest.FromString,
                     response_serializer=photon_dot_wire_dot_idregistry__pb2.FenceResponse.SerializeToString,
+            ),
+            'Incarnations': grpc.unary_unary_rpc_method_handler(
+                    servicer.Incarnations,
+                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.IncarnationsRequest.FromString,
+                    response_serializer=photon_dot_wire_dot_idregistry__pb2.IncarnationsResponse.SerializeToString,
             ),
             'Reshard': grpc.unary_unary_rpc_method_handler(
                     servicer.Reshard,
@@ -470,6 +486,33 @@ class IdRegistry:
             '/photon.idregistry.v1.IdRegistry/Fence',
             photon_dot_wire_dot_idregistry__pb2.FenceRequest.SerializeToString,
             photon_dot_wire_dot_idregistry__pb2.FenceResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Incarnations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Incarnations',
+            photon_dot_wire_dot_idregistry__pb2.IncarnationsRequest.SerializeToString,
+            photon_dot_wire_dot_idregistry__pb2.IncarnationsResponse.FromString,
             options,
             channel_credentials,
             insecure,

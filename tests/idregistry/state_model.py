@@ -217,3 +217,29 @@ COMMANDS = (
     | st.builds(Prepare, st.just(NOW_US), st.integers(1, 5), EVENT_TIMES)
     | configures()
 )
+
+
+_FEW = st.lists(st.sampled_from(POOL[:6]), min_size=1, max_size=6)
+_OF_TWO = st.builds(Token, st.just("a:1"), st.sampled_from([1, 2]), st.sampled_from([-1, 1])).map(Token.pack)
+_HOURS = st.sampled_from([0, BUCKET_US, 2 * BUCKET_US])
+
+
+@st.composite
+def _of_few(draw: st.DrawFn, kind: type[Commit | Release | Clear]) -> Commit | Release | Clear:
+    ids = draw(_FEW)
+    packed, times = b"".join(ids), pack_times([draw(_HOURS)] * len(ids))
+    if kind is Clear:
+        return Clear(NOW_US, packed, times)
+    return kind(NOW_US, [draw(_OF_TWO)], [len(ids)], packed, times)
+
+
+CLEARED_STORY = (
+    _of_few(Commit)
+    | _of_few(Commit)
+    | _of_few(Clear)
+    | _of_few(Clear)
+    | _of_few(Release)
+    | st.builds(Boundary, st.just(NOW_US), _HOURS)
+    | st.sampled_from([Fence(NOW_US, 0, (1,)), Fence(NOW_US, 1, (2,))])
+)
+"""Two joiners, which are fenced at some time, or the first alone; six ids."""

@@ -5,7 +5,7 @@ from idregistry.commands import Boundary, Commit, Configure, Prepare
 from idregistry.commands import Fence as ShardFence
 from idregistry.commands import encode as shard_encode
 from idregistry.configuration import Configuration
-from idregistry.coordinator import Ask, Coordinator, LeaseRuns, OpenShard
+from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, OpenShard, Standing, Wanted
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.naming import iso_utc
@@ -56,7 +56,7 @@ class Bench:
                     break
                 state.apply(shard_encode(command))
 
-    def ask(self, what: KeepAlive | Fence | Propose | Replace | Cancel, seconds: float = 10.0) -> Answer:
+    def ask(self, what: Wanted, seconds: float = 10.0) -> Answer:
         answers: list[Answer] = []
         refused = self.coordinator.offer(Ask(what, self.clock.monotonic() + seconds, answers.append))
         if refused is not None:
@@ -237,6 +237,22 @@ def test_an_incarnation_is_not_fenced_while_its_lease_may_run() -> None:
     bench.clock.advance(6.0)
     assert bench.ask(Fence(0, 7, 0)) == Decided(True)
     assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(False)
+
+
+def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None:
+    bench = Bench()
+    for incarnation in (7, 8):
+        bench.ask(KeepAlive(0, incarnation, "a:1", 10 * SECOND_US))
+    bench.clock.advance(20.0)
+    bench.ask(KeepAlive(0, 8, "a:1", 10 * SECOND_US))
+    assert bench.ask(Fence(0, 7, 0)) == Decided(True)
+    proposed = len(bench.log.proposed)
+    answer = bench.ask(Look((7, 8, 9)))
+    assert isinstance(answer, Decided)
+    fenced, alive, unknown = answer.result  # type: ignore[misc]
+    assert (fenced, unknown) == (Standing(True, 0.0), Standing(False, 0.0))
+    assert (alive.fenced, 9.0 < alive.for_s < 10.5) == (False, True)
+    assert len(bench.log.proposed) == proposed
 
 
 def test_no_wall_clock_ends_a_lease() -> None:

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from idregistry.client import IncarnationState
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError
 from photon.core.fates import Cleared, Registered, Released
@@ -38,14 +39,17 @@ def test_what_a_dead_joiner_registered_is_released_once_it_is_fenced_and_not_bef
     assert client.commit(ids, times, dead) == bytes([WON] * 40)
     assert client.release(ids, times, [dead], [40]) == bytes([Released.NOT_FENCED] * 40)
 
+    (seen,) = client.incarnations([7])
     answer = client.fence(7)
     assert not answer.fenced
-    assert 0 < answer.expires_in_s <= 1.1
+    assert 0 < answer.expires_in_s <= seen.expires_in_s <= 1.1
     killed = cluster.leader(0)
     cluster.kill(killed)  # a new leader knows of the lease, and gives it its full time
     while not (answer := client.fence(7)).fenced:
         time.sleep(0.02)
     assert time.monotonic() - asked >= 1.0, "fenced while the joiner could believe in its lease"
+    assert client.incarnations([8, 7]) == [IncarnationState(False, 0.0), IncarnationState(True, 0.0)]
+    assert client.incarnations([]) == []
     with pytest.raises(FencedError):
         client.keep_alive("joiner:1", 7, 1.0)
 
@@ -77,14 +81,19 @@ def test_a_scan_tells_ids_times_and_tokens_while_commits_go_on(cluster: Cluster)
     load = Load([cluster.client() for _ in range(2)])
     load.wait_for(5)
     leader = cluster.leader(0)
-    for _ in range(3):
+    for fresh in (False, True, True):
         found = {}
-        for scanned in client.scan(0, cluster.grpc[leader]):
+        before = set(load.won)
+        for scanned in client.scan(0, None if fresh else cluster.grpc[leader], fresh=fresh):
             assert len(scanned.times) == len(scanned.ids) // 2
             found |= dict(zip(split_ids(scanned.ids), scanned.tokens, strict=True))
         share = [key for key in split_ids(mine) if key in found]
         assert 300 < len(share) < 700, "about half of the ids are in one of two shards"
         assert {found[key] for key in share} == {token}
+        if fresh:
+            configuration = client.configuration()
+            of_shard = [key for key in before if configuration.shard_of(key, same_times(1))[0] == 0]
+            assert set(of_shard) <= found.keys(), "acknowledged before, and not in a fresh scan"
     load.end()
     assert load.batches > 5
     wait_until(lambda: held(client, leader, cluster, 2)[0] >= load.won.keys() | set(split_ids(mine)))

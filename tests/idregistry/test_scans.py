@@ -1,21 +1,28 @@
-"""A scan ends: by its deadline, if by nothing else, and its slot is free again. Over real gRPC."""
+"""Scans: what they tell, who may tell it, and that they end, by their deadline if by nothing else."""
 
 import itertools
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent import futures
+from dataclasses import replace
 
 import grpc
+import numpy as np
 import pytest
 
+from idregistry.buckets import BUCKET_US
 from idregistry.client import RegistryClient
+from idregistry.commands import Boundary, Clear, Commit, Configure, encode
 from idregistry.messages import SCAN_S_MAX
 from idregistry.scanning import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
+from idregistry.state import NO_BOUNDARY
 from photon.core.clock import SystemClock
+from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError, UsageError
+from photon.core.tokens import Token
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import (
     IdRegistryServicer,
@@ -24,9 +31,25 @@ from photon.wire.idregistry_pb2_grpc import (
 )
 from photon.wire.rpc import open_channel
 from tests.idregistry.cluster import wait_until
-from tests.idregistry.test_service import Node
+from tests.idregistry.kit import (
+    NOW_US,
+    commit_command,
+    event_id,
+    event_ids,
+    new_state,
+    one_shard,
+    same_times,
+    token,
+)
+from tests.idregistry.test_service import Ensemble, Node
 
-ENDLESS = Scanned(bytes(16 * SCAN_IDS_MAX), bytes(8 * SCAN_IDS_MAX), [b"t"] * SCAN_IDS_MAX)
+ENDLESS = Scanned(
+    bytes(16 * SCAN_IDS_MAX),
+    bytes(8 * SCAN_IDS_MAX),
+    [b"t"],
+    np.zeros(SCAN_IDS_MAX, np.uint32),
+    np.zeros(SCAN_IDS_MAX, np.int64),
+)
 
 
 @pytest.fixture
@@ -72,6 +95,10 @@ def hung() -> Iterator[str]:
     server.stop(0.0)
 
 
+def ids_of(pieces: Iterable[Scanned]) -> set[bytes]:
+    return {key for piece in pieces for key in split_ids(piece.ids)}
+
+
 def client_of(*addresses: str) -> RegistryClient:
     return RegistryClient(addresses, 1.5, SystemClock(), random.Random(1))
 
@@ -92,7 +119,7 @@ def test_the_client_asks_for_no_such_scan(node: Node, timeout_s: float) -> None:
     client = client_of(node.address)
     with pytest.raises(UsageError, match="up to 3600 s"):
         next(client.scan(0, timeout_s=timeout_s))
-    assert list(client.scan(0, timeout_s=SCAN_S_MAX)) == []
+    assert ids_of(client.scan(0, timeout_s=SCAN_S_MAX)) == set()
     client.close()
 
 
@@ -112,7 +139,10 @@ def test_clients_that_stall_give_their_slots_back_at_their_deadlines(
 
     def all_are_free() -> bool:
         calls = [stub.Scan(pb.ScanRequest(shard=0), timeout=5.0) for _ in range(SCANS_MAX)]
-        return all(call.code() is grpc.StatusCode.OK for call in calls)
+        try:
+            return len([list(call) for call in calls]) == SCANS_MAX
+        except grpc.RpcError:
+            return False
 
     wait_until(all_are_free, timeout_s=8.0)
 
@@ -129,6 +159,151 @@ def test_a_scan_of_a_replica_that_hangs_ends_in_time(hung: str) -> None:
 def test_a_replica_that_hangs_is_passed_over_where_any_will_do(node: Node, hung: str) -> None:
     client = client_of(hung, node.address)
     begun = time.monotonic()
-    assert list(client.scan(0)) == []
+    assert ids_of(client.scan(0)) == set()
     assert time.monotonic() - begun < 3.0
+    client.close()
+
+
+# --- what a scan tells
+
+
+def test_a_piece_tells_each_ids_token_by_its_holder_and_time() -> None:
+    joiner = Token("10.0.0.1:4242", (1 << 64) - 1, 7)
+    tokens = [
+        joiner.pack(),
+        replace(joiner, time_us=-8).pack(),
+        replace(joiner, address="").pack(),
+        b"odd",
+        b"",
+    ]
+    state = new_state()
+    state.apply(
+        commit_command(*((packed, range(10 * n, 10 * n + 10)) for n, packed in enumerate(tokens[:4])))
+    )
+    state.apply(commit_command((b"to be cleared", range(40, 50))))
+    state.apply(encode(Clear(NOW_US, event_ids(*range(40, 50)), same_times(10))))
+    first, piece = state.scan()
+    assert (first.ids, first.holders, first.token_table) == (b"", [], [])
+    assert dict(zip(split_ids(piece.ids), piece.tokens, strict=True)) == {
+        event_id(n): tokens[n // 10] for n in range(50)
+    }
+    assert sorted(piece.token_table) == sorted(tokens)
+    assert [piece.token_table[row] for row in piece.token_of] == piece.tokens
+    assert sorted(piece.holders) == sorted(
+        [replace(joiner, time_us=0).pack(), replace(joiner, address="", time_us=0).pack(), b"odd", b""]
+    )
+    cleared = piece.holders.index(b"")
+    assert set(piece.token_times[piece.holder_of == cleared].tolist()) == {0}
+
+
+def test_many_ids_come_in_pieces_of_a_bounded_size_and_few_in_one() -> None:
+    state = new_state()
+    for count, pieces in ((1000, 1), (100_000, 101_000 // SCAN_IDS_MAX + 1)):
+        ids = random.Random(count).randbytes(16 * count)
+        state.apply(encode(Commit(NOW_US, [b"a"], [count], ids, same_times(count))))
+        told = list(state.scan())
+        sizes = [len(piece.ids) // 16 for piece in told]
+        assert sum(sizes) == state.ids
+        assert sizes[0] == 0
+        assert len(sizes) - 1 == pieces
+        assert max(sizes) <= SCAN_IDS_MAX
+        assert set(split_ids(ids)) <= ids_of(told)
+
+
+def test_every_piece_tells_the_boundary_also_where_there_are_no_ids(node: Node) -> None:
+    client = client_of(node.address)
+    assert [piece.boundary_us for piece in client.scan(0)] == [NO_BOUNDARY]
+    state = node.shards[0].state
+    state.apply(encode(Configure(NOW_US, one_shard())))
+    for time_us in (NOW_US, NOW_US + 2 * BUCKET_US):
+        state.apply(commit_command((b"a", [time_us]), time_us=time_us))
+    state.apply(encode(Boundary(NOW_US, NOW_US + BUCKET_US)))
+    told = list(client.scan(0))
+    assert {piece.boundary_us for piece in told} == {NOW_US + BUCKET_US}
+    assert ids_of(told) == {event_id(NOW_US + 2 * BUCKET_US)}
+    client.close()
+
+
+# --- fresh ones
+
+
+@pytest.fixture
+def ensemble() -> Iterator[Ensemble]:
+    made = Ensemble()
+    made.add(3)
+    yield made
+    for client in made.clients:
+        client.close()
+    for node in made.nodes:
+        node.stop()
+
+
+def test_a_fresh_scan_is_the_leaders(ensemble: Ensemble) -> None:
+    """Nothing is replicated here: each node has only what it was told as the leader."""
+    client = ensemble.client()
+    for number, node in enumerate(ensemble.nodes):
+        ensemble.lead(node.logs[0].node)
+        client.commit(event_ids(number), same_times(1), token("a"))
+    for number, node in enumerate(ensemble.nodes):
+        ensemble.lead(node.logs[0].node)
+        assert ids_of(client.scan(0, fresh=True)) == {event_id(number)}
+        assert ids_of(client.scan(0, node.address, fresh=True)) == {event_id(number)}
+        assert ids_of(client.scan(0)) == {event_id(0)}, "any other is the nearest's"
+
+
+def test_who_does_not_lead_refuses_a_fresh_scan_and_names_who_does(ensemble: Ensemble) -> None:
+    ensemble.lead("r2")
+    client = ensemble.client()
+    with pytest.raises(UnavailableError, match=f"leader={ensemble.nodes[2].address}"):
+        list(client.scan(0, ensemble.nodes[0].address, fresh=True))
+    assert ids_of(client.scan(0, ensemble.nodes[0].address)) == set()
+
+
+def test_a_fresh_scan_waits_for_what_was_proposed_before(ensemble: Ensemble) -> None:
+    """A new leader has entries in its log that it acknowledged to nobody, but another did."""
+    ensemble.lead("r1")
+    log = ensemble.nodes[1].logs[0]
+    log.held = True
+    before = len(log.proposed)
+    client = ensemble.client()
+    with futures.ThreadPoolExecutor(2) as pool:
+        commit = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
+        wait_until(lambda: len(log.proposed) == before + 1)
+        scan = pool.submit(lambda: ids_of(client.scan(0, fresh=True)))
+        wait_until(lambda: len(log.proposed) == before + 2)
+        assert not scan.done()
+        log.held = False
+        log.apply_held()
+        assert scan.result(5.0) == {event_id(1)}
+        assert set(commit.result(5.0)) == {0}
+
+
+def test_a_fresh_scan_goes_to_the_next_leader_where_its_barrier_is_lost(ensemble: Ensemble) -> None:
+    ensemble.lead("r1")
+    client = ensemble.client()
+    client.commit(event_ids(1), same_times(1), token("a"))
+    ensemble.nodes[1].logs[0].held = True
+    before = len(ensemble.nodes[1].logs[0].proposed)
+    with futures.ThreadPoolExecutor(1) as pool:
+        scan = pool.submit(lambda: ids_of(client.scan(0, fresh=True)))
+        wait_until(lambda: len(ensemble.nodes[1].logs[0].proposed) == before + 1)
+        ensemble.nodes[1].logs[0].lose_leadership("r2")
+        ensemble.lead("r2")
+        assert scan.result(5.0) == set(), "r2 was told nothing"
+
+
+def test_a_fresh_scan_without_a_leader_ends_in_time(ensemble: Ensemble) -> None:
+    client = ensemble.client(timeout_s=0.5)
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError, match="no leader"):
+        list(client.scan(0, fresh=True))
+    assert time.monotonic() - begun < 3.0
+
+
+def test_a_leader_that_hangs_holds_a_fresh_scan_up_no_longer_than_any_call(hung: str) -> None:
+    client = client_of(hung)
+    begun = time.monotonic()
+    with pytest.raises(UnavailableError, match="no leader"):
+        list(client.scan(0, fresh=True))
+    assert time.monotonic() - begun < 4.0
     client.close()

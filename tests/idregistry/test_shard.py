@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
-from idregistry.batching import Request
+from idregistry.batching import Request, barrier
 from idregistry.boundary import DAY_US, boundary_due, majority_time_us
 from idregistry.buckets import BUCKET_US
 from idregistry.directory import DirectoryState
@@ -91,6 +91,23 @@ def test_while_commands_are_in_flight_requests_gather_into_the_next() -> None:
     bench.log.apply_held()
     assert len(bench.log.proposed) == 3
     assert len(bench.answers) == 5
+
+
+def test_commits_and_errands_go_in_turn_where_neither_ends() -> None:
+    """A clear or a barrier that only went when no commit waits might never go, and the other way round."""
+    bench = Bench(batches_in_flight_max=1, batch_ids_max=1)
+    bench.log.held = True
+    for n in range(4):
+        bench.offer(f"request {n}", [n])
+        bench.shard.offer(barrier(bench.clock.monotonic() + 10.0, bench._answer(f"errand {n}")))
+    for _ in range(8):
+        bench.tick()
+        bench.log.apply_held()
+    kinds = ["request", "errand"] * 4
+    assert [name.split()[0] for name in bench.answers] == kinds
+    assert len(bench.log.proposed) == 8
+    bench.tick()
+    assert len(bench.log.proposed) == 8
 
 
 def test_a_batch_stops_at_batch_ids_max() -> None:

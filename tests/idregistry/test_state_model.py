@@ -11,7 +11,7 @@ from idregistry.commands import Command, Commit, Configure, encode
 from idregistry.state import ShardState
 from photon.core.columns import pack_times
 from tests.idregistry.kit import NOW_US, contents, one_shard
-from tests.idregistry.state_model import COMMANDS, EVENT_TIMES, POOL, Model
+from tests.idregistry.state_model import CLEARED_STORY, COMMANDS, EVENT_TIMES, POOL, Model
 
 ALL = b"".join(POOL)
 STEPS = st.sampled_from([0, 0, 1, 2, 5, 20])
@@ -22,6 +22,8 @@ def _freeze_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing would be frozen before there are a million ids, and few ids in one step."""
     monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
     monkeypatch.setattr(freezing, "STEP_IDS", 1)
+    monkeypatch.setattr(freezing, "COMPACT_TOKENS", 1)
+    monkeypatch.setattr(idtable, "_CLEAR_STEP", 2)
 
 
 def tidy(state: ShardState, steps: int) -> None:
@@ -56,6 +58,37 @@ def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
         assert (replica.boundary_us, replica.latest_us) == (model.boundary_us, model.latest_us)
         assert (replica.configuration, replica.prepared) == (model.configuration, model.prepared)
         assert replica.fences == len(model.fences)
+    assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(CLEARED_STORY, min_size=3, max_size=25),
+    st.lists(st.tuples(STEPS, STEPS, st.booleans()), min_size=25),
+)
+def test_what_is_cleared_is_a_duplicate_for_everybody_and_can_not_be_released(
+    story: list[Command], schedule: list[tuple[int, int, bool]]
+) -> None:
+    """Few ids and tokens, so that most commits are retries and most releases come too late. In dicts, in
+    segments with tokens and without, half compacted, merged, restored, expired.
+    """
+    model, state, other = Model(0), ShardState(0), ShardState(0)
+    start = [Configure(NOW_US, one_shard())]
+    for command, (steps, other_steps, restored) in zip(
+        [*start, *story], [(0, 0, False), *schedule], strict=False
+    ):
+        expected = model.apply(command)
+        assert state.apply(encode(command)) == expected
+        assert other.apply(encode(command)) == expected
+        tidy(state, steps)
+        if restored:
+            chunks = list(other.freeze())
+            other = ShardState(0)
+            other.restore(chunks)
+        tidy(other, other_steps)
+    for replica in (state, other):
+        assert contents(replica) == model.contents()
+        assert replica.ids == len(model.contents())
     assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
 
 

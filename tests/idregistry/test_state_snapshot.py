@@ -51,8 +51,31 @@ def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest
         times = pack_times([NOW_US + rng.randrange(20) * BUCKET_US for _ in range(1000)])
         state.apply(encode(Commit(NOW_US, [b"token-%d" % batch], [1000], ids, times)))
     chunks = list(state.freeze())
-    assert max(map(len, chunks)) <= 4 + 32 * 100
+    assert max(map(len, chunks)) <= 8 + 36 * 100
     assert contents(restored(chunks)) == contents(state)
+
+
+def test_a_snapshot_of_the_form_before_is_read_still() -> None:
+    """Every id with 16 bytes for its token, held or cleared."""
+    state = new_state()
+    state.apply(commit_command((Token("a:1", 5, -7).pack(), range(50)), (b"b", range(50, 60))))
+    state.apply(encode(Clear(NOW_US, event_id(3) + event_id(55), same_times(2))))
+    head, *chunks = state.freeze()
+    before = [head[:4] + b"\2" + head[5:]]
+    for chunk in chunks:
+        rows = snapshot._unpack_chunk(chunk)
+        columns = (rows.hashes, rows.tails, rows.stamps)
+        before.append(len(rows).to_bytes(4, "little") + b"".join(column.tobytes() for column in columns))
+    assert contents(restored(before)) == contents(state)
+    assert list(restored(before).freeze()) == [head, *chunks]
+
+
+def test_a_cleared_id_takes_twenty_bytes_in_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = new_state()
+    state.apply(commit_command((b"a", range(1000))))
+    held = sum(map(len, state.freeze()))
+    state.apply(encode(Clear(NOW_US, b"".join(map(event_id, range(1000))), same_times(1000))))
+    assert held - sum(map(len, state.freeze())) == 16 * 1000
 
 
 def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
@@ -190,7 +213,20 @@ def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
 
 
 @pytest.mark.parametrize(
-    "damage", ["head", "head long", "short", "long", "twice", "missing", "other form", "token", "order"]
+    "damage",
+    [
+        "head",
+        "head long",
+        "short",
+        "long",
+        "twice",
+        "missing",
+        "other form",
+        "holder",
+        "nobody",
+        "row",
+        "order",
+    ],
 )
 def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str) -> None:
     state = new_state()
@@ -204,7 +240,9 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
         "twice": [*chunks, chunks[-1]],
         "missing": chunks[:-1],
         "other form": [b"XXXX" + chunks[0][4:], *chunks[1:]],
-        "token": [*chunks[:-1], chunks[-1][:-16] + b"\xff" + chunks[-1][-15:]],
+        "holder": [*chunks[:-1], chunks[-1][:-12] + b"\xff" + chunks[-1][-11:]],
+        "nobody": [*chunks[:-1], chunks[-1][:-12] + bytes(4) + chunks[-1][-8:]],
+        "row": [*chunks[:-1], chunks[-1][:-16] + b"\xff" + chunks[-1][-15:]],
         "order": [chunks[0], chunks[2], chunks[1], *chunks[3:]],
     }[damage]
     other = new_state()
@@ -218,8 +256,8 @@ def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
     state = new_state()
     state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2))))
     head, chunk = state.freeze()
-    swapped = chunk[:4] + chunk[12:20] + chunk[4:12] + chunk[20:]
-    twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
+    swapped = chunk[:8] + chunk[16:24] + chunk[8:16] + chunk[24:]
+    twice = chunk[:8] + chunk[8:16] * 2 + chunk[24:]
     for broken in (swapped, twice):
         with pytest.raises(CorruptStateError, match="order"):
             ShardState(0).restore([head, broken])
