@@ -1,17 +1,44 @@
 """Events that are fed in again (dead letters, recovery): whole files of them, put into a directory by rename.
 
-They are followed like logs. A file of which everything is recorded is deleted.
+They are followed like logs. A file of which everything is recorded is deleted. Events that recovery released
+are in files of their own, RECOVERED: a replica of the registry that lags behind the release still calls them
+present, so they go to a joiner, whatever a lookup says.
 """
 
 import contextlib
 import glob
 import os
+import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Final
 
-from photon.core.disk import make_directory, storage_errors
+from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import StorageError
 from photon.core.logfiles import FileState
+
+RECOVERED: Final = "recovered-"
+"""What the names of recovery's files begin with."""
+
+
+def put(lines: Path, inbox: Path, name: str, partly: Callable[[], None] = lambda: None) -> None:
+    """Copy a file of events into an inbox, durably, as `name`: whole or not at all. StorageError.
+
+    Where it is there already it is left alone; one that was read meanwhile is read again, and its events are
+    duplicates. `partly` is called before the rename.
+    """
+    final, temporary = inbox / name, inbox / f".{name}.partial"
+    with storage_errors(temporary):
+        make_directory(inbox)
+        if final.exists():
+            return
+        with lines.open("rb") as source, temporary.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        partly()
+        temporary.rename(final)
+        sync_directory(inbox)
 
 
 class Inbox:
@@ -47,6 +74,11 @@ class Inbox:
             for state in done:
                 with contextlib.suppress(OSError):
                     os.unlink(state.path)
+
+    def is_recovered(self, name: str) -> bool:
+        """Whether the file of this name came from recovery."""
+        directory, base = os.path.split(name)
+        return base.startswith(RECOVERED) and directory == str(self._path)
 
     def holds(self, state: FileState) -> bool:
         """Whether it is a file of the inbox."""

@@ -15,7 +15,7 @@ import numpy as np
 from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
 from dispatcher.lookup_share import LookupShare
-from dispatcher.pipeline import SEND, Verdicts, judge_join, judge_lookup
+from dispatcher.pipeline import REGISTERED, SEND, Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
 from dispatcher.window import Gate
 from joiner.client import ForeignColumns
@@ -50,8 +50,10 @@ class Sender:
         wait: Callable[[float], bool],
         notice: Callable[[str], None],
         gate: Gate,
+        is_recovered: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`registry`: None to send without looking up first. `gate`: over requests to both."""
+        """`registry`: None to send without looking up first. `gate`: over requests to both. `is_recovered`:
+        whether the file of that name holds what recovery released (dispatcher.inbox)."""
         self._registry = registry
         self._joiner = joiner
         self._clock = clock
@@ -59,6 +61,7 @@ class Sender:
         self._wait = wait
         self._notice = notice
         self._gate = gate
+        self._is_recovered = is_recovered
         self._lookup_at = float("-inf")
         self._share = LookupShare()
 
@@ -112,11 +115,20 @@ class Sender:
                     registered = self._registry.lookup(events.ids, events.times)
                 verdicts = judge_lookup(registered, len(events))
                 self._share.observe(int(np.count_nonzero(verdicts != SEND)), len(events))
-                return verdicts
+                return self._doubted(events, verdicts)
             except UnavailableError as error:
                 self._notice(f"registry: {error}; events are sent without looking them up")
                 self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S
         return np.full(len(events), SEND, np.uint8)
+
+    def _doubted(self, events: Events, verdicts: Verdicts) -> Verdicts:
+        """What recovery released a lagging replica may still have: only a joiner's commit can tell."""
+        recovered = {name for name in {*events.names} if self._is_recovered(name)}
+        if recovered:
+            known = np.flatnonzero(verdicts == REGISTERED).tolist()
+            rows = [row for row in known if events.name(row) in recovered]
+            verdicts[rows] = SEND
+        return verdicts
 
     def _join(self, answer: Answer, rows: Rows, part: Events) -> None:
         with self._gate.request():

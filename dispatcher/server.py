@@ -95,7 +95,8 @@ class DispatcherServer:
 
             def make_sender(wait: Callable[[float], bool]) -> Sender:
                 looked_up = registry if own.lookup_before_send else None
-                return Sender(looked_up, joiner, clock, rng, wait, self._notices.tell, self._gate)
+                told = self._notices.tell
+                return Sender(looked_up, joiner, clock, rng, wait, told, self._gate, inbox.is_recovered)
 
             self._driver = Driver(
                 own,

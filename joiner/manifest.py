@@ -7,7 +7,7 @@ and nothing that is taken back. The manifest also keeps a second joiner of the s
 import fcntl
 import os
 import re
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Final
 
@@ -34,7 +34,8 @@ class Manifest:
                 self._size = data.rfind(b"\n") + 1
                 os.ftruncate(self._fd, self._size)
                 sync_directory(directory)
-            self._listed = set(read_entries(data, self.path))
+            self._entries = [*read_entries(data, self.path).values()]
+            self._listed = {entry.file for entry in self._entries}
         except BaseException:
             self.close()
             raise
@@ -43,6 +44,11 @@ class Manifest:
     def listed(self) -> Set[str]:
         """Names of files."""
         return self._listed
+
+    @property
+    def entries(self) -> Sequence[CompleteFile]:
+        """In the order of the manifest; it grows with it."""
+        return self._entries
 
     @property
     def next_number(self) -> int:
@@ -62,6 +68,7 @@ class Manifest:
             self._size += len(line)
             os.fdatasync(self._fd)
         self._listed.add(entry.file)
+        self._entries.append(entry)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -9,9 +9,11 @@ from typing import Any
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.clearing import Clearer
 from joiner.commit_slots import CommitSlots
 from joiner.completing import Completer
 from joiner.intents import IntentJournal
+from joiner.joined_ids import JoinedIds
 from joiner.lease import Lease
 from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
@@ -62,7 +64,8 @@ class Worker:
         wanted = settings.joiner
         self._notices = Notices("joiner")
         self._reading = reading_fingerprint(settings)
-        adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
+        users_adapter = load_adapter(settings.adapter.use, settings.adapter.field)
+        adapter = BatchAdapter(users_adapter)
         if wanted.output_format == "parquet":
             check_installed()
         with contextlib.ExitStack() as opened:
@@ -99,6 +102,21 @@ class Worker:
                 checkpoint,
             )
             opened.callback(self._completer.close)
+            self._clearer: Clearer | None = None
+            if wanted.clear_tokens:
+                self._clearer = Clearer(
+                    roots,
+                    directory,
+                    JoinedIds(settings, users_adapter),
+                    registry,
+                    wanted.clear_ids_per_s,
+                    lambda: self._pipeline.in_flight > 1,
+                    settings.registry.retention_days,
+                    clock,
+                    self._notices.tell,
+                    checkpoint,
+                )
+                opened.callback(self._clearer.close)
             parts = Parts(
                 eventstore,
                 adapter,
@@ -126,6 +144,8 @@ class Worker:
         self.leases.start()
         self._resolver.start()
         self._completer.start()
+        if self._clearer is not None:
+            self._clearer.start()
 
     def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
         """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done.
@@ -163,6 +183,7 @@ class Worker:
             "dropped": self._settler.dropped,
             "lease": self.leases.status(),
             "output": self._completer.status(),
+            "clearing": None if self._clearer is None else self._clearer.status(),
             "storage_error": self._gate.error,
             "notices": self._notices.lines(),
         }

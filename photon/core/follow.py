@@ -348,25 +348,30 @@ class LogFollower:
         file.read, file.stalled_at = chunk.end, -1
         file.tail_at = chunk.end
         file.last = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (known + data)[-TAIL_BYTES:]
-        length = min(HEAD_BYTES, chunk.end)
         with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
             if len(file.last) < min(TAIL_BYTES, chunk.end) or chunk.oversized:
-                start, file.last = max(0, chunk.end - TAIL_BYTES), b""
-                file.last = read_at(file.state.path, start, chunk.end - start, file.identity)
-            if file.state.head_bytes < length:
-                head = (
-                    (known + data)[:length] if whole else read_at(file.state.path, 0, length, file.identity)
-                )
-                self._inventory.set_head(file, length, digest(head))
+                file.last = b""
+                file.last = _read_tail(file, chunk.end)
+            self._note_head(file, chunk.end, known + data if whole else None)
 
     def _note_place(self, file: Followed, offset: int) -> None:
         """The same, of what stands before the offset: OSError if it can't be read."""
-        start, length = max(0, offset - TAIL_BYTES), min(HEAD_BYTES, offset)
-        file.last = read_at(file.state.path, start, offset - start, file.identity)
+        file.last = _read_tail(file, offset)
         file.read = file.tail_at = offset
+        self._note_head(file, offset, None)
+
+    def _note_head(self, file: Followed, offset: int, begun: bytes | None) -> None:
+        """`begun`: what stands before the offset, None where it is to be read. OSError."""
+        length = min(HEAD_BYTES, offset)
         if file.state.head_bytes < length:
-            head = read_at(file.state.path, 0, length, file.identity)
+            head = read_at(file.state.path, 0, length, file.identity) if begun is None else begun[:length]
             self._inventory.set_head(file, length, digest(head))
+
+
+def _read_tail(file: Followed, offset: int) -> bytes:
+    """The last bytes before the offset. OSError."""
+    start = max(0, offset - TAIL_BYTES)
+    return read_at(file.state.path, start, offset - start, file.identity)
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:

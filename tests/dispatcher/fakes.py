@@ -36,6 +36,36 @@ def click_number(line: bytes) -> int:
     return int(json.loads(line)["id"].removeprefix("click-"))
 
 
+class Writer(threading.Thread):
+    """Writes clicks to growing files, each write ending in the middle of a line, now and then a bad one."""
+
+    def __init__(self, logs: Path, files: int, bad_every: int, pause_s: float) -> None:
+        """20 clicks a write, a bad line beside them in each `bad_every`-th."""
+        super().__init__()
+        self.stopping = threading.Event()
+        self.bad = self.written = 0
+        self._paths = [logs / f"{number}.jsonl" for number in range(files)]
+        self._bad_every, self._pause_s = bad_every, pause_s
+
+    def run(self) -> None:
+        files = [path.open("ab", buffering=0) for path in self._paths]
+        tails = [b""] * len(files)
+        while not self.stopping.is_set():
+            turn = self.written % len(files)
+            text = clicks(self.written * 20, self.written * 20 + 20)
+            if self.written % self._bad_every == 0:
+                text += b'{"id": "no primary", "ts_us": 1}\n'
+                self.bad += 1
+            text = tails[turn] + text
+            files[turn].write(text[:-15])
+            tails[turn] = text[-15:]
+            self.written += 1
+            self.stopping.wait(self._pause_s)
+        for file, tail in zip(files, tails, strict=True):
+            file.write(tail)
+            file.close()
+
+
 class FakeRegistry:
     def __init__(self) -> None:
         self.present: set[bytes] = set()

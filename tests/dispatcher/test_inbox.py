@@ -1,9 +1,12 @@
 """Events that are fed in again, and what is known of events that wait."""
 
+import json
+
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.inbox import Inbox
+from dispatcher.inbox import RECOVERED, Inbox, put
+from photon.core.columns import split_ids
 from photon.core.errors import StorageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
@@ -174,3 +177,31 @@ def test_a_full_retry_queue_that_pauses_reading_is_told(site, running):
     answers[0] = Joined.JOINED
     until(lambda: server.status()["fates"]["joined"] == 2_000)
     until(lambda: server.status()["paused"] is None)
+
+
+def test_what_recovery_released_goes_to_a_joiner_though_a_lagging_replica_still_calls_it_present(
+    site, running, tmp_path
+):
+    """A lookup's "present" is final but for what recovery releases (paper 3.3.3)."""
+    lines = tmp_path / "plan.jsonl"
+    lines.write_bytes(clicks(0, 5))
+    packed = IdPacker().pack([json.loads(line)["id"] for line in clicks(0, 10).splitlines()])
+    site.registry.present = set(split_ids(packed))
+    inbox = site.root / "state" / "inbox"
+    put(lines, inbox, f"{RECOVERED}1.jsonl")
+    feed(site, "again.jsonl", clicks(5, 10))
+    server = running()
+    until(lambda: not list(inbox.glob("*.jsonl")))
+    fates = server.status()["fates"]
+    assert (fates["joined"], fates["duplicate"]) == (5, 5)
+
+
+def test_a_file_that_is_in_the_inbox_already_is_left_alone(tmp_path):
+    lines, inbox = tmp_path / "plan.jsonl", tmp_path / "inbox"
+    lines.write_bytes(clicks(0, 5))
+    put(lines, inbox, "a.jsonl")
+    inode = (inbox / "a.jsonl").stat().st_ino
+    put(lines, inbox, "a.jsonl")
+    assert [path.name for path in inbox.iterdir()] == ["a.jsonl"]
+    assert (inbox / "a.jsonl").stat().st_ino == inode
+    assert lines.exists()

@@ -5,7 +5,6 @@ import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,7 +17,7 @@ from joiner.client import ForeignColumns
 from photon.core.fates import Fate, Joined
 from photon.wire import idregistry_pb2, idregistry_pb2_grpc, joiner_pb2, joiner_pb2_grpc
 from photon.wire.rpc import Server
-from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, Site, click_number, clicks
+from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, Site, Writer, click_number, clicks
 
 pytestmark = pytest.mark.cluster
 
@@ -83,35 +82,6 @@ def backends():
     server.stop(0.1)
 
 
-class Writer(threading.Thread):
-    """Writes clicks to growing files, each write ending in the middle of a line, now and then a bad one."""
-
-    def __init__(self, logs: Path) -> None:
-        super().__init__()
-        self.logs = logs
-        self.stopping = threading.Event()
-        self.bad = 0
-        self.written = 0
-
-    def run(self) -> None:
-        files = [(self.logs / f"{number}.jsonl").open("ab", buffering=0) for number in range(FILES)]
-        tails = [b""] * FILES
-        while not self.stopping.is_set():
-            turn = self.written % FILES
-            text = clicks(self.written * 20, self.written * 20 + 20)
-            if self.written % 5 == 0:
-                text += b'{"id": "no primary", "ts_us": 1}\n'
-                self.bad += 1
-            text = tails[turn] + text
-            files[turn].write(text[:-15])
-            tails[turn] = text[-15:]
-            self.written += 1
-            self.stopping.wait(0.004)
-        for file, tail in zip(files, tails, strict=True):
-            file.write(tail)
-            file.close()
-
-
 def start(site: Site, address: str, seed: int, *more: str) -> subprocess.Popen:
     command = [sys.executable, "-m", "tests.dispatcher.child", str(site.root), address, address, str(seed)]
     return subprocess.Popen([*command, *more], cwd=REPOSITORY)
@@ -137,7 +107,7 @@ def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_pat
     joiner, address = backends
     site = Site(tmp_path)
     rng = random.Random(5)
-    writer = Writer(site.logs)
+    writer = Writer(site.logs, FILES, bad_every=5, pause_s=0.004)
     writer.start()
     try:
         passed = 0

@@ -17,7 +17,7 @@ from dispatcher.ledger import Group, Ledger
 from photon.core.clock import SystemClock
 from photon.core.fates import Joined
 from tests.dispatcher.child import LEASE_S
-from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, until
+from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks, until
 from tests.dispatcher.test_kills import REPOSITORY, backends, check_ledger
 
 __all__ = ["backends"]
@@ -26,34 +26,6 @@ pytestmark = pytest.mark.cluster
 
 FILES = 12
 WORKERS = 3
-
-
-class Writer(threading.Thread):
-    """Writes clicks to growing files, each write ending in the middle of a line, now and then a bad one."""
-
-    def __init__(self, logs: Path) -> None:
-        super().__init__()
-        self.logs = logs
-        self.stopping = threading.Event()
-        self.bad = self.written = 0
-
-    def run(self) -> None:
-        files = [(self.logs / f"{number}.jsonl").open("ab", buffering=0) for number in range(FILES)]
-        tails = [b""] * FILES
-        while not self.stopping.is_set():
-            turn = self.written % FILES
-            text = clicks(self.written * 20, self.written * 20 + 20)
-            if self.written % 7 == 0:
-                text += b'{"id": "no primary", "ts_us": 1}\n'
-                self.bad += 1
-            text = tails[turn] + text
-            files[turn].write(text[:-15])
-            tails[turn] = text[-15:]
-            self.written += 1
-            self.stopping.wait(0.008)
-        for file, tail in zip(files, tails, strict=True):
-            file.write(tail)
-            file.close()
 
 
 class Crew:
@@ -117,7 +89,7 @@ def crew(tmp_path, backends):
 
 @pytest.fixture
 def writer(crew):
-    writer = Writer(crew.site.logs)
+    writer = Writer(crew.site.logs, FILES, bad_every=7, pause_s=0.008)
     writer.start()
     yield writer
     writer.stopping.set()

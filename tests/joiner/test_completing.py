@@ -11,10 +11,8 @@ import pytest
 
 from joiner import completing
 from joiner.output_files import complete_files, count_joined
-from photon.core.clock import ManualClock
 from photon.core.errors import CorruptStateError, SettingsError
 from tests.joiner.fakes import (
-    FakeRegistry,
     batch_of,
     joined_line,
     lines_of,
@@ -25,16 +23,6 @@ from tests.joiner.fakes import (
 )
 
 HOUR_S = 3600
-
-
-@pytest.fixture
-def registry():
-    return FakeRegistry()
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

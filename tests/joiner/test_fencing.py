@@ -10,14 +10,12 @@ import pytest
 from joiner import storage_gate
 from joiner.rules import outcomes_of_commit
 from photon.core import disk
-from photon.core.clock import ManualClock, SystemClock
+from photon.core.clock import SystemClock
 from photon.core.errors import FencedError, OverloadedError, StorageError
 from photon.core.fates import Committed, Joined
 from photon.core.logwriter import RotatingLog
 from photon.core.tokens import parse_token
 from tests.joiner.fakes import (
-    FakeEventStore,
-    FakeRegistry,
     batch_of,
     lines_of,
     make_worker,
@@ -28,21 +26,6 @@ from tests.joiner.fakes import (
 
 LONG = 100.0
 RETRY = "RETRY_UNAVAILABLE"
-
-
-@pytest.fixture
-def registry():
-    return FakeRegistry()
-
-
-@pytest.fixture
-def store():
-    return FakeEventStore()
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from joiner.lease import RETRY_S_MAX, Lease
 from joiner.lease_keeper import LeaseKeeper
-from photon.core.clock import ManualClock, SystemClock
+from photon.core.clock import SystemClock
 from photon.core.errors import FencedError, OverloadedError
 from photon.core.tokens import Token
 from tests.joiner.fakes import FakeRegistry
@@ -27,11 +27,6 @@ class Slow(FakeRegistry):
         self.calls.append((round(self._clock.monotonic(), 3), incarnation))
         self._clock.advance(self.seconds)
         super().keep_alive(token_address, incarnation, lease_s)
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

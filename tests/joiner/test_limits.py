@@ -6,11 +6,9 @@ import pytest
 
 from joiner.client import JoinerClient
 from joiner.server import JoinerServer
-from photon.core.clock import ManualClock
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
 from tests.joiner.fakes import (
-    FakeEventStore,
     FakeRegistry,
     batch_of,
     lines_of,
@@ -37,21 +35,6 @@ class SlowRegistry(FakeRegistry):
         with self._lock:
             self.at_a_time -= 1
         return super().commit(ids, times, token)
-
-
-@pytest.fixture
-def registry():
-    return FakeRegistry()
-
-
-@pytest.fixture
-def store():
-    return FakeEventStore()
-
-
-@pytest.fixture
-def clock():
-    return ManualClock()
 
 
 @pytest.fixture

@@ -22,8 +22,6 @@ from photon.core.errors import (
 from photon.core.fates import Found, Joined
 from tests.joiner.fakes import (
     NOW_US,
-    FakeEventStore,
-    FakeRegistry,
     batch_of,
     joined_line,
     lines_of,
@@ -34,16 +32,6 @@ from tests.joiner.fakes import (
 )
 
 DAY_US = 86_400_000_000
-
-
-@pytest.fixture
-def registry():
-    return FakeRegistry()
-
-
-@pytest.fixture
-def store():
-    return FakeEventStore()
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ from tests.joiner.fakes import (
 
 
 @pytest.fixture
-def registry():
-    return FakeRegistry()
-
-
-@pytest.fixture
 def make(tmp_path, registry):
     made = []
 
