@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from eventstore.entries import Place, dense_entries, dense_place, repeated_entry, repeated_place
+from eventstore.map_format import SEGMENTS_KEY, Listed, segment_name
 from eventstore.runs import Ints
 from eventstore.segments import Columns, Segment, Writer, columns_of
 from eventstore.sweeping import Transaction
@@ -24,14 +25,6 @@ from photon.core.errors import DiskFullError, StorageError
 from photon.core.lmdb_errors import LmdbFile
 
 FLUSH_ENTRIES: Final = 1 << 18
-_LIST_KEY: Final = b"segments"
-
-
-class Listed(msgspec.Struct, frozen=True, array_like=True):
-    """A segment in the list, which is oldest first. Those of one level are of about one size."""
-
-    number: int
-    level: int
 
 
 class ExchangedError(Exception):
@@ -67,7 +60,7 @@ class DenseMap:
         self._segments: dict[int, Segment] = {}
         with transaction() as reading:
             listed = self.listed(reading)
-        names = {_name(segment.number) for segment in listed}
+        names = {segment_name(segment.number) for segment in listed}
         with file.errors():
             unlisted = [path for path in file.path.glob("dense-*") if path.name not in names]
         if unlisted:
@@ -164,7 +157,7 @@ class DenseMap:
 
     def listed(self, transaction: Any) -> list[Listed]:
         """The segments, oldest first."""
-        value = transaction.get(_LIST_KEY, db=self._metas)
+        value = transaction.get(SEGMENTS_KEY, db=self._metas)
         try:
             return msgspec.msgpack.decode(value, type=list[Listed]) if value is not None else []
         except msgspec.DecodeError as error:
@@ -257,11 +250,7 @@ class DenseMap:
         return found
 
     def _put_list(self, transaction: Any, listed: Sequence[Listed]) -> None:
-        transaction.put(_LIST_KEY, msgspec.msgpack.encode(listed), db=self._metas)
+        transaction.put(SEGMENTS_KEY, msgspec.msgpack.encode(listed), db=self._metas)
 
     def _path(self, number: int) -> Path:
-        return self.file.path / _name(number)
-
-
-def _name(number: int) -> str:
-    return f"dense-{number:08d}"
+        return self.file.path / segment_name(number)

@@ -12,7 +12,7 @@ entries, where all of W may be thousands. A level without entries costs it nothi
 
 import struct
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ _SPARSE_KEY: Final = struct.Struct(">QQIQ")
 _DENSE_VALUE: Final = struct.Struct(">IQI")
 _KEYS: Final = np.dtype([("server", ">u8"), ("earliest", ">u8"), ("file", ">u4"), ("start", ">u8")])
 _VALUES: Final = np.dtype([("length", ">u4"), ("latest", ">u8")])
+_REPEATED_KEYS: Final = np.dtype([("high", ">u8"), ("low", ">u8"), ("file", ">u4"), ("offset", ">u8")])
 PLACES: Final = np.dtype([("file", ">u4"), ("offset", ">u8"), ("length", ">u4")])
 
 
@@ -110,6 +111,15 @@ def _split(column: npt.NDArray[np.void]) -> list[bytes]:
 def repeated_entry(key: bytes, place: bytes) -> tuple[bytes, bytes]:
     """Of an id and a packed place."""
     return key + place[:12], place[12:]
+
+
+def repeated_entries(
+    high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], files: Any, starts: Any, lengths: Any
+) -> tuple[list[bytes], list[bytes]]:
+    """N ids, as halves, and places -> their keys and values."""
+    keys = np.empty(len(high), _REPEATED_KEYS)
+    keys["high"], keys["low"], keys["file"], keys["offset"] = high, low, files, starts
+    return _split(keys), _split(np.asarray(lengths, ">u4").view("V4"))
 
 
 def repeated_place(key: bytes, value: bytes) -> Place:

@@ -4,7 +4,6 @@ LMDB. One transaction holds the entries of a group of chunks, the offsets up to 
 counts and the position of the dead letters: after a crash all of them are of the same moment.
 """
 
-import secrets
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -30,6 +29,16 @@ from eventstore.entries import (
     sparse_place,
     sparse_range,
 )
+from eventstore.map_format import (
+    FORMAT,
+    META_KEY,
+    SPARSE_TABLES,
+    TABLES,
+    Counts,
+    Meta,
+    interval_us_of,
+    new_meta,
+)
 from eventstore.merging import Merger
 from eventstore.runs import Interval, Ints, OpenRuns, runs_of
 from eventstore.sweeping import Sweep, Table
@@ -39,41 +48,13 @@ from photon.core.errors import SettingsError, StorageError
 from photon.core.ids import opaque_mask
 from photon.core.lmdb_errors import LmdbFile
 from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
-from photon.core.logwriter import LogPosition
 from photon.core.settings import EventStore
 
-_FORMAT: Final = 2
-_STORE_BYTES: Final = 16
-_META_KEY: Final = b"meta"
+__all__ = ["Counts", "LogFileMap", "Rows"]
+
 _READERS_MAX: Final = 256
 _CLOSE_WAIT_S: Final = 5.0
 _MERGE_WAIT_S: Final = 60.0
-
-
-class Counts(msgspec.Struct, frozen=True):
-    """What was read of the primary logs so far, and where the next dead letter goes."""
-
-    primary_events: int = 0
-    malformed: int = 0
-    dead_letter_file: int = 0
-    dead_letter_offset: int = 0
-
-    @property
-    def dead_letters(self) -> LogPosition:
-        return LogPosition(self.dead_letter_file, self.dead_letter_offset)
-
-
-class _Meta(msgspec.Struct, frozen=True):
-    """`interval_us`: the greatest W that the map was written with, which lookups must scan.
-
-    `store`: random, so that caches of a map that was removed are not taken for this one's.
-    """
-
-    format: int
-    identity: str
-    store: bytes
-    interval_us: int
-    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +79,7 @@ class LogFileMap:
     def __init__(self, directory: Path, settings: EventStore, identity: str = "") -> None:
         self.directory = directory
         self._settings = settings
-        interval = Interval(settings.map_interval_bytes, max(1, round(settings.map_interval_s * 1e6)))
+        interval = Interval(settings.map_interval_bytes, interval_us_of(settings.map_interval_s))
         self._interval = interval
         self._open_runs = OpenRuns(interval)
         self._idle = threading.Condition()
@@ -203,7 +184,7 @@ class LogFileMap:
                     opened = self._write_sparse(transaction, rows if not opaque.any() else rows.take(~opaque))
             for state in states:
                 transaction.put(state.number.to_bytes(4, "big"), pack_file_state(state), db=self._files)
-            transaction.put(_META_KEY, msgspec.msgpack.encode(meta), db=self._metas)
+            transaction.put(META_KEY, msgspec.msgpack.encode(meta), db=self._metas)
         self._meta = meta
         self._open_runs.keep(opened)
         return repeats
@@ -369,25 +350,24 @@ class LogFileMap:
                 raise self._file.corrupt("its file was cut short")
             with self._env.begin() as transaction:
                 names = set(transaction.cursor().iternext(keys=True, values=False))
-            sparse = [b"sparse" if part == 1 else b"sparse/%d" % part for part in LEVEL_PARTS]
-            if names and not names <= {*sparse, b"dense", b"repeated", b"files", b"meta"}:
+            if not names <= {*SPARSE_TABLES, *TABLES}:
                 raise self._file.corrupt("it holds something else")
-            self._sparse = [self._env.open_db(name) for name in sparse]
-            tables = map(self._env.open_db, (b"dense", b"repeated", b"files", b"meta"))
+            self._sparse = [self._env.open_db(name) for name in SPARSE_TABLES]
+            tables = map(self._env.open_db, TABLES)
             self._dense_table, self._repeated, self._files, self._metas = tables
 
-    def _read_meta(self, identity: str) -> _Meta:
+    def _read_meta(self, identity: str) -> Meta:
         with self._transaction() as transaction:
-            value = transaction.get(_META_KEY, db=self._metas)
+            value = transaction.get(META_KEY, db=self._metas)
         if value is None:
-            meta = _Meta(_FORMAT, identity, secrets.token_bytes(_STORE_BYTES), self._interval.us, Counts())
+            meta = new_meta(identity, self._interval.us, Counts())
         else:
             try:
-                meta = msgspec.msgpack.decode(value, type=_Meta)
+                meta = msgspec.msgpack.decode(value, type=Meta)
             except msgspec.DecodeError as error:
                 raise self._file.corrupt(str(error)) from error
-            if meta.format != _FORMAT:
-                raise self._file.corrupt(f"its format is {meta.format}, not {_FORMAT}")
+            if meta.format != FORMAT:
+                raise self._file.corrupt(f"its format is {meta.format}, not {FORMAT}")
             if meta.identity != identity:
                 raise SettingsError(
                     f"{self.directory}: written with other ids ({meta.identity}, now {identity}); put the "

@@ -7,7 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from eventstore.dense import DenseMap, Listed
+from eventstore.dense import DenseMap
+from eventstore.map_format import Listed
 from eventstore.segments import Columns, merged
 from photon.core.errors import StorageError
 

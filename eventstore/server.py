@@ -10,6 +10,7 @@ from eventstore.filling import Filling
 from eventstore.log_file_map import LogFileMap
 from eventstore.logs_store import LogsEventStore
 from eventstore.lookup import EventLookup, ReaderState
+from eventstore.map_format import identity_of
 from eventstore.members import Members
 from eventstore.read_on import ReadOn
 from eventstore.reader import Reader
@@ -49,8 +50,7 @@ class EventStoreServer:
     ) -> None:
         """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
         self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX)
-        identity = f"[primary] id = {settings.primary.id!r}, [ids] key = {settings.ids.key!r}"
-        self._map = LogFileMap(directory / "map", settings.eventstore, identity)
+        self._map = LogFileMap(directory / "map", settings.eventstore, identity_of(settings))
         self._cache = CacheEventStore(settings.eventstore.cache_bytes)
         self._notices = Notices("eventstore")
         self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)

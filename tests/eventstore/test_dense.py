@@ -15,8 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eventstore import dense, merging
-from eventstore.dense import Listed
 from eventstore.log_file_map import Counts, LogFileMap, Rows
+from eventstore.map_format import Listed, segment_name
 from eventstore.merging import FAN, job_of
 from eventstore.segments import Segment, Writer, columns_of, merged
 from photon.core.errors import CorruptStateError, DiskFullError
@@ -118,7 +118,7 @@ def test_segments_are_merged_and_their_files_removed(tmp_path):
     assert [one.level for one in listed] == sorted([one.level for one in listed], reverse=True)
     assert len(listed) < 2 * FAN
     assert max(one.level for one in listed) == 2
-    assert files_of(held) == sorted(dense._name(one.number) for one in listed)
+    assert files_of(held) == sorted(segment_name(one.number) for one in listed)
     assert held.entries() == {"sparse": 0, "dense": 480, "repeated": 0}
     for k, part in enumerate(ids):
         places, _ = held.look_up([part[n : n + 16] for n in range(0, len(part), 16)])
@@ -175,7 +175,7 @@ def test_a_power_cut_right_after_merged_segments_were_removed_leaves_a_whole_map
     assert merger._step()
     fill(held, 2 * FAN + 1, 2 * FAN + 3)
     held.close()
-    assert sorted(name for name, _ in cuts.left) == [dense._name(n) for n in (0, 1, 2, 3, 5, 6, 7, 8)]
+    assert sorted(name for name, _ in cuts.left) == [segment_name(n) for n in (0, 1, 2, 3, 5, 6, 7, 8)]
     monkeypatch.undo()
     assert {check_whole(left) for _, left in cuts.left} == {12 * (FAN + 1), 12 * (2 * FAN + 1)}
 
@@ -210,7 +210,7 @@ def test_a_segment_and_its_name_are_on_disk_before_the_list_names_it(tmp_path, m
 
     def listed(transaction, segments):
         named = {segment.number for segment in segments} - {one.number for one in segments_of(held)}
-        assert steps == [tmp_path / f"{dense._name(number)}.partial" for number in named] + [tmp_path]
+        assert steps == [tmp_path / f"{segment_name(number)}.partial" for number in named] + [tmp_path]
         steps.clear()
         put_list(transaction, segments)
 
@@ -238,7 +238,7 @@ def test_merged_segments_stay_while_the_list_without_them_cannot_be_synced(tmp_p
     assert held.entries()["dense"] == 12 * (FAN + 1)
     fill(held, FAN + 1, 2 * FAN + 1)
     assert merger._step()
-    assert files_of(held) == [dense._name(one.number) for one in segments_of(held)]
+    assert files_of(held) == [segment_name(one.number) for one in segments_of(held)]
     held.close()
 
 

@@ -1,0 +1,208 @@
+"""A log file map that was built outside of an event store, as files: `photon logmap build` writes it, in
+generations; `photon logmap load` reads it (docs/logmap.md).
+
+    files.json                    the manifest: which log files, how far read; which generations count
+    generation-NNNNNN/
+        sparse-...                records of 40 bytes, sorted: a key and a value of the sparse map
+        dense-...                 segments (eventstore.segments) of opaque ids; an id may stand several times,
+                                  in the order of its places
+        malformed-....jsonl       dead letters
+
+The manifest is replaced as a whole when a generation is complete: what it does not name is nothing.
+"""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from eventstore.entries import LEVEL_PARTS
+from photon.core.chunks import digest
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import CorruptStateError, UsageError
+
+FORMAT: Final = 1
+MANIFEST: Final = "files.json"
+SPARSE_RECORD: Final = np.dtype(
+    [
+        ("server", ">u8"),
+        ("earliest", ">u8"),
+        ("file", ">u4"),
+        ("start", ">u8"),
+        ("length", ">u4"),
+        ("latest", ">u8"),
+    ]
+)
+KEY_BYTES: Final = 28
+VALUE_BYTES: Final = 12
+
+Records = npt.NDArray[np.void]
+
+
+class BuiltFile(msgspec.Struct, frozen=True):
+    """A log file and how far it is read: all in its first `offset` bytes (unpacked, of an archive).
+
+    Head and tail as of photon.core.logfiles.FileState, in hex. `archive`: size and time of change of an
+    archive. `gone`: it holds something else by now, or is deleted; its entries count no more.
+    """
+
+    number: int
+    name: str
+    offset: int = 0
+    head_bytes: int = 0
+    head: str = ""
+    tail: str = ""
+    events: int = 0
+    malformed: int = 0
+    archive: tuple[int, int] | None = None
+    gone: bool = False
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A file of a generation; `level`: of the sparse map."""
+
+    name: str
+    count: int
+    level: int = 0
+
+
+class Generation(msgspec.Struct, frozen=True):
+    """What one build found. Sparse parts are in the order of their keys, dense ones of their ids.
+
+    `begun`: file number -> offset from which on its runs are here, whatever earlier generations say: the last
+    cells of a file that has grown are made anew.
+    """
+
+    name: str
+    sparse: list[Part]
+    dense: list[Part]
+    malformed: list[Part]
+    begun: dict[int, int] = {}
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """`identity`: digest of what ids are made with; M and W of the grid."""
+
+    format: int
+    identity: str
+    interval_bytes: int
+    interval_us: int
+    next_number: int = 0
+    files: list[BuiltFile] = []
+    generations: list[Generation] = []
+
+    @property
+    def live(self) -> list[BuiltFile]:
+        return [file for file in self.files if not file.gone]
+
+
+def identity_digest(identity: str) -> str:
+    """The settings' own text names the key."""
+    return digest(identity.encode("utf-8", "surrogatepass")).hex()
+
+
+def read_manifest(directory: Path) -> Manifest | None:
+    """None if nothing was built there yet. CorruptStateError, StorageError."""
+    path = directory / MANIFEST
+    with storage_errors(path):
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+    try:
+        manifest = msgspec.json.decode(data, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise CorruptStateError(f"{path}: not a built log file map ({error}); build it anew") from error
+    if manifest.format != FORMAT:
+        raise CorruptStateError(
+            f"{path}: a built map of format {manifest.format}, this Photon reads {FORMAT}; build it anew"
+        )
+    return manifest
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Durably, all or nothing. StorageError."""
+    path = directory / MANIFEST
+    with storage_errors(path):
+        write_file(path, msgspec.json.format(msgspec.json.encode(manifest), indent=1))
+
+
+def check_same(directory: Path, manifest: Manifest, wanted: Manifest) -> None:
+    """UsageError unless both are of the same ids and the same grid."""
+    if manifest.identity != wanted.identity:
+        raise UsageError(
+            f"{directory}: built with other ids ([primary] id or [ids] key); use the settings it was built "
+            "with, or build a new one"
+        )
+    grid, asked = [(one.interval_bytes, one.interval_us) for one in (manifest, wanted)]
+    if grid != asked:
+        raise UsageError(
+            f"{directory}: built with 'eventstore.map_interval_bytes' {grid[0]} and 'map_interval_s' "
+            f"{grid[1] / 1e6:g}; use these, or build a new one"
+        )
+
+
+def levels_of(records: Records, interval_us: int) -> npt.NDArray[np.int8]:
+    """As eventstore.entries.level_of."""
+    width = records["latest"].astype(np.int64) - records["earliest"].astype(np.int64)
+    levels: npt.NDArray[np.int8] = sum(
+        ((width * part <= interval_us).astype(np.int8) for part in LEVEL_PARTS[1:]),
+        start=np.zeros(len(records), np.int8),
+    )
+    return levels
+
+
+def write_sparse(path: Path, records: Records) -> None:
+    """Durably. OSError."""
+    # numpy makes big-endian records native where it joins them.
+    write_durably(path, records.astype(SPARSE_RECORD, copy=False).tobytes())
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """A new file under its own name; nobody knows of it yet. OSError."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def map_sparse(directory: Path, part: Part) -> Records:
+    """The records of a part, from its file. CorruptStateError."""
+    path = directory / part.name
+    try:
+        records = np.memmap(path, SPARSE_RECORD, "r") if part.count else np.empty(0, SPARSE_RECORD)
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if len(records) != part.count:
+        raise _damaged(path, f"{len(records)} records, not {part.count}")
+    return np.asarray(records)
+
+
+def split_records(records: Records) -> tuple[list[bytes], list[bytes]]:
+    """N records -> N keys and N values of the sparse map."""
+    rows = np.ascontiguousarray(records).view(np.uint8).reshape(-1, KEY_BYTES + VALUE_BYTES)
+    return (
+        np.ascontiguousarray(rows[:, :KEY_BYTES]).view(f"V{KEY_BYTES}")[:, 0].tolist(),
+        np.ascontiguousarray(rows[:, KEY_BYTES:]).view(f"V{VALUE_BYTES}")[:, 0].tolist(),
+    )
+
+
+def _damaged(path: Path, why: str) -> CorruptStateError:
+    return CorruptStateError(f"{path}: not the file that was built ({why}); build the map anew")
+
+
+def names_of(generations: Sequence[Generation]) -> set[str]:
+    """Directories that count."""
+    return {generation.name for generation in generations}
+
+
+def records_of(**columns: Any) -> Records:
+    """N runs as columns -> N records."""
+    records = np.empty(len(columns["file"]), SPARSE_RECORD)
+    for name, column in columns.items():
+        records[name] = column
+    return records

@@ -1,0 +1,242 @@
+"""Loading a built log file map in bulk: it becomes the map of an event store that does not run.
+
+All is written beside the place where it counts: the segment of the opaque ids under a name that no list has,
+the rest as an LMDB file in a directory of its own. The rename of that file is the one step that counts;
+killed before it, there is no map, and the next call begins anew.
+"""
+
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from eventstore.built_map import (
+    BuiltFile,
+    Manifest,
+    identity_digest,
+    read_manifest,
+    split_records,
+)
+from eventstore.dense import FLUSH_ENTRIES
+from eventstore.entries import repeated_entries
+from eventstore.gathering import dense_columns, dense_entries_of, sparse_records
+from eventstore.loading_states import known_state
+from eventstore.map_format import (
+    META_KEY,
+    SEGMENTS_KEY,
+    SPARSE_TABLES,
+    TABLES,
+    Counts,
+    Listed,
+    identity_of,
+    new_meta,
+    segment_name,
+)
+from eventstore.merging import FAN
+from eventstore.segments import Columns, Writer
+from photon.core.disk import DirectoryLock, make_directory, replace, storage_errors
+from photon.core.errors import DiskFullError, UsageError
+from photon.core.lmdb_errors import LmdbFile
+from photon.core.logfiles import FileState, pack_file_state
+from photon.core.packed import Spool
+from photon.core.settings import Settings
+
+DATA: Final = "data.mdb"
+LOADING: Final = "loading"
+_REPEATED: Final = b"repeated"
+_LETTERS: Final = "primary-000000.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What the map holds now; `missing`: names of logs that are no more, whose entries were left out.
+
+    `letters`: malformed lines became dead letters (else they are counted, and kept in the built map).
+    """
+
+    files: int
+    events: int
+    malformed: int
+    sparse: int
+    dense: int
+    repeated: int
+    letters: bool
+    missing: list[str]
+
+    def as_document(self) -> dict[str, Any]:
+        """For --json."""
+        return asdict(self)
+
+
+def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None = None) -> Loaded:
+    """The built map in `built` becomes the map in the directory `into`, which must hold none.
+
+    `dead_letters`: of the datacenter; its primary-*.jsonl become those of the built map. UsageError for a map
+    of other ids, a log that was overwritten since, or a place that is taken; LockedError while an event store
+    runs there; CorruptStateError for a damaged built map, StorageError.
+    """
+    manifest = read_manifest(built)
+    if manifest is None:
+        raise UsageError(f"{built}: no built log file map; make one with `photon logmap build`")
+    if manifest.identity != identity_digest(identity_of(settings)):
+        raise UsageError(
+            f"{built}: built with other ids ([primary] id or [ids] key); load it with the settings it was "
+            "built with"
+        )
+    with DirectoryLock(into):
+        if (into / DATA).exists():
+            raise UsageError(
+                f"{into}: holds a log file map already; remove the directory first (its event store rebuilds "
+                "what the built map lacks), or name another"
+            )
+        _clear(into)
+        return _Load(built, into, manifest, settings, dead_letters).run()
+
+
+def _clear(into: Path) -> None:
+    """What a load that was killed has left."""
+    with storage_errors(into):
+        for path in into.glob("dense-*"):
+            path.unlink()
+        if (into / LOADING).exists():
+            shutil.rmtree(into / LOADING)
+
+
+class _Load:
+    """One load."""
+
+    def __init__(
+        self, built: Path, into: Path, manifest: Manifest, settings: Settings, dead_letters: Path | None
+    ) -> None:
+        self._built, self._into = built, into
+        self._manifest = manifest
+        self._settings = settings
+        self._dead_letters = dead_letters
+        self._file = LmdbFile(
+            into / LOADING,
+            what="the log file map",
+            setting="eventstore.map_bytes_max",
+            mend="load it again",
+        )
+        self._env: Any = None
+
+    def run(self) -> Loaded:
+        states, missing = self._states()
+        gone = {file.number for file in self._manifest.files} - {state.number for state in states}
+        live = [file for file in self._manifest.live if file.number not in gone]
+        with self._file.errors():
+            self._env = self._file.open(self._settings.eventstore.map_bytes_max, sync=False)
+            try:
+                dense, repeated = self._write_dense(gone)
+                sparse = self._write_sparse(gone)
+                counts = self._write_letters(live)
+                self._write_rest(states, counts, dense)
+                self._env.sync(True)
+            finally:
+                self._env.close()
+        self._commit()
+        letters = self._dead_letters is not None
+        return Loaded(
+            len(states), counts.primary_events, counts.malformed, sparse, dense, repeated, letters, missing
+        )
+
+    def _states(self) -> tuple[list[FileState], list[str]]:
+        """Of the logs that are there, and the names of the others."""
+        spool = Spool(self._into.parent / "spool", self._settings.logs.spool_bytes_max)
+        states, missing = [], []
+        for file in self._manifest.live:
+            state = known_state(file, spool)
+            if state is None:
+                missing.append(file.name)
+            else:
+                states.append(state)
+        return states, missing
+
+    def _write_dense(self, gone: set[int]) -> tuple[int, int]:
+        """The first places to the segment, the others to their table; how many there are of each."""
+        capacity = dense_entries_of(self._manifest)
+        if not capacity:
+            return 0, 0
+        if Writer.bytes_of(capacity) > self._settings.eventstore.map_bytes_max:
+            raise DiskFullError(
+                f"{self._into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
+                "and load again"
+            )
+        repeated = self._env.open_db(_REPEATED)
+        path, count = self._into / segment_name(0), 0
+        writer = Writer(path, capacity)
+        for first, others in dense_columns(self._built, self._manifest, gone):
+            writer.append(first)
+            count += len(others)
+            if len(others):
+                self._put(repeated, *_repeated(others), append=False)
+        writer.close()
+        if not writer.count:
+            path.unlink()
+        return writer.count, count
+
+    def _write_sparse(self, gone: set[int]) -> int:
+        tables = [self._env.open_db(name) for name in SPARSE_TABLES]
+        count = 0
+        for level, append, records in sparse_records(self._built, self._manifest, gone):
+            self._put(tables[level], *split_records(records), append=append)
+            count += len(records)
+        return count
+
+    def _put(self, table: Any, keys: Sequence[bytes], values: Sequence[bytes], append: bool) -> None:
+        """`append`: they come after all that are there."""
+        with self._env.begin(write=True, db=table) as transaction:
+            transaction.cursor().putmulti(zip(keys, values, strict=True), append=append)
+
+    def _write_letters(self, live: Sequence[BuiltFile]) -> Counts:
+        """The counts, and the position in the dead letters that goes with them."""
+        counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
+        if self._dead_letters is None:
+            return counts
+        path = self._dead_letters / _LETTERS
+        with storage_errors(path):
+            make_directory(self._dead_letters)
+            temporary = path.with_name(f"{_LETTERS}.loading")
+            with temporary.open("wb") as letters:
+                for generation in self._manifest.generations:
+                    for part in generation.malformed:
+                        with (self._built / generation.name / part.name).open("rb") as more:
+                            shutil.copyfileobj(more, letters)
+                size = letters.tell()
+                letters.flush()
+                os.fsync(letters.fileno())
+            # Later files than this one the reader cuts off: its map does not know of them.
+            replace(temporary, path)
+        return msgspec.structs.replace(counts, dead_letter_offset=size)
+
+    def _write_rest(self, states: Sequence[FileState], counts: Counts, dense: int) -> None:
+        tables = {name: self._env.open_db(name) for name in TABLES}
+        meta = new_meta(identity_of(self._settings), self._manifest.interval_us, counts)
+        listed = [Listed(0, _level(dense))] if dense else []
+        with self._env.begin(write=True) as transaction:
+            for state in states:
+                key = state.number.to_bytes(4, "big")
+                transaction.put(key, pack_file_state(state), db=tables[b"files"])
+            transaction.put(META_KEY, msgspec.msgpack.encode(meta), db=tables[b"meta"])
+            transaction.put(SEGMENTS_KEY, msgspec.msgpack.encode(listed), db=tables[b"meta"])
+
+    def _commit(self) -> None:
+        with storage_errors(self._into):
+            replace(self._into / LOADING / DATA, self._into / DATA)
+            shutil.rmtree(self._into / LOADING)
+
+
+def _level(entries: int) -> int:
+    """Of a segment of so many entries, as merges would have made it."""
+    level = 0
+    while entries >= FLUSH_ENTRIES * FAN ** (level + 1):
+        level += 1
+    return level
+
+
+def _repeated(others: Columns) -> tuple[list[bytes], list[bytes]]:
+    return repeated_entries(others.high, others.low, others.file, others.offset, others.length)

@@ -1,0 +1,337 @@
+"""Loading a built log file map in bulk. The built maps are written here by hand, without Spark."""
+
+import os
+import random
+
+import numpy as np
+import pytest
+
+from eventstore.built_map import (
+    FORMAT,
+    BuiltFile,
+    Generation,
+    Manifest,
+    Part,
+    identity_digest,
+    levels_of,
+    read_manifest,
+    records_of,
+    write_manifest,
+    write_sparse,
+)
+from eventstore.dense import FLUSH_ENTRIES
+from eventstore.loading import load
+from eventstore.map_format import identity_of
+from eventstore.runs import Interval, runs_of
+from eventstore.segments import Writer, columns_of
+from eventstore.server import EventStoreServer
+from photon.core.chunks import digest
+from photon.core.clock import SystemClock
+from photon.core.columns import take_ids
+from photon.core.disk import DirectoryLock
+from photon.core.errors import CorruptStateError, DiskFullError, LockedError, UsageError
+from photon.core.fates import Found
+from photon.core.ids import opaque_mask
+from photon.core.settings import EventStore, Ids, Settings
+from tests.eventstore.kit import append, line, make_format, pack, wait_until
+
+SETTINGS = Settings(eventstore=EventStore(map_interval_bytes=512, map_interval_s=0.01, map_bytes_max=1 << 26))
+GRID = Interval(512, 10_000)
+
+
+class BuiltMap:
+    """A built map of whole logs; each `add` is a generation that reads what is new in them."""
+
+    def __init__(self, directory, settings=SETTINGS):
+        self.directory = directory
+        directory.mkdir()
+        self.manifest = Manifest(FORMAT, identity_digest(identity_of(settings)), *GRID)
+
+    def add(self, *paths, letters=b""):
+        name = f"generation-{len(self.manifest.generations):06d}"
+        (self.directory / name).mkdir()
+        known = {file.name: file for file in self.manifest.files}
+        ids, files, starts, lengths = b"", [], [], []
+        for path in paths:
+            file = known.get(str(path)) or BuiltFile(len(known), str(path))
+            data = path.read_bytes()
+            batch = make_format().parse_primary(data[file.offset :])
+            ids += batch.ids
+            files += [file.number] * len(batch.lines)
+            starts += [file.offset + start for start in batch.starts.tolist()]
+            lengths += map(len, batch.lines)
+            head, tail = digest(data[:1024]).hex(), digest(data[-1024:]).hex()
+            known[file.name] = BuiltFile(
+                file.number,
+                file.name,
+                len(data),
+                min(1024, len(data)),
+                head,
+                tail,
+                file.events + len(batch.lines),
+                len(batch.malformed),
+            )
+        columns = [np.array(column, np.int64) for column in (files, starts, lengths)]
+        generation = Generation(
+            name,
+            self._sparse(name, ids, *columns),
+            self._dense(name, ids, *columns),
+            self._letters(name, letters),
+        )
+        self.manifest = Manifest(
+            FORMAT,
+            self.manifest.identity,
+            *GRID,
+            len(known),
+            list(known.values()),
+            [*self.manifest.generations, generation],
+        )
+        write_manifest(self.directory, self.manifest)
+
+    def _sparse(self, name, ids, files, starts, lengths):
+        rows = ~opaque_mask(ids)
+        if not rows.any():
+            return []
+        runs = runs_of(take_ids(ids, rows), files[rows], starts[rows], lengths[rows], GRID)
+        order = np.lexsort((runs.start, runs.file, runs.earliest, runs.server))
+        records = records_of(
+            server=runs.server[order],
+            earliest=runs.earliest[order],
+            file=runs.file[order],
+            start=runs.start[order],
+            length=(runs.end - runs.start)[order],
+            latest=runs.latest[order],
+        )
+        levels, parts = levels_of(records, GRID.us), []
+        for level in sorted(set(levels.tolist())):
+            chosen = records[levels == level]
+            parts.append(Part(f"sparse-{level}", len(chosen), level))
+            write_sparse(self.directory / name / parts[-1].name, chosen)
+        return parts
+
+    def _dense(self, name, ids, files, starts, lengths):
+        rows = np.flatnonzero(opaque_mask(ids))
+        keys = [ids[16 * row : 16 * row + 16] for row in rows]
+        order = sorted(range(len(keys)), key=lambda n: (keys[n], files[rows[n]], starts[rows[n]]))
+        parts = []
+        middle = len(order) // 2
+        while 0 < middle < len(order) and keys[order[middle]] == keys[order[middle - 1]]:
+            middle += 1
+        for number, part in enumerate((order[:middle], order[middle:])):
+            values = b"".join(
+                int(files[rows[n]]).to_bytes(4, "big")
+                + int(starts[rows[n]]).to_bytes(8, "big")
+                + int(lengths[rows[n]]).to_bytes(4, "big")
+                for n in part
+            )
+            writer = Writer(self.directory / name / f"dense-{number}", len(part))
+            writer.append(columns_of(b"".join(keys[n] for n in part), values))
+            writer.close()
+            parts.append(Part(f"dense-{number}", len(part)))
+        return parts
+
+    def _letters(self, name, letters):
+        if not letters:
+            return []
+        (self.directory / name / "malformed.jsonl").write_bytes(letters)
+        return [Part("malformed.jsonl", letters.count(b"\n"))]
+
+
+IDS = [
+    *[f"10.0.0.{n % 3}:7:{1_700_000_000_000_000 + 700 * n}" for n in range(200)],
+    *[f"q{n}" for n in range(200)],
+]
+random.Random(1).shuffle(IDS)
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "logs" / "a.jsonl"
+    path.parent.mkdir()
+    append(path, *map(line, IDS))
+    return path
+
+
+@pytest.fixture
+def built(tmp_path, log):
+    built = BuiltMap(tmp_path / "built")
+    built.add(log, letters=b'{"fate":"malformed"}\n')
+    return built
+
+
+def serve(tmp_path, settings=SETTINGS):
+    return EventStoreServer(
+        settings,
+        "127.0.0.1:0",
+        tmp_path / "work" / "eventstore",
+        [str(tmp_path / "logs")],
+        tmp_path / "dead-letters",
+        SystemClock(),
+    )
+
+
+def into(tmp_path):
+    return tmp_path / "work" / "eventstore" / "map"
+
+
+def check_serves(tmp_path, idents=IDS):
+    """An event store started there finds every event, before its reader has looked at any log."""
+    server = serve(tmp_path)
+    found, lines = server.lookup(b"".join(map(pack, idents)))
+    assert set(found) == {Found.FOUND.value}
+    assert lines == list(map(line, idents))
+    return server
+
+
+def test_an_event_store_serves_a_loaded_map_at_once_and_reads_only_what_comes_after(tmp_path, log, built):
+    loaded = load(built.directory, into(tmp_path), SETTINGS)
+    assert (loaded.files, loaded.events, loaded.dense, loaded.repeated) == (1, 400, 200, 0)
+    server = check_serves(tmp_path)
+    append(log, line("new"))
+    server.start()
+    wait_until(lambda: server.status()["primary_events"] == 401)
+    assert server.lookup(pack("new"))[1] == [line("new")]
+    assert server.status()["map_entries"]["dense"] == 201
+    server.stop()
+
+
+def test_generations_come_together_and_the_earlier_place_counts(tmp_path, log, built):
+    more = log.with_name("b.jsonl")
+    append(more, line("q1", "again"), line("only here"))
+    append(log, line("q2", "again"), line("late"), line(IDS[0], "again"))
+    built.add(log, more)
+    append(more, line("q1", "and again"), line("later"))
+    built.add(more)
+    loaded = load(built.directory, into(tmp_path), SETTINGS)
+    assert (loaded.dense, loaded.repeated) == (203, 2)
+    check_serves(tmp_path, [*IDS, "late", "only here", "later"]).stop()
+
+
+def test_a_log_that_is_no_more_is_left_out_and_its_events_are_found_where_they_stand_too(
+    tmp_path, log, built
+):
+    more = log.with_name("b.jsonl")
+    append(more, line("q1"), line("only here"))
+    built.add(more)
+    log.unlink()
+    loaded = load(built.directory, into(tmp_path), SETTINGS)
+    assert loaded.missing == [str(log)]
+    assert loaded.events == 2
+    server = check_serves(tmp_path, ["q1", "only here"])
+    assert server.lookup(pack("q5"))[1] == [b""]
+    server.stop()
+
+
+def test_a_log_that_was_overwritten_since_is_refused_and_nothing_is_loaded(tmp_path, log, built):
+    data = log.read_bytes()
+    for other in (data[:-9], b"x" + data[1:], data[:-2] + b"x\n"):
+        log.write_bytes(other)
+        with pytest.raises(UsageError, match="logmap build"):
+            load(built.directory, into(tmp_path), SETTINGS)
+    assert not (into(tmp_path) / "data.mdb").exists()
+
+
+def test_a_map_that_is_there_is_never_replaced(tmp_path, built):
+    load(built.directory, into(tmp_path), SETTINGS)
+    with pytest.raises(UsageError, match="holds a log file map already"):
+        load(built.directory, into(tmp_path), SETTINGS)
+    check_serves(tmp_path).stop()
+
+
+def test_a_map_is_not_loaded_under_a_running_event_store(tmp_path, built):
+    with DirectoryLock(into(tmp_path)), pytest.raises(LockedError):
+        load(built.directory, into(tmp_path), SETTINGS)
+
+
+def test_a_map_of_other_ids_or_too_large_or_damaged_is_refused(tmp_path, built):
+    with pytest.raises(UsageError, match="other ids"):
+        load(built.directory, into(tmp_path), Settings(ids=Ids(key="other")))
+    with pytest.raises(UsageError, match="no built log file map"):
+        load(tmp_path / "logs", into(tmp_path), SETTINGS)
+    (built.directory / "generation-000000" / "dense-1").write_bytes(b"")
+    with pytest.raises(CorruptStateError, match="build the map anew"):
+        load(built.directory, into(tmp_path), SETTINGS)
+    built.manifest.generations[0].dense[0] = Part("dense-0", 1 << 40)
+    write_manifest(built.directory, built.manifest)
+    with pytest.raises(DiskFullError, match="map_bytes_max"):
+        load(built.directory, into(tmp_path), SETTINGS)
+    (built.directory / "files.json").write_bytes(b"{")
+    with pytest.raises(CorruptStateError, match="not a built log file map"):
+        read_manifest(built.directory)
+
+
+def test_malformed_lines_become_dead_letters_in_the_place_of_those_of_an_earlier_map(tmp_path, built):
+    letters = tmp_path / "dead-letters"
+    letters.mkdir()
+    (letters / "primary-000000.jsonl").write_bytes(b"old\n")
+    (letters / "primary-000001.jsonl").write_bytes(b"old\n")
+    (letters / "foreign-000000.jsonl").write_bytes(b"kept\n")
+    load(built.directory, into(tmp_path), SETTINGS, letters)
+    check_serves(tmp_path).stop()
+    assert {path.name: path.read_bytes() for path in letters.iterdir()} == {
+        "primary-000000.jsonl": b'{"fate":"malformed"}\n',
+        "foreign-000000.jsonl": b"kept\n",
+    }
+
+
+@pytest.mark.parametrize("step", range(22))
+def test_a_load_killed_at_any_step_is_done_anew_and_an_event_store_never_sees_half_of_it(
+    tmp_path, log, built, step
+):
+    """The child is killed before the n-th of the calls that change the disk."""
+    killed = _load_killed_at(built.directory, into(tmp_path), tmp_path / "dead-letters", step)
+    if not (into(tmp_path) / "data.mdb").exists():
+        assert killed
+        load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
+    assert (tmp_path / "dead-letters" / "primary-000000.jsonl").read_bytes() == b'{"fate":"malformed"}\n'
+    check_serves(tmp_path).stop()
+
+
+def test_an_event_store_started_after_a_killed_load_begins_anew(tmp_path, built):
+    assert _load_killed_at(built.directory, into(tmp_path), None, 8)
+    assert list(into(tmp_path).glob("dense-*"))
+    server = serve(tmp_path)
+    server.start()
+    wait_until(lambda: server.status()["primary_events"] == len(IDS))
+    assert server.lookup(b"".join(map(pack, IDS)))[1] == list(map(line, IDS))
+    server.stop()
+
+
+def _load_killed_at(built, target, letters, step):
+    child = os.fork()
+    if child == 0:
+        left = [step]
+
+        def counted(call):
+            def before(*arguments, **named):
+                if left[0] == 0:
+                    os._exit(9)
+                left[0] -= 1
+                return call(*arguments, **named)
+
+            return before
+
+        import eventstore.loading as loading
+        import eventstore.segments as segments
+
+        for module, name in (
+            (loading, "replace"),
+            (loading.shutil, "rmtree"),
+            (loading, "make_directory"),
+            (loading, "pack_file_state"),
+            (loading, "new_meta"),
+            (loading, "split_records"),
+            (segments.Writer, "append"),
+            (segments.Writer, "close"),
+            (os, "fsync"),
+        ):
+            setattr(module, name, counted(getattr(module, name)))
+        load(built, target, SETTINGS, letters)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+
+def test_a_large_segment_gets_the_level_that_merges_would_have_given_it(monkeypatch):
+    from eventstore.loading import _level
+
+    assert [_level(FLUSH_ENTRIES * n) for n in (0, 1, 4, 15, 16, 64)] == [0, 0, 1, 1, 2, 3]
