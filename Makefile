@@ -11,10 +11,10 @@ demo: $(VENV)/.run  ## join real data through two datacenters and check it again
 test: $(VENV)/.dev  ## all quick tests: under 5 minutes on 2 cores
 	$(BIN)/python -m pytest -m "not spark and not long"
 
-test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part; they skip where there is no Java
-	$(BIN)/python -m pytest -m spark
+test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a cluster too; they skip where there is no Java
+	$(BIN)/python -m pytest -m "spark and not long"
 
-test-long: $(VENV)/.dev  ## real data sets; more seeds through the simulator of the replicated log
+test-long: $(VENV)/.dev $(VENV)/.spark  ## real data sets; Spark drills; more seeds through the simulator of the replicated log
 	$(BIN)/python -m pytest -m long
 	PHOTON_SIM_SEEDS=300 $(BIN)/python -m pytest --timeout 1200 tests/simulation/test_seeds.py
 

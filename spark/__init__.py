@@ -1,5 +1,6 @@
-"""Accounts for every foreign event of a run from the logs alone, on PySpark (paper 3.3.3).
+"""What is done with whole logs, on PySpark (paper 3.3.3, 3.4.2).
 
-Reads inputs and outputs of `photon join`; never joins, registers or writes to either. Only this package needs
-Java and the `spark` extra, and only when a command is called.
+`engine` starts Spark, `reading` makes DataFrames of log lines, `registered` one of the IdRegistry;
+`verification`, `recovery`, `logmap` and `backfill` are a command each: their `jobs` are functions from
+DataFrames to DataFrames. Only this package needs Java and the `spark` extra, and only when a command is called.
 """

@@ -30,8 +30,8 @@ _ASK_S: Final = 2.0
 def registry_addresses(work: Path | None, addresses: str | None) -> Iterator[list[str]]:
     """gRPC addresses of replicas, valid within the block. `addresses`: given by the user, comma-separated.
 
-    UsageError if neither or both are given, or `work` is no work directory; UnavailableError if the registry
-    can't be started, or has no quorum.
+    UsageError if neither or both are given, or `work` is no work directory; LockedError while another command
+    has borrowed it; UnavailableError if the registry can't be started, or has no quorum.
     """
     if (work is None) == (addresses is None):
         raise UsageError("say which registry: either --work DIR or --registry HOST:PORT,...")
@@ -43,12 +43,23 @@ def registry_addresses(work: Path | None, addresses: str | None) -> Iterator[lis
         return
     topology = read_topology(work / "topology.json")
     with contextlib.ExitStack() as held:
+        borrowing = held.enter_context(_borrowing(work))
         try:
             held.enter_context(DirectoryLock(work))
         except LockedError:  # a run is on: its registry it is
+            borrowing.release()
             yield [replica.grpc for replica in topology.replicas]
         else:
             yield held.enter_context(_started(work, topology))
+
+
+def _borrowing(work: Path) -> DirectoryLock:
+    try:
+        return DirectoryLock(work / "borrowed")
+    except LockedError as error:
+        raise LockedError(
+            f"{work}: another command has started the registry of this run for itself; wait until it is done"
+        ) from error
 
 
 @contextmanager

@@ -1,19 +1,33 @@
-"""`photon verify`: accounts for every foreign event from the logs alone (docs/verification.md)."""
+"""`photon verify`: accounts for every foreign event, from logs and registry (docs/verification.md)."""
 
+import contextlib
 import json
+import random
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from photon.app.borrowed_registry import registry_addresses
+from photon.app.registry_cli import parse_time_us
+from photon.app.topology import read_topology
+from photon.core.clock import SystemClock
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import load_settings
+from spark.engine.options import SparkOptions, spark_options
+
+_PROBE_S: Final = 2.0
+_SETTLE_S: Final = 60.0
 
 
 @click.command("verify")
 @click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
-@click.option("--out", required=True, metavar="DIR", help="The --out of `photon join`.")
+@click.option(
+    "--out", multiple=True, required=True, metavar="DIR", help="The --out of `photon join`; repeatable."
+)
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run.")
 @click.option(
     "--primary",
@@ -22,46 +36,101 @@ from photon.core.settings import load_settings
     help="Primary logs; repeatable. With them: which events could have been joined, and are the primaries "
     "inside those of the logs?",
 )
-@click.option("--master", default="local[*]", show_default=True, help="Where Spark runs.")
-@click.option("--driver-memory", default="1g", show_default=True, help="Memory of Spark's JVM.")
+@click.option("--work", type=click.Path(path_type=Path), help="Ask the registry of this work directory.")
+@click.option("--registry", metavar="HOST:PORT,...", help="Ask the registry whose replicas answer there.")
+@click.option("--export", default="", metavar="DIR", help="Ask an export of the registry.")
+@click.option("--from", "start", metavar="TIME", help="Only events of this time or later.")
+@click.option("--to", "end", metavar="TIME", help="Only events before this time.")
+@click.option(
+    "--settle",
+    type=click.FloatRange(min=0),
+    default=_SETTLE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="What was registered so shortly before is in flight, not lost.",
+)
 @click.option("--details", default="", metavar="DIR", help="Write every id and its verdict there (Parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@spark_options
 def command(
     foreign: tuple[str, ...],
-    out: str,
+    out: tuple[str, ...],
     config: Path | None,
     primary: tuple[str, ...],
-    master: str,
-    driver_memory: str,
+    work: Path | None,
+    registry: str | None,
+    export: str,
+    start: str | None,
+    end: str | None,
+    settle: float,
     details: str,
     as_json: bool,
+    spark: SparkOptions,
 ) -> int:
     """Check that every foreign event came out once, with the right primary event, or see what became of it.
 
-    Ends with status 1 if an event was joined twice, with the wrong primary event or without being in the
-    inputs, or was given up though it can be joined.
+    Without --work, --registry or --export the registry of the first --out is asked if it runs. Times are ISO
+    8601, or seconds since 1970.
+
+    Ends with status 1 if an event was lost after it was registered, joined twice, without being registered,
+    with the wrong primary event or without being in the inputs, or was given up though it can be joined.
     """
-    from spark.session import check_requirements, open_session
+    from spark.engine.session import check_requirements, open_session
 
     settings = load_settings(config)
     check_requirements()
-    from spark.verify import Question, verify
+    from dataclasses import replace
 
-    question = Question(foreign, out, primary, details)
+    from spark.verification.jobs import Span
+    from spark.verification.verify import Question, verify
+
+    span = Span(
+        None if start is None else parse_time_us(start, "--from"),
+        None if end is None else parse_time_us(end, "--to"),
+    )
+    question = Question(foreign, out, primary, details, export=export, span=span, settle_s=settle)
     question.check()
+    if export and (work is not None or registry is not None):
+        raise UsageError("--export: the registry itself or an export of it is asked, not both")
     began = time.monotonic()
-    with _progress(), open_session(master, driver_memory) as session:
-        report = verify(session, question, settings)
+    with _progress(), _registry(work, registry, export, out) as addresses, open_session(spark) as session:
+        report = verify(session, replace(question, registry=tuple(addresses)), settings)
     document: dict[str, Any] = {**report.as_document(), "seconds": round(time.monotonic() - began, 2)}
     if as_json:
         click.echo(json.dumps(document))
     else:
-        from spark.verdicts import as_table
+        from spark.verification.verdicts import as_table
 
         click.echo(as_table(report))
         if details:
             click.echo(f"details: {details}")
     return 1 if report.broken else 0
+
+
+@contextmanager
+def _registry(
+    work: Path | None, registry: str | None, export: str, outs: tuple[str, ...]
+) -> Iterator[list[str]]:
+    """Addresses of the one that was named; or else of that in the first --out, if it runs; or none."""
+    if work is not None or registry is not None:
+        with registry_addresses(work, registry) as addresses:
+            yield addresses
+    else:
+        yield [] if export else _running(Path(outs[0]) / ".photon" / "topology.json")
+
+
+def _running(topology: Path) -> list[str]:
+    """Addresses of the replicas of that system, if one of them answers; or none."""
+    from idregistry.client import RegistryClient
+
+    if not topology.is_file():
+        return []
+    addresses = [replica.grpc for replica in read_topology(topology).replicas]
+    with contextlib.suppress(UnavailableError):
+        with closing(RegistryClient(addresses, _PROBE_S, SystemClock(), random.Random())) as client:
+            client.directory()
+        return addresses
+    return []
 
 
 def _progress() -> AbstractContextManager[object]:

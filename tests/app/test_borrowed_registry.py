@@ -7,7 +7,7 @@ import pytest
 from idregistry.client import RegistryClient
 from photon.app.borrowed_registry import registry_addresses
 from photon.core.clock import SystemClock
-from photon.core.errors import UsageError
+from photon.core.errors import LockedError, UsageError
 from tests.app.kit import join, join_arguments, photon, write_lines
 
 pytestmark = pytest.mark.cluster
@@ -43,6 +43,8 @@ def test_the_registry_of_a_run_that_is_over_is_started_for_the_time_being(out):
             refused = photon(*join_arguments(out.parent, out))
             assert refused.returncode == 1
             assert "another photon runs on" in refused.stderr
+            with pytest.raises(LockedError, match="another command"), registry_addresses(work, None):
+                pass
     assert not (work / "topology-registry.json").exists()
     logs = out.parent
     assert join(logs, out)["joined"] == CLICKS  # and a run goes on with it afterwards

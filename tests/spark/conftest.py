@@ -1,11 +1,11 @@
-"""One Spark session for the whole folder: starting one takes seconds."""
+"""One Spark session for the whole folder, a standalone cluster for a module: starting them takes seconds."""
 
 import os
 
 import pytest
 
 from photon.core.errors import UsageError
-from spark.session import check_requirements, open_session
+from spark.engine.session import check_requirements, open_session
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +15,7 @@ def monkeypatch_session():
 
 
 @pytest.fixture(scope="session")
-def session(monkeypatch_session):
+def requirements():
     """A missing PySpark or Java skips the tests that need it; where CI is set it fails them."""
     try:
         check_requirements()
@@ -23,8 +23,24 @@ def session(monkeypatch_session):
         if os.environ.get("CI"):
             pytest.fail(f"CI must run the Spark tests: {error}")
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def session(monkeypatch_session, requirements):
     # For seconds of work the optimising compiler costs more than it saves; the command's own JVM inherits it.
     monkeypatch_session.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
     with open_session("local[2]", "768m", quick) as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory, requirements):
+    """A master and two workers of one core, which have neither this directory nor its PYTHONPATH.
+
+    Only for processes of their own (tests.spark.cluster.photon): this one has its session already.
+    """
+    from tests.spark.cluster import running_cluster
+
+    with running_cluster(tmp_path_factory.mktemp("cluster"), workers=2) as cluster:
+        yield cluster

@@ -5,7 +5,8 @@ import os
 import pytest
 
 from photon.core.errors import UsageError
-from spark.paths import check_details, check_output, input_paths, output_paths
+from spark.reading.paths import check_details, check_output, input_paths, local_name, output_paths
+from spark.reading.remote_paths import existing
 
 
 def touch(*paths):
@@ -24,7 +25,10 @@ def test_globs_and_directories_mean_their_files_and_each_file_once(tmp_path):
 
 def test_uris_are_left_to_spark(tmp_path):
     assert input_paths(["s3a://bucket/clicks/*.gz"]) == ["s3a://bucket/clicks/*.gz"]
-    assert output_paths("hdfs://host/out/", "joined") == ["hdfs://host/out/joined/*/*.jsonl"]
+    assert output_paths("hdfs://host/out/", "joined") == [
+        "hdfs://host/out/joined/*/*.jsonl",
+        "hdfs://host/out/joined/*/*.parquet",
+    ]
 
 
 def test_inputs_that_match_nothing_are_a_usage_error(tmp_path):
@@ -34,24 +38,42 @@ def test_inputs_that_match_nothing_are_a_usage_error(tmp_path):
         input_paths([str(tmp_path / "nowhere" / "*.jsonl")])
 
 
-@pytest.mark.parametrize("name", ["c.pblk", "c.pblk.gz", "c.jsonl.zst"])
-def test_a_log_that_spark_can_not_read_as_lines_is_a_usage_error(tmp_path, name):
+@pytest.mark.parametrize("name", ["c.pblk", "c.jsonl.zst", "_c.jsonl", "c[1] {a}?*\\\\.jsonl", "ü:c d.jsonl"])
+def test_a_local_file_of_any_name_is_told_from_what_spark_must_read(tmp_path, name):
     touch(tmp_path / name)
-    with pytest.raises(UsageError, match=name):
-        input_paths([str(tmp_path / name)])
+    assert [local_name(path) for path in input_paths([str(tmp_path)])] == [str(tmp_path / name)]
 
 
-def test_joined_logs_as_parquet_are_a_usage_error(tmp_path):
-    touch(tmp_path / "joined" / "east" / "joiner-east-000000.parquet")
-    with pytest.raises(UsageError, match="Parquet"):
-        output_paths(str(tmp_path), "joined")
+@pytest.mark.parametrize(
+    "uri", ["s3a://bucket/clicks.jsonl", "file:///clicks/*.jsonl", "hdfs:///clicks.jsonl"]
+)
+def test_what_spark_must_read_has_no_local_name(uri):
+    assert local_name(uri) is None
 
 
-@pytest.mark.parametrize("name", ["_clicks.jsonl", ".clicks.jsonl"])
-def test_a_file_that_spark_would_leave_out_in_silence_is_a_usage_error(tmp_path, name):
-    touch(tmp_path / name)
-    with pytest.raises(UsageError, match="begin with _ or"):
-        input_paths([str(tmp_path / name)])
+def test_a_joined_log_that_is_being_made_parquet_counts_once(tmp_path):
+    touch(tmp_path / "joined" / "east" / "j-000000.parquet", tmp_path / "joined" / "east" / "j-000000.jsonl")
+    touch(tmp_path / "joined" / "east" / "j-000001.jsonl", tmp_path / "joined" / "west" / "j-000000.jsonl")
+    names = [path.removeprefix(f"file://{tmp_path}/") for path in output_paths(str(tmp_path), "joined")]
+    assert names == [
+        "joined/east/j-000000.parquet",
+        "joined/east/j-000001.jsonl",
+        "joined/west/j-000000.jsonl",
+    ]
+
+
+@pytest.mark.spark
+def test_patterns_of_a_file_system_become_its_files_and_may_match_none(tmp_path, session):
+    touch(tmp_path / "joined" / "east" / "j-000000.jsonl", tmp_path / "joined" / "west" / "j-000000.jsonl")
+    (tmp_path / "joined" / "east" / "directory.jsonl").mkdir()
+    patterns = output_paths(f"file:{tmp_path}", "joined")
+    local = input_paths([str(tmp_path / "joined" / "west")])
+    assert existing(session, [*patterns, *local]) == [
+        *local,
+        f"file:{tmp_path}/joined/east/j-000000.jsonl",
+        f"file:{tmp_path}/joined/west/j-000000.jsonl",
+    ]
+    assert existing(session, [f"file:{tmp_path}/*.none"]) == []
 
 
 def test_an_output_directory_without_outputs_is_a_usage_error(tmp_path):

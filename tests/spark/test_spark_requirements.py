@@ -3,13 +3,13 @@
 import pytest
 
 from photon.core.errors import UsageError
-from spark import session
-from spark.session import check_requirements, open_session
+from spark.engine import requirements
+from spark.engine.session import check_requirements, open_session
 
 
 @pytest.fixture
 def pyspark_found(monkeypatch):
-    monkeypatch.setattr(session, "find_spec", lambda name: object())
+    monkeypatch.setattr(requirements, "find_spec", lambda name: object())
 
 
 def java_saying(tmp_path, version):
@@ -21,7 +21,7 @@ def java_saying(tmp_path, version):
 
 
 def test_a_missing_pyspark_is_a_usage_error_that_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"pip install 'pyspark"):
         check_requirements()
 

@@ -1,13 +1,18 @@
-"""Lines as Spark reads them against lines as Photon reads them."""
+"""What verification takes from logs of every kind, against what Photon reads."""
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
+import zstandard
 
+from joiner.parquet import convert
+from photon.core.blocks import encode_foreign, encode_primary, labels_of
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
-from photon.core.settings import Foreign, Primary
+from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
+from tests.spark.written_logs import foreign, joined, letter, primary
 
 pytestmark = pytest.mark.spark
 
@@ -58,84 +63,206 @@ LINES = [
 ]
 
 
-def read(session, *paths):
-    from spark.paths import input_paths
-    from spark.sources import read_lines
+def rows_of(source, session, *paths, settings=None):
+    """Rows of one of the functions of spark.verification.sources."""
+    from spark.reading.paths import input_paths
+    from spark.verification import sources
 
-    return read_lines(session, input_paths([str(path) for path in paths]))
+    function = getattr(sources, source)
+    return function(session, input_paths([str(path) for path in paths]), settings or Settings()).collect()
 
 
-def test_a_line_is_an_event_to_spark_if_and_only_if_it_is_one_to_photon(session, tmp_path):
-    from spark.sources import foreign_events
+def packed(*ids):
+    return [IdPacker().pack([id_]) for id_ in ids]
 
+
+def lines_of(*events):
+    return b"".join(json.dumps(event).encode() + b"\n" for event in events)
+
+
+def test_a_line_is_an_event_if_and_only_if_it_is_one_to_photon(session, tmp_path):
     path = tmp_path / "clicks.jsonl"
-    path.write_bytes(b"\n".join(LINES))
-    rows = foreign_events(read(session, path), Foreign()).collect()
+    path.write_bytes(b"\n".join(LINES) + b"\n")
+    rows = rows_of("foreign_events", session, path)
     packer = IdPacker()
     batch = JsonLines(Primary(), Foreign(), packer).parse_foreign(b"\n".join(LINES))
     events = [row for row in rows if row.id is not None]
     assert packer.pack([row.id for row in events]) == batch.ids
-    assert packer.pack([row.primary_id for row in events]) == batch.primary_ids
+    assert b"".join(row.key for row in events) == batch.ids
+    assert b"".join(row.primary for row in events) == batch.primary_ids
     assert len(rows) - len(events) == len(batch.malformed)
     assert len(events) > 8
     assert len(batch.malformed) > 20
 
 
 def test_field_names_may_hold_anything_that_settings_allow(session, tmp_path):
-    from spark.sources import foreign_events, joined_events
-
     names = Foreign(id="a..b c", primary_id="it's `ü`]", time="$")
+    settings = Settings(foreign=names, primary=Primary(id="[0]"))
     event = {"a.b c": 1, names.primary_id: 2**70, names.time: 3, "b c": "no"}
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({**event, "primary": {"[0]": 2**70}}) + "\n")
-    lines = read(session, path)
-    assert [tuple(row) for row in foreign_events(lines, names).collect()] == [("1", str(2**70))]
-    row = joined_events(lines, names, Primary(id="[0]"), "primary").first()
-    assert (row.id, row.primary_id) == ("1", str(2**70))
+    (row,) = rows_of("foreign_events", session, path, settings=settings)
+    assert (row.id, row.time_us, [row.key, row.primary]) == ("1", 3, packed("1", str(2**70)))
+    (row,) = rows_of("joined_events", session, path, settings=settings)
+    assert (row.id, row.primary) == ("1", packed(str(2**70))[0])
 
 
 def test_fields_may_lie_in_objects_and_the_primary_event_in_any_field(session, tmp_path):
-    from spark.sources import dead_letters, foreign_events, joined_events
-
-    names = Foreign(id="ctx.click.id", primary_id="ctx.query")
-    event = {"ctx": {"click": {"id": 2**70}, "query": "q"}, "user": {"who": {"id": 5}}}
-    path = tmp_path / "x.jsonl"
-    path.write_text(json.dumps(event) + "\n" + json.dumps({"ctx": {"click": 1}}) + "\n")
-    lines = read(session, path)
-    assert [tuple(row) for row in foreign_events(lines, names).collect()] == [(str(2**70), "q"), (None, None)]
-    row = joined_events(lines, names, Primary(id="who.id"), "user").first()
-    assert (row.id, row.primary_id) == (str(2**70), "5")
-    path.write_text(json.dumps({"fate": "unjoinable", "event": event}) + "\n")
-    assert dead_letters(read(session, path), names).first().id == str(2**70)
-
-
-def test_the_content_of_an_event_is_the_same_whatever_its_white_space_and_order(session, tmp_path):
-    from spark.sources import primary_events
-
-    path = tmp_path / "queries.jsonl"
-    path.write_text(
-        '{"id":"q","x":{"a":1,"b":[1.5,"\\u00fc"]}}\n'
-        '{ "x" : {"b":[1.50, "ü"], "a":1}, "id":"q"}\n'
-        '{"id":"q","x":{"a":2,"b":[1.5,"ü"]}}\n'
+    settings = Settings(
+        primary=Primary(id="who.id"),
+        foreign=Foreign(id="ctx.click.id", primary_id="ctx.query"),
+        adapter=Adapter(field="user"),
     )
-    contents = [row.content for row in primary_events(read(session, path), Primary()).collect()]
-    assert contents[0] == contents[1] != contents[2]
+    event = {"ctx": {"click": {"id": 2**70}, "query": "q"}, "user": {"who": {"id": 5}}, "ts_us": 1}
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(lines_of(event, {"ctx": {"click": 1}}))
+    found = [(row.id, row.primary) for row in rows_of("foreign_events", session, path, settings=settings)]
+    assert found == [(str(2**70), packed("q")[0]), (None, None)]
+    row = rows_of("joined_events", session, path, settings=settings)[0]
+    assert (row.id, row.primary) == (str(2**70), packed("5")[0])
+    path.write_bytes(lines_of({"fate": "unjoinable", "event": event}))
+    assert rows_of("dead_letters", session, path, settings=settings)[0].id == str(2**70)
+
+
+def test_joined_lines_tell_whose_primary_they_hold_and_what_cannot_be_read(session, tmp_path):
+    path = tmp_path / "joined.jsonl"
+    path.write_bytes(
+        lines_of(joined(foreign("a", "q"), primary("q")), foreign("b", "q"), {"id": "c", "primary": None})
+        + lines_of({"id": "d", "primary": "text"}, {"primary": primary("q")})
+        + b'no json\n{"id":"still being writ'
+    )
+    found = [(row.id, row.primary, row.time_us) for row in rows_of("joined_events", session, path)]
+    q = packed("q")[0]
+    assert found == [
+        *[("a", q, 2), ("b", None, 2), ("c", None, None), ("d", None, None)],
+        *[(None, None, None), (None, None, None)],
+    ]
+
+
+def test_dead_letters_tell_their_fate_and_those_of_primary_events_are_left_out(session, tmp_path):
+    path = tmp_path / "foreign-000000.jsonl"
+    whole = json.dumps(foreign("long", "q"))
+    path.write_bytes(
+        lines_of(letter("unjoinable", foreign("a", "q")), letter("malformed", "no json"))
+        + lines_of(letter("filtered", {"no": "id"}), letter("expired", foreign(7, "q")), letter("odd", {}))
+        + lines_of(letter("malformed", whole), {**letter("malformed", ""), "event_base64": "/w=="})
+        + b"{\n"
+    )
+    (tmp_path / "primary-000000.jsonl").write_bytes(lines_of(letter("malformed", whole)))
+    found = [(row.id, row.fate) for row in rows_of("dead_letters", session, tmp_path)]
+    told = [(id_, fate) for id_, fate in found if id_ is not None]
+    assert sorted(told) == [("7", "expired"), ("a", "unjoinable"), ("long", "malformed")]
+    assert len(found) - len(told) == 3
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "pblk", "pblk.gz"])
+def test_logs_of_every_kind_tell_the_same(session, tmp_path, kind):
+    clicks = [foreign(f"c{n}", f"q{n}", n=n) for n in range(50)] + [foreign("10.0.0.1:5:77", "q")]
+    queries = [primary(f"q{n}") for n in range(50)]
+    formats = JsonLines(Primary(), Foreign(), IdPacker())
+    data = {"clicks": lines_of(*clicks), "queries": lines_of(*queries)}
+    plain = {}
+    for name, source in (("clicks", "foreign_events"), ("queries", "primary_events")):
+        (tmp_path / "plain.log").write_bytes(data[name])
+        plain[name] = rows_of(source, session, tmp_path / "plain.log")
+        if "pblk" in kind:
+            labels = labels_of(Primary(), Foreign(), IdPacker())
+            foreigns = name == "clicks"
+            batch = (formats.parse_foreign if foreigns else formats.parse_primary)(data[name])
+            data[name] = (encode_foreign if foreigns else encode_primary)(batch, labels, 20)
+        packs = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
+        data[name] = packs.get(kind.rpartition(".")[2], bytes)(data[name])
+        path = tmp_path / f"{name}.{kind}"
+        path.write_bytes(data[name])
+        assert sorted(rows_of(source, session, path)) == sorted(plain[name])
+    assert len(plain["clicks"]) == 51
+
+
+def test_a_damaged_block_is_one_line_that_is_no_event(session, tmp_path):
+    batch = JsonLines(Primary(), Foreign(), IdPacker()).parse_foreign(
+        lines_of(*(foreign(f"c{n}", "q") for n in range(30)))
+    )
+    data = bytearray(encode_foreign(batch, labels_of(Primary(), Foreign(), IdPacker()), 10))
+    data[len(data) // 2] ^= 1
+    (tmp_path / "clicks.pblk").write_bytes(data)
+    rows = rows_of("foreign_events", session, tmp_path / "clicks.pblk")
+    assert [row.id is None for row in rows].count(True) == 1
+    assert len(rows) == 21
+
+
+def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(session, tmp_path):
+    path = tmp_path / "clicks.jsonl"
+    path.write_bytes(lines_of(foreign("a", "q"), foreign("b", "q", pad="x" * 5000), foreign("c", "q")))
+    settings = Settings(logs=Logs(line_bytes_max=1024, chunk_bytes=4096))
+    rows = rows_of("foreign_events", session, path, settings=settings)
+    assert sorted(str(row.id) for row in rows) == ["None", "a", "c"]
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_joined_logs_as_parquet_tell_what_their_lines_told(session, tmp_path, mixed):
+    from spark.reading.paths import input_paths
+    from spark.verification import sources
+
+    events = [joined(foreign(f"c{n}", f"q{n}"), primary(f"q{n}", gap=None, n=float(n))) for n in range(40)]
+    if mixed:
+        events[3]["ts_us"] = "text"  # no column holds both: the file has one of lines
+    lines = tmp_path / "j-000000.jsonl"
+    lines.write_bytes(lines_of(*events))
+    convert(lines, Path(tmp_path / "j-000000.parquet"))
+    plain = rows_of("joined_events", session, lines)
+    rows = rows_of("joined_events", session, tmp_path / "j-000000.parquet")
+    facts = [(row.id, row.key, row.primary, row.time_us) for row in plain]
+    assert [(row.id, row.key, row.primary, row.time_us) for row in rows] == facts
+    assert [row.time_us for row in rows].count(None) == mixed
+    forms = []
+    for path in (lines, tmp_path / "j-000000.parquet"):
+        inside = sources.joined_primaries(session, input_paths([str(path)]), Settings())
+        forms.append(sorted(row.forms for row in sources.canonical_forms(inside).collect()))
+    (tmp_path / "q.log").write_bytes(lines_of(*(event["primary"] for event in events)))
+    logged = sources.primary_lines(session, input_paths([str(tmp_path / "q.log")]), Settings())
+    both = [row.forms for row in sources.canonical_forms(logged).collect()]
+    assert forms == [sorted([strict] for strict, _ in both), sorted([loose] for _, loose in both)]
+
+
+def test_the_content_of_an_event_is_the_same_whatever_its_white_space_and_order():
+    from spark.reading.contents import canonical
+
+    one = canonical(b'{"id":"q","x":{"a":1,"b":[1.5,"\\u00fc"]}}', loosely=False)
+    assert canonical('{ "x" : {"b":[1.50, "ü"], "a":1}, "id":"q"}'.encode(), loosely=False) == one
+    assert canonical('{"id":"q","x":{"a":2,"b":[1.5,"ü"]}}'.encode(), loosely=False) != one
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        (b'{"a":null,"b":1}', b'{"b":1.0}', True),
+        (b'{"a":{"x":null}}', b'{"a":{}}', True),
+        (b'{"a":1}', b'{"a":2}', False),
+        (b'{"a":"1"}', b'{"a":1}', False),
+        (b'{"a":[1,null]}', b'{"a":[1]}', False),
+    ],
+)
+def test_what_parquet_does_not_tell_apart_is_alike_only_to_parquet(one, other, alike):
+    from spark.reading.contents import canonical
+
+    assert (canonical(one, loosely=True) == canonical(other, loosely=True)) is alike
+    assert canonical(one, loosely=False) != canonical(other, loosely=False)
 
 
 @pytest.mark.parametrize(
     "name", ["10.0.0.1:42-0.jsonl", "a b[1]{x,y}.jsonl", "p%20q#?*\\.jsonl", "ü.jsonl.gz"]
 )
 def test_files_with_awkward_names_are_read(session, tmp_path, name):
-    content = b'{"id":1}\n\n{"id":2}\n'
+    content = lines_of(foreign(1, "q")) + b"\n" + lines_of(foreign(2, "q"))
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert sorted(row.line for row in read(session, tmp_path).collect()) == ['{"id":1}', '{"id":2}']
+    assert [row.id for row in rows_of("foreign_events", session, tmp_path)] == ["1", "2"]
 
 
 def test_a_damaged_file_fails_in_one_line_that_names_it(session, tmp_path):
-    from spark.session import SparkFailedError, spark_failures
+    from spark.engine.session import SparkFailedError, spark_failures
 
-    (tmp_path / "clicks.jsonl.gz").write_bytes(gzip.compress(b'{"id":1}\n' * 10_000)[:-20])
+    (tmp_path / "clicks.jsonl.gz").write_bytes(gzip.compress(lines_of(foreign(1, "q")) * 10_000)[:-20])
     with pytest.raises(SparkFailedError) as failure, spark_failures():
-        read(session, tmp_path).count()
+        rows_of("foreign_events", session, tmp_path)
     assert "clicks.jsonl.gz" in str(failure.value)
     assert "\n" not in str(failure.value)

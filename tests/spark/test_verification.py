@@ -14,11 +14,11 @@ pytestmark = pytest.mark.spark
 
 def ask(session, logs, *, settings=None, with_primaries=True):
     """-> the report and {id: verdict} of the details."""
-    from spark.verify import Question, verify
+    from spark.verification.verify import Question, verify
 
     details = logs.directory / "details"
     queries = (str(logs.directory / "queries"),) if with_primaries else ()
-    question = Question((str(logs.directory / "clicks"),), str(logs.out), queries, str(details))
+    question = Question((str(logs.directory / "clicks"),), (str(logs.out),), queries, str(details))
     report = verify(session, question, settings or Settings())
     rows = session.read.parquet(str(details)).collect()
     assert len(rows) == len({row.id for row in rows})
@@ -139,9 +139,9 @@ def test_what_is_broken_is_named_with_an_example(answer):
 
 
 def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, broken_run, tmp_path):
-    from spark.verify import Question, verify
+    from spark.verification.verify import Question, verify
 
-    question = Question((str(broken_run.directory / "clicks" / "*"),), str(broken_run.out))
+    question = Question((str(broken_run.directory / "clicks" / "*"),), (str(broken_run.out),))
     report = verify(session, question, Settings())
     assert not {"lost_pending", "lost_unjoinable", "altered_primary"} & report.counts.keys()
     assert report.counts["unjoinable"] == 2
@@ -200,22 +200,20 @@ def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
 def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(
     session, tmp_path, monkeypatch
 ):
-    from spark import sources
+    from spark.verification import sources
 
     logs = WrittenLogs(tmp_path)
     clicks = logs.foreign(foreign("before", "q"))
     output = logs.joined("dc1", joined(foreign("before", "q"), Q))
-    read_lines = sources.read_lines
+    foreign_events = sources.foreign_events
 
-    def and_meanwhile(session, paths):
-        lines = read_lines(session, paths)
-        if any("clicks" in path for path in paths):
-            with open(clicks, "a") as inputs, open(output, "a") as outputs:
-                inputs.writelines(json.dumps(foreign(name, "q")) + "\n" for name in ("next", "late"))
-                outputs.write(json.dumps(joined(foreign("late", "q"), Q)) + "\n")
-        return lines
+    def and_meanwhile(*arguments):
+        with open(clicks, "a") as inputs, open(output, "a") as outputs:
+            inputs.writelines(json.dumps(foreign(name, "q")) + "\n" for name in ("next", "late"))
+            outputs.write(json.dumps(joined(foreign("late", "q"), Q)) + "\n")
+        return foreign_events(*arguments)
 
-    monkeypatch.setattr(sources, "read_lines", and_meanwhile)
+    monkeypatch.setattr(sources, "foreign_events", and_meanwhile)
     report, verdicts = ask(session, logs, with_primaries=False)
     assert report.broken == []
     assert verdicts["before"] == "joined"

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 import pytest
 
 from photon.app.cli import main
+from tests.app.kit import join
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 
 
@@ -34,7 +35,7 @@ def logs(tmp_path):
 
 @pytest.mark.spark
 def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, session, monkeypatch, capfd):
-    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
     arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), "--json"]
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--primary", str(logs.directory / "queries")])
@@ -48,7 +49,38 @@ def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, sessio
         "unjoinable": 1,
         "lost_pending": 1,
         "ok": True,
+        "registry": "not asked",
     }
+
+
+@pytest.mark.spark
+def test_the_registry_of_a_run_that_ended_tells_what_was_lost_from_its_output(
+    logs, session, monkeypatch, capfd, tmp_path
+):
+    out = tmp_path / "real"
+    clicks = [foreign(f"c{n}", "q") for n in range(40)]
+    logs.foreign(*clicks)
+    join(logs.directory, out)
+    (path,) = (out / "joined").glob("*/*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[3:]) + lines[-1])
+    gone = {json.loads(line)["id"] for line in lines[:3]}
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(out), "--json"]
+    details = tmp_path / "lost"
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--work", str(out / ".photon"), "--settle", "0", "--details", str(details)])
+    said = capfd.readouterr()
+    assert (end.value.code, said.err) == (1, "")
+    report = json.loads(said.out)
+    assert report["registry"] == "asked"
+    assert report["broken"][-1] == "joined_twice"
+    assert report["lost"] + report["lost_cleared"] == 3
+    assert (report["joined"], report["joined_twice"], report["unregistered"]) == (36, 1, 0)
+    verdicts = session.read.parquet(str(details)).where("verdict LIKE 'lost%'").collect()
+    assert {row.id for row in verdicts} == gone
+    if report["lost"]:
+        assert report["lost_by"][0]["lease"] == "over"
 
 
 @pytest.mark.spark
@@ -72,11 +104,13 @@ def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_pat
         ("--foreign", "nothing-*.jsonl", "no file matches"),
         ("--config", "none.toml", "none.toml"),
         ("--driver-memory", "much", "512m"),
+        ("--from", "yesterday", "give a time as"),
+        ("--export", "none --work none", "not both"),
     ],
 )
 def test_bad_usage_ends_with_2_and_one_line(logs, option, value, message):
     options = {"--out": logs.out, "--foreign": logs.directory / "clicks", option: value}
-    done = photon(*itertools.chain(*options.items()))
+    done = photon(*itertools.chain(*((name, *str(value).split(" ")) for name, value in options.items())))
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1

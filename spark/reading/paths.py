@@ -12,13 +12,17 @@ from photon.core.logfiles import check_patterns
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SPARK_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
+_LOCAL: Final = "file:///"
+_ENDINGS: Final = (".jsonl", ".parquet")
+"""Of the files of joined logs: the later ones are preferred."""
+_ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def input_paths(patterns: Sequence[str]) -> list[str]:
-    """Globs, directories and URIs -> paths for `sources.read_lines`.
+    """Globs, directories and URIs -> paths for spark.reading.events and spark.verification.sources.
 
     Local ones as `photon join` reads them (`**` works, a file with several names counts once); a URI (s3a://,
-    hdfs://) goes to Spark as it is. UsageError where nothing matches, or a name is one that Spark leaves out.
+    hdfs://) goes to Spark as it is. UsageError where nothing matches.
     """
     local = [pattern for pattern in patterns if not is_uri(pattern)]
     check_patterns(local)
@@ -26,8 +30,6 @@ def input_paths(patterns: Sequence[str]) -> list[str]:
     for name in sorted(_matches(local)):
         status = os.stat(name)
         files.setdefault((status.st_dev, status.st_ino), name)
-    for name in files.values():
-        _check_readable(name)
     remote = [pattern for pattern in patterns if is_uri(pattern)]
     if not files and not remote:
         raise UsageError(f"no file matches {', '.join(map(repr, local))}; check the pattern")
@@ -35,12 +37,17 @@ def input_paths(patterns: Sequence[str]) -> list[str]:
 
 
 def output_paths(out: str, kind: str) -> list[str]:
-    """The files of one kind (`joined` or `dead-letters`) under the --out of `photon join`; may be none."""
+    """The files of one kind (`joined` or `dead-letters`) under the --out of `photon join`; may be none.
+
+    Of one that is there as lines and as Parquet, being completed just now, the Parquet: it is whole, and the
+    lines go. For a URI these are patterns (spark.reading.remote_paths.existing).
+    """
     if is_uri(out):
-        return [f"{out.rstrip('/')}/{kind}/*/*.jsonl"]
-    for path in Path(out, kind).glob("*/*.parquet"):
-        raise UsageError(f"{path}: joined logs as Parquet can't be verified yet; keep them as lines")
-    return [_spark_path(str(path)) for path in sorted(Path(out, kind).glob("*/*.jsonl"))]
+        return [f"{out.rstrip('/')}/{kind}/*/*{ending}" for ending in _ENDINGS]
+    found: dict[Path, Path] = {}
+    for ending in _ENDINGS:
+        found |= {path.with_suffix(""): path for path in Path(out, kind).glob(f"*/*{ending}")}
+    return [_spark_path(str(path)) for path in sorted(found.values())]
 
 
 def check_output(out: str) -> None:
@@ -62,24 +69,19 @@ def is_uri(path: str) -> bool:
     return _SCHEME.match(path) is not None
 
 
+def local_name(path: str) -> str | None:
+    """The file that a path of `input_paths` names on this machine; None where only Spark can tell."""
+    if not path.startswith(_LOCAL) or _SPARK_WILDCARDS.search(_ESCAPED.sub("", path)):
+        return None
+    return _ESCAPED.sub(r"\1", path.removeprefix(_LOCAL.removesuffix("/")))
+
+
 def _matches(patterns: Sequence[str]) -> Iterator[str]:
     for pattern in patterns:
         inside = str(Path(pattern) / "*") if Path(pattern).is_dir() else pattern
         yield from (name for name in glob.iglob(inside, recursive=True) if Path(name).is_file())
 
 
-def _check_readable(name: str) -> None:
-    """UsageError for logs that Spark can't read as lines."""
-    plain = name.removesuffix(".gz").removesuffix(".zst")
-    if plain.endswith(".pblk"):
-        raise UsageError(f"{name}: blocks can't be verified; make lines of them with `photon convert`")
-    if name.endswith(".zst"):
-        raise UsageError(f"{name}: Spark can't be relied on to read .zst; unpack it, or pack it as .gz")
-
-
 def _spark_path(name: str) -> str:
     """An absolute local file name, with what Spark's globs would take for a wildcard escaped."""
-    path = Path(name)
-    if path.name.startswith(("_", ".")):
-        raise UsageError(f"{name}: Spark leaves out files whose names begin with _ or .; rename it")
-    return "file://" + _SPARK_WILDCARDS.sub(r"\\\1", str(path.absolute()))
+    return "file://" + _SPARK_WILDCARDS.sub(r"\\\1", str(Path(name).absolute()))

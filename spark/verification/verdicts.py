@@ -1,9 +1,12 @@
 """What can be said of a foreign event, which of it breaks an invariant, and the report. Pure: no Spark."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
+
+LOSERS_SHOWN: Final = 10
 
 
 class Verdict(StrEnum):
@@ -19,6 +22,11 @@ class Verdict(StrEnum):
     JOINED_TWICE = "joined_twice"
     WRONG_PRIMARY = "wrong_primary"
     ALTERED_PRIMARY = "altered_primary"
+    LOST = "lost"
+    LOST_CLEARED = "lost_cleared"
+    UNREGISTERED = "unregistered"
+    IN_FLIGHT = "in_flight"
+    NOT_IN_EXPORT = "not_in_export"
     ALIEN = "alien"
     OTHER_INPUTS = "other_inputs"
     MALFORMED = "malformed"
@@ -34,31 +42,49 @@ MEANINGS: Final[Mapping[str, str]] = {
     Verdict.UNJOINABLE: "dead letters: their primary event is not in the logs",
     Verdict.FILTERED: "dead letters: the adapter skipped them",
     Verdict.EXPIRED: "dead letters: older than the registry remembers",
+    Verdict.NOT_IN_EXPORT: "joined, not in the export of the registry: joined since, or never registered",
     Verdict.PENDING: "in no output yet",
+    Verdict.IN_FLIGHT: "registered a moment ago, in no joined log yet: ask again",
+    Verdict.LOST: "registered by a joiner that wrote them to no joined log",
+    Verdict.LOST_CLEARED: "joined and their tokens cleared, and in no joined log any more",
     Verdict.LOST_PENDING: "in no output yet, though their primary event is in the logs",
     Verdict.LOST_UNJOINABLE: "given up, though their primary event is in the logs",
     Verdict.JOINED_TWICE: "joined twice or more",
     Verdict.WRONG_PRIMARY: "joined with none, or another than the primary event they name",
     Verdict.ALTERED_PRIMARY: "the primary event inside is none of the logs",
+    Verdict.UNREGISTERED: "joined, but not in the registry",
     Verdict.ALIEN: "joined, but not in the inputs",
     "joined_unreadable": "joined lines that are no event",
     "dead_letters_unreadable": "dead letters that can't be read",
     Verdict.OTHER_INPUTS: "dead letters of events that are not in the inputs",
+    "other_registered": "registered, but not in the inputs and in no output",
 }
 
 BROKEN: Final = (
+    Verdict.LOST,
+    Verdict.LOST_CLEARED,
     Verdict.LOST_UNJOINABLE,
     Verdict.JOINED_TWICE,
     Verdict.WRONG_PRIMARY,
     Verdict.ALTERED_PRIMARY,
+    Verdict.UNREGISTERED,
     Verdict.ALIEN,
     "joined_unreadable",
     "dead_letters_unreadable",
 )
 _NEEDS_PRIMARIES: Final = (Verdict.LOST_PENDING, Verdict.LOST_UNJOINABLE, Verdict.ALTERED_PRIMARY)
+_NEEDS_REGISTRY: Final = (Verdict.LOST, Verdict.LOST_CLEARED, Verdict.IN_FLIGHT, "other_registered")
 _OF_AN_INPUT: Final = tuple(
     v for v in Verdict if v not in (Verdict.ALIEN, Verdict.OTHER_INPUTS, Verdict.UNREADABLE)
 )
+
+
+class Asked(StrEnum):
+    """How the registry was asked."""
+
+    NOT = "not asked"
+    ITSELF = "asked"
+    EXPORT = "export"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +97,54 @@ class Total:
     joined: int
     letters: int
     example: str | None = None
+    registered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Loser:
+    """A life of a joiner with events that are registered and in no joined log.
+
+    How many are lost or in flight, the oldest and newest of their tokens (us), and its lease now: one of
+    LEASES, or None where nobody was asked.
+    """
+
+    address: str
+    incarnation: int
+    events: int
+    in_flight: int
+    first_us: int
+    last_us: int
+    lease: str | None = None
+
+    def as_document(self) -> dict[str, Any]:
+        times = {"first_token_us": self.first_us, "last_token_us": self.last_us, "lease": self.lease}
+        counts = {"lost": self.events, "in_flight": self.in_flight}
+        return {"joiner": self.address, "incarnation": f"{self.incarnation:016x}", **counts, **times}
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.first_us / 1e6, UTC).isoformat(" ", "seconds")
+        lease = f", its lease {LEASES[self.lease]}" if self.lease else ""
+        return (
+            f"{self.events:,} lost and {self.in_flight:,} in flight by joiner {self.address}, incarnation "
+            f"{self.incarnation:016x}, since {since.removesuffix('+00:00')} UTC{lease}"
+        )
+
+
+LEASES: Final[Mapping[str, str]] = {"runs": "runs", "over": "is over", "fenced": "is fenced"}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`counts` by the names of MEANINGS, without those that need the primary logs where they are not given.
+    """`counts` by the names of MEANINGS, without those that need what was not given: primary logs, registry.
 
     foreign_events = malformed + repeated + the events of every verdict on an event of the inputs.
+    `losers`: those that lost most.
     """
 
     counts: dict[str, int]
     examples: dict[str, str] = field(default_factory=dict)
+    asked: Asked = Asked.NOT
+    losers: Sequence[Loser] = ()
 
     @property
     def broken(self) -> list[str]:
@@ -91,11 +154,18 @@ class Report:
     def as_document(self) -> dict[str, Any]:
         """For --json."""
         broken = self.broken
-        return {**self.counts, "ok": not broken, "broken": broken, "examples": self.examples}
+        told = {"registry": self.asked.value, "lost_by": [loser.as_document() for loser in self.losers]}
+        return {**self.counts, "ok": not broken, "broken": broken, "examples": self.examples, **told}
 
 
-def make_report(totals: Iterable[Total], primaries_given: bool) -> Report:
-    """Totals by verdict -> the report."""
+def make_report(
+    totals: Iterable[Total],
+    primaries_given: bool,
+    asked: Asked = Asked.NOT,
+    other_registered: int | None = None,
+    losers: Sequence[Loser] = (),
+) -> Report:
+    """Totals by verdict -> the report. `other_registered` None: not counted."""
     by_verdict = {total.verdict: total for total in totals}
     got = {verdict: by_verdict.get(verdict, Total(verdict, 0, 0, 0, 0)) for verdict in Verdict}
     unreadable = got[Verdict.UNREADABLE]
@@ -107,10 +177,22 @@ def make_report(totals: Iterable[Total], primaries_given: bool) -> Report:
         "repeated": sum(total.lines - total.events for total in judged),
         "joined_unreadable": unreadable.joined,
         "dead_letters_unreadable": unreadable.letters,
+        "other_registered": other_registered or 0,
     }
-    told = [str(name) for name in MEANINGS if primaries_given or name not in _NEEDS_PRIMARIES]
+    hidden = {*(() if primaries_given else _NEEDS_PRIMARIES), *_hidden(asked, other_registered)}
+    told = [str(name) for name in MEANINGS if name not in hidden]
     examples = {t.verdict.value: t.example for t in by_verdict.values() if t.verdict in BROKEN and t.example}
-    return Report({name: counts[name] for name in told}, examples)
+    return Report({name: counts[name] for name in told}, examples, asked, losers)
+
+
+def _hidden(asked: Asked, other_registered: int | None) -> Sequence[str]:
+    """What can't be told by the registry, as it was asked."""
+    uncounted = ["other_registered"] if other_registered is None else []
+    if asked is Asked.ITSELF:
+        return [Verdict.NOT_IN_EXPORT, *uncounted]
+    if asked is Asked.EXPORT:
+        return [Verdict.UNREGISTERED, *uncounted]
+    return [*_NEEDS_REGISTRY, Verdict.UNREGISTERED, Verdict.NOT_IN_EXPORT]
 
 
 def as_table(report: Report) -> str:
@@ -122,6 +204,11 @@ def as_table(report: Report) -> str:
         lines.append(f"{mark} {name.replace('_', ' '):<{width}}{count:>14,}   {MEANINGS[name]}")
         if name in report.examples:
             lines.append(f"  {'':<{width}}{'':>14}   such as {report.examples[name]!r}")
+    lines += [f"  {loser}" for loser in report.losers[:LOSERS_SHOWN]]
+    if len(report.losers) > LOSERS_SHOWN:
+        lines.append(f"  and {len(report.losers) - LOSERS_SHOWN} joiners more")
+    if report.asked is Asked.NOT:
+        lines.append("the registry was not asked; --work, --registry or --export name one")
     broken = ", ".join(name.replace("_", " ") for name in report.broken)
     lines.append(f"broken: {broken}" if broken else "every invariant holds")
     return "\n".join(lines)

@@ -1,0 +1,1 @@
+"""`photon backfill`: the whole join of old logs, beside live pipelines (paper 3.3)."""

@@ -1,0 +1,322 @@
+"""What a task does with its bucket: join, adapt, register, write, in the joiner's order (paper 3.3.1).
+
+One token for the bucket, the same in every attempt: what a dead attempt had registered is won again, and the
+file that it left is never published, for the driver takes the files of the attempt whose result it was told.
+An id is asked for once in an attempt: a second time it would be won again.
+"""
+
+import random
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from idregistry.client import RegistryClient
+from joiner import rules
+from joiner.adapter import load_adapter
+from joiner.adapting import BatchAdapter
+from joiner.output_files import LINES
+from photon.core.clock import SystemClock
+from photon.core.columns import join_lines, split_ids, take_ids, take_times
+from photon.core.errors import FencedError, UnavailableError
+from photon.core.fates import Committed, Fate, Joined, Registered
+from photon.core.ids import ID_BYTES
+from photon.core.logwriter import DeadLetter, dead_letter_lines
+from photon.core.settings import Settings
+from photon.core.tokens import Token
+from spark.backfill.rows import Kind, file_and_offset, kinds_of
+from spark.backfill.staging import Staged, StagedFile
+
+COMMITS_IN_FLIGHT_MAX: Final = 2
+"""Of a task; the registry works on one while the next is adapted."""
+PATIENCE_S: Final = 300.0
+"""So long a task asks a registry that does not answer; then it fails, and Spark may try it again."""
+_PAUSE_S_MAX: Final = 5.0
+_FENCED: Final = bytes([Committed.FENCED])
+
+NO_PRIMARY: Final = "no primary event in the logs"
+
+
+class BucketResult(msgspec.Struct, frozen=True):
+    """What became of a bucket. `fates`: foreign lines by fate; files are None where they would be empty."""
+
+    bucket: int
+    fates: dict[str, int]
+    primary_events: int
+    primary_malformed: int
+    joined: Staged | None
+    letters: Staged | None
+    primary_letters: Staged | None
+    opened_us: int
+    closed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What every task of a job is told. `names`: of the logs, by number; `begun_us`: bucket 0's token."""
+
+    settings: Settings
+    registry: tuple[str, ...]
+    address: str
+    incarnation: int
+    begun_us: int
+    staging: str
+    names: tuple[str, ...]
+    as_parquet: bool
+
+    def token(self, bucket: int) -> bytes:
+        """Of this bucket in every attempt, and of nothing else ever."""
+        return Token(self.address, self.incarnation, self.begun_us + bucket).pack()
+
+
+def join_bucket(batches: Iterable[Any], work: Work) -> Iterator[BucketResult]:
+    """The record batches of a partition (spark.backfill.rows) -> its result; none where it has no rows.
+
+    FencedError: the job must be abandoned. UnavailableError, StorageError, OSError: try the task again.
+    """
+    with ExitStack() as opened:
+        task: _Task | None = None
+        for batch in batches:
+            if batch.num_rows:
+                numbers = np.unique(batch.column("bucket").to_numpy(zero_copy_only=False))
+                if task is None:
+                    task = _Task(work, int(numbers[0]), opened)
+                assert numbers.tolist() == [task.bucket], f"rows of buckets {numbers} in bucket {task.bucket}"
+                task.take(batch)
+        if task is not None:
+            yield task.end()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Candidates on their way to the registry; `lines` are joined."""
+
+    committed: Future[bytes]
+    ids: bytes
+    lines: bytes
+    events: list[bytes]
+    places: npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Foreign:
+    """N foreign events in columns."""
+
+    keys: list[bytes]
+    ids: bytes
+    times: bytes
+    places: npt.NDArray[np.int64]
+    lines: list[bytes]
+
+    def take(self, rows: npt.NDArray[np.intp]) -> "_Foreign":
+        chosen = rows.tolist()
+        return _Foreign(
+            list(map(self.keys.__getitem__, chosen)),
+            take_ids(self.ids, rows),
+            take_times(self.times, rows),
+            self.places[rows],
+            list(map(self.lines.__getitem__, chosen)),
+        )
+
+
+@dataclass(slots=True)
+class _Primaries:
+    """The primary lines of the bucket by id; of an id that stands twice the first line counts."""
+
+    keys: list[bytes] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    known: dict[bytes, bytes] | None = None
+
+    def by_id(self) -> dict[bytes, bytes]:
+        if self.known is None:
+            self.known = dict(zip(reversed(self.keys), reversed(self.lines), strict=True))
+            self.keys, self.lines = [], []
+        return self.known
+
+
+class _Task:
+    """One attempt at one bucket."""
+
+    def __init__(self, work: Work, bucket: int, opened: ExitStack) -> None:
+        self.bucket = bucket
+        self._work = work
+        self._token = work.token(bucket)
+        self._client = _client(work)
+        opened.callback(self._client.close)
+        self._pool = opened.enter_context(ThreadPoolExecutor(COMMITS_IN_FLIGHT_MAX))
+        adapter = work.settings.adapter
+        self._adapter = BatchAdapter(load_adapter(adapter.use, adapter.field))
+        self._primaries = _Primaries()
+        self._asked: deque[_Asked] = deque()
+        self._seen: set[bytes] = set()
+        self._expired: set[bytes] = set()
+        self._repeats: list[tuple[bytes, int, bytes]] = []  # id, place, line
+        self._fates: Counter[Fate] = Counter()
+        self._primary_events = 0
+        self._opened_us = time.time_ns() // 1000
+        fsync = work.settings.joiner.fsync
+        attempt = f"{bucket:06d}-{uuid4().hex}"
+        staging = Path(work.staging)
+        self._joined = StagedFile(staging / f"joined-{attempt}{LINES}", fsync, opened)
+        self._letters = StagedFile(staging / f"foreign-{attempt}{LINES}", fsync, opened)
+        self._primary_letters = StagedFile(staging / f"primary-{attempt}{LINES}", fsync, opened)
+
+    def take(self, batch: Any) -> None:
+        """Rows come sorted by place, so all primaries of the bucket before its first foreign event."""
+        places = batch.column("place").to_numpy()
+        ends = np.searchsorted(kinds_of(places), range(len(Kind) + 1))
+        for kind in Kind:
+            start, end = int(ends[kind]), int(ends[kind + 1])
+            if start < end:
+                part = batch.slice(start, end - start)
+                if kind is Kind.PRIMARY:
+                    self._primaries.keys += part.column("key").to_pylist()
+                    self._primaries.lines += part.column("line").to_pylist()
+                elif kind is Kind.PRIMARY_COUNT:
+                    self._primary_events += int(part.column("time_us").to_numpy().sum())
+                elif kind is Kind.PRIMARY_MALFORMED:
+                    self._malformed(part, self._primary_letters)
+                elif kind is Kind.FOREIGN:
+                    self._join(_foreign(part))
+                else:
+                    self._fates[Fate.MALFORMED] += len(part)
+                    self._malformed(part, self._letters)
+
+    def end(self) -> BucketResult:
+        while self._asked:
+            self._settle()
+        for key, place, line in self._repeats:
+            if key in self._expired:
+                self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, line, place)
+            else:
+                self._fates[Fate.DUPLICATE] += 1
+        joined = self._joined.close(self._work.as_parquet)
+        return BucketResult(
+            self.bucket,
+            {fate.value: count for fate, count in self._fates.items()},
+            self._primary_events,
+            self._primary_letters.lines,
+            joined,
+            self._letters.close(),
+            self._primary_letters.close(),
+            self._opened_us,
+            time.time_ns() // 1000,
+        )
+
+    # --- joining
+
+    def _join(self, events: _Foreign) -> None:
+        primaries = list(map(self._primaries.by_id().get, events.keys))
+        if None in primaries:
+            found = np.fromiter((primary is not None for primary in primaries), np.bool_, len(primaries))
+            self._without_primary(events.take(np.flatnonzero(~found)))
+            events = events.take(np.flatnonzero(found))
+        pairs = [primary for primary in primaries if primary is not None]
+        adapted = self._adapter.join(pairs, join_lines(events.lines))
+        for row, reason in adapted.reasons.items():
+            self._letter(Fate.FILTERED, reason, events.lines[row], int(events.places[row]))
+        if adapted.rows is not None:
+            events = events.take(np.asarray(adapted.rows, np.intp))
+        self._register(events, adapted.lines)
+
+    def _register(self, events: _Foreign, lines: bytes) -> None:
+        ids = split_ids(events.ids)
+        if len(set(ids)) < len(ids) or not self._seen.isdisjoint(ids):
+            new = np.fromiter(self._first_times(ids), np.bool_, len(ids))
+            for row in np.flatnonzero(~new).tolist():
+                self._repeats.append((ids[row], int(events.places[row]), events.lines[row]))
+            events, lines = events.take(np.flatnonzero(new)), rules.take_lines(lines, new)
+        else:
+            self._seen.update(ids)
+        if not events.lines:
+            return
+        if len(self._asked) >= COMMITS_IN_FLIGHT_MAX:
+            self._settle()
+        committed = self._pool.submit(self._commit, events.ids, events.times)
+        self._asked.append(_Asked(committed, events.ids, lines, events.lines, events.places))
+
+    def _first_times(self, ids: Iterable[bytes]) -> Iterator[bool]:
+        for key in ids:
+            yield key not in self._seen
+            self._seen.add(key)
+
+    def _commit(self, ids: bytes, times: bytes) -> bytes:
+        return _patiently(lambda: self._client.commit(ids, times, self._token))
+
+    def _settle(self) -> None:
+        """Take the oldest answer, write what was won."""
+        asked = self._asked.popleft()
+        committed = asked.committed.result()
+        if _FENCED in committed:
+            raise FencedError(f"incarnation {self._work.incarnation:016x} of {self._work.address} is fenced")
+        outcomes = rules.outcomes_of_commit(committed)
+        self._fates[Fate.JOINED] += outcomes.count(Joined.JOINED)
+        self._fates[Fate.DUPLICATE] += outcomes.count(Joined.DUPLICATE)
+        for row in np.flatnonzero(np.frombuffer(outcomes, np.uint8) == Joined.EXPIRED).tolist():
+            self._expired.add(asked.ids[row * ID_BYTES : (row + 1) * ID_BYTES])
+            self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, asked.events[row], int(asked.places[row]))
+        self._joined.write(rules.winning_lines(committed, asked.lines), outcomes.count(Joined.JOINED))
+
+    # --- what is not joined
+
+    def _without_primary(self, events: _Foreign) -> None:
+        """An event whose primary another pipeline found is a duplicate here."""
+        registered = _patiently(lambda: self._client.lookup(events.ids, events.times))
+        for row, (key, known) in enumerate(zip(split_ids(events.ids), registered, strict=True)):
+            if known == Registered.EXPIRED:
+                self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, events.lines[row], int(events.places[row]))
+            elif known == Registered.PRESENT or key in self._seen:
+                self._fates[Fate.DUPLICATE] += 1
+            else:
+                self._letter(Fate.UNJOINABLE, NO_PRIMARY, events.lines[row], int(events.places[row]))
+
+    def _malformed(self, part: Any, letters: StagedFile) -> None:
+        rows = zip(*(part.column(name).to_pylist() for name in ("place", "line", "reason")), strict=True)
+        bad = [self._dead(Fate.MALFORMED, reason, line, place) for place, line, reason in rows]
+        letters.write(dead_letter_lines(bad), len(bad))
+
+    def _letter(self, fate: Fate, reason: str, line: bytes, place: int) -> None:
+        self._fates[fate] += 1
+        self._letters.write(dead_letter_lines([self._dead(fate, reason, line, place)]), 1)
+
+    def _dead(self, fate: Fate, reason: str, line: bytes, place: int) -> DeadLetter:
+        number, offset = file_and_offset(place)
+        return DeadLetter(fate, reason, line, self._work.names[number], offset)
+
+
+def _foreign(part: Any) -> _Foreign:
+    return _Foreign(
+        part.column("key").to_pylist(),
+        b"".join(part.column("id").to_pylist()),
+        part.column("time_us").to_numpy(zero_copy_only=False).astype("<i8").tobytes(),
+        part.column("place").to_numpy(),
+        part.column("line").to_pylist(),
+    )
+
+
+def _client(work: Work) -> RegistryClient:
+    timeout_s = work.settings.registry.request_timeout_s
+    return RegistryClient(list(work.registry), timeout_s, SystemClock(), random.Random())
+
+
+def _patiently(ask: Any) -> bytes:
+    """The answer, asked for again (with the same token) while the registry is away."""
+    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.1
+    while True:
+        try:
+            answer: bytes = ask()
+            return answer
+        except UnavailableError:
+            if time.monotonic() + pause_s > deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)

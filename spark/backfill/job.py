@@ -1,0 +1,250 @@
+"""What a backfill keeps of itself in OUT/.photon-backfill/<datacenter>: the job, its staged files, a lock.
+
+A job is planned once: which bytes of which logs it reads, its buckets, its incarnation. Every later run of
+the same command goes on with that plan, for what was registered by a token comes back only to the same one.
+"""
+
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from joiner.output_files import LINES, PARQUET
+from photon import __version__
+from photon.core.chunks import read_at
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import CorruptStateError, StorageError, UsageError
+from photon.core.globs import check_patterns, matching_files
+from photon.core.packed import is_packed
+from photon.core.reading import reading_fingerprint
+from photon.core.settings import Settings
+from spark.backfill.bucket import BucketResult
+from spark.backfill.rows import FILES_MAX, OFFSET_MAX
+from spark.reading.paths import is_uri
+from spark.reading.ranges import LogFile
+
+STEM: Final = "backfill"
+"""Joined logs are `joined/<datacenter>/backfill-NNNNNN.jsonl`."""
+BUCKET_BYTES: Final = 64 << 20
+"""Of the logs; a task holds the primaries of its bucket in memory."""
+BUCKETS_MAX: Final = 1 << 16
+_PRIMARY_SHARE_MAX: Final = 8  # of the foreign logs' size: of the primaries only those that are named count
+_UNPACKED: Final = 8  # times the size of an archive, about
+_TELLING_BYTES: Final = 4096
+_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
+
+
+class Phase(StrEnum):
+    """How far a job is."""
+
+    PLANNED = "planned"
+    JOINED = "joined"
+    """All is registered and staged; `results` say what."""
+    DONE = "done"
+
+
+class LogInput(msgspec.Struct, frozen=True):
+    """A log: its first `size` bytes are read, whatever it gains. `telling`: digest of their ends."""
+
+    name: str
+    size: int
+    telling: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan, and what came of it. Bucket b has the token `begun_us + b` and the file `first_number + b`."""
+
+    incarnation: int
+    begun_us: int
+    reading: str
+    spark: str
+    output_format: str
+    patterns: tuple[tuple[str, ...], tuple[str, ...]]
+    primary: tuple[LogInput, ...]
+    foreign: tuple[LogInput, ...]
+    buckets: int
+    first_number: int
+    phase: Phase = Phase.PLANNED
+    results: tuple[BucketResult, ...] = ()
+
+    def joined_name(self, bucket: int) -> str:
+        suffix = PARQUET if self.output_format == "parquet" else LINES
+        return f"{STEM}-{self.first_number + bucket:06d}{suffix}"
+
+    def letters_name(self, log: str, bucket: int) -> str:
+        return f"{log}-{STEM}-{self.first_number + bucket:06d}{LINES}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a backfill writes."""
+
+    out: Path
+    datacenter: str
+
+    @property
+    def home(self) -> Path:
+        return self.out / ".photon-backfill" / self.datacenter
+
+    @property
+    def staging(self) -> Path:
+        """All executors see it, under the same name."""
+        return (self.home / "staging").absolute()
+
+    @property
+    def joined(self) -> Path:
+        return self.out / "joined" / self.datacenter
+
+    @property
+    def letters(self) -> Path:
+        return self.out / "dead-letters" / self.datacenter
+
+    @property
+    def token_address(self) -> str:
+        return f"{STEM}/{self.datacenter}"
+
+    def load(self) -> Job | None:
+        """CorruptStateError, StorageError."""
+        path = self.home / _JOB
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Job)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{path}: {error.strerror}; check the disk and the permissions") from error
+        except msgspec.DecodeError as error:
+            raise CorruptStateError(f"{path}: no job of a backfill ({error}); restore it") from error
+
+    def save(self, job: Job) -> None:
+        with storage_errors(self.home / _JOB):
+            write_file(self.home / _JOB, msgspec.json.encode(job))
+
+    def put_away(self, job: Job, how: str) -> None:
+        """The job is over; what it was stays readable, and its numbers used."""
+        with storage_errors(self.home):
+            (self.home / _JOB).rename(self.home / f"job-{job.first_number:06d}-{how}.json")
+
+    def next_number(self) -> int:
+        """Of files: above those of all jobs that were here."""
+        ends = [0]
+        for path in self.home.glob("job-*.json"):
+            with storage_errors(path):
+                old = msgspec.json.decode(path.read_bytes(), type=Job)
+            ends.append(old.first_number + old.buckets)
+        return max(ends)
+
+
+_JOB: Final = "job.json"
+
+
+# --- planning
+
+
+Look = Callable[[Sequence[str]], tuple[LogInput, ...]]
+"""At what URIs name."""
+
+
+def look_at(patterns: Sequence[str], what: str, remote: Look) -> tuple[LogInput, ...]:
+    """The logs that patterns and URIs name now, a file with several names once. UsageError, StorageError."""
+    uris = [pattern for pattern in patterns if is_uri(pattern)]
+    found = (*_look_at_local([p for p in patterns if not is_uri(p)]), *(remote(uris) if uris else ()))
+    if not found:
+        raise UsageError(f"no {what} log matches {', '.join(map(repr, patterns))}; check the pattern")
+    if len(found) >= FILES_MAX // 2:
+        raise UsageError(f"{len(found)} {what} logs; a backfill reads {FILES_MAX // 2 - 1} at a time")
+    return found
+
+
+def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
+    check_patterns(patterns)
+    names: dict[tuple[int, int], str] = {}
+    for name in sorted({name for pattern in patterns for name in matching_files(pattern)}):
+        if os.path.isfile(name):
+            status = os.stat(name)
+            names.setdefault((status.st_dev, status.st_ino), os.path.abspath(name))
+    return [_look_at_one(name) for name in names.values()]
+
+
+def _look_at_one(name: str) -> LogInput:
+    with storage_errors(Path(name)):
+        size = os.stat(name).st_size
+        if size >= OFFSET_MAX:
+            raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
+        return LogInput(name, size, _telling(name, size))
+
+
+def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
+    """UsageError if the bytes that a job was planned with may be others now; growth does not matter."""
+    logs = list(inputs)
+    elsewhere = [log for log in logs if is_uri(log.name)]
+    if elsewhere and {*elsewhere} - {*remote([escaped(log.name) for log in elsewhere])}:
+        raise UsageError(
+            f"a log such as {elsewhere[0].name} is not what the unfinished backfill was planned with; put "
+            "that back, or --abandon"
+        )
+    for log in (log for log in logs if not is_uri(log.name)):
+        try:
+            size = os.stat(log.name).st_size
+            same = size == log.size if is_packed(log.name) else size >= log.size
+            same = same and _telling(log.name, log.size) == log.telling
+        except OSError as error:
+            raise UsageError(
+                f"{log.name}: {error.strerror}; the unfinished backfill reads it: put it back, or --abandon"
+            ) from error
+        if not same:
+            raise UsageError(
+                f"{log.name} is not the log that the unfinished backfill was planned with; put that back, "
+                "or --abandon"
+            )
+
+
+def _telling(name: str, size: int) -> str:
+    ends = read_at(name, 0, min(size, _TELLING_BYTES)) + read_at(
+        name, max(0, size - _TELLING_BYTES), min(size, _TELLING_BYTES)
+    )
+    return hashlib.blake2b(ends, digest_size=8).hexdigest()
+
+
+def buckets_for(primary: Iterable[LogInput], foreign: Iterable[LogInput], least: int) -> int:
+    foreign_bytes, primary_bytes = _bytes_of(foreign), _bytes_of(primary)
+    total = foreign_bytes + min(primary_bytes, _PRIMARY_SHARE_MAX * foreign_bytes)
+    return min(max(least, -(-total // BUCKET_BYTES)), BUCKETS_MAX)
+
+
+def _bytes_of(logs: Iterable[LogInput]) -> int:
+    return sum(log.size * (_UNPACKED if is_packed(log.name) else 1) for log in logs)
+
+
+def log_files(logs: Sequence[LogInput], first: int) -> tuple[list[LogFile], dict[str, int]]:
+    """Those that Python reads, and the URIs of those that Spark reads; numbers from `first` on."""
+    numbered = list(enumerate(logs, first))
+    files = [LogFile(log.name, log.size, 0, number) for number, log in numbered if not is_uri(log.name)]
+    return files, {log.name: number for number, log in numbered if is_uri(log.name)}
+
+
+def escaped(uri: str) -> str:
+    """With what Spark's globs would take for a wildcard escaped."""
+    return _WILDCARDS.sub(r"\\\1", uri)
+
+
+def reading_of(settings: Settings) -> str:
+    """Equal where a line is the same event, and joins to the same, whenever it is read."""
+    adapter = settings.adapter
+    facts = [__version__, reading_fingerprint(settings), adapter.use, adapter.field, _code_of(adapter.use)]
+    return hashlib.blake2b(msgspec.json.encode(facts), digest_size=12).hexdigest()
+
+
+def _code_of(use: str) -> str:
+    """A digest of the adapter's own module; what it imports is the user's to keep."""
+    module = use.partition(":")[0]
+    found = importlib.util.find_spec(module) if module else None
+    if found is None or not found.origin or not os.path.isfile(found.origin):
+        return ""
+    return hashlib.blake2b(Path(found.origin).read_bytes(), digest_size=8).hexdigest()

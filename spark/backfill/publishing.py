@@ -1,0 +1,166 @@
+"""Puts the staged files of a backfill where readers find them, under the lease of the job's incarnation.
+
+As joiner.output does it: the lease is looked at before a file gets its final name and after. Who finds it
+running after the rename knows that the file was there before any fence, so that recovery, which reads after
+the fence, saw it. Else the file is taken back. Only a file that the manifest lists is published; what a kill
+leaves between the rename and the listing is listed by a run that still gets the lease, and taken back by
+`--abandon`.
+"""
+
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from joiner.lease_keeper import LeaseKeeper
+from joiner.manifest import Manifest
+from joiner.output_files import LINES, PARQUET, CompleteFile
+from joiner.ports import Checkpoint
+from photon.core.disk import make_directory, storage_errors, sync_directory
+from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError
+from spark.backfill.bucket import BucketResult
+from spark.backfill.job import STEM, Job, Place
+from spark.backfill.staging import Staged
+
+LEASE_WAIT_S_MAX: Final = 300.0
+"""For a registry that went away; one that never answered is not waited for so long."""
+FIRST_LEASE_WAIT_S_MAX: Final = 30.0
+_POLL_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Publisher:
+    """For a job whose results are known, in one process at a time (the place's lock)."""
+
+    place: Place
+    job: Job
+    keeper: LeaseKeeper
+    checkpoint: Checkpoint = lambda _: None
+
+    def publish(self) -> None:
+        """All that is not yet. FencedError: only `--abandon` helps; UnavailableError: again later."""
+        make_directory(self.place.joined)
+        make_directory(self.place.letters)
+        with closing(Manifest(self.place.joined, STEM)) as manifest:
+            for result in self.job.results:
+                listed = self.job.joined_name(result.bucket) in manifest.listed
+                if not listed:
+                    self._publish_letters(result)
+                if result.joined is not None and not listed:
+                    self._publish_joined(result, result.joined, manifest)
+                    self.checkpoint("listed")
+        with storage_errors(self.place.letters):
+            sync_directory(self.place.letters)
+
+    def _publish_letters(self, result: BucketResult) -> None:
+        for log, letters in (("foreign", result.letters), ("primary", result.primary_letters)):
+            if letters is not None:
+                staged = self.place.staging / letters.name
+                final = self.place.letters / self.job.letters_name(log, result.bucket)
+                with storage_errors(final):
+                    if staged.exists():
+                        staged.rename(final)
+                    elif not final.exists():
+                        raise _missing(staged)
+
+    def _publish_joined(self, result: BucketResult, joined: Staged, manifest: Manifest) -> None:
+        staged = self.place.staging / joined.name
+        final = self.place.joined / self.job.joined_name(result.bucket)
+        deadline = time.monotonic() + LEASE_WAIT_S_MAX
+        while True:
+            await_lease(self.keeper, self.job, self.place, deadline)  # the first look
+            try:
+                self._put(staged, final, joined.bytes)
+                break
+            except OverloadedError:
+                continue  # it ran out just then
+        manifest.add(
+            CompleteFile(
+                final.name, joined.bytes, joined.lines, joined.crc32, result.opened_us, result.closed_us
+            )
+        )
+
+    def _put(self, staged: Path, final: Path, size: int) -> None:
+        """OverloadedError: the lease ran out, and the file is where it was."""
+        with storage_errors(final):
+            # Renamed by a run before this one: it was there before any fence, for the lease runs still.
+            there = final.exists()
+            path = final if there else staged
+            if not path.exists() or path.stat().st_size != size:
+                raise _missing(path)
+            if there:
+                return
+            self.checkpoint("lease seen")
+            try:
+                staged.rename(final)
+                sync_directory(final.parent)
+                self.checkpoint("renamed")
+                self.keeper.check(self.keeper.own)
+            except BaseException:  # also a signal's: no end of our own choice without the second look
+                if final.exists():
+                    final.rename(staged)
+                    sync_directory(final.parent)
+                raise
+
+
+def await_lease(keeper: LeaseKeeper, job: Job, place: Place, deadline_s: float) -> None:
+    """Return when the lease runs. FencedError; UnavailableError at `deadline_s` (time.monotonic)."""
+    while True:
+        try:
+            keeper.check(keeper.own)
+            return
+        except OverloadedError as error:
+            if keeper.own.fenced:
+                raise fenced(job, place) from error
+            if time.monotonic() > deadline_s:
+                why = keeper.status()["trouble"] or "no answer yet"
+                raise UnavailableError(
+                    f"the IdRegistry gives no lease ({why}); nothing is lost: see to it, and run the same "
+                    "command again"
+                ) from error
+        time.sleep(_POLL_S)
+
+
+def fenced(job: Job, place: Place) -> FencedError:
+    return FencedError(
+        f"the backfill's incarnation {job.incarnation:016x} was fenced, what it had not published may be "
+        f"others' by now; run the same command with --abandon, then once more ({place.home})"
+    )
+
+
+def take_back(job: Job, place: Place) -> set[int]:
+    """Delete what has its final name and is not listed; the buckets that are published.
+
+    For a job that is fenced, and whose driver is dead (the place's lock is ours).
+    """
+    make_directory(place.joined)
+    with closing(Manifest(place.joined, STEM)) as manifest:
+        published = set()
+        for bucket in range(job.buckets):
+            name = job.joined_name(bucket)
+            if name in manifest.listed:
+                published.add(bucket)
+            else:
+                with storage_errors(place.joined / name):
+                    (place.joined / name).unlink(missing_ok=True)
+        with storage_errors(place.joined):
+            sync_directory(place.joined)
+    return published
+
+
+def next_number(place: Place) -> int:
+    """Of files: above those of all that were ever listed or begun."""
+    if not place.joined.is_dir():
+        return place.next_number()
+    with closing(Manifest(place.joined, STEM)) as manifest:
+        there = [path.stem for kind in (LINES, PARQUET) for path in place.joined.glob(f"{STEM}-*{kind}")]
+        numbers = [int(stem.rpartition("-")[2]) + 1 for stem in there if stem.rpartition("-")[2].isdigit()]
+        return max([place.next_number(), manifest.next_number, *numbers])
+
+
+def _missing(path: Path) -> CorruptStateError:
+    return CorruptStateError(
+        f"{path}: missing, or not as it was written, and the backfill is to publish it; put it back, or run "
+        "the same command with --abandon, which lets the events be joined anew"
+    )

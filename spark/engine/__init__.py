@@ -1,0 +1,1 @@
+"""Starting Spark for one command, on this machine or on a cluster, and ending it."""

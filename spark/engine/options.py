@@ -1,0 +1,103 @@
+"""The options that every command on Spark has: where it runs, how much memory, Spark's own settings."""
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, TypeVar
+
+from photon.core.errors import UsageError
+
+DRIVER_MEMORY: Final = "1g"
+MASTER: Final = "local[*]"
+
+_MEMORY: Final = re.compile(r"[1-9]\d*[kmgt]b?", re.ASCII | re.IGNORECASE)
+_STANDALONE: Final = re.compile(r"spark://(?P<addresses>[^/\s:,]+:\d{1,5}(,[^/\s:,]+:\d{1,5})*)", re.ASCII)
+_MASTER: Final = re.compile(rf"local(\[.+\])?|k8s://.+|yarn|{_STANDALONE.pattern}", re.ASCII)
+# Of these a second place to say it would only be a second way to be wrong.
+_SAID_ELSEWHERE: Final = {
+    "spark.master": "--master",
+    "spark.driver.memory": "--driver-memory",
+}
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where Spark runs (`master`), the memory of its driver (`1g`, `512m`), more settings of Spark's own."""
+
+    master: str = MASTER
+    driver_memory: str = DRIVER_MEMORY
+    conf: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether all of it runs in one JVM of this machine; else there are executors elsewhere."""
+        return self.master.startswith("local")
+
+    @property
+    def master_addresses(self) -> list[tuple[str, int]]:
+        """Host and port of each master of a standalone cluster; none for what is no such cluster."""
+        found = _STANDALONE.fullmatch(self.master)
+        pairs = [address.rpartition(":") for address in found["addresses"].split(",")] if found else []
+        return [(host, int(port)) for host, _, port in pairs]
+
+    def check(self) -> None:
+        """UsageError for a bad memory size or a master that is none."""
+        if not _MEMORY.fullmatch(self.driver_memory):
+            raise UsageError(
+                "--driver-memory must be a whole number with a unit, such as 512m or 2g, "
+                f"not '{self.driver_memory}'"
+            )
+        if not _MASTER.fullmatch(self.master):
+            raise UsageError(
+                f"--master '{self.master}' is none; use local[*], local[N], spark://HOST:PORT, yarn or k8s://"
+            )
+
+
+def spark_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorator of a click command: --master, --driver-memory and --conf become one argument, `spark`.
+
+    They are checked before the command is called.
+    """
+    import click  # executors import this module too, and need none
+
+    @click.option("--master", default=MASTER, show_default=True, help="Where Spark runs.")
+    @click.option(
+        "--driver-memory", default=DRIVER_MEMORY, show_default=True, help="Memory of Spark's driver (JVM)."
+    )
+    @click.option(
+        "--conf",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=lambda _context, _option, texts: parse_conf(texts),
+        help="A setting of Spark's own, such as spark.executor.memory=4g; repeatable.",
+    )
+    @functools.wraps(command)
+    def with_options(
+        *arguments: object, master: str, driver_memory: str, conf: Mapping[str, str], **others: object
+    ) -> _Result:
+        options = SparkOptions(master, driver_memory, conf)
+        options.check()
+        return command(*arguments, spark=options, **others)
+
+    return with_options
+
+
+def parse_conf(texts: tuple[str, ...]) -> Mapping[str, str]:
+    """KEY=VALUE, each -> the settings; of a key that stands twice the last counts. UsageError if not so."""
+    settings: dict[str, str] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            raise UsageError(f"--conf '{text}' must be KEY=VALUE, such as spark.executor.memory=4g")
+        if key in _SAID_ELSEWHERE:
+            raise UsageError(f"--conf {key}: use {_SAID_ELSEWHERE[key]}")
+        if not key.startswith("spark."):
+            hint = f"; a setting of Hadoop's is spark.hadoop.{key}" if key.startswith("fs.") else ""
+            raise UsageError(f"--conf {key}: Spark's settings begin with 'spark.'{hint}")
+        settings[key] = value.strip()
+    return MappingProxyType(settings)

@@ -1,0 +1,189 @@
+"""The log file map as Spark jobs: log lines -> runs and opaque ids -> sorted parts (paper 3.4.2).
+
+One pass over the logs makes rows of four kinds:
+
+    RUN      id: server key (8), a and b: earliest and latest event time (us), c and d: start and end
+    OPAQUE   id (16), a: start, b: length
+    LETTER   a: start, text: a malformed line as a dead letter
+    FACT     of a range that was read. a: its end, b: events, c: malformed lines, text: packed Facts
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from eventstore.entries import LEVEL_PARTS
+from eventstore.runs import Interval, Runs, runs_of
+from photon.core.chunks import HEAD_BYTES, Chunk, digest, read_at
+from photon.core.columns import take_ids
+from photon.core.fates import Fate
+from photon.core.formats import Malformed, PrimaryBatch
+from photon.core.ids import opaque_mask
+from photon.core.logfiles import TAIL_BYTES
+from photon.core.logwriter import DeadLetter, dead_letter_lines
+from photon.core.settings import Settings
+from spark.logmap.files import Reading
+from spark.reading.columns import fixed_binary
+from spark.reading.events import plan, run
+from spark.reading.parsing import ChunkParser
+from spark.reading.range_reading import chunks_of
+from spark.reading.ranges import Range
+
+RUN: Final = 0
+OPAQUE: Final = 1
+LETTER: Final = 2
+FACT: Final = 3
+
+SCHEMA: Final = "kind int, file int, id binary, a long, b long, c long, d long, text binary"
+
+
+class Facts(msgspec.Struct, frozen=True, array_like=True):
+    """Digests of the file's first bytes and of the last ones that were read; rows that came of the range."""
+
+    head_bytes: int
+    head: bytes
+    tail: bytes
+    runs: int
+    opaque: int
+
+
+def rows_of(
+    session: SparkSession, readings: Sequence[Reading], settings: Settings, interval: Interval
+) -> DataFrame:
+    """What there is in the new parts of the logs, as rows of SCHEMA. Of a file's lines before what is fresh
+    there are only runs."""
+    fresh = {reading.file.number: reading.fresh for reading in readings}
+    key = settings.ids.key.encode()
+
+    def work(ranges: list[Range]) -> Iterator[Any]:
+        parser = ChunkParser(settings, key, foreign=False)
+        for one in ranges:
+            yield from _Rows(one, fresh[one.file.number], interval).batches(parser, settings)
+
+    return run(session, plan(session, [reading.file for reading in readings]), work, SCHEMA)
+
+
+class _Known(NamedTuple):
+    """By what a log is known that was read up to `end`."""
+
+    end: int
+    head_bytes: int
+    head: bytes
+    tail: bytes
+
+
+def _known_by(path: str, end: int) -> _Known:
+    head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
+    head = digest(read_at(path, 0, head_bytes))
+    return _Known(end, head_bytes, head, digest(read_at(path, end - tail_bytes, tail_bytes)))
+
+
+class _Rows:
+    """The rows of one range."""
+
+    def __init__(self, one: Range, fresh: int, interval: Interval) -> None:
+        self._range, self._fresh, self._interval = one, fresh, interval
+        self._events = self._malformed = self._runs = self._opaque = 0
+
+    def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
+        known: _Known | None = None
+        for path, chunk in chunks_of(self._range, settings.logs, unended=False):
+            batch = parser.batch(self._range.file.name, path, chunk)
+            assert isinstance(batch, PrimaryBatch)
+            yield from self._of_chunk(batch, chunk)
+            known = _known_by(path, chunk.end)  # now: the copy of an archive goes with its last chunk
+        if known is not None:
+            yield self._fact(known)
+
+    def _of_chunk(self, batch: PrimaryBatch, chunk: Chunk) -> Iterator[Any]:
+        starts = batch.starts + chunk.start
+        lengths = np.fromiter(map(len, batch.lines), np.int64, len(batch.lines))
+        opaque = opaque_mask(batch.ids)
+        if not opaque.all():
+            photon = ~opaque
+            files = np.full(int(photon.sum()), self._range.file.number, np.int64)
+            ids = batch.ids if photon.all() else take_ids(batch.ids, photon)
+            yield self._run_rows(runs_of(ids, files, starts[photon], lengths[photon], self._interval))
+        fresh = starts >= self._fresh
+        self._events += int(fresh.sum())
+        opaque &= fresh
+        if opaque.any():
+            ids = batch.ids if opaque.all() else take_ids(batch.ids, opaque)
+            self._opaque += int(opaque.sum())
+            yield self._rows(OPAQUE, fixed_binary(ids), a=starts[opaque], b=lengths[opaque])
+        letters = [bad for bad in batch.malformed if bad.start + chunk.start >= self._fresh]
+        if letters:
+            yield self._letter_rows(letters, chunk.start)
+
+    def _run_rows(self, runs: Runs) -> Any:
+        self._runs += len(runs)
+        servers = fixed_binary(runs.server.astype(">u8").tobytes(), 8)
+        return self._rows(RUN, servers, a=runs.earliest, b=runs.latest, c=runs.start, d=runs.end)
+
+    def _letter_rows(self, bad: Sequence[Malformed], start: int) -> Any:
+        self._malformed += len(bad)
+        name = self._range.file.name
+        letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
+        lines = [dead_letter_lines([letter]) for letter in letters]
+        return self._rows(LETTER, None, a=np.array([one.offset for one in letters]), text=lines)
+
+    def _fact(self, known: _Known) -> Any:
+        facts = Facts(known.head_bytes, known.head, known.tail, self._runs, self._opaque)
+        text = msgspec.msgpack.encode(facts)
+        numbers = {"a": [known.end], "b": [self._events], "c": [self._malformed]}
+        return self._rows(FACT, None, **{n: np.array(v) for n, v in numbers.items()}, text=[text])
+
+    def _rows(self, kind: int, ids: Any, text: list[bytes] | None = None, **numbers: Any) -> Any:
+        count = len(numbers["a"])
+        columns = {
+            "kind": pa.repeat(pa.scalar(kind, pa.int32()), count),
+            "file": pa.repeat(pa.scalar(self._range.file.number, pa.int32()), count),
+            "id": pa.nulls(count, pa.binary()) if ids is None else ids,
+        }
+        for name in "abcd":
+            given = numbers.get(name)
+            columns[name] = pa.nulls(count, pa.int64()) if given is None else pa.array(given, pa.int64())
+        columns["text"] = pa.nulls(count, pa.binary()) if text is None else pa.array(text, pa.binary())
+        return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def sparse(rows: DataFrame, interval: Interval) -> DataFrame:
+    """The runs of each cell of the grid, made one -> level, id, a, file, c, b, d."""
+    cells = rows.where(F.col("kind") == RUN).groupBy(
+        "file", "id", F.expr(f"c div {interval.bytes}"), F.expr(f"a div {interval.us}")
+    )
+    runs = cells.agg(
+        F.min("a").alias("a"), F.max("b").alias("b"), F.min("c").alias("c"), F.max("d").alias("d")
+    )
+    width = F.col("b") - F.col("a")
+    narrow = [(width * part <= interval.us).cast("int") for part in LEVEL_PARTS[1:]]
+    level = sum(narrow[1:], start=narrow[0])
+    return runs.select(level.alias("level"), "id", "a", "file", "c", "b", "d")
+
+
+def sorted_sparse(runs: DataFrame, parts: int) -> DataFrame:
+    """Range-partitioned and sorted as the map's keys are."""
+    order = ["level", "id", "a", "file", "c"]
+    return runs.repartitionByRange(parts, *order).sortWithinPartitions(*order)
+
+
+def sorted_dense(rows: DataFrame, parts: int) -> DataFrame:
+    """Opaque ids, range-partitioned and sorted, those of one id by their places -> id, file, a, b."""
+    opaque = rows.where(F.col("kind") == OPAQUE).select("id", "file", "a", "b")
+    return opaque.repartitionByRange(parts, "id").sortWithinPartitions("id", "file", "a")
+
+
+def sorted_letters(rows: DataFrame) -> DataFrame:
+    """Dead letters in the order of their places -> text."""
+    letters = rows.where(F.col("kind") == LETTER)
+    return letters.repartition(1).sortWithinPartitions("file", "a").select("text")
+
+
+def facts(rows: DataFrame) -> DataFrame:
+    """-> file, a, b, c, text."""
+    return rows.where(F.col("kind") == FACT).select("file", "a", "b", "c", "text")

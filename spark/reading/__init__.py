@@ -1,0 +1,1 @@
+"""Log lines as DataFrames, by Photon's own formats."""

@@ -1,0 +1,87 @@
+"""What is in primary events: digests of lines as they stand, and of what they mean; Parquet as lines."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from joiner import parquet
+from photon.core.columns import join_lines
+
+FORMS: Final = "primary binary, content long, forms array<long>"
+_PARQUET_ROWS: Final = 4096
+
+
+def digests(contents: Sequence[bytes]) -> Any:
+    """N contents -> (N,) int64. The digest itself is the cost, so there is nothing to gain without a loop."""
+    digest = hashlib.blake2b
+    return np.frombuffer(b"".join([digest(c, digest_size=8).digest() for c in contents]), "<i8")
+
+
+def canonical(raw: bytes, loosely: bool) -> bytes:
+    """The same for the same object, whatever its white space and the order of its keys.
+
+    `loosely`: also whatever a column of Parquet does not tell apart: a missing field, null and an object
+    without fields; 1 and 1.0.
+    """
+    try:
+        value = msgspec.json.decode(raw)
+        return msgspec.json.encode(_loosely(value) if loosely else value, order="sorted")
+    except (msgspec.DecodeError, msgspec.MsgspecError, RecursionError, OverflowError, TypeError):
+        return raw
+
+
+def _loosely(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {name: _loosely(inner) for name, inner in value.items()}
+        return {name: inner for name, inner in kept.items() if inner is not None} or None
+    if isinstance(value, list):
+        return list(map(_loosely, value))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def forms(batches: Iterable[Any]) -> Iterator[Any]:
+    """Record batches of PRIMARY_RAW -> of FORMS: digests of the canonical contents to compare by."""
+    for batch in batches:
+        raws, ways = batch.column("raw").to_pylist(), batch.column("loosely").to_pylist()
+        found = [
+            [_form(raw, way) for way in ((False, True) if loosely is None else (loosely,))]
+            for raw, loosely in zip(raws, ways, strict=True)
+        ]
+        columns = {
+            "primary": batch.column("primary"),
+            "content": batch.column("content"),
+            "forms": pa.array(found, pa.list_(pa.int64())),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def _form(raw: bytes, loosely: bool) -> int:
+    told = (b"~" if loosely else b"=") + canonical(raw, loosely)
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
+
+
+def parquet_lines(source: Any) -> Iterator[bytes]:
+    """A joined log as Parquet (joiner.parquet) -> its rows as lines, in chunks. Fields that are null are left
+    out: they are missing in the line, or null."""
+    import pyarrow.parquet as pq
+
+    encoder = msgspec.json.Encoder()
+    with pq.ParquetFile(source) as file:
+        plain = file.schema_arrow.names == [parquet.COLUMN]
+        for batch in file.iter_batches(_PARQUET_ROWS):
+            rows = batch.to_pylist()
+            if plain:
+                texts = [row[parquet.COLUMN] for row in rows]
+                yield join_lines([t.encode() if isinstance(t, str) else t for t in texts])
+            else:
+                yield encoder.encode_lines(list(map(_without_nulls, rows)))
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value is not None}

@@ -1,0 +1,64 @@
+"""The jobs of recovery (paper 3.3.3): what is registered, stands in no joined log, and in which lines of the
+inputs it is found. DataFrames only.
+"""
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+
+def missing(registered: DataFrame, joined: DataFrame) -> DataFrame:
+    """The registered ids (spark.registered) that no joined line has (spark.recovery.joined_keys)."""
+    there = joined.where("id IS NOT NULL").select("id")
+    return registered.join(there, "id", "left_anti")
+
+
+def losses(absent: DataFrame, young_us: int, doubtful_us: int) -> DataFrame:
+    """`missing` -> a row an incarnation: address, incarnation (null: the token is cleared), lost, young
+    (their tokens are later than `young_us`), doubtful (not later than `doubtful_us`), oldest_us."""
+    young = F.col("token_us") > young_us
+    return absent.groupBy("address", "incarnation").agg(
+        F.count_if(F.col("token").isNull() | ~young).alias("lost"),
+        F.count_if(young).alias("young"),
+        F.count_if(F.col("token_us") <= doubtful_us).alias("doubtful"),
+        F.min("token_us").alias("oldest_us"),
+    )
+
+
+def details(absent: DataFrame) -> DataFrame:
+    """`missing` for its reader: id (packed, hex), joiner, incarnation (hex), token_us; null where cleared."""
+    return absent.select(
+        F.lower(F.hex("id")).alias("id"),
+        F.col("address").alias("joiner"),
+        F.lpad(F.lower(F.hex("incarnation")), 16, "0").alias("incarnation"),
+        "token_us",
+    )
+
+
+def held_by(registered: DataFrame, incarnations: Sequence[int]) -> DataFrame:
+    """What tokens of these (signed) hold: id, token, incarnation."""
+    return registered.where(F.col("incarnation").isin([*incarnations])).select("id", "token", "incarnation")
+
+
+def in_inputs(lost: DataFrame, foreign: DataFrame) -> DataFrame:
+    """Lost ids (id, token, incarnation) -> their lines, each once: these columns, time_us, line.
+
+    Of an id that stands in several lines each is one: which of them was joined nobody knows any more.
+    """
+    lines = foreign.where("reason IS NULL").select("id", "time_us", "line")
+    return lost.join(lines, "id").dropDuplicates(["id", "time_us", "line"])
+
+
+def not_in_inputs(lost: DataFrame, found: DataFrame) -> DataFrame:
+    """A row an incarnation: how many (`events`) of its lost ids no line has."""
+    return (
+        lost.join(found.select("id"), "id", "left_anti")
+        .groupBy("incarnation")
+        .agg(F.count(F.lit(1)).alias("events"))
+    )
+
+
+def unknown(joined: DataFrame, registered: DataFrame) -> DataFrame:
+    """Ids of joined lines that the registry does not have."""
+    return joined.where("id IS NOT NULL").select("id").join(registered.select("id"), "id", "left_anti")

@@ -1,0 +1,135 @@
+"""Which foreign events stand in joined logs, for recovery: on the side of what is there (paper 3.3.3).
+
+What recovery takes for missing it has joined again. So a last line without its newline counts, if it is a
+whole JSON object, and a line that is one without telling its event is told apart from one that is damaged.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from joiner.output_files import PARQUET
+from photon.core.chunks import Chunk
+from photon.core.errors import UsageError
+from photon.core.formats_fields import Field, decoder_of, parse_path
+from photon.core.formats_lines import decode, split_chunk
+from photon.core.ids import IdPacker
+from photon.core.settings import Settings
+from spark.reading.columns import fixed_binary
+from spark.reading.contents import parquet_lines
+from spark.reading.events import log_files, plan, run, split_bytes_max
+from spark.reading.range_reading import chunks_of
+from spark.reading.ranges import Range
+from spark.reading.remote_reading import remote_events
+
+SCHEMA: Final = "id binary, untold int, damaged int"
+_LINE_BYTES_MAX: Final = 128 << 20
+"""A primary and a foreign event, each of the longest line, and what an adapter adds."""
+_ID: Final = str | int
+
+
+def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """SCHEMA: a row with the packed id of each joined line, both counts 0; and rows with a null id that count
+    lines that tell no id. Files as they are now: lines (any number of tasks) and Parquet (one each).
+
+    UsageError for settings by which no joined line tells its foreign event.
+    """
+    check_told(settings)
+    wide = replace(settings, logs=replace(settings.logs, line_bytes_max=_LINE_BYTES_MAX))
+    lines = [path for path in paths if not path.endswith(PARQUET)]
+    files, uris = log_files(lines)
+
+    def of_lines(ranges: list[Range]) -> Iterator[Any]:
+        parser = JoinedKeys(wide)
+        for one in ranges:
+            for path, chunk in chunks_of(one, wide.logs, True):
+                yield from parser.columns(one.file.name, path, chunk)
+
+    found = run(session, plan(session, files), of_lines, SCHEMA)
+    if uris:
+        most = split_bytes_max(session)
+
+        def make() -> Any:
+            return JoinedKeys(wide)
+
+        found = found.unionByName(remote_events(session, uris, wide, make, True, SCHEMA, most))
+    return found.unionByName(_of_rows(session, [path for path in paths if path.endswith(PARQUET)], wide))
+
+
+def check_told(settings: Settings) -> None:
+    """UsageError where the primary event stands in the place of the foreign one's id."""
+    if parse_path(settings.foreign.id)[0] == settings.adapter.field:
+        raise UsageError(
+            f"'adapter.field' is {settings.adapter.field!r}, and 'foreign.id' lies in it: joined lines do "
+            "not tell which foreign event they hold, so what is lost can't be known"
+        )
+
+
+def _of_rows(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    files, uris = log_files(paths)
+    if uris:
+        raise UsageError(
+            f"{uris[0]}: joined logs as Parquet are read from local paths only; copy them to this machine "
+            "and name them with --out"
+        )
+
+    def of_rows(name: str) -> Iterator[Any]:
+        parser = JoinedKeys(settings)
+        for data in parquet_lines(name):
+            yield from parser.columns(name, name, Chunk(0, len(data), data))
+
+    return run(session, [file.name for file in files], of_rows, SCHEMA)
+
+
+class JoinedKeys:
+    """Chunks of joined lines -> record batches of SCHEMA. On the executors."""
+
+    def __init__(self, settings: Settings) -> None:
+        foreign = settings.foreign
+        self._packer = IdPacker(settings.ids.key.encode())
+        self._adapted = bool(settings.adapter.use)
+        fields = {
+            "id": Field(parse_path(foreign.id), _ID),
+            "primary_id": Field(parse_path(foreign.primary_id), _ID, optional=True),
+        }
+        if not self._adapted:
+            del fields["primary_id"]
+        self._decoder, self._columns = decoder_of("JoinedKey", fields)
+
+    def columns(self, _name: str, _path: str, chunk: Chunk) -> list[Any]:
+        if chunk.oversized:
+            return [_batch(b"", 1, 0)]
+        events, _, malformed = decode(self._decoder, chunk.data, split_chunk(chunk.data))
+        ids = self._columns["id"](events)
+        untold = sum(_is_object(bad.line) for bad in malformed)
+        damaged = len(malformed) - untold
+        if self._adapted:
+            # An adapter that merges two events may have put the primary event's id over the foreign one's.
+            kept = [i for i, p in zip(ids, self._columns["primary_id"](events), strict=True) if i != p]
+            untold += len(ids) - len(kept)
+            ids = kept
+        return [_batch(self._packer.pack(ids) if ids else b"", untold, damaged)]
+
+
+def _batch(ids: bytes, untold: int, damaged: int) -> Any:
+    column = fixed_binary(ids)
+    more = 1 if untold or damaged else 0
+    counts = [
+        pa.concat_arrays(
+            [pa.repeat(pa.scalar(0, pa.int32()), len(column)), pa.array([count] * more, pa.int32())]
+        )
+        for count in (untold, damaged)
+    ]
+    arrays = [pa.concat_arrays([column, pa.nulls(more, column.type)]), *counts]
+    return pa.RecordBatch.from_arrays(arrays, names=["id", "untold", "damaged"])
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(msgspec.json.decode(line), dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False

@@ -1,0 +1,59 @@
+"""What recovery is told of lost events (paper 3.3.3). Plain values; no Spark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+BACKFILL: Final = "backfill/"
+"""What the addresses in the tokens of `photon backfill` begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """One incarnation's events that are registered and in no joined log.
+
+    `lost`, and `young` ones, whose token may be of a line that is just being written; `doubtful` ones of both
+    may stand in a complete file that was taken away. `oldest_us`: the first one's token.
+    """
+
+    address: str
+    incarnation: int
+    lost: int
+    young: int
+    doubtful: int
+    oldest_us: int
+
+    @property
+    def is_backfill(self) -> bool:
+        return self.address.startswith(BACKFILL)
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a reading of registry and joined logs found.
+
+    `registered` ids in all; `cleared`: in no joined log, and nobody knows any more who wrote them; `untold`:
+    joined lines from which the foreign event can't be told; `damaged`: lines that are no JSON object.
+    """
+
+    registered: int
+    cleared: int
+    untold: int
+    damaged: int
+    losses: Sequence[Loss]
+
+
+@dataclass(frozen=True, slots=True)
+class LostEvents:
+    """Events to release and inject: N ids (16 x N bytes), N exact event times (8 x N bytes), and tokens:
+    `tokens[i]` is of the next `counts[i]` ids. `lines`, with their newlines; an id may have several."""
+
+    ids: bytes
+    times: bytes
+    tokens: list[bytes]
+    counts: list[int]
+    lines: bytes
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)

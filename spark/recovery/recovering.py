@@ -1,0 +1,160 @@
+"""Reads for `photon recover`: registry, joined logs and inputs, by the jobs of spark.recovery.jobs."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from photon.core.columns import pack_times
+from photon.core.settings import Settings
+from spark.engine.session import spark_failures
+from spark.reading.events import parsed_foreign
+from spark.reading.paths import input_paths, output_paths
+from spark.reading.remote_paths import existing
+from spark.recovery import jobs as recovery
+from spark.recovery.joined_keys import joined_keys
+from spark.recovery.losses import Loss, LostEvents, Survey
+from spark.registered import registered, signed, unsigned
+
+PIECE_EVENTS_MAX: Final = 50_000
+PIECE_BYTES_MAX: Final = 32 << 20
+"""Of the lines that the driver holds at a time."""
+_NEVER_PASS_OVER: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What is read: globs of the inputs; each output, with joined/ in it; gRPC addresses of the registry."""
+
+    foreign: Sequence[str]
+    outs: Sequence[str]
+    registry: Sequence[str]
+
+
+class SparkReading:
+    """photon.app.recover.Reading. SparkFailedError where a job fails: ask again."""
+
+    def __init__(
+        self, session: SparkSession, sources: Sources, settings: Settings, details: str = ""
+    ) -> None:
+        """`details`: where the survey's missing ids go as Parquet; "" for nowhere."""
+        self._session = session
+        self._details = details
+        self._sources = sources
+        self._settings = settings
+        for name in _NEVER_PASS_OVER:  # a joined log that is not read would seem lost
+            session.conf.set(name, "false")
+
+    def survey(self, young_us: int, doubtful_us: int) -> Survey:
+        """The registry first: what is registered after its reading is nobody's loss yet."""
+        with spark_failures():
+            ids = registered(self._session, self._sources.registry).persist(StorageLevel.DISK_ONLY)
+            count = ids.count()
+            keys = self._joined().persist(StorageLevel.DISK_ONLY)
+            untold, damaged = _counts(keys)
+            absent = recovery.missing(ids, keys)
+            if self._details:
+                recovery.details(absent).write.parquet(self._details)
+            rows = recovery.losses(absent, young_us, doubtful_us).collect()
+            if self._settings.adapter.use:
+                untold += _overwritten(keys, ids)
+            keys.unpersist()
+            ids.unpersist()
+        cleared = sum(row.lost for row in rows if row.incarnation is None)
+        found = [
+            Loss(r.address, unsigned(r.incarnation), r.lost, r.young, r.doubtful, r.oldest_us)
+            for r in rows
+            if r.incarnation is not None
+        ]
+        return Survey(count, cleared, untold, damaged, sorted(found, key=lambda loss: -loss.lost))
+
+    def lost(self, incarnations: Sequence[int]) -> "SparkLost":
+        """After their fence: what they hold, and what of it stands in no joined log by now."""
+        with spark_failures():
+            held = registered(self._session, self._sources.registry)
+            held = recovery.held_by(held, list(map(signed, incarnations))).persist(StorageLevel.DISK_ONLY)
+            held.count()
+            keys = self._joined().persist(StorageLevel.DISK_ONLY)
+            untold, _ = _counts(keys)
+            lost = recovery.missing(held, keys).persist(StorageLevel.DISK_ONLY)
+            lost.count()
+            keys.unpersist()
+            held.unpersist()
+            return SparkLost(lost, untold, self._foreign)
+
+    def _joined(self) -> DataFrame:
+        paths = [path for out in self._sources.outs for path in output_paths(out, "joined")]
+        return joined_keys(self._session, existing(self._session, paths), self._settings)
+
+    def _foreign(self) -> DataFrame:
+        key = self._settings.ids.key.encode()
+        paths = input_paths(self._sources.foreign)
+        return parsed_foreign(self._session, paths, self._settings, key, unended=True)
+
+
+class SparkLost:
+    """photon.app.recover.LostReading."""
+
+    def __init__(self, lost: DataFrame, untold: int, foreign: Callable[[], DataFrame]) -> None:
+        self.untold = untold
+        self._lost = lost
+        self._foreign = foreign
+        self._missing: dict[int, int] = {}
+
+    @property
+    def missing(self) -> dict[int, int]:
+        return self._missing
+
+    def events(self) -> Iterator[LostEvents]:
+        with spark_failures():
+            found = recovery.in_inputs(self._lost, self._foreign()).persist(StorageLevel.DISK_ONLY)
+            rows = recovery.not_in_inputs(self._lost, found).collect()
+            self._missing = {unsigned(row.incarnation): row.events for row in rows}
+            yield from pieces(found.toLocalIterator())
+            found.unpersist()
+            self._lost.unpersist()
+
+
+def pieces(rows: Iterator[Any]) -> Iterator[LostEvents]:
+    """Rows of recovery.in_inputs, some at a time."""
+    held: list[Any] = []
+    size = 0
+    for row in rows:
+        held.append(row)
+        size += len(row.line)
+        if len(held) >= PIECE_EVENTS_MAX or size >= PIECE_BYTES_MAX:
+            yield _piece(held)
+            held, size = [], 0
+    if held:
+        yield _piece(held)
+
+
+def _piece(rows: list[Any]) -> LostEvents:
+    lines = b"".join([bytes(row.line) + b"\n" for row in rows])
+    keys = sorted({(bytes(row.token), bytes(row.id), row.time_us) for row in rows})
+    counts = [(token, len(list(group))) for token, group in groupby(keys, key=lambda key: key[0])]
+    return LostEvents(
+        b"".join([key[1] for key in keys]),
+        pack_times([key[2] for key in keys]),
+        [token for token, _ in counts],
+        [count for _, count in counts],
+        lines,
+    )
+
+
+def _counts(keys: DataFrame) -> tuple[int, int]:
+    row = keys.agg(F.sum("untold").alias("untold"), F.sum("damaged").alias("damaged")).collect()[0]
+    return row.untold or 0, row.damaged or 0
+
+
+def _overwritten(keys: DataFrame, ids: DataFrame) -> int:
+    """Joined lines whose ids the registry never had, where most are so: an adapter wrote other ids.
+
+    Some may be forgotten by now, or released.
+    """
+    unknown = recovery.unknown(keys, ids).count()
+    return unknown if 2 * unknown > keys.where("id IS NOT NULL").count() else 0

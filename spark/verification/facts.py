@@ -1,0 +1,288 @@
+"""What verification takes from lines: ids as text and packed, times, digests. Columns of Arrow; no Spark.
+
+A line is an event where photon.core.formats says so. Each class turns a chunk of whole lines into one record
+batch with a row a line; a line that is no event has nulls.
+"""
+
+import base64
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from photon.core.columns import join_lines
+from photon.core.fates import Fate
+from photon.core.formats import JsonLines
+from photon.core.formats_fields import Field, decoder_of, parse_path
+from photon.core.formats_lines import decode, split_chunk
+from photon.core.formats_times import event_times, time_type
+from photon.core.ids import IdPacker, opaque_mask, timestamps_us
+from photon.core.settings import Settings
+from spark.reading.columns import fixed_binary
+from spark.reading.contents import digests
+
+FOREIGN_FACTS: Final = "id string, key binary, primary binary, time_us long"
+JOINED_FACTS: Final = "id string, key binary, primary binary, time_us long, content long"
+LETTER_FACTS: Final = "id string, key binary, time_us long, fate string"
+PRIMARY_FACTS: Final = "primary binary, content long"
+PRIMARY_RAW: Final = "primary binary, content long, raw binary, loosely boolean"
+
+_FATES: Final = frozenset(fate.value for fate in Fate)
+_ID: Final = str | int
+
+
+class _KeepingPacker(IdPacker):
+    """Keeps the texts of the last columns that it packed."""
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(key)
+        self.before: list[str] = []
+        self.last: list[str] = []
+
+    def pack(self, ids: Sequence[str | int]) -> bytes:
+        self.before, self.last = self.last, _texts(ids)
+        return super().pack(self.last)
+
+
+class ForeignFacts:
+    """Of foreign lines: FOREIGN_FACTS."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._packer = _KeepingPacker(settings.ids.key.encode())
+        self._lines = JsonLines(settings.primary, settings.foreign, self._packer)
+
+    def rows(self, chunk: bytes) -> Any:
+        found = self._lines.parse_foreign(chunk)
+        # Of the events that are left the ids are packed last but one.
+        texts = self._packer.before if found.lines else []
+        columns = {
+            "id": pa.array(texts, pa.string()),
+            "key": fixed_binary(found.ids),
+            "primary": fixed_binary(found.primary_ids),
+            "time_us": pa.array(np.frombuffer(found.times, "<i8")),
+        }
+        return _with_nulls(columns, len(found.malformed))
+
+
+class JoinedFacts:
+    """Of joined lines: JOINED_FACTS. `digests`: else `content` is null.
+
+    `primary` is the id of the object in the adapter's field, null if there is none; `time_us` is null where
+    the line does not tell it.
+    """
+
+    def __init__(self, settings: Settings, digests: bool = True) -> None:
+        foreign = settings.foreign
+        self._packer = IdPacker(settings.ids.key.encode())
+        self._unit = foreign.time_unit
+        self._digests = digests
+        own = Field(parse_path(foreign.id), _ID)
+        time = Field(parse_path(foreign.time), time_type(foreign.time_unit), optional=True)
+        self._decoder, columns = _decoder_with_raw({"id": own, "time": time}, settings.adapter.field)
+        self._id, self._time = columns["id"], columns["time"]
+        # The id comes first in both: its column takes events of either.
+        self._timeless, _ = _decoder_with_raw({"id": own}, settings.adapter.field)
+        self._primary = PrimaryIds(settings)
+
+    def rows(self, chunk: bytes) -> Any:
+        events, times, unreadable = self._events(chunk)
+        texts = _texts(self._id(events))
+        keys = self._packer.pack(texts)
+        raws = [bytes(event.raw) for event in events]
+        primaries = self._primary.of(raws)
+        contents = pa.nulls(len(raws), pa.int64())
+        if self._digests:
+            contents = pa.array(digests(raws))
+        columns = {
+            "id": pa.array(texts, pa.string()),
+            "key": fixed_binary(keys),
+            "primary": primaries,
+            "time_us": _times(keys, times, self._unit),
+            "content": contents,
+        }
+        return _with_nulls(columns, unreadable)
+
+    def _events(self, chunk: bytes) -> tuple[list[Any], list[Any], int]:
+        """Decoded lines, what each has for a time, and how many can't be read.
+
+        An adapter may have made something else of the time: a line is known by its id.
+        """
+        events, _, others = decode(self._decoder, chunk, split_chunk(chunk))
+        times = self._time(events)
+        if not others:
+            return events, times, 0
+        lines = join_lines([one.line for one in others])
+        timeless, _, unreadable = decode(self._timeless, lines, split_chunk(lines))
+        return events + timeless, times + [None] * len(timeless), len(unreadable)
+
+    def raw_rows(self, chunk: bytes, loosely: bool = False) -> Any:
+        """PRIMARY_RAW: the primary events inside, as they stand there. `loosely`: they come from Parquet."""
+        events, _, _ = self._events(chunk)
+        raws = [bytes(event.raw) for event in events]
+        return _raw_batch(self._primary.of(raws), raws, loosely)
+
+
+class PrimaryFacts:
+    """Of primary lines: PRIMARY_FACTS, events only."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._lines = JsonLines(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+
+    def rows(self, chunk: bytes) -> Any:
+        found = self._lines.parse_primary(chunk)
+        columns = {"primary": fixed_binary(found.ids), "content": pa.array(digests(found.lines))}
+        return pa.RecordBatch.from_pydict(columns)
+
+    def raw_rows(self, chunk: bytes) -> Any:
+        """PRIMARY_RAW; `loosely` is null: it may be compared either way."""
+        found = self._lines.parse_primary(chunk)
+        return _raw_batch(fixed_binary(found.ids), found.lines, None)
+
+
+class LetterFacts:
+    """Of dead letters: LETTER_FACTS. Those of malformed lines that can't be read here are left out: they have
+    no id to count by."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._letter = msgspec.json.Decoder(_Letter)
+        self._event = JoinedFacts(settings, digests=False)
+        self._foreign = ForeignFacts(settings)
+
+    def rows(self, chunk: bytes) -> Any:
+        letters, _, unreadable = decode(self._letter, chunk, split_chunk(chunk))
+        sound = [letter for letter in letters if letter.fate in _FATES]
+        told = [letter for letter in sound if letter.fate != Fate.MALFORMED]
+        events = self._event.rows(join_lines([_one_line(letter.event) for letter in told]))
+        # A malformed event is the last row of the batch, so rows without it are in the order of the letters.
+        whole = len(events) == len(told) and not events.column("key").null_count
+        fates = [letter.fate for letter in told] if whole else self._fates_of_whole(told)
+        fates += [""] * (len(events) - len(fates))
+        lines = [_line(letter) for letter in sound if letter.fate == Fate.MALFORMED]
+        found = self._foreign.rows(join_lines(lines)) if lines else self._foreign.rows(b"")
+        found = found.filter(found.column("key").is_valid())
+        bad = len(unreadable) + len(letters) - len(sound)
+        columns = {
+            name: pa.concat_arrays([events.column(name), found.column(name)])
+            for name in ("id", "key", "time_us")
+        }
+        columns["fate"] = pa.array(fates + list(repeat(Fate.MALFORMED.value, len(found))), pa.string())
+        return _with_nulls(columns, bad)
+
+    def _fates_of_whole(self, letters: Sequence["_Letter"]) -> list[str]:
+        """The slow path: of those letters alone whose event can be read."""
+        one = self._event.rows
+        return [
+            letter.fate
+            for letter in letters
+            if not one(_one_line(letter.event) + b"\n").column("key").null_count
+        ]
+
+
+class _Letter(msgspec.Struct, frozen=True, gc=False):
+    fate: str
+    event: msgspec.Raw
+    event_base64: str | None = None
+
+
+def _one_line(event: msgspec.Raw) -> bytes:
+    return bytes(event)
+
+
+def _line(letter: _Letter) -> bytes:
+    """The malformed line; b"{" for one that is not told as text."""
+    if letter.event_base64 is not None:
+        return base64.b64decode(letter.event_base64).replace(b"\n", b" ") or b"{"
+    try:
+        text = msgspec.json.decode(letter.event, type=str)
+    except msgspec.DecodeError:
+        return b"{"
+    return text.encode("utf-8", "replace").replace(b"\n", b" ") or b"{"
+
+
+class PrimaryIds:
+    """The ids of primary objects within lines."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._packer = IdPacker(settings.ids.key.encode())
+        fields = {"id": Field(parse_path(settings.primary.id), _ID)}
+        self._decoder, columns = decoder_of("PrimaryInside", fields)
+        self._id = columns["id"]
+
+    def of(self, raws: Sequence[bytes]) -> Any:
+        """N objects (b"": none) -> N packed ids; null for what has none."""
+        if not raws:
+            return pa.array([], pa.binary())
+        try:
+            if not all(raws):
+                raise msgspec.DecodeError("no object")
+            events = self._decoder.decode_lines(b"\n".join(raws))
+            if len(events) == len(raws):
+                return fixed_binary(self._packer.pack(self._id(events)))
+        except (msgspec.DecodeError, RecursionError):
+            pass
+        return pa.array(list(map(self._one, raws)), pa.binary())
+
+    def _one(self, raw: bytes) -> bytes | None:
+        try:
+            return self._packer.pack(self._id([self._decoder.decode(raw)]))
+        except (msgspec.DecodeError, RecursionError):
+            return None
+
+
+def _decoder_with_raw(fields: dict[str, Field], inside: str) -> tuple[Any, dict[str, Callable[..., Any]]]:
+    """A decoder of joined lines: these fields, and `raw`, the object in the field `inside`."""
+    base, columns = decoder_of("JoinedEvent", fields)
+    joined = msgspec.defstruct(
+        "Joined",
+        [("raw", msgspec.Raw, msgspec.Raw())],
+        bases=(base.type,),
+        rename={"raw": inside},
+        kw_only=True,
+        gc=False,
+    )
+    return msgspec.json.Decoder(joined), columns
+
+
+def _times(keys: bytes, values: Sequence[Any], unit: str) -> Any:
+    """Each event's time; null where it is not told."""
+    if not keys:
+        return pa.array([], pa.int64())
+    opaque = opaque_mask(keys)
+    if not opaque.any():
+        return pa.array(timestamps_us(keys))
+    times = event_times(keys, values, unit)
+    if isinstance(times, bytes):
+        return pa.array(np.frombuffer(times, "<i8"))
+    found = []
+    for row, value in enumerate(values):
+        one = event_times(keys[16 * row : 16 * row + 16], [value], unit)
+        found.append(int.from_bytes(one, "little", signed=True) if isinstance(one, bytes) else None)
+    return pa.array(found, pa.int64())
+
+
+def _texts(ids: Sequence[str | int]) -> list[str]:
+    try:
+        "".join(ids)  # type: ignore[arg-type]
+    except TypeError:
+        return list(map(str, ids))
+    return list(ids)  # type: ignore[arg-type]
+
+
+def _raw_batch(primaries: Any, raws: Sequence[bytes], loosely: bool | None) -> Any:
+    columns = {
+        "primary": primaries,
+        "content": pa.array(digests(raws)),
+        "raw": pa.array(raws, pa.binary()),
+        "loosely": pa.repeat(pa.scalar(loosely, pa.bool_()), len(raws)),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _with_nulls(columns: dict[str, Any], count: int) -> Any:
+    """With so many rows more in which everything is null."""
+    if count:
+        columns = {n: pa.concat_arrays([c, pa.nulls(count, c.type)]) for n, c in columns.items()}
+    return pa.RecordBatch.from_pydict(columns)

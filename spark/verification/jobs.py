@@ -1,0 +1,254 @@
+"""The verification of paper 3.3.3: each foreign event of the inputs against what came out. DataFrames only.
+
+The inputs are the DataFrames of spark.verification.sources and spark.registered. Everything is grouped by the
+foreign id once; the rows without an id (lines that can't be read) come to one row whose id is null.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from photon.core.fates import Fate
+from spark.verification.verdicts import Verdict
+
+_FOREIGN, _JOINED, _LETTER = 0, 1, 2
+_FATES: Final = (Fate.FILTERED, Fate.EXPIRED, Fate.UNJOINABLE, Fate.MALFORMED)
+_FATE_NAMES: Final = tuple(fate.value for fate in _FATES)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Event times (us) from `start_us` on and before `end_us`; None: no bound."""
+
+    start_us: int | None = None
+    end_us: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.start_us is not None or self.end_us is not None
+
+    def holds(self, time_us: Column) -> Column:
+        """Null where the time is."""
+        inside = time_us.isNotNull()
+        if self.start_us is not None:
+            inside &= time_us >= self.start_us
+        if self.end_us is not None:
+            inside &= time_us < self.end_us
+        return inside
+
+
+def claims(foreign: DataFrame, joined: DataFrame) -> DataFrame:
+    """One row a foreign or joined line: id, key, source, time_us, the primary that it names or holds (16
+    bytes), the content of that."""
+    rows = foreign.withColumn("source", F.lit(_FOREIGN))
+    return rows.unionByName(joined.withColumn("source", F.lit(_JOINED)), allowMissingColumns=True)
+
+
+def contents(primaries: DataFrame) -> DataFrame:
+    """Primary events -> one row an id: primary, and two contents that its lines have, mostly the same."""
+    return primaries.groupBy("primary").agg(F.min("content").alias("low"), F.max("content").alias("high"))
+
+
+def against_primaries(rows: DataFrame, logs: DataFrame, alike: DataFrame | None = None) -> DataFrame:
+    """Adds to each claim `known`: its primary is in the logs (`contents`), and `same`: one there has its
+    content.
+
+    False where an id has three contents or more, or the same one is written in another way: `differing` tells
+    which those are, and `alike` which of them are the same all the same.
+    """
+    named = rows.where("primary IS NOT NULL").join(logs, "primary", "left")
+    same = (F.col("content") == F.col("low")) | (F.col("content") == F.col("high"))
+    named = named.withColumn("known", F.col("low").isNotNull()).withColumn(
+        "same", F.coalesce(same, F.lit(False))
+    )
+    if alike is not None:
+        told = alike.select("primary", "content", F.lit(True).alias("alike"))
+        named = named.join(told, ["primary", "content"], "left")
+        named = named.withColumn("same", F.col("same") | F.col("alike").isNotNull()).drop("alike")
+    none = rows.where("primary IS NULL").withColumn("known", F.lit(False)).withColumn("same", F.lit(False))
+    return named.drop("low", "high").unionByName(none)
+
+
+def without_primaries(rows: DataFrame) -> DataFrame:
+    """The same columns where the primary logs are not given: then nothing is held against an event."""
+    return rows.withColumn("known", F.lit(False)).withColumn("same", F.lit(True))
+
+
+def differing(joined: DataFrame, logs: DataFrame) -> DataFrame:
+    """primary, content: what joined lines hold of known primaries that are not `same` at first sight."""
+    rows = against_primaries(joined.where("primary IS NOT NULL"), logs)
+    return rows.where("known AND NOT same").select("primary", "content").distinct()
+
+
+def alike(pairs: DataFrame, inside: DataFrame, logged: DataFrame) -> DataFrame:
+    """Of the pairs (primary, content) those whose canonical content one of the logs' lines has too.
+
+    `inside`: primary, content, forms of what joined lines hold; `logged`: primary, forms of primary lines.
+    """
+    held = inside.join(pairs, ["primary", "content"], "left_semi")
+    held = held.select("primary", "content", F.explode("forms").alias("form"))
+    known = logged.select("primary", F.explode("forms").alias("form"))
+    return held.join(known, ["primary", "form"], "left_semi").select("primary", "content").distinct()
+
+
+def accounts(rows: DataFrame, letters: DataFrame) -> DataFrame:
+    """Claims and dead letters -> one row an id: where it stands, and whether it holds what it should.
+
+    Counts `lines` (in the inputs), `joined`, `letters`, each fate of a letter, and of the joined lines those
+    `not_named`, with a primary that no line of the inputs names; `empty`, with none; `altered`, with a
+    content that is in no log. `joinable`: a primary it names is in the logs. `time_us`: that of its lines in
+    the inputs, or else what the other lines tell.
+
+    Only counts and flags, first by id and primary, then by id: a set of texts an id costs several times more.
+    """
+    letters = letters.withColumn("source", F.lit(_LETTER))
+    rows = rows.drop("content").unionByName(letters, allowMissingColumns=True)
+    foreign, joined, letter = (F.col("source") == source for source in (_FOREIGN, _JOINED, _LETTER))
+    by_pair = (
+        rows.repartition("key")
+        .groupBy("key", "id", "primary")
+        .agg(
+            F.count_if(foreign).alias("lines"),
+            F.count_if(joined).alias("joined"),
+            F.count_if(joined & ~F.col("same")).alias("altered"),
+            F.bool_or(foreign & F.col("known")).alias("joinable"),
+            F.count_if(letter).alias("letters"),
+            F.max(F.when(foreign, F.col("time_us"))).alias("own_us"),
+            F.max("time_us").alias("told_us"),
+            *(F.count_if(F.col("fate") == name).alias(name) for name in _FATE_NAMES),
+        )
+    )
+    holds_none = F.col("primary").isNull()
+    sums = ("lines", "joined", "altered", "letters", *_FATE_NAMES)
+    return by_pair.groupBy("key", "id").agg(
+        *(F.sum(name).alias(name) for name in sums),
+        F.sum(F.when(~holds_none & (F.col("lines") == 0), F.col("joined")).otherwise(0)).alias("not_named"),
+        F.sum(F.when(holds_none, F.col("joined")).otherwise(0)).alias("empty"),
+        F.bool_or("joinable").alias("joinable"),
+        F.coalesce(F.max("own_us"), F.max("told_us")).alias("time_us"),
+    )
+
+
+def within(rows: DataFrame, span: Span) -> DataFrame:
+    """Accounts of events of that time, and of the lines that can't be read, which have none."""
+    return rows.where(F.col("key").isNull() | span.holds(F.col("time_us"))) if span else rows
+
+
+def against_registry(rows: DataFrame, registered: DataFrame, settled_us: int) -> DataFrame:
+    """Adds to accounts who registered them.
+
+    `registered` (null: nobody, or it is not known any more), `address`, `incarnation`, `token_us` (null: the
+    token is cleared), and `settling`: the token is of `settled_us` or later, so that the joined line may be
+    on its way.
+    """
+    held = registered.select(
+        F.col("id").alias("key"), "address", "incarnation", "token_us", F.lit(True).alias("registered")
+    )
+    settling = F.coalesce(F.col("token_us") >= settled_us, F.lit(False))
+    return rows.join(held, "key", "left").withColumn("settling", settling)
+
+
+def without_registry(rows: DataFrame) -> DataFrame:
+    """The same columns where the registry is not asked: nothing is known to be registered."""
+    null = F.lit(None)
+    return (
+        rows.withColumn("registered", null.cast("boolean"))
+        .withColumn("address", null.cast("string"))
+        .withColumn("incarnation", null.cast("long"))
+        .withColumn("token_us", null.cast("long"))
+        .withColumn("settling", F.lit(False))
+    )
+
+
+def not_registered(rows: DataFrame, boundary_us: int) -> DataFrame:
+    """key, time_us of events that are joined, in the inputs, and not in the registry, though not so old that
+    it may have forgotten them."""
+    missing = F.col("registered").isNull() & (F.col("joined") > 0) & (F.col("lines") > 0)
+    return rows.where(missing & (F.col("time_us") >= boundary_us)).select("key", "time_us")
+
+
+def marked(rows: DataFrame, absent: DataFrame | None) -> DataFrame:
+    """Adds `absent`: its key is among those."""
+    if absent is None:
+        return rows.withColumn("absent", F.lit(False))
+    keys = absent.select("key", F.lit(True).alias("absent"))
+    return rows.join(keys, "key", "left").withColumn("absent", F.coalesce("absent", F.lit(False)))
+
+
+def judged(rows: DataFrame, adapted: bool = False, from_export: bool = False) -> DataFrame:
+    """Adds `verdict` to accounts that were held against the registry and `marked`.
+
+    `adapted`: an adapter of the user's made the joined lines. It may leave the primary out and change it; one
+    that is inside must still be the one named. `from_export`: who is absent may have been registered since.
+    An event joined anywhere is joined, whatever the other datacenters made of it; one that is registered was
+    to be joined, whatever the dead letters say; among those the one that no later log can change comes first.
+    """
+    joined, once = F.col("joined") > 0, F.col("joined") == 1
+    wrong = F.col("not_named") + (0 if adapted else F.col("empty")) > 0
+    altered = F.lit(False) if adapted else F.col("altered") > 0
+    filtered, expired, unjoinable, malformed = (F.col(name) > 0 for name in _FATE_NAMES)
+    held = F.col("registered").isNotNull()
+    rules: list[tuple[Column, Verdict]] = [
+        (F.col("key").isNull(), Verdict.UNREADABLE),
+        ((F.col("lines") == 0) & joined, Verdict.ALIEN),
+        (F.col("lines") == 0, Verdict.OTHER_INPUTS),
+        (joined & ~once, Verdict.JOINED_TWICE),
+        (joined & wrong, Verdict.WRONG_PRIMARY),
+        (joined & altered, Verdict.ALTERED_PRIMARY),
+        (joined & F.col("absent"), Verdict.NOT_IN_EXPORT if from_export else Verdict.UNREGISTERED),
+        (joined, Verdict.JOINED),
+        (held & F.col("token_us").isNull(), Verdict.LOST_CLEARED),
+        (held & F.col("settling"), Verdict.IN_FLIGHT),
+        (held, Verdict.LOST),
+        (filtered, Verdict.FILTERED),
+        (expired, Verdict.EXPIRED),
+        (unjoinable & F.col("joinable"), Verdict.LOST_UNJOINABLE),
+        (unjoinable, Verdict.UNJOINABLE),
+        (malformed, Verdict.MALFORMED),
+        (F.col("joinable"), Verdict.LOST_PENDING),
+    ]
+    verdict = F.lit(Verdict.PENDING.value)
+    for condition, outcome in reversed(rules):
+        verdict = F.when(condition, outcome.value).otherwise(verdict)
+    return rows.withColumn("verdict", verdict)
+
+
+def totals(rows: DataFrame) -> DataFrame:
+    """Judged accounts -> one row a verdict: events, lines, joined, letters, and one id as an example."""
+    return rows.groupBy("verdict").agg(
+        F.count(F.lit(1)).alias("events"),
+        F.sum("lines").alias("lines"),
+        F.sum("joined").alias("joined"),
+        F.sum("letters").alias("letters"),
+        F.count("registered").alias("registered"),
+        F.min("id").alias("example"),
+    )
+
+
+def losers(rows: DataFrame) -> DataFrame:
+    """Judged accounts -> a row for each life of a joiner that has lost events or has some in flight: address,
+    incarnation, events (lost), in_flight, first_us and last_us (of their tokens); most first."""
+    lost = rows.where(F.col("verdict").isin(Verdict.LOST.value, Verdict.IN_FLIGHT.value))
+    by_joiner = lost.groupBy("address", "incarnation").agg(
+        F.count_if(F.col("verdict") == Verdict.LOST.value).alias("events"),
+        F.count_if(F.col("verdict") == Verdict.IN_FLIGHT.value).alias("in_flight"),
+        F.min("token_us").alias("first_us"),
+        F.max("token_us").alias("last_us"),
+    )
+    return by_joiner.orderBy(F.desc("events"), F.desc("in_flight"), "address", "incarnation")
+
+
+def details(rows: DataFrame, leases: DataFrame) -> DataFrame:
+    """Judged accounts -> what is kept of each id: everything but the row of the unreadable lines.
+
+    `leases`: address, incarnation, lease of joiners that lost events.
+    """
+    kept = rows.where(F.col("key").isNotNull()).join(F.broadcast(leases), ["address", "incarnation"], "left")
+    return kept.select(
+        *("id", "verdict", "time_us", "lines", "joined", "letters", *_FATE_NAMES),
+        F.coalesce("registered", F.lit(False)).alias("registered"),
+        F.col("address").alias("joiner"),
+        F.lpad(F.lower(F.hex("incarnation")), 16, "0").alias("incarnation"),
+        *("token_us", "lease"),
+    )

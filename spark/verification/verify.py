@@ -1,0 +1,262 @@
+"""One run of `photon verify`: reads registry and logs, lets the jobs judge them, writes the details."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from photon.core.clock import SystemClock
+from photon.core.errors import UsageError
+from photon.core.settings import Settings
+from spark.engine.session import spark_failures
+from spark.reading.paths import check_details, check_output, input_paths, output_paths
+from spark.reading.remote_paths import existing
+from spark.registered import Export, boundaries, client_of, read_export, registered, signed, unsigned
+from spark.verification import jobs as verification
+from spark.verification import lookups, sources
+from spark.verification.jobs import Span
+from spark.verification.verdicts import Asked, Loser, Report, Total, Verdict, make_report
+
+SETTLE_S: Final = 60.0
+"""An event registered so shortly before the scan may be on its way into a joined log."""
+LOSERS_MAX: Final = 1000
+"""Lives of joiners that are told with what they lost."""
+
+_LEASES: Final = "address string, incarnation long, lease string"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to verify: globs of the inputs, the --out of each `photon join`, where details go ("": nowhere).
+
+    `registry`: gRPC addresses of replicas, or else `export`, the directory of an export. `span`: the time of
+    the events; `settle_s` as SETTLE_S.
+    """
+
+    foreign: tuple[str, ...]
+    out: tuple[str, ...]
+    primary: tuple[str, ...] = ()
+    details: str = ""
+    registry: tuple[str, ...] = ()
+    export: str = ""
+    span: Span = field(default_factory=Span)
+    settle_s: float = SETTLE_S
+
+    def check(self) -> None:
+        """UsageError if it can't be answered; asked before a session is started for it."""
+        for out in self.out:
+            check_output(out)
+        input_paths(self.foreign)
+        if self.primary:
+            input_paths(self.primary)
+        if self.details:
+            check_details(self.details)
+        if self.registry and self.export:
+            raise UsageError("the registry itself or an export of it is asked, not both")
+        start_us, end_us = self.span.start_us, self.span.end_us
+        if start_us is not None and end_us is not None and start_us >= end_us:
+            raise UsageError("the time range is empty: --from must be before --to")
+        _outputs(self.out, "joined")
+
+    @property
+    def asked(self) -> Asked:
+        return Asked.ITSELF if self.registry else Asked.EXPORT if self.export else Asked.NOT
+
+
+def verify(session: SparkSession, question: Question, settings: Settings) -> Report:
+    """Account for every foreign line. UsageError as Question.check, SparkFailedError if a job fails.
+
+    UnavailableError if the registry does not answer.
+    """
+    question.check()
+    with spark_failures():
+        run = _Run(session, question, settings)
+        try:
+            return run.report()
+        finally:
+            run.forget()
+
+
+class _Run:
+    """What one run reads, in the order in which it must be read.
+
+    The registry first, then the outputs to their end, then the inputs: so of a system that goes on meanwhile
+    an event may seem pending that is joined now, but none that the registry had long had seems lost because
+    its line was not read yet, and none is joined and in no input.
+    """
+
+    def __init__(self, session: SparkSession, question: Question, settings: Settings) -> None:
+        self._session = session
+        self._question = question
+        self._settings = settings
+        self._kept: list[DataFrame] = []
+        self._adapted = bool(settings.adapter.use)
+        self._registered = self._read_registry()
+        compares = bool(question.primary) and not self._adapted
+        self._joined_paths = existing(session, _outputs(question.out, "joined"))
+        self._joined = self._keep(
+            sources.joined_events(session, self._joined_paths, settings, digests=compares)
+        )
+        self._joined.count()
+        letters = existing(session, _outputs(question.out, "dead-letters"))
+        self._letters = sources.dead_letters(session, letters, settings)
+        self._foreign = self._of_the_span(
+            sources.foreign_events(session, input_paths(question.foreign), settings)
+        )
+        self._logs: DataFrame | None = None
+        if question.primary:
+            lines = sources.primary_events(session, input_paths(question.primary), settings)
+            self._logs = verification.contents(lines)
+
+    def report(self) -> Report:
+        """Judge by digests of lines as they stand; again, by what they mean, if that finds any altered."""
+        alike = self._alike() if self._written_anew else None
+        rows, totals = self._judged(alike)
+        if alike is None and any(total.verdict is Verdict.ALTERED_PRIMARY for total in totals):
+            rows, totals = self._judged(self._alike())
+        losers = self._losers(rows)
+        if self._question.details:
+            self._write_details(rows, losers)
+        others = self._other_registered(totals)
+        given = bool(self._question.primary)
+        return make_report(totals, given, self._question.asked, others, losers)
+
+    def forget(self) -> None:
+        for frame in self._kept:
+            frame.unpersist()
+
+    # --- reading
+
+    def _read_registry(self) -> Export | None:
+        question = self._question
+        if question.export:
+            return read_export(self._session, question.export)
+        if not question.registry:
+            return None
+        began_us = SystemClock().now_us()
+        held = registered(self._session, question.registry)
+        held = self._keep(held.select("id", "address", "incarnation", "token_us"))
+        held.count()
+        # Asked later than the ids, so that none is missed that was forgotten between.
+        return Export(held, began_us, boundaries(question.registry))
+
+    def _of_the_span(self, foreign: DataFrame) -> DataFrame:
+        span = self._question.span
+        return foreign.where(F.col("key").isNull() | span.holds(F.col("time_us"))) if span else foreign
+
+    def _keep(self, frame: DataFrame) -> DataFrame:
+        kept = frame.persist(StorageLevel.DISK_ONLY)
+        self._kept.append(kept)
+        return kept
+
+    # --- judging
+
+    @property
+    def _written_anew(self) -> bool:
+        """Whether joined lines are not the bytes that stood in the primary logs."""
+        return self._compares and any(path.endswith(".parquet") for path in self._joined_paths)
+
+    @property
+    def _compares(self) -> bool:
+        return self._logs is not None and not self._adapted
+
+    def _alike(self) -> DataFrame | None:
+        """Pairs of primary and content that are one of the logs', though written in another way."""
+        if self._logs is None or self._adapted:
+            return None
+        session, settings = self._session, self._settings
+        pairs = self._keep(verification.differing(self._joined, self._logs))
+        if pairs.isEmpty():
+            return None
+        inside = sources.joined_primaries(session, self._joined_paths, settings)
+        inside = inside.join(pairs, ["primary", "content"], "left_semi")
+        lines = sources.primary_lines(session, input_paths(self._question.primary), settings)
+        lines = lines.join(pairs.select("primary"), "primary", "left_semi")
+        forms = sources.canonical_forms
+        return self._keep(verification.alike(pairs, forms(inside), forms(lines)))
+
+    def _judged(self, alike: DataFrame | None) -> tuple[DataFrame, list[Total]]:
+        claims = verification.claims(self._foreign, self._joined)
+        if self._logs is not None:
+            claims = verification.against_primaries(claims, self._logs, alike)
+        else:
+            claims = verification.without_primaries(claims)
+        rows = verification.within(verification.accounts(claims, self._letters), self._question.span)
+        rows = self._against_registry(rows)
+        rows = verification.judged(rows, self._adapted, from_export=bool(self._question.export))
+        totals = [
+            Total(
+                *(Verdict(row.verdict), row.events, row.lines, row.joined, row.letters),
+                example=row.example,
+                registered=row.registered,
+            )
+            for row in verification.totals(rows).collect()
+        ]
+        return rows, totals
+
+    def _against_registry(self, rows: DataFrame) -> DataFrame:
+        held, question = self._registered, self._question
+        if held is None:
+            rows = verification.marked(verification.without_registry(rows), None)
+            return self._keep(rows) if question.details else rows
+        settled_us = held.began_us - round(question.settle_s * 1e6)
+        rows = self._keep(verification.against_registry(rows, held.ids, settled_us))
+        # Lookup tells what has expired; an export can't, and shards forget at their own times.
+        edge = min if question.registry else max
+        missing = verification.not_registered(rows, edge(held.boundaries.values()))
+        absent = lookups.absent(missing, question.registry) if question.registry else missing
+        absent = self._keep(absent)
+        return verification.marked(rows, None if absent.isEmpty() else absent)
+
+    # --- telling
+
+    def _other_registered(self, totals: Sequence[Total]) -> int | None:
+        """Ids of the registry that no line told; not counted of a span, as their times are not known."""
+        if self._registered is None or self._question.span:
+            return None
+        known = sum(total.registered for total in totals)
+        return int(self._registered.ids.count()) - known
+
+    def _losers(self, rows: DataFrame) -> list[Loser]:
+        if self._registered is None:
+            return []
+        found = [
+            Loser(row.address, unsigned(row.incarnation), *row[2:])
+            for row in verification.losers(rows).limit(LOSERS_MAX).collect()
+        ]
+        return _with_leases(found, self._question.registry) if self._question.registry else found
+
+    def _write_details(self, rows: DataFrame, losers: Sequence[Loser]) -> None:
+        leases = [(loser.address, signed(loser.incarnation), loser.lease) for loser in losers]
+        frame = self._session.createDataFrame(leases, _LEASES)
+        details = verification.details(rows, frame)
+        details.write.partitionBy("verdict").parquet(self._question.details)
+
+
+def _outputs(outs: Sequence[str], kind: str) -> list[str]:
+    """The files of one kind in all of them. UsageError if two hold the same: then one mirrors the other."""
+    paths: list[str] = []
+    seen: dict[str, str] = {}
+    for out in outs:
+        for path in output_paths(out, kind):
+            name = "/".join(path.rsplit("/", 2)[-2:])
+            if "*" not in name and kind == "joined" and seen.setdefault(name, out) != out:
+                raise UsageError(
+                    f"--out {out} and {seen[name]} both have joined/{name}: the same joined logs, or two "
+                    "datacenters of one name; name one of them"
+                )
+            paths.append(path)
+    return paths
+
+
+def _with_leases(losers: Sequence[Loser], addresses: Sequence[str]) -> list[Loser]:
+    with closing(client_of(addresses)) as client:
+        states = client.incarnations([loser.incarnation for loser in losers])
+    return [
+        replace(loser, lease="fenced" if state.fenced else "runs" if state.expires_in_s > 0 else "over")
+        for loser, state in zip(losers, states, strict=True)
+    ]

@@ -1,0 +1,46 @@
+"""`photon recover` without Spark, which kills itself between two of its steps; a process of test_recover.py.
+
+Arguments: work directory, output, directory of the foreign logs, checkpoint to die at (or "never"), how often
+to pass it before, whether to apply.
+"""
+
+import json
+import random
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from idregistry.client import RegistryClient
+from photon.app.borrowed_registry import registry_addresses
+from photon.app.recover import Job, recover
+from photon.app.topology import read_topology
+from photon.core.clock import SystemClock
+from tests.app.recovering import PlainReading
+
+
+def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: bool) -> int:
+    left = passes
+
+    def checkpoint(name: str) -> None:
+        nonlocal left
+        if name == die_at:
+            if left == 0:
+                signal.pthread_kill(threading.get_ident(), signal.SIGKILL)
+            left -= 1
+
+    topology = read_topology(work / "topology.json")
+    roots = [out, *map(Path, topology.checked_settings().joiner.output_roots)]
+    inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
+    job = Job(roots, work, inbox, work / "recovery", 4096, apply=apply)
+    with registry_addresses(work, None) as addresses:
+        registry = RegistryClient(addresses, 20.0, SystemClock(), random.Random())
+        reading = PlainReading(addresses, roots, clicks)
+        report = recover(job, registry, reading, SystemClock(), checkpoint=checkpoint)
+    print(json.dumps(report.as_document()))
+    return report.status
+
+
+if __name__ == "__main__":
+    words = sys.argv[1:]
+    sys.exit(main(*map(Path, words[:3]), words[3], int(words[4]), words[5] == "1"))

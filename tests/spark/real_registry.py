@@ -1,0 +1,61 @@
+"""A real registry of one replica, in a process of its own."""
+
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from idregistry.client import RegistryClient
+from photon.core.clock import SystemClock
+from photon.core.columns import pack_times
+from photon.core.fates import Committed
+from photon.core.ids import IdPacker
+from photon.core.tokens import Token
+
+ROOT = Path(__file__).parents[2]
+
+
+class RealRegistry:
+    """Ends with `close`."""
+
+    def __init__(self, directory: Path, shards: int = 1, **settings: float) -> None:
+        directory.mkdir(exist_ok=True)
+        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        grpc, raft = (s.getsockname()[1] for s in sockets)
+        for s in sockets:
+            s.close()
+        self.address = f"127.0.0.1:{grpc}"
+        replica = {
+            "node": "r0",
+            "grpc": {"r0": self.address},
+            "raft": {"r0": raft},
+            "directory": str(directory / "r0"),
+            "log": str(directory / "r0.log"),
+            "settings": {"shards": shards, "replicas": 1, **settings},
+            "joining": False,
+        }
+        command = [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)]
+        self._process = subprocess.Popen(command, cwd=ROOT)
+        self.client = RegistryClient([self.address], 20.0, SystemClock(), random.Random())
+
+    def commit(self, ids: Sequence[str], token: Token, *times_us: int) -> None:
+        """Register event ids as texts, with a time for each, or one for all; every one must be won."""
+        packed = IdPacker().pack(list(ids))
+        outcomes = self.client.commit(packed, _times(ids, times_us), token.pack())
+        assert set(outcomes) <= {Committed.WON}, outcomes
+
+    def clear(self, ids: Sequence[str], *times_us: int) -> None:
+        outcomes = self.client.clear(IdPacker().pack(list(ids)), _times(ids, times_us))
+        assert not any(outcomes), outcomes
+
+    def close(self) -> None:
+        self.client.close()
+        self._process.kill()
+        self._process.wait()
+
+
+def _times(ids: Sequence[str], times_us: Sequence[int]) -> bytes:
+    return pack_times(list(times_us) if len(times_us) > 1 else list(times_us or (2,)) * len(ids))

@@ -1,0 +1,307 @@
+"""Whole backfills: real Spark, a real registry, logs with everything in them that logs have."""
+
+import gzip
+import json
+import shutil
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from joiner.output_files import complete_files, count_joined
+from photon.app.cli import main
+from photon.app.generate_at_once import generate_at_once
+from photon.app.generate_options import AtOnce, Mix
+from photon.app.verify_pairs import check_pairs
+from photon.core.errors import FencedError, UsageError
+from photon.core.settings import parse_settings
+from tests.app.kit import joined_pairs, read_lines, write_lines
+from tests.idregistry.cluster import wait_until
+from tests.spark.real_registry import RealRegistry
+
+pytest.importorskip("pyspark")
+pytestmark = pytest.mark.spark
+
+FATES = ("foreign_events", "joined", "duplicate", "unjoinable", "filtered", "expired", "malformed", "pending")
+
+
+@pytest.fixture
+def registry(tmp_path):
+    (tmp_path / "registry").mkdir()
+    made = RealRegistry(tmp_path / "registry", shards=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def order(tmp_path, registry):
+    from spark.backfill.job import Place
+    from spark.backfill.run import Order
+
+    logs = tmp_path / "logs"
+    return Order(
+        (str(logs / "queries"),),
+        (str(logs / "clicks"),),
+        Place(tmp_path / "out", "old"),
+        "jsonl",
+        (registry.address,),
+        parse_settings({"registry": {"lease_s": 2.0}}),
+    )
+
+
+@pytest.fixture
+def run(session):
+    from spark.backfill.run import backfill
+
+    def run(order, checkpoint=lambda _: None, notices=None):
+        tell = (lambda _: None) if notices is None else notices.append
+        return backfill(order, lambda: nullcontext(session), tell, checkpoint)
+
+    return run
+
+
+def fates(summary):
+    return {name: summary[name] for name in FATES if summary[name]}
+
+
+def write_logs(tmp_path, clicks, queries=("q",), name="a"):
+    write_lines(tmp_path / f"logs/queries/{name}.jsonl", [{"id": q, "ts_us": 1} for q in queries])
+    write_lines(
+        tmp_path / f"logs/clicks/{name}.jsonl", [c if isinstance(c, bytes) else click(*c) for c in clicks]
+    )
+
+
+def click(name, query="q"):
+    return {"id": name, "primary_id": query, "ts_us": 1_700_000_000_000_000}
+
+
+def joined_ids(order):
+    return Counter(event["id"] for event in read_lines(order.place.out / "joined"))
+
+
+@pytest.mark.parametrize("opaque", [False, True])
+def test_it_joins_what_a_plain_join_of_the_same_logs_joins(run, order, session, tmp_path, opaque):
+    shares = {"duplicates": 0.03, "orphans": 0.05, "malformed": 0.02, "duplicate_queries": 0.02}
+    mix = Mix(opaque_ids=opaque, files=3, malformed_queries=0.01, early=0.1, **shares)
+    truth = generate_at_once(tmp_path / "logs", mix, AtOnce(3000, 1500)).document()
+    summary = run(order)
+    assert {name: summary[name] for name in FATES} == truth["expected_summary"]
+    assert (summary["primary_events"], summary["primary_malformed"]) == (
+        truth["primary_rows"] - truth["primary_malformed"],
+        truth["primary_malformed"],
+    )
+    report = check_pairs(order.place.out / "joined")
+    assert report.problems(truth["distinct_joined_pairs"], truth["joined_pairs_sha256"]) == []
+
+    def lines(kind):
+        return session.read.text(str(tmp_path / "logs" / kind))
+
+    plain = lines("clicks").selectExpr(
+        "get_json_object(value, '$.id') as id", "get_json_object(value, '$.primary_id') as primary"
+    )
+    queries = lines("queries").selectExpr("get_json_object(value, '$.id') as primary").distinct()
+    expected = plain.where("id is not null").join(queries, "primary").distinct().collect()
+    assert joined_pairs(order.place.out) == Counter((row.primary, row.id) for row in expected)
+    letters = Counter(e["fate"] for e in read_lines(order.place.letters))
+    assert letters["unjoinable"] == summary["unjoinable"]
+    assert letters["malformed"] == summary["malformed"] + summary["primary_malformed"]
+    assert set(complete_files(order.place.joined)) == set(summary["files"])
+    assert count_joined(order.place.joined) == summary["joined"]
+    assert not order.place.staging.exists()
+
+
+def test_a_dead_letter_names_the_line_that_it_was(run, order, tmp_path):
+    write_logs(tmp_path, [("a", "q"), b"no event\n", ("c", "none")])
+    run(order)
+    path = tmp_path / "logs/clicks/a.jsonl"
+    found = {e["fate"]: e for e in read_lines(order.place.letters)}
+    data = path.read_bytes()
+    for fate, line in (("malformed", b"no event"), ("unjoinable", json.dumps(click("c", "none")).encode())):
+        assert found[fate]["file"] == str(path)
+        assert data[found[fate]["offset"] :].startswith(line)
+    assert found["malformed"]["event"] == "no event"
+    assert found["unjoinable"]["event"] == click("c", "none")
+
+
+def test_a_backfill_that_is_done_is_not_done_again_until_its_logs_grow(run, order, tmp_path):
+    write_logs(tmp_path, [("a",), ("b",)])
+    first, notices = run(order), []
+    again = run(order, notices=notices)
+    assert fates(first) == fates(again) == {"foreign_events": 2, "joined": 2}
+    assert "done already" in notices[0]
+    write_logs(tmp_path, [("c",)], name="b")
+    third = run(order)
+    assert fates(third) == {"foreign_events": 3, "joined": 1, "duplicate": 2}
+    assert joined_ids(order) == {"a": 1, "b": 1, "c": 1}
+    assert not set(first["files"]) & set(third["files"])
+
+
+def test_packed_logs_and_a_last_line_without_its_newline_are_read(run, order, tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    write_logs(tmp_path, [("a",)])
+    clicks = tmp_path / "logs/clicks"
+    with gzip.open(clicks / "b.jsonl.gz", "wb") as file:
+        file.write(json.dumps(click("b")).encode() + b"\n")
+    packed = zstandard.compress(json.dumps(click("c")).encode() + b"\n")
+    (clicks / "c.jsonl.zst").write_bytes(packed)
+    (clicks / "d.jsonl").write_bytes(json.dumps(click("d")).encode())
+    (clicks / "e.jsonl").write_bytes(json.dumps(click("e")).encode()[:-5])
+    assert fates(run(order)) == {"foreign_events": 4, "joined": 4}
+    assert joined_ids(order) == dict.fromkeys("abcd", 1)
+
+
+def test_logs_behind_uris_are_joined_as_local_ones(run, order, tmp_path):
+    write_logs(tmp_path, [(f"c{n}", f"q{n % 3}") for n in range(30)], ["q0", "q1", "unnamed"])
+    write_logs(tmp_path, [("d", "q1"), b"malformed\n", ("c1", "q1")], ["q3", "q4"], name="b {1}")
+    (tmp_path / "logs/clicks/e.jsonl.gz").write_bytes(gzip.compress(json.dumps(click("e", "q3")).encode()))
+    uri = f"file:{tmp_path}/logs"
+    remote = replace(order, foreign=(f"{uri}/clicks/*",), primary=(f"{uri}/queries",))
+    expected = {"foreign_events": 34, "joined": 22, "duplicate": 1, "unjoinable": 10, "malformed": 1}
+    summary = run(remote)
+    assert fates(summary) == expected
+    assert summary["primary_events"] == 5
+    assert set(joined_ids(order).values()) == {1}
+    bad = next(e for e in read_lines(order.place.letters) if e["fate"] == "malformed")
+    assert bad["file"].endswith("clicks/b {1}.jsonl") or bad["file"].endswith("clicks/b%20%7B1%7D.jsonl")
+    notices = []
+    assert fates(run(remote, notices=notices)) == expected
+    assert "done already" in notices[0]
+
+
+def test_parquet_holds_the_same_events_and_is_listed(run, order, tmp_path):
+    import pyarrow.parquet as pq
+
+    write_logs(tmp_path, [(f"c{n}", f"q{n % 3}") for n in range(50)], [f"q{n}" for n in range(3)])
+    summary = run(replace(order, output_format="parquet"))
+    assert summary["joined"] == count_joined(order.place.joined) == 50
+    rows = [row for name in summary["files"] for row in pq.read_table(order.place.joined / name).to_pylist()]
+    assert {(row["id"], row["primary"]["id"]) for row in rows} == {(f"c{n}", f"q{n % 3}") for n in range(50)}
+    assert set(complete_files(order.place.joined)) == set(summary["files"])
+    assert not list(order.place.joined.glob("*.jsonl"))
+
+
+def test_events_older_than_the_registry_remembers_expire(run, order, tmp_path):
+    (tmp_path / "forgetful").mkdir()
+    forgetful = RealRegistry(tmp_path / "forgetful", retention_days=1)
+    try:
+        write_logs(tmp_path, [("a",), ("a",), ("b", "none")])
+        summary = run(replace(order, registry=(forgetful.address,)))
+    finally:
+        forgetful.close()
+    assert fates(summary) == {"foreign_events": 3, "expired": 3}
+    assert [e["fate"] for e in read_lines(order.place.letters)] == ["expired"] * 3
+
+
+# --- attempts
+
+
+class Interrupted(BaseException):
+    """As a signal that ends the driver."""
+
+
+@pytest.fixture
+def half_done(run, order, tmp_path, monkeypatch):
+    """All is registered, the driver was never told: it died."""
+    import spark.backfill.joining as module
+
+    write_logs(tmp_path, [(f"c{n}", f"q{n % 7}") for n in range(100)], [f"q{n}" for n in range(7)])
+    real = module.run
+
+    def run_and_die(*arguments):
+        real(*arguments)
+        raise Interrupted
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "run", run_and_die)
+        with pytest.raises(Interrupted):
+            run(order)
+    assert not order.place.joined.exists() or not list(order.place.joined.glob("backfill-0*"))
+
+
+@pytest.mark.usefixtures("half_done")
+def test_the_next_run_wins_again_what_a_driver_that_died_had_registered(run, order):
+    notices = []
+    assert fates(run(order, notices=notices)) == {"foreign_events": 100, "joined": 100}
+    assert "going on" in notices[0]
+    assert joined_ids(order) == {f"c{n}": 1 for n in range(100)}
+
+
+@pytest.mark.usefixtures("half_done")
+def test_the_next_run_reads_the_same_bytes_whatever_the_logs_gained(run, order, tmp_path):
+    with (tmp_path / "logs/clicks/a.jsonl").open("a") as file:
+        file.write(json.dumps(click("new")) + "\n")
+    write_logs(tmp_path, [("newer",)], name="b")
+    assert fates(run(order)) == {"foreign_events": 100, "joined": 100}
+    assert fates(run(order)) == {"foreign_events": 102, "joined": 2, "duplicate": 100}
+    assert set(joined_ids(order).values()) == {1}
+
+
+@pytest.mark.usefixtures("half_done")
+def test_an_unfinished_backfill_goes_on_as_it_was_begun_or_not_at_all(run, order, tmp_path):
+    others = (
+        replace(order, output_format="parquet"),
+        replace(order, foreign=(str(tmp_path / "logs/clicks/*"),)),
+        replace(order, settings=parse_settings({"adapter": {"field": "query"}})),
+        replace(order, settings=parse_settings({"foreign": {"id": "ts_us", "time": "id"}})),
+    )
+    for other in others:
+        with pytest.raises(UsageError, match="--abandon"):
+            run(other)
+    path = tmp_path / "logs/queries/a.jsonl"
+    kept = path.read_bytes()
+    path.write_bytes(b" " * len(kept))
+    with pytest.raises(UsageError, match="not the log"):
+        run(order)
+    path.write_bytes(kept)
+    assert run(order)["joined"] == 100
+
+
+@pytest.mark.usefixtures("half_done")
+def test_after_abandoning_it_a_new_backfill_joins_all(run, order, registry, capfd):
+    incarnation = order.place.load().incarnation
+    wait_until(lambda: registry.client.fence(incarnation).fenced)
+    with pytest.raises(FencedError, match="--abandon"):
+        run(order)
+    where = ["--primary", *order.primary, "--foreign", *order.foreign, "--out", str(order.place.out)]
+    which = ["--datacenter", "old", "--registry", registry.address, "--abandon", "--json"]
+    with pytest.raises(SystemExit) as end:
+        main(["backfill", *where, *which])
+    assert end.value.code == 0
+    assert json.loads(capfd.readouterr().out) == {"released": 100, "published_buckets": 0}
+    assert fates(run(order)) == {"foreign_events": 100, "joined": 100}
+    assert joined_ids(order) == {f"c{n}": 1 for n in range(100)}
+
+
+def test_a_log_that_is_replaced_while_it_is_read_ends_the_job(run, order, tmp_path, monkeypatch):
+    import spark.backfill.joining as module
+
+    write_logs(tmp_path, [("a",)])
+    real = module.run
+
+    def run_and_replace(*arguments):
+        results = real(*arguments)
+        write_logs(tmp_path, [("b",)])
+        return results
+
+    monkeypatch.setattr(module, "run", run_and_replace)
+    with pytest.raises(UsageError, match="not the log"):
+        run(order)
+    assert not joined_ids(order)
+
+
+def test_two_datacenters_over_the_same_logs_join_each_event_once(run, order, tmp_path):
+    write_logs(tmp_path, [(f"c{n}",) for n in range(20)])
+    run(order)
+    other = run(replace(order, place=replace(order.place, datacenter="older")))
+    assert fates(other) == {"foreign_events": 20, "duplicate": 20}
+    assert set(joined_ids(order).values()) == {1}
+
+
+def test_the_order_names_logs_that_are_there(run, order, tmp_path):
+    write_logs(tmp_path, [("a",)])
+    shutil.rmtree(tmp_path / "logs/queries")
+    with pytest.raises(UsageError, match="queries"):
+        run(order)
+    assert not Path(order.place.home, "job.json").exists()

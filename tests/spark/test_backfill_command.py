@@ -1,0 +1,82 @@
+"""`photon backfill` as a person calls it, where it says no."""
+
+import pytest
+
+from photon.app.cli import main
+from photon.app.topology import Topology, write_topology
+from photon.core.settings import parse_settings, to_document
+from tests.app.kit import write_lines
+
+pytest.importorskip("pyspark")
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def said(tmp_path, monkeypatch, capfd, requirements):
+    """Arguments, over the usual ones -> exit status and the one line on stderr."""
+    monkeypatch.chdir(tmp_path)
+    event = {"id": "a", "primary_id": "q", "ts_us": 1}
+    write_lines(tmp_path / "logs/queries/a.jsonl", [event])
+    write_lines(tmp_path / "logs/clicks/a.jsonl", [event])
+
+    def said(*more, **changed):
+        options = {
+            "primary": "logs/queries",
+            "foreign": "logs/clicks",
+            "out": "out",
+            "registry": "127.0.0.1:1",
+        }
+        options |= changed
+        given = [word for name, value in options.items() if value for word in (f"--{name}", value)]
+        with pytest.raises(SystemExit) as end:
+            main(["backfill", *given, *more])
+        told = capfd.readouterr()
+        assert told.out == ""
+        assert told.err.count("\n") == 1, told.err
+        return end.value.code, told.err
+
+    return said
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"registry": ""}, "either --work DIR or --registry"),
+        ({"datacenter": "a/b"}, "--datacenter"),
+        ({"foreign": "out/joined/**/*.jsonl"}, "matches what this backfill writes"),
+        ({"foreign": "nothing-*.jsonl"}, "no foreign log"),
+        ({"primary": "nowhere/*.jsonl"}, "nowhere"),
+        ({"config": "none.toml"}, "none.toml"),
+        ({"work": "nowhere", "registry": ""}, "topology.json"),
+    ],
+)
+def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, monkeypatch, changed, message):
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("idregistry.client.RegistryClient.configuration", lambda _: None)
+    monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
+    status, line = said(**changed)
+    assert (status, message in line) == (2, True), line
+
+
+def test_a_registry_that_does_not_answer_is_told_before_spark_is_started(said, monkeypatch):
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.backfill.run._CLIENT_TIMEOUT_S", 0.5)
+    status, line = said()
+    assert (status, "127.0.0.1:1" in line) == (1, True)
+
+
+def test_there_must_be_something_to_abandon(said):
+    assert said("--abandon") == (
+        2,
+        "photon: out/.photon-backfill/backfill: no unfinished backfill to abandon\n",
+    )
+
+
+def test_settings_that_read_events_otherwise_than_the_run_are_refused(said, tmp_path):
+    runs = to_document(parse_settings({"foreign": {"id": "click"}}))
+    topology = Topology(runs, [], [], str(tmp_path / "out"), "", True, [], [])
+    (tmp_path / "out/.photon").mkdir(parents=True)
+    write_topology(topology, tmp_path / "out/.photon/topology.json")
+    (tmp_path / "other.toml").write_text('[foreign]\nid = "id"\n')
+    status, line = said(work="out/.photon", registry="", config="other.toml")
+    assert (status, "joined twice" in line) == (2, True)

@@ -1,0 +1,213 @@
+"""Backfills whose processes are killed, and one beside a live pipeline. Real processes, real registries."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from photon.app.generate_at_once import generate_at_once
+from photon.app.generate_options import AtOnce, Mix
+from photon.app.verify_pairs import check_pairs
+from photon.core.settings import Settings
+from tests.app.kit import join_arguments, read_lines, start_photon, write_lines
+from tests.spark.real_registry import RealRegistry
+
+pytest.importorskip("pyspark")
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+
+EVENTS = 400
+WAIT_S = 150.0
+
+ADAPTER = '''\
+import os, random, time
+from pathlib import Path
+from idregistry.client import RegistryClient
+from joiner.adapter import Adapter
+from photon.core.clock import SystemClock
+from photon.core.columns import pack_times
+from photon.core.ids import IdPacker
+
+HERE = Path(__file__).parent
+
+class Striking(Adapter):
+    """Once its first event is registered, does what the file `strike` says, once."""
+    first = None
+
+    def join(self, primary, foreign):
+        name = foreign.data["id"]
+        if self.first is None:
+            self.first = name
+        elif int(name[1:]) > 150 and (HERE / "strike").exists():
+            client = RegistryClient([os.environ["REGISTRY"]], 20.0, SystemClock(), random.Random())
+            ids, times = IdPacker().pack([self.first]), pack_times([1_700_000_000_000_000])
+            deadline = time.monotonic() + 5.0
+            while client.lookup(ids, times) != bytes([1]):
+                if time.monotonic() > deadline:
+                    return None  # it waits in this very batch
+                time.sleep(0.02)
+            what = (HERE / "strike").read_text()
+            (HERE / "strike").rename(HERE / ("struck-" + what))
+            if what == "die":
+                os._exit(9)
+            while not (HERE / "go").exists():
+                time.sleep(0.02)
+        return None
+'''
+
+COMMAND = """\
+import spark.backfill.joining as module
+module.SESSION_SETTINGS["spark.sql.execution.arrow.maxRecordsPerBatch"] = "10"
+from photon.app.cli import main
+main()
+"""
+
+
+def wait_for(condition, what, process=None):
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not in time"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+class Command:
+    """`photon backfill` in batches of ten events, with the adapter above."""
+
+    def __init__(self, directory, registry):
+        self.directory = directory
+        self.registry = registry
+        queries = [{"id": f"q{n}", "ts_us": 1} for n in range(20)]
+        clicks = [
+            {"id": f"c{n}", "primary_id": f"q{n % 20}", "ts_us": 1_700_000_000_000_000} for n in range(EVENTS)
+        ]
+        write_lines(directory / "logs/queries/a.jsonl", queries)
+        write_lines(directory / "logs/clicks/a.jsonl", clicks)
+        (directory / "striking.py").write_text(ADAPTER)
+        (directory / "photon.toml").write_text(
+            '[adapter]\nuse = "striking:Striking"\n[registry]\nlease_s = 2\n'
+        )
+
+    def start(self, kill_at=""):
+        arguments = ["backfill", "--primary", "logs/queries", "--foreign", "logs/clicks", "--out", "out"]
+        arguments += ["--config", "photon.toml", "--registry", self.registry.address, "--json"]
+        return subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *arguments, "--master", "local[2]", "--driver-memory", "512m"],
+            cwd=self.directory,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(Path(__file__).parents[2]),
+                "REGISTRY": self.registry.address,
+                "PHOTON_BACKFILL_KILL_AT": kill_at,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, process):
+        said, error = process.communicate(timeout=WAIT_S)
+        return process.returncode, said, error
+
+    def joined(self):
+        return Counter(event["id"] for event in read_lines(self.directory / "out/joined"))
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch_session, requirements):
+    monkeypatch_session.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+    (tmp_path / "registry").mkdir()
+    registry = RealRegistry(tmp_path / "registry")
+    yield Command(tmp_path, registry)
+    registry.close()
+
+
+def test_killed_drivers_and_a_task_that_dies_after_it_registered_lose_and_double_nothing(command):
+    here = command.directory
+    (here / "strike").write_text("wait")
+    first = command.start()
+    wait_for((here / "struck-wait").exists, "a task that has registered something", first)
+    first.kill()
+    first.communicate()
+    (here / "go").touch()
+    assert command.joined() == {}
+
+    (here / "strike").write_text("die")
+    status, _, error = command.end(command.start(kill_at="renamed"))
+    assert (here / "struck-die").exists(), error
+    assert status == -signal.SIGKILL, error
+    published = command.joined()
+    assert 0 < len(published) < EVENTS
+
+    status, said, error = command.end(command.start())
+    assert status == 0, error
+    summary = json.loads(said)
+    assert (summary["foreign_events"], summary["joined"]) == (EVENTS, EVENTS)
+    assert command.joined() == {f"c{n}": 1 for n in range(EVENTS)}
+
+
+@pytest.mark.cluster
+def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(session, tmp_path):
+    from spark.backfill.job import Place
+    from spark.backfill.run import Order, backfill
+
+    mix = Mix(files=30, duplicates=0.02, orphans=0.02)
+    truth = generate_at_once(tmp_path / "old", mix, AtOnce(6000, 4000)).document()
+    live, out = tmp_path / "live", tmp_path / "out"
+    (live / "clicks").mkdir(parents=True)
+    shutil.copytree(tmp_path / "old/queries", live / "queries")
+    clicks = sorted((tmp_path / "old/clicks").iterdir())
+    random.Random(4).shuffle(clicks)
+    done = threading.Event()
+
+    def feed():
+        """Most while the backfill runs, the last after it."""
+        for path in clicks[5:-5]:
+            shutil.copy(path, live / "clicks")
+            done.wait(0.3)
+        done.wait(WAIT_S)
+        for path in clicks[-5:]:
+            shutil.copy(path, live / "clicks")
+
+    for path in clicks[:5]:
+        shutil.copy(path, live / "clicks")
+    pipeline = start_photon(*join_arguments(live, out, "--follow"))
+    feeder = threading.Thread(target=feed)
+    try:
+        wait_for(lambda: read_lines(out / "joined"), "the live pipeline's first line", pipeline)
+        feeder.start()
+        topology = json.loads((out / ".photon/topology.json").read_text())
+        order = Order(
+            (str(tmp_path / "old/queries"),),
+            (str(tmp_path / "old/clicks"),),
+            Place(out, "old"),
+            "jsonl",
+            tuple(replica["grpc"] for replica in topology["replicas"]),
+            Settings(),
+        )
+        summary = backfill(order, lambda: nullcontext(session))
+        done.set()
+        feeder.join()
+        expected = truth["distinct_joined_pairs"]
+        wait_for(lambda: len(read_lines(out / "joined")) >= expected, "all pairs", pipeline)
+    finally:
+        done.set()
+        pipeline.send_signal(signal.SIGINT)
+        said, error = pipeline.communicate(timeout=WAIT_S)
+    assert pipeline.returncode == 0, error
+    assert check_pairs(out / "joined").problems(expected, truth["joined_pairs_sha256"]) == []
+    lines = {path.name: len(read_lines(path)) for path in (out / "joined").iterdir() if path.is_dir()}
+    assert lines["old"] == summary["joined"] > 0
+    assert lines["east"] > 0
+    assert summary["unjoinable"] == truth["expected_summary"]["unjoinable"]
+    total = sum(json.loads(said)[fate] for fate in ("joined", "duplicate", "unjoinable", "pending"))
+    assert total == json.loads(said)["foreign_events"]

@@ -1,0 +1,266 @@
+"""Publishing under the lease, and giving a job up: files and a real registry, no Spark."""
+
+import threading
+from contextlib import contextmanager
+
+import pytest
+
+from joiner.lease import Lease
+from joiner.lease_keeper import LeaseKeeper
+from joiner.output_files import complete_files, count_joined
+from photon.core.clock import ManualClock
+from photon.core.columns import pack_times
+from photon.core.errors import CorruptStateError, FencedError, LockedError
+from photon.core.ids import IdPacker
+from photon.core.tokens import Token
+from tests.spark.real_registry import RealRegistry
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+pytestmark = pytest.mark.spark
+
+BEGUN_US = 1_700_000_000_000_000
+NUMBERS = iter(range(1, 1000))
+
+
+class Granting:
+    """A registry that gives a lease of any length, until it is told to fence."""
+
+    fenced = False
+
+    def keep_alive(self, *_):
+        if self.fenced:
+            raise FencedError("fenced")
+
+    def commit(self, *_):
+        raise AssertionError
+
+
+class Desk:
+    """A job of three buckets, of which the middle one is empty, staged and not published."""
+
+    def __init__(self, directory):
+        from spark.backfill.bucket import BucketResult
+        from spark.backfill.job import Job, Phase, Place
+        from spark.backfill.staging import Staged
+
+        self.clock, self.registry, self.seen = ManualClock(), Granting(), []
+        self.place = Place(directory, "old")
+        self.place.staging.mkdir(parents=True)
+        results = []
+        for bucket in range(3):
+            line, letter = b'{"id":"%d"}\n' % bucket, b'{"fate":"unjoinable"}\n'
+            files = {"joined": line} if bucket != 1 else {"foreign": letter}
+            for kind, data in files.items():
+                (self.place.staging / f"{kind}-{bucket}.jsonl").write_bytes(data)
+            staged = {
+                kind: Staged(f"{kind}-{bucket}.jsonl", len(data), 1, "0") for kind, data in files.items()
+            }
+            results.append(
+                BucketResult(bucket, {}, 0, 0, staged.get("joined"), staged.get("foreign"), None, 1, 2)
+            )
+        self.job = Job(
+            incarnation=next(NUMBERS),
+            begun_us=BEGUN_US,
+            reading="",
+            spark="",
+            output_format="jsonl",
+            patterns=((), ()),
+            primary=(),
+            foreign=(),
+            buckets=3,
+            first_number=5,
+            phase=Phase.JOINED,
+            results=tuple(results),
+        )
+        self.lease = Lease(self.place.token_address, self.job.incarnation, 10.0)
+        self.keeper = LeaseKeeper(self.registry, self.lease, self.clock, lambda _: None, lambda _: None)
+        self.keeper.renew_due()
+
+    def publish(self, at="", then=lambda: None):
+        from spark.backfill.publishing import Publisher
+
+        def checkpoint(where):
+            self.seen.append(where)
+            if where == at:
+                then()
+
+        Publisher(self.place, self.job, self.keeper, checkpoint).publish()
+
+    def joined(self):
+        return sorted(path.name for path in self.place.joined.glob("*.jsonl"))
+
+    def listed(self):
+        return sorted(complete_files(self.place.joined))
+
+
+BOTH = ["backfill-000005.jsonl", "backfill-000007.jsonl"]
+
+
+@pytest.fixture
+def desk(tmp_path):
+    return Desk(tmp_path / "out")
+
+
+def test_staged_files_get_the_numbers_of_their_buckets_and_are_listed(desk):
+    desk.publish()
+    assert desk.joined() == desk.listed() == BOTH
+    assert count_joined(desk.place.joined) == 2
+    assert [path.name for path in desk.place.letters.iterdir()] == ["foreign-backfill-000006.jsonl"]
+
+
+@pytest.mark.parametrize("at", ["lease seen", "renamed", "listed"])
+def test_a_driver_that_is_killed_while_publishing_is_followed_by_one_that_publishes_the_rest(desk, at):
+    class Killed(BaseException):
+        pass
+
+    def die():
+        raise Killed
+
+    import spark.backfill.publishing as module
+
+    with pytest.raises(Killed), pytest.MonkeyPatch.context() as patch:
+        if at == "renamed":  # a kill takes nothing back
+            patch.setattr(module, "BaseException", ZeroDivisionError, raising=False)
+        desk.publish(at, die)
+    assert len(desk.joined()) == {"lease seen": 0, "renamed": 1, "listed": 1}[at]
+    desk.publish()
+    assert desk.joined() == desk.listed() == BOTH
+
+
+@pytest.mark.parametrize("at", ["lease seen", "renamed"])
+def test_a_file_renamed_while_the_lease_ran_out_is_taken_back_and_stays_so_when_fenced(desk, at):
+    def stand_still():
+        desk.clock.advance(60.0)
+        desk.registry.fenced = True
+        desk.keeper.renew_due()
+
+    with pytest.raises(FencedError, match="--abandon"):
+        desk.publish(at, stand_still)
+    assert desk.joined() == desk.listed() == []
+    assert (desk.place.staging / "joined-0.jsonl").exists()
+
+
+def test_a_lease_that_ran_out_and_is_had_again_publishes_all(desk):
+    def stand_still():
+        if desk.seen.count("renamed") == 1:
+            desk.clock.advance(60.0)
+            # As the keeper's own thread would, a moment later.
+            threading.Timer(0.1, desk.keeper.renew_due).start()
+
+    desk.publish("renamed", stand_still)
+    assert desk.joined() == desk.listed() == BOTH
+    assert desk.seen.count("renamed") == 3
+
+
+def test_nothing_is_published_by_a_fenced_job(desk):
+    desk.keeper.fenced(desk.lease)
+    with pytest.raises(FencedError):
+        desk.publish()
+    assert desk.joined() == []
+
+
+def test_a_staged_file_that_is_gone_or_cut_is_told_with_the_way_out(desk):
+    (desk.place.staging / "joined-2.jsonl").write_bytes(b"")
+    with pytest.raises(CorruptStateError, match=r"joined-2\.jsonl.*--abandon"):
+        desk.publish()
+
+
+def test_one_backfill_of_a_datacenter_at_a_time(desk):
+    from spark.backfill.run import locked
+
+    with locked(desk.place), pytest.raises(LockedError, match="another backfill"):
+        locked(desk.place)
+
+
+# --- giving up
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=3)
+    yield made
+    made.close()
+
+
+@contextmanager
+def registered(desk, registry):
+    """Bucket b registered `b-0` to `b-19`; somebody else joined `x`."""
+    ids = {bucket: [f"{desk.job.incarnation}-{bucket}-{n}" for n in range(20)] for bucket in range(3)}
+    for bucket, texts in ids.items():
+        token = Token(desk.place.token_address, desk.job.incarnation, BEGUN_US + bucket)
+        registry.commit(texts, token, BEGUN_US + bucket)
+    yield ids
+
+
+def present(registry, texts):
+    return registry.client.lookup(IdPacker().pack(texts), pack_times([BEGUN_US] * len(texts)))
+
+
+def test_abandoning_releases_what_stands_in_no_published_file_and_nothing_else(desk, registry):
+    from spark.backfill.abandoning import abandon
+
+    with registered(desk, registry) as ids:
+        others = [f"{desk.job.incarnation}-o{n}" for n in range(20)]
+        registry.commit(others, Token("east:1", next(NUMBERS), BEGUN_US), BEGUN_US)
+        with pytest.raises(ZeroDivisionError):
+            desk.publish("listed", lambda: 1 // 0)
+        assert desk.listed() == BOTH[:1]
+        (desk.place.joined / BOTH[1]).write_bytes(b"renamed, and not listed\n")
+        done = abandon(desk.job, desk.place, registry.client)
+        assert (done.released, done.kept) == (40, 1)
+        assert desk.joined() == BOTH[:1]
+        assert set(present(registry, ids[0] + others)) == {1}
+        assert set(present(registry, ids[1] + ids[2])) == {0}
+        # Now they are somebody else's, and a second time changes nothing.
+        registry.commit(ids[1], Token("east:1", next(NUMBERS), BEGUN_US), BEGUN_US)
+        assert abandon(desk.job, desk.place, registry.client).released == 0
+        assert set(present(registry, ids[0] + ids[1])) == {1}
+
+
+def test_abandoning_waits_for_the_end_of_the_lease_and_then_nothing_can_be_registered(desk, registry):
+    from photon.core.fates import Committed
+    from spark.backfill.abandoning import abandon
+
+    registry.client.keep_alive(desk.place.token_address, desk.job.incarnation, 0.5)
+    with registered(desk, registry) as ids:
+        notices = []
+        assert abandon(desk.job, desk.place, registry.client, notices.append).released == 60
+        assert "lease" in notices[0]
+        token = Token(desk.place.token_address, desk.job.incarnation, BEGUN_US + 1).pack()
+        packed = IdPacker().pack(ids[1])
+        outcomes = registry.client.commit(packed, pack_times([BEGUN_US] * 20), token)
+        assert set(outcomes) == {Committed.FENCED}
+
+
+def test_numbers_of_files_are_never_used_again(desk):
+    from spark.backfill.publishing import next_number
+
+    assert next_number(desk.place) == 0
+    desk.place.save(desk.job)
+    desk.place.put_away(desk.job, "abandoned")
+    assert next_number(desk.place) == 8
+    desk.place.joined.mkdir(parents=True)
+    (desk.place.joined / "backfill-000031.jsonl").touch()
+    assert next_number(desk.place) == 32
+
+
+def test_the_time_of_an_id_leads_to_its_shard_where_a_resharding_began_within_the_hour():
+    import numpy as np
+
+    from idregistry.configuration import BEGINNING, Configuration, Interval
+    from spark.backfill.abandoning import _routed
+
+    hour_us = 3_600_000_000
+    configuration = Configuration(2, (Interval(BEGINNING, 2), Interval(10 * hour_us + 7, 5)))
+    rng = np.random.default_rng(3)
+    ids = rng.bytes(16 * 200)
+    exact = rng.integers(10 * hour_us, 11 * hour_us, 200, np.int64)
+    exact[:100] = 10 * hour_us + 3
+    of = configuration.shard_of(ids, exact.tobytes())
+    for shard in range(5):
+        mine = np.flatnonzero(of == shard)
+        column = b"".join(ids[16 * row : 16 * row + 16] for row in mine)
+        rounded = exact[mine] // hour_us * hour_us
+        routed = _routed(configuration, shard, column, rounded)
+        assert set(configuration.shard_of(column, routed).tolist()) == {shard}

@@ -1,0 +1,191 @@
+"""Each command on Spark says and writes on a cluster what it says and writes on one machine."""
+
+import json
+import shutil
+from contextlib import nullcontext
+
+import pytest
+
+from photon.app.cli import main
+from tests.app.kit import join, joined_pairs
+from tests.spark.cluster import ended, on_cluster, photon, poll, python_process
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a cluster on a busy machine is slow
+
+_SHARES = ("--duplicates", 0.02, "--orphans", 0.02, "--malformed", 0.01, "--malformed-queries", 0.01)
+
+
+def generate(directory, *more):
+    arguments = ("--out", directory, "--queries", 2000, "--clicks", 400, "--files", 4, "--json", *_SHARES)
+    done = photon("generate", *arguments, *more, directory=directory.parent)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def inputs(*directories):
+    """The options that name these logs."""
+    sides = (("--foreign", "clicks"), ("--primary", "queries"))
+    return [str(part) for logs in directories for option, side in sides for part in (option, logs / side)]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, requirements):
+    """A directory with `logs` and `out` of a run over them, and `old`: logs that nobody has joined."""
+    directory = tmp_path_factory.mktemp("run")
+    generate(directory / "logs")
+    generate(directory / "old", "--seed", 2, "--start-us", 1_600_000_000_000_000)
+    # With tokens cleared no lost event could be recovered; how many are at its end is a matter of time.
+    (directory / "photon.toml").write_text("[joiner]\nclear_tokens = false\n")
+    join(directory / "logs", directory / "out", "--config", directory / "photon.toml")
+    return directory
+
+
+def copy_of(run, directory):
+    """A run of its own: where it is stands in its topology."""
+    shutil.copytree(run, directory)
+    topology = directory / "out" / ".photon" / "topology.json"
+    topology.write_text(topology.read_text().replace(str(run), str(directory)))
+    return directory
+
+
+@pytest.fixture
+def damaged(run, tmp_path):
+    """Such a run of its own, of whose output 30 lines are lost and 2 stand twice."""
+    copy = copy_of(run, tmp_path / "run")
+    [path] = (copy / "out" / "joined").glob("*/*.jsonl")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[30:] + lines[-2:]))
+    return copy
+
+
+@pytest.fixture
+def here(session, monkeypatch, capfd):
+    """Runs a command on the session of this process -> its status and report."""
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+
+    def here(*arguments):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main([str(argument) for argument in arguments])
+        return end.value.code, report(capfd.readouterr().out)
+
+    return here
+
+
+@pytest.fixture
+def there(cluster, tmp_path):
+    """Runs a command on the cluster -> its status and report."""
+
+    def there(*arguments):
+        done = photon(*arguments, *on_cluster(cluster), directory=tmp_path)
+        assert done.stderr == "", done.stderr
+        return done.returncode, report(done.stdout)
+
+    return there
+
+
+def report(text):
+    """What was said, but for what no two runs share."""
+    said = json.loads(text)
+    return {name: said[name] for name in said if name not in ("seconds", "joined_per_s", "incarnation")}
+
+
+def test_verify_finds_the_same_faults(damaged, here, there):
+    asked = ["--out", damaged / "out", "--work", damaged / "out" / ".photon", "--settle", "0", "--json"]
+    command = ["verify", *inputs(damaged / "logs"), *asked]
+    status, said = there(*command)
+    assert (status, said["lost"], said["joined_twice"]) == (1, 30, 2)
+    assert said["broken"] == ["lost", "joined_twice"]
+    assert without_examples((status, said)) == without_examples(here(*command))
+
+
+def without_examples(done):
+    status, said = done
+    return status, {name: said[name] for name in said if name != "examples"}
+
+
+@pytest.mark.long
+def test_recover_finds_the_same_losses(damaged, here, there):
+    where = ["--out", damaged / "out", "--work", damaged / "out" / ".photon", "--json"]
+    command = ["recover", "--foreign", damaged / "logs" / "clicks", *where]
+    lost = without_ages(there(*command))
+    assert lost[1]["lost"] + lost[1]["in_flight"] == 30
+    assert lost == without_ages(here(*command))
+
+
+@pytest.mark.long
+def test_logmap_build_makes_the_same_map(run, tmp_path, here, there):
+    command = ["logmap", "build", "--primary", run / "logs" / "queries", "--json", "--map"]
+    done = there(*command, tmp_path / "first")
+    assert done[1]["sparse"] > 0
+    assert done == here(*command, tmp_path / "second")
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+
+
+def contents(built):
+    """Kind and bytes of each file of a built map; their names are random."""
+    return sorted((path.name.partition("-")[0], path.read_bytes()) for path in built.glob("generation-*/*"))
+
+
+def without_ages(done):
+    """What was young when it was asked first may be lost a little later."""
+    status, said = done
+    told = {
+        name: said[name] for name in said if name not in ("lost", "in_flight", "incarnations", "remaining")
+    }
+    return status, {**told, "lost": said["lost"] + said["in_flight"], "in_flight": 0}
+
+
+_SLOW_ADAPTER = """
+import time
+from joiner.adapter import Adapter
+
+class Slow(Adapter):
+    def join(self, primary, foreign):
+        time.sleep(0.02)
+        return None
+"""
+
+
+def backfill(run):
+    """The options of a backfill of the old logs, and the live ones, into the output of the run."""
+    where = ["--out", run / "out", "--work", run / "out" / ".photon", "--json"]
+    return ["backfill", *inputs(run / "old", run / "logs"), *where]
+
+
+def test_backfill_joins_the_same_events(run, tmp_path, here, there):
+    first, second = copy_of(run, tmp_path / "first"), copy_of(run, tmp_path / "second")
+    status, said = there(*backfill(first))
+    truth = json.loads((run / "old" / "truth.json").read_text())
+    assert (status, said["joined"]) == (0, truth["distinct_joined_pairs"])
+    _, said_here = here(*backfill(second))
+    assert counts(said) == counts(said_here)
+    assert joined_pairs(first / "out") == joined_pairs(second / "out")
+
+
+def counts(said):
+    return {name: value for name, value in said.items() if isinstance(value, int) and name != "buckets"}
+
+
+@pytest.mark.long
+def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cluster):
+    """It is lost while buckets register; the adapter, which is the user's own module, makes that last."""
+    copy = copy_of(run, tmp_path / "run")
+    (tmp_path / "slow_adapter.py").write_text(_SLOW_ADAPTER)
+    (tmp_path / "photon.toml").write_text('[adapter]\nuse = "slow_adapter:Slow"\n')
+    command = [*backfill(copy), "--config", tmp_path / "photon.toml", *on_cluster(cluster)]
+    process = python_process("-m", "photon.app.cli", *command, directory=tmp_path)
+    try:
+        staging = copy / "out" / ".photon-backfill" / "backfill" / "staging"
+        poll(lambda: list(staging.glob("joined-*")), "a bucket that writes", 150)
+        cluster.kill_worker(cluster.workers[0])
+        done = ended(process, 150)
+    finally:
+        process.kill()
+        process.wait()
+    cluster.start_worker()
+    assert (done.returncode, done.stderr) == (0, "")
+    pairs = joined_pairs(copy / "out")
+    truth = [json.loads((run / logs / "truth.json").read_text()) for logs in ("logs", "old")]
+    assert set(pairs.values()) == {1}
+    assert len(pairs) == sum(each["distinct_joined_pairs"] for each in truth)

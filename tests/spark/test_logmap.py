@@ -1,0 +1,309 @@
+"""A built and loaded log file map against the one that the reader writes on the same logs."""
+
+import dataclasses
+import gzip
+import random
+
+import pytest
+
+from eventstore.entries import repeated_place, sparse_place
+from eventstore.loading import load
+from eventstore.log_file_map import LogFileMap
+from eventstore.map_format import identity_of
+from photon.core.blocks import encode_primary
+from photon.core.errors import UsageError
+from photon.core.formats import Formats
+from photon.core.ids import IdPacker
+from photon.core.settings import EventStore, Foreign, Primary, Settings
+from tests.eventstore.kit import Parts, append, pack
+
+pytestmark = pytest.mark.spark
+
+SETTINGS = Settings(eventstore=EventStore(map_interval_bytes=512, map_interval_s=0.01, map_bytes_max=1 << 26))
+
+
+@pytest.fixture
+def small_splits(session):
+    session.conf.set("spark.sql.files.maxPartitionBytes", "3000b")
+    yield
+    session.conf.unset("spark.sql.files.maxPartitionBytes")
+
+
+class Logs:
+    """Logs that the same events are written to again and again; and a reader's map and a built one."""
+
+    def __init__(self, root, session):
+        self.root, self.session = root, session
+        self.logs, self.built = root / "logs", root / "built"
+        self.logs.mkdir()
+        self.ids = []
+        self._random = random.Random(7)
+
+    def photon(self, count, servers=5):
+        """Ids of a few servers, roughly in the order of their times."""
+        made = []
+        for _ in range(count):
+            n = len(self.ids) + len(made)
+            server = self._random.randrange(servers)
+            head = f"[2001:db8::{server}]" if server == 3 else f"{'10' if server % 2 else '200'}.0.0.{server}"
+            made.append(f"{head}:7:{1_700_000_000_000_000 + 900 * n + self._random.randrange(3000)}")
+        self.ids += made
+        return made
+
+    def opaque(self, count):
+        made = [f"query-{len(self.ids) + n}" for n in range(count)]
+        self.ids += made
+        return made
+
+    def write(self, name, ids, end=b"\n"):
+        append(
+            self.logs / name,
+            *[b'{"id":"%s","text":"%s"}' % (i.encode(), b"x" * (len(i) % 40)) for i in ids],
+            end=end,
+        )
+
+    def build(self):
+        from spark.logmap.build import build
+
+        return build(self.session, [str(self.logs)], self.built, SETTINGS)
+
+    def load(self, name="loaded", **more):
+        into = self.root / name / "map"
+        loaded = load(self.built, into, SETTINGS, **more)
+        return into, loaded
+
+    def reader(self, name="read"):
+        """What the event store's own reader makes of the logs."""
+        return IdentifiedParts(self.root / name, self.logs)
+
+    def check_same(self, exactly=True):
+        """The built map answers as the reader's, which has read all by now."""
+        into, _ = self.load()
+        loaded = IdentifiedParts(into.parent, self.logs)
+        read = self.reader().read_all()
+        keys = [pack(text) for text in [*self.ids, "unknown", "10.0.0.1:7:1"]]
+        names, expected_names = ({s.number: s.name for s in m.states()} for m in (loaded.map, read.map))
+        assert {s.name: (s.offset, s.head, s.tail) for s in loaded.map.states()} == {
+            s.name: (s.offset, s.head, s.tail) for s in read.map.states()
+        }
+        if exactly:
+            assert sparse_of(loaded.map, names) == sparse_of(read.map, expected_names)
+            assert repeated_of(loaded.map, names) == repeated_of(read.map, expected_names)
+        assert loaded.logs.get_many(keys) == read.logs.get_many(keys)
+        found = loaded.logs.get_many(keys)[0]
+        assert all(found[:-2]) and not any(found[-2:])
+        assert loaded.map.counts.primary_events == read.map.counts.primary_events
+        assert loaded.map.counts.malformed == read.map.counts.malformed
+        # And it reads nothing again.
+        before = {s.number: s.offset for s in loaded.map.states()}
+        loaded.read_all()
+        assert {s.number: s.offset for s in loaded.map.states()} == before
+        assert loaded.map.counts.primary_events == read.map.counts.primary_events
+        loaded.close()
+        read.close()
+
+
+class IdentifiedParts(Parts):
+    def __init__(self, root, logs):
+        (root / "map").mkdir(parents=True, exist_ok=True)
+        import tests.eventstore.kit as kit
+
+        original = kit.LogFileMap
+        kit.LogFileMap = lambda path, settings: original(path, settings, identity_of(SETTINGS))
+        try:
+            super().__init__(root, logs, settings=SETTINGS.eventstore)
+        finally:
+            kit.LogFileMap = original
+        self.reader._format_of = Formats(Primary(), Foreign(), IdPacker()).of
+
+
+def sparse_of(log_file_map, names):
+    """Every entry of every level, its file by name."""
+    found = []
+    with log_file_map._transaction() as transaction:
+        for level, table in enumerate(log_file_map._sparse):
+            for key, value in transaction.cursor(table).iternext():
+                place = sparse_place(key, value)
+                found.append((level, key[:16], names[place.file], place.offset, value))
+    return sorted(found)
+
+
+def repeated_of(log_file_map, names):
+    with log_file_map._transaction() as transaction:
+        entries = list(transaction.cursor(log_file_map._repeated).iternext())
+    places = [(key[:16], repeated_place(key, value)) for key, value in entries]
+    return sorted((key, names[place.file], place.offset, place.length) for key, place in places)
+
+
+@pytest.fixture
+def logs(tmp_path, session):
+    return Logs(tmp_path, session)
+
+
+def test_photon_ids_give_the_very_entries_that_the_reader_writes(logs, small_splits):
+    logs.write("a.jsonl", logs.photon(300))
+    logs.write("b.jsonl", logs.photon(200))
+    built = logs.build()
+    assert (built.new, built.events, built.dense) == (2, 500, 0)
+    logs.check_same()
+
+
+def test_opaque_and_mixed_and_repeated_ids_are_found_where_the_reader_finds_them(logs, small_splits):
+    opaque, photon = logs.opaque(200), logs.photon(100)
+    mixed = opaque + photon
+    random.Random(3).shuffle(mixed)
+    logs.write("a.jsonl", mixed)
+    logs.write("b.jsonl", [*opaque[:20], *logs.opaque(50), *opaque[10:30], *opaque[:5]])
+    logs.write("c.jsonl", opaque[:10])
+    built = logs.build()
+    assert built.dense == 200 + 50 + 45 + 10
+    logs.check_same()
+
+
+def test_malformed_blank_and_unended_lines_are_where_the_reader_has_them(logs, small_splits):
+    logs.write("a.jsonl", logs.photon(50))
+    append(logs.logs / "a.jsonl", b"no json", b"", b'{"id":1.5}', b"\xff")
+    logs.write("a.jsonl", logs.opaque(50))
+    logs.write("a.jsonl", ["unended"], end=b"")
+    logs.write("empty.jsonl", [], end=b"")
+    logs.build()
+    into, loaded = logs.load(dead_letters=logs.root / "letters")
+    assert loaded.malformed == 3
+    read = logs.reader().read_all()
+    letters = (logs.root / "letters" / "primary-000000.jsonl").read_bytes()
+    assert letters.splitlines() == read.letters()
+    counts = LogFileMap(into, SETTINGS.eventstore, identity_of(SETTINGS)).counts
+    assert (counts.dead_letter_file, counts.dead_letter_offset) == (0, len(letters))
+    assert counts == read.map.counts
+    read.close()
+
+
+def test_a_second_build_reads_only_the_growth_and_equals_a_reader_that_went_on(logs, small_splits):
+    read = logs.reader()
+    logs.write("a.jsonl", logs.photon(77))
+    logs.write("b.jsonl", logs.opaque(40))
+    logs.write("small.jsonl", logs.photon(2))
+    logs.write("begun.jsonl", logs.opaque(1), end=b"")
+    read.read_all()
+    first = logs.build()
+    for _ in range(3):
+        logs.write("a.jsonl", [*logs.photon(31), *logs.opaque(3), *logs.ids[80:90]])
+        logs.write("small.jsonl", logs.photon(1))
+        append(logs.logs / "begun.jsonl", b"")  # ends its line, then nothing
+        logs.write(f"new-{len(logs.ids)}.jsonl", [*logs.opaque(5), *logs.ids[70:100]])
+        read.read_all()
+        again = logs.build()
+        assert (again.new, again.gone) == (1, 0)
+        assert again.grown >= 2
+        assert again.events < first.events
+    assert logs.build().as_document() | {"bytes": 0} == dict.fromkeys(first.as_document(), 0)
+    logs.reader = lambda: read
+    logs.check_same()
+
+
+def test_a_cell_that_a_growing_log_fills_further_stays_one_entry(logs):
+    read = logs.reader()
+    for times in ([5000], [7000], [3000, 6000], [9999, 0]):
+        made = [f"10.0.0.9:7:{1_700_000_000_000_000 + time}" for time in times]
+        logs.ids += made
+        logs.write("a.jsonl", made)
+        read.read_all()
+        assert logs.build().sparse == 1
+    logs.reader = lambda: read
+    logs.check_same()
+    _, loaded = logs.load("once more")
+    assert loaded.sparse == 1
+
+
+def test_a_renamed_log_is_known_again_and_an_overwritten_one_is_taken_anew(logs):
+    a, b = logs.photon(50), [*logs.photon(50), *logs.opaque(20)]
+    logs.write("a.jsonl", a)
+    logs.write("b.jsonl", b)
+    logs.build()
+    (logs.logs / "a.jsonl").rename(logs.logs / "a.jsonl.1")
+    logs.write("a.jsonl", logs.photon(30))
+    (logs.logs / "b.jsonl").unlink()
+    logs.write("b.jsonl", [*logs.opaque(10), *b[60:]])
+    del logs.ids[50:110]  # what b held, but for its last ones
+    built = logs.build()
+    assert (built.new, built.grown, built.gone, built.events) == (2, 0, 1, 50)
+    logs.check_same(exactly=False)
+
+
+def test_logs_that_are_not_named_again_stay_in_the_map(logs):
+    from spark.logmap.build import build
+
+    logs.write("a.jsonl", logs.photon(50))
+    logs.write("b.jsonl", logs.opaque(50))
+    build(logs.session, [str(logs.logs / "a*")], logs.built, SETTINGS)
+    built = build(logs.session, [str(logs.logs / "b*")], logs.built, SETTINGS)
+    assert (built.new, built.gone) == (1, 0)
+    logs.check_same()
+
+
+def test_archives_and_blocks_are_mapped_as_the_reader_maps_them(logs, small_splits):
+    logs.write("plain.jsonl", [*logs.photon(60), *logs.opaque(30)])
+    data = (logs.logs / "plain.jsonl").read_bytes()
+    (logs.logs / "plain.jsonl").unlink()
+    (logs.logs / "a.jsonl.gz").write_bytes(gzip.compress(data[:-1]))
+    formats = Formats(Primary(), Foreign(), IdPacker())
+    logs.write("more.jsonl", [*logs.photon(60), *logs.opaque(30)])
+    batch = formats.lines.parse_primary((logs.logs / "more.jsonl").read_bytes())
+    (logs.logs / "more.jsonl").unlink()
+    (logs.logs / "b.pblk").write_bytes(encode_primary(batch, formats.labels, events_max=20))
+    assert logs.build().new == 2
+    assert logs.build().new == 0
+    logs.check_same()
+
+
+def test_blocks_that_grow_are_read_on(logs):
+    formats = Formats(Primary(), Foreign(), IdPacker())
+    for _ in range(2):
+        logs.write("more.jsonl", [*logs.photon(60), *logs.opaque(30)])
+        batch = formats.lines.parse_primary((logs.logs / "more.jsonl").read_bytes())
+        (logs.logs / "more.jsonl").unlink()
+        with (logs.logs / "b.pblk").open("ab") as log:
+            log.write(encode_primary(batch, formats.labels, events_max=20))
+        assert logs.build().events == 90
+    logs.check_same(exactly=False)
+
+
+def test_a_build_that_failed_leaves_the_map_as_it_was_and_the_next_is_right(logs, monkeypatch):
+    import spark.logmap.build as building
+
+    logs.write("a.jsonl", [*logs.photon(60), *logs.opaque(30)])
+    logs.build()
+    logs.write("a.jsonl", [*logs.photon(10), *logs.opaque(10)])
+    known = (logs.built / "files.json").read_bytes()
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_):
+        raise KilledError
+
+    for name in ("write_dense_parts", "_remove_others", "_summed"):
+        with monkeypatch.context() as patch:
+            patch.setattr(building, name, killed)
+            with pytest.raises(KilledError):
+                logs.build()
+        assert (logs.built / "files.json").read_bytes() == known
+        assert len(list(logs.built.glob("generation-*"))) == 2
+    assert logs.build().events == 20
+    assert len(list(logs.built.glob("generation-*"))) == 2
+    logs.check_same()
+
+
+def test_a_map_of_other_ids_or_another_grid_is_not_added_to(logs):
+    from spark.logmap.build import build
+
+    logs.write("a.jsonl", logs.photon(3))
+    logs.build()
+    for other, match in (
+        (dataclasses.replace(SETTINGS, primary=Primary(id="qid")), "other ids"),
+        (dataclasses.replace(SETTINGS, eventstore=EventStore()), "map_interval_bytes"),
+    ):
+        with pytest.raises(UsageError, match=match):
+            build(logs.session, [str(logs.logs)], logs.built, other)
+    with pytest.raises(UsageError, match="from a disk"):
+        build(logs.session, ["s3a://bucket/*"], logs.built, SETTINGS)

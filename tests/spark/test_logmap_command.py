@@ -1,0 +1,70 @@
+"""`photon logmap` as a person calls it."""
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from photon.app.cli import main
+from photon.core.clock import SystemClock
+from photon.core.settings import Settings
+from tests.eventstore.kit import append, line, pack
+
+
+def photon(capfd, *arguments):
+    """Exit status, what it said, what it complained of."""
+    with pytest.raises(SystemExit) as end:
+        main(["logmap", *map(str, arguments)])
+    said = capfd.readouterr()
+    return end.value.code, said.out, said.err
+
+
+@pytest.mark.spark
+def test_a_map_is_built_loaded_and_served(tmp_path, session, monkeypatch, capfd):
+    from eventstore.server import EventStoreServer
+
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    log, work = tmp_path / "logs" / "q.jsonl", tmp_path / "work" / "eventstore"
+    log.parent.mkdir()
+    append(log, line("10.0.0.1:7:1700000000000000"), line("opaque"), b"malformed")
+    status, said, errors = photon(
+        capfd, "build", "--primary", log.parent / "*.jsonl", "--map", tmp_path / "built", "--json"
+    )
+    assert (status, errors) == (0, "")
+    assert (
+        json.loads(said).items() >= {"new": 1, "events": 2, "malformed": 1, "sparse": 1, "dense": 1}.items()
+    )
+
+    status, said, errors = photon(capfd, "load", "--map", tmp_path / "built", "--into", work / "map")
+    assert status == 0
+    assert [row.split()[:2] for row in said.splitlines()][:3] == [
+        ["files", "1"],
+        ["events", "2"],
+        ["malformed", "1"],
+    ]
+    assert "1 malformed lines are counted" in errors
+
+    server = EventStoreServer(
+        Settings(), "127.0.0.1:0", work, [str(log.parent)], tmp_path / "letters", SystemClock()
+    )
+    assert server.lookup(pack("10.0.0.1:7:1700000000000000") + pack("opaque"))[1] == [
+        line("10.0.0.1:7:1700000000000000"),
+        line("opaque"),
+    ]
+    status, _, errors = photon(capfd, "load", "--map", tmp_path / "built", "--into", work / "map")
+    server.stop()
+    assert status == 1
+    assert "another process works in this directory" in errors
+
+
+def test_a_pattern_that_matches_nothing_costs_no_session(tmp_path, capfd):
+    pytest.importorskip("pyspark")
+    status, _, errors = photon(
+        capfd, "build", "--primary", tmp_path / "nothing*", "--map", tmp_path / "built"
+    )
+    assert (status, "no file matches" in errors) == (2, True)
+
+
+def test_loading_needs_no_spark_and_says_what_is_missing(tmp_path, capfd):
+    status, _, errors = photon(capfd, "load", "--map", tmp_path, "--into", tmp_path / "map")
+    assert (status, "photon logmap build" in errors) == (2, True)

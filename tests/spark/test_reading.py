@@ -1,0 +1,198 @@
+"""Log lines with their places against what Photon's own readers find."""
+
+import gzip
+
+import pytest
+import zstandard
+
+from photon.core.blocks import encode_foreign
+from photon.core.formats import Formats, JsonLines
+from photon.core.ids import IdPacker
+from photon.core.settings import Foreign, Logs, Primary, Settings
+from tests.spark.test_spark_sources import LINES
+
+pytestmark = pytest.mark.spark
+
+
+def spark_paths(*paths):
+    from spark.reading.paths import input_paths
+
+    return input_paths([str(path) for path in paths])
+
+
+def read(session, *paths, foreign=True, **more):
+    from spark.reading.events import parsed_foreign, parsed_primaries
+
+    function = parsed_foreign if foreign else parsed_primaries
+    rows = function(session, spark_paths(*paths), Settings(), b"photon", **more).collect()
+    return sorted(rows, key=lambda row: (row.path, row.start))
+
+
+@pytest.fixture
+def small_splits(session):
+    session.conf.set("spark.sql.files.maxPartitionBytes", "100b")
+    yield
+    session.conf.unset("spark.sql.files.maxPartitionBytes")
+
+
+def check_against_parser(rows, data, path):
+    batch = JsonLines(Primary(), Foreign(), IdPacker()).parse_foreign(data)
+    events = [row for row in rows if row.reason is None]
+    assert b"".join(bytes(row.id) for row in events) == batch.ids
+    assert b"".join(bytes(row.primary_id) for row in events) == batch.primary_ids
+    assert b"".join(row.time_us.to_bytes(8, "little", signed=True) for row in events) == batch.times
+    assert [bytes(row.line) for row in events] == batch.lines
+    assert [row.start for row in events] == batch.starts.tolist()
+    assert [data[row.start : row.start + row.length] for row in events] == batch.lines
+    bad = [(row.start, bytes(row.line), row.reason) for row in rows if row.reason is not None]
+    assert bad == [(one.start, one.line, one.reason) for one in batch.malformed]
+    assert {row.path for row in rows} == {str(path)}
+
+
+def test_every_line_is_what_the_parser_makes_of_it_and_where_it_stands(session, tmp_path):
+    path = tmp_path / "clicks {1} *.jsonl"
+    data = b"\n".join(LINES) + b"\n"
+    path.write_bytes(data)
+    rows = read(session, path)
+    check_against_parser(rows, data, path)
+    assert any(row.reason for row in rows)
+
+
+def test_a_file_larger_than_a_split_is_read_by_several_tasks_and_each_line_once(
+    session, tmp_path, small_splits
+):
+    from spark.reading.events import parsed_foreign
+
+    path = tmp_path / "clicks.jsonl"
+    data = b"\n".join(LINES) + b"\n"
+    path.write_bytes(data)
+    check_against_parser(read(session, path), data, path)
+    assert parsed_foreign(session, spark_paths(path), Settings(), b"photon").rdd.getNumPartitions() > 10
+
+
+def as_uris(*paths):
+    """As a user names what Spark is to read: with a glob of Spark's own."""
+    return [f"file://{path.parent}/{path.name[:-1]}[{path.name[-1]}]" for path in paths]
+
+
+def read_by_spark(session, *paths, **more):
+    from spark.reading.events import parsed_foreign
+
+    rows = parsed_foreign(session, as_uris(*paths), Settings(), b"photon", **more).collect()
+    return sorted(rows, key=lambda row: (row.path, row.start))
+
+
+def test_what_spark_reads_is_parsed_alike_in_one_split_and_in_many(session, tmp_path, small_splits):
+    path = tmp_path / "clicks 1%.jsonl"
+    data = b"\n".join(LINES) + b"\n"
+    path.write_bytes(data)
+    rows = read_by_spark(session, path)
+    check_against_parser(rows, data, f"file:{path}" if rows[0].path.startswith("file:/w") else rows[0].path)
+    assert rows[0].path.endswith(str(path))
+    session.conf.unset("spark.sql.files.maxPartitionBytes")
+    check_against_parser(read_by_spark(session, path), data, rows[0].path)
+
+
+def clicks(count, first=0):
+    return [
+        b'{"id":"c%d","primary_id":"p%d","ts_us":%d}' % (n, n % 7, n) for n in range(first, first + count)
+    ]
+
+
+def exactly(path):
+    """As input_paths names a local file."""
+    return f"file://{path}"
+
+
+def check_both_ways(session, path, data, **more):
+    """Read by Python and by Spark: what the parser makes of `data`."""
+    from spark.reading.events import parsed_foreign
+
+    for uri in [exactly(path), *as_uris(path)]:
+        rows = parsed_foreign(session, [uri], Settings(), b"photon", **more).collect()
+        rows.sort(key=lambda row: row.start)
+        check_against_parser(rows, data, rows[0].path)
+
+
+@pytest.mark.parametrize("tail", [b'{"id":"last","primary_id":"p","ts_us":9}', b'{"id":"torn'])
+def test_an_unended_last_line_is_left_or_counts_if_it_is_an_object(session, tmp_path, tail):
+    path, whole = tmp_path / "clicks.jsonl", b"\n".join(clicks(3)) + b"\n"
+    path.write_bytes(whole + tail)
+    check_both_ways(session, path, whole)
+    check_both_ways(session, path, whole + (tail if tail.endswith(b"}") else b""), unended=True)
+
+
+def test_archives_are_unpacked_and_a_split_never_cuts_them(session, tmp_path, small_splits):
+    data = b"\n".join([*clicks(50), b"{torn"])[:-6]
+    packed = tmp_path / "clicks.jsonl.gz"
+    packed.write_bytes(gzip.compress(data))
+    check_both_ways(session, packed, data)
+    packed = tmp_path / "clicks.jsonl.zst"
+    packed.write_bytes(zstandard.compress(data))
+    check_both_ways(session, packed, data)
+
+
+def test_a_damaged_archive_fails_the_job_and_is_named(session, tmp_path):
+    from spark.engine.session import SparkFailedError, spark_failures
+
+    packed = tmp_path / "clicks.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"\n".join(clicks(50)))[:-9])
+    with pytest.raises(SparkFailedError, match=r"clicks.jsonl.gz: not a whole archive"), spark_failures():
+        read(session, packed)
+
+
+def test_blocks_are_read_without_parsing_and_damaged_ones_told(session, tmp_path, small_splits):
+    from spark.reading.events import parsed_foreign
+
+    formats = Formats(Primary(), Foreign(), IdPacker())
+    batch = formats.lines.parse_foreign(b"\n".join(clicks(40)))
+    blocks = encode_foreign(batch, formats.labels, events_max=10)
+    path = tmp_path / "clicks.pblk"
+    for damaged in (blocks, blocks[:100] + b"?" + blocks[101:]):
+        path.write_bytes(damaged)
+        expected = formats.blocks.parse_foreign(damaged)
+        for uri in [exactly(path), *as_uris(path)]:
+            rows = parsed_foreign(session, [uri], Settings(), b"photon").collect()
+            rows.sort(key=lambda row: row.start)
+            events = [row for row in rows if row.reason is None]
+            assert [bytes(row.line) for row in events] == expected.lines
+            assert [row.start for row in events] == expected.starts.tolist()
+            assert b"".join(bytes(row.id) for row in events) == expected.ids
+            assert [row.reason for row in rows if row.reason] == [bad.reason for bad in expected.malformed]
+
+
+def test_a_line_beyond_the_bound_is_malformed_and_the_rest_goes_on(session, tmp_path):
+    from spark.reading.events import parsed_foreign
+
+    settings = Settings(logs=Logs(line_bytes_max=1024, chunk_bytes=4096))
+    long = b'{"id":"long","primary_id":"p","ts_us":1,"x":"' + b"x" * 9000 + b'"}'
+    path = tmp_path / "clicks.jsonl"
+    path.write_bytes(b"\n".join([*clicks(2), long, *clicks(100, first=2), long]) + b"\n")
+    for uri in [exactly(path), *as_uris(path)]:
+        rows = parsed_foreign(session, [uri], settings, b"photon").collect()
+        assert sorted(bytes(row.line) for row in rows if row.reason is None) == sorted(clicks(102))
+        bad = [row for row in rows if row.reason]
+        assert len(bad) == 2
+        assert all(bytes(row.line) == long[:1024] and "line_bytes_max" in row.reason for row in bad)
+
+
+def test_what_a_log_gained_since_it_was_listed_is_not_read(session, tmp_path):
+    path = tmp_path / "clicks.jsonl"
+    whole = b"\n".join(clicks(3)) + b"\n"
+    path.write_bytes(whole + b'{"id":"begun"')
+    from spark.reading.events import parsed_foreign
+
+    frame = parsed_foreign(session, [exactly(path)], Settings(), b"photon", unended=True)
+    with path.open("ab") as log:
+        log.write(b',"primary_id":"p","ts_us":1}\n' + clicks(1)[0] + b"\n")
+    assert sorted(bytes(row.line) for row in frame.collect()) == clicks(3)
+
+
+def test_primaries_have_an_id_and_no_time(session, tmp_path):
+    path = tmp_path / "queries.jsonl"
+    path.write_bytes(b'{"id":"10.0.0.1:7:1700000000000000"}\n{"id":"q"}\n\n{"id":null}\n')
+    rows = read(session, path, foreign=False)
+    assert rows[0].id == IdPacker().pack(["10.0.0.1:7:1700000000000000"])
+    assert [row.start for row in rows] == [0, 37, 49]
+    assert rows[2].id is None and rows[2].reason
+    assert rows[0].__fields__ == ["path", "start", "length", "id", "line", "reason"]

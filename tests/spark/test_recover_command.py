@@ -1,0 +1,84 @@
+"""`photon recover` as a user calls it: the drill of docs/recovery.md, with real processes."""
+
+import json
+
+import pytest
+
+from tests.app.kit import photon
+from tests.app.recovering import Run, wait_until
+
+pytestmark = pytest.mark.spark
+
+EVENTS = 40
+SPARK = ["--master", "local[2]", "--driver-memory", "768m"]
+
+
+@pytest.fixture
+def run(tmp_path, requirements):
+    run = Run(tmp_path / "run", roots=[tmp_path / "second"])
+    (tmp_path / "second").mkdir()
+    yield run
+    run.kill()
+
+
+def recover(run, *more):
+    done = photon(
+        "recover", "--foreign", run.logs / "clicks", "--work", run.work, *SPARK, "--json", *more, timeout=250
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_what_a_joiner_lost_with_its_disk_is_joined_again_in_every_root(run, tmp_path):
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.told("lose")
+    run.click(EVENTS)
+    wait_until(run.obeyed)
+    status, told = recover(run, "--details", tmp_path / "details")
+    assert told["lost"] + told["in_flight"] > 0
+    assert (told["applied"], told["recovered"]) == (False, 0)
+    status, report = recover(run, "--apply")
+    assert (status, report["remaining"]) == (0, 0), report
+    assert report["recovered"] == told["lost"] + told["in_flight"]
+    wait_until(lambda: run.joined() == run.all_once())
+    assert run.joined(tmp_path / "second") == run.all_once()
+    assert run.stop()["pending"] == 0
+    status, again = recover(run, "--apply")  # the registry of a run that has ended is started for it
+    assert (status, again["lost"], again["recovered"]) == (0, 0, 0)
+
+
+def test_mistakes_are_told_in_a_line_before_spark_starts(tmp_path):
+    out, logs = tmp_path / "out", tmp_path / "clicks"
+    (out / "joined").mkdir(parents=True)
+    logs.mkdir()
+    (logs / "a.jsonl").write_text("{}\n")
+    foreign = ["recover", "--foreign", logs]
+    for arguments, said in (
+        ([*foreign, "--out", out], "--work DIR or --registry"),
+        ([*foreign, "--registry", "127.0.0.1:1"], "name the joined logs with --out"),
+        ([*foreign, "--out", out, "--registry", "127.0.0.1:1", "--apply"], "--inbox"),
+        ([*foreign, "--out", tmp_path / "no", "--registry", "127.0.0.1:1"], "neither joined/"),
+        ([*foreign, "--work", tmp_path], "topology.json: cannot be read"),
+        (
+            ["recover", "--foreign", tmp_path / "no", "--out", out, "--registry", "127.0.0.1:1"],
+            "no such file",
+        ),
+    ):
+        done = photon(*arguments)
+        assert done.returncode == 2, done
+        assert said in done.stderr, done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_registry_that_does_not_answer_is_told_in_a_line(tmp_path):
+    out, logs = tmp_path / "out", tmp_path / "clicks"
+    (out / "joined").mkdir(parents=True)
+    logs.mkdir()
+    (logs / "a.jsonl").write_text("{}\n")
+    done = photon("recover", "--foreign", logs, "--out", out, "--registry", "127.0.0.1:1")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "127.0.0.1:1" in done.stderr

@@ -1,0 +1,154 @@
+"""Recovery's reading: what is lost, and nothing that stands anywhere. Over a real registry."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from photon.core.columns import split_ids, unpack_times
+from photon.core.errors import UsageError
+from photon.core.ids import IdPacker
+from photon.core.settings import parse_settings
+from photon.core.tokens import Token
+from spark.recovery.losses import Loss
+from tests.spark.real_registry import RealRegistry
+from tests.spark.written_logs import WrittenLogs, foreign, joined, primary
+
+pytestmark = pytest.mark.spark
+
+DEAD, OTHER = Token("10.0.0.1:70", (1 << 63) + 3, 1_000), Token("10.0.0.2:70", 5, 9_000)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
+    made.commit([f"d{n}" for n in range(40)], DEAD)
+    made.commit([f"o{n}" for n in range(10)], OTHER)
+    made.commit(["k0", "k1"], DEAD)
+    made.clear(["k0", "k1"])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def logs(tmp_path):
+    return WrittenLogs(tmp_path)
+
+
+@pytest.fixture
+def read(session, registry, logs):
+    def make(*outs, settings=None, details=""):
+        from spark.recovery.recovering import Sources, SparkReading
+
+        sources = Sources(
+            [str(logs.directory / "clicks")], [*map(str, outs or [logs.out])], [registry.address]
+        )
+        return SparkReading(session, sources, settings or parse_settings({}, "test"), details)
+
+    return make
+
+
+def packed(*ids):
+    return set(split_ids(IdPacker().pack(list(ids))))
+
+
+def line_of(name):
+    return joined(foreign(name, "q"), primary("q"))
+
+
+def keys_of(session, paths, **settings):
+    from spark.reading.paths import input_paths
+    from spark.recovery.joined_keys import joined_keys
+
+    rows = joined_keys(session, input_paths(map(str, paths)), parse_settings(settings, "test")).collect()
+    told = {bytes(row.id) for row in rows if row.id is not None}
+    return told, sum(row.untold for row in rows), sum(row.damaged for row in rows)
+
+
+def test_what_stands_in_a_joined_log_in_whatever_state_is_not_lost(session, logs):
+    whole = [json.dumps(line_of(name)).encode() for name in ("a", "b", "c", "d")]
+    path = logs.joined(
+        "east", whole[0] + b"\n", whole[1][:30] + whole[2] + b"\n", b'{"no": "id"}\n', b"\0\0\n"
+    )
+    with Path(path).open("ab") as file:
+        file.write(whole[3])  # its newline was cut off: whoever reads it all the same must not see it twice
+    assert keys_of(session, [path]) == (packed("a", "d"), 1, 2)
+
+
+def test_a_line_that_an_adapter_has_changed_is_known_by_its_id_or_told_apart(session, logs):
+    told = {"id": "a", "cost": 3}
+    merged = {"id": "q", "primary_id": "q", "cost": 3}
+    path = logs.joined("east", told, merged)
+    assert keys_of(session, [path], adapter={"use": "any.where:Adapter"}) == (packed("a"), 1, 0)
+    with pytest.raises(UsageError, match=r"adapter\.field"):
+        keys_of(session, [path], adapter={"field": "id"})
+
+
+def test_joined_logs_as_parquet_are_read_too(session, tmp_path):
+    from joiner.parquet import convert
+
+    lines = tmp_path / "joiner-east-000000.jsonl"
+    lines.write_bytes(b"".join(json.dumps(line_of(f"p{n}")).encode() + b"\n" for n in range(20)))
+    rows = lines.with_suffix(".parquet")
+    convert(lines, rows, lambda: None)
+    assert keys_of(session, [rows]) == (packed(*(f"p{n}" for n in range(20))), 0, 0)
+
+
+def test_a_line_longer_than_any_event_is_not_taken_for_a_damaged_one(session, logs):
+    path = logs.joined("east", line_of("a") | {"more": "x" * 3_000_000})
+    assert keys_of(session, [path], logs={"line_bytes_max": 100_000}) == (packed("a"), 0, 0)
+
+
+def test_losses_are_told_by_incarnation_and_by_how_old_their_tokens_are(logs, read, tmp_path):
+    logs.joined("east", *(line_of(f"d{n}") for n in range(10)))
+    logs.joined("west", *(line_of(f"o{n}") for n in range(4)))
+    survey = read(details=str(tmp_path / "details")).survey(young_us=5_000, doubtful_us=1_000)
+    assert survey.losses == [
+        Loss(DEAD.address, DEAD.incarnation, 30, 0, 30, 1_000),
+        Loss(OTHER.address, OTHER.incarnation, 0, 6, 0, 9_000),
+    ]
+    assert (survey.registered, survey.cleared, survey.untold, survey.damaged) == (52, 2, 0, 0)
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(tmp_path / "details").to_pylist()
+    joiners = Counter((row["joiner"], row["incarnation"]) for row in rows)
+    assert joiners[DEAD.address, f"{DEAD.incarnation:016x}"] == 30
+    assert joiners[None, None] == 2
+
+
+def test_what_stands_in_one_of_several_outputs_is_not_lost(logs, read, tmp_path):
+    other = WrittenLogs(tmp_path / "other")
+    logs.joined("east", *(line_of(f"d{n}") for n in range(10)))
+    other.joined("east", *(line_of(f"d{n}") for n in range(10, 40)))
+    survey = read(logs.out, other.out).survey(0, 0)
+    assert [loss.address for loss in survey.losses] == [OTHER.address]
+
+
+def test_lost_events_come_with_every_line_that_has_their_id(logs, read, monkeypatch):
+    monkeypatch.setattr("spark.recovery.recovering.PIECE_EVENTS_MAX", 7)
+    logs.joined("east", *(line_of(f"d{n}") for n in range(10)))
+    lines = [foreign(f"d{n}", "q") for n in range(30)] + [
+        foreign("d29", "another"),
+        foreign("d29", "another"),
+    ]
+    logs.foreign(*lines, b'{"id": "d39", "primary_id": "q"', name="a.jsonl")
+    lost = read().lost([DEAD.incarnation])
+    pieces = list(lost.events())
+    assert lost.untold == 0
+    assert lost.missing == {DEAD.incarnation: 10}
+    found = Counter(json.loads(line)["id"] for piece in pieces for line in piece.lines.splitlines())
+    assert found == Counter({**{f"d{n}": 1 for n in range(10, 30)}, "d29": 2})
+    ids = {key for piece in pieces for key in split_ids(piece.ids)}
+    assert ids == packed(*(f"d{n}" for n in range(10, 30)))
+    for piece in pieces:
+        assert (piece.tokens, piece.counts) == ([DEAD.pack()], [len(split_ids(piece.ids))])
+        assert set(unpack_times(piece.times).tolist()) == {2}
+    assert len(pieces) == 3
+
+
+def test_most_ids_of_joined_lines_that_nobody_registered_mean_an_adapter_that_writes_others(logs, read):
+    logs.joined("east", *(line_of(f"x{n}") for n in range(10)), line_of("d0"))
+    adapted = parse_settings({"adapter": {"use": "any.where:Adapter"}}, "test")
+    assert read(settings=adapted).survey(0, 0).untold == 10
+    assert read().survey(0, 0).untold == 0

@@ -1,0 +1,85 @@
+"""What Spark sees of the registry is what the registry holds. Over real gRPC."""
+
+import time
+
+import pytest
+
+from photon.core.columns import pack_times
+from photon.core.ids import IdPacker
+from photon.core.tokens import Token
+from tests.spark.real_registry import RealRegistry
+
+pytestmark = pytest.mark.spark
+
+HOUR_US = 3_600_000_000
+EAST, WEST = Token("10.0.0.1:70", 3, 1_700_000_000_000_001), Token("[::1]:7", (1 << 64) - 5, -8)
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=3)
+    made.commit([f"e{n}" for n in range(500)], EAST)
+    made.commit([f"w{n}" for n in range(300)], WEST, 5 * HOUR_US + 3)
+    made.commit([f"c{n}" for n in range(100)], EAST)
+    made.clear([f"c{n}" for n in range(100)])
+    yield made
+    made.close()
+
+
+def packed(*ids):
+    column = IdPacker().pack(list(ids))
+    return [column[at : at + 16] for at in range(0, len(column), 16)]
+
+
+def test_every_id_is_there_once_with_what_its_token_says(session, registry):
+    from spark.registered import registered, unsigned
+
+    rows = registered(session, [registry.address]).collect()
+    assert len(rows) == 900
+    found = {bytes(row.id): row for row in rows}
+    assert len(found) == 900
+    for token, name, count, time_us in ((EAST, "e", 500, 0), (WEST, "w", 300, 5 * HOUR_US)):
+        for key in packed(*(f"{name}{n}" for n in range(count))):
+            row = found[key]
+            assert bytes(row.token) == token.pack()
+            told = Token(row.address, unsigned(row.incarnation), row.token_us)
+            assert (told, row.time_us) == (token, time_us)
+    for key in packed(*(f"c{n}" for n in range(100))):
+        row = found[key]
+        assert (row.token, row.address, row.incarnation, row.token_us) == (None, None, None, None)
+    assert {row.shard for row in rows} == {0, 1, 2}
+
+
+def test_an_export_is_the_registry_as_it_was(session, registry, tmp_path):
+    from spark.registered import read_export, registered, write_export
+
+    before_us = time.time_ns() // 1000
+    write_export(session, [registry.address], str(tmp_path / "export"))
+    now = registered(session, [registry.address])
+    export = read_export(session, str(tmp_path / "export"))
+    assert export.ids.exceptAll(now).count() == 0
+    assert now.exceptAll(export.ids).count() == 0
+    assert before_us <= export.began_us <= time.time_ns() // 1000
+    assert export.boundaries.keys() == {0, 1, 2}
+
+
+def test_what_was_acknowledged_before_a_scan_is_in_it(session, registry):
+    from spark.registered import registered
+
+    for n in range(3):
+        ids = [f"now{n}-{k}" for k in range(20)]
+        registry.commit(ids, EAST, 77)
+        held = {bytes(row.id) for row in registered(session, [registry.address]).select("id").collect()}
+        assert held.issuperset(packed(*ids))
+    column = b"".join(packed(*ids))
+    assert set(registry.client.lookup(column, pack_times([77] * 20))) == {1}
+
+
+def test_a_registry_that_does_not_answer_is_told_in_a_line(session):
+    from photon.core.errors import UnavailableError
+    from spark import registered as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_ASK_TIMEOUT_S", 0.5)
+        with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
+            module.registered(session, ["127.0.0.1:1"])

@@ -1,0 +1,298 @@
+"""What the registry adds, on a real one: every kind of fault planted, and a plain Spark join as the truth."""
+
+import json
+import random
+import time
+from collections import Counter
+
+import pytest
+
+from photon.core.errors import UsageError
+from photon.core.settings import Settings
+from photon.core.tokens import Token
+from tests.spark.real_registry import RealRegistry
+from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+
+pytestmark = pytest.mark.spark
+
+T = 1_700_000_000_000_000
+DEAD = Token("10.0.0.9:7009", (1 << 63) + 9, T)
+ALIVE = Token("10.0.0.1:7001", 1, T + 1)
+KINDS = (
+    *("joined", "joined", "joined", "repeated", "twice", "twice_in_two", "lost", "lost_line", "lost_cleared"),
+    *("in_flight", "unregistered", "wrong", "altered", "filtered", "expired", "unjoinable", "pending"),
+    *("lost_pending", "lost_though_letter", "malformed"),
+)
+
+
+class Planted:
+    """A run with `count` events, one fault after the other; `expected`: the verdict of each id."""
+
+    def __init__(self, directory, registry, count, dice):
+        self.logs = WrittenLogs(directory)
+        self.expected = {}
+        self.lines, self.outputs = [], {"east": [], "west": []}
+        self.letters = {"east": [], "west": []}
+        self.queries = [primary(f"{directory.name}-q{n}", note=dice.random()) for n in range(50)]
+        self.held = {"old": [], "live": [], "now": [], "cleared": []}
+        for n in range(count):
+            self._plant(n, KINDS[n % len(KINDS)], dice)
+        dice.shuffle(self.lines)
+        for part in range(2):
+            self.logs.foreign(*self.lines[part::2], name=f"clicks-{part}.jsonl")
+        self.logs.primary(*self.queries)
+        for datacenter in self.outputs:
+            self.logs.joined(datacenter, *self.outputs[datacenter])
+            self.logs.letters(datacenter, *self.letters[datacenter])
+        now = Token(ALIVE.address, ALIVE.incarnation, time.time_ns() // 1000)
+        tokens = {"old": DEAD, "live": ALIVE, "now": now, "cleared": ALIVE}
+        for name, events in self.held.items():
+            registry.commit([e["id"] for e in events], tokens[name], *[e["ts_us"] for e in events])
+        cleared = self.held["cleared"]
+        registry.clear([e["id"] for e in cleared], *[e["ts_us"] for e in cleared])
+
+    def _plant(self, n, kind, dice):
+        query = dice.choice(self.queries)
+        time_us = T + n * 1_000_000
+        id_ = f"{self.logs.directory.name}-{n}" if n % 2 else f"10.0.{n % 7}.1:{n % 3}:{time_us}"
+        event = foreign(id_, query["id"], ts_us=time_us)
+        if kind in ("pending", "unjoinable"):
+            event["primary_id"] = "gone"
+        if kind == "malformed":
+            self.lines.append(b'{"id":"%d","primary_id":' % n)
+            return
+        self.lines += [event] * (3 if kind == "repeated" else 1)
+        self.expected[id_] = {
+            "repeated": "joined",
+            "twice": "joined_twice",
+            "twice_in_two": "joined_twice",
+            "lost_line": "lost",
+            "lost_though_letter": "lost",
+            "wrong": "wrong_primary",
+            "altered": "altered_primary",
+        }.get(kind, kind)
+        here, there = dice.sample(["east", "west"], 2)
+        line = joined(event, query)
+        if kind in ("joined", "repeated", "twice", "twice_in_two", "unregistered"):
+            self.outputs[here].append(line)
+        if kind in ("twice", "twice_in_two"):
+            self.outputs[here if kind == "twice" else there].append(line)
+        if kind == "wrong":
+            self.outputs[here].append(joined(event, primary("another")))
+        if kind == "altered":
+            self.outputs[here].append(joined(event, {**query, "note": 2.5}))
+        if kind in ("filtered", "expired", "unjoinable", "lost_though_letter"):
+            self.letters[here].append(letter("unjoinable" if kind == "lost_though_letter" else kind, event))
+        if kind in ("lost", "lost_line"):
+            self.held["old"].append(event)
+        elif kind in ("in_flight", "lost_cleared"):
+            self.held["now" if kind == "in_flight" else "cleared"].append(event)
+        elif kind not in ("unregistered", "filtered", "expired", "unjoinable", "pending", "lost_pending"):
+            self.held["live" if n % 3 else "cleared" if kind != "lost_though_letter" else "live"].append(
+                event
+            )
+
+    def ask(self, session, registry=None, **more):
+        """-> the report and {id: row of the details}."""
+        from spark.verification.verify import Question, verify
+
+        details = self.logs.directory / f"details-{time.monotonic_ns()}"
+        more = {"settle_s": 3600.0, **more}
+        question = Question(
+            (str(self.logs.directory / "clicks"),),
+            (str(self.logs.out),),
+            (str(self.logs.directory / "queries"),),
+            str(details),
+            registry=(registry.address,) if registry else (),
+            **more,
+        )
+        report = verify(session, question, Settings())
+        rows = session.read.parquet(str(details)).collect()
+        assert len(rows) == len({row.id for row in rows})
+        return report, {row.id: row for row in rows}
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory, registry):
+    return Planted(tmp_path_factory.mktemp("planted"), registry, 240, random.Random(5))
+
+
+@pytest.fixture(scope="module")
+def answer(session, planted, registry):
+    registry.client.keep_alive(ALIVE.address, ALIVE.incarnation, 100.0)
+    return planted.ask(session, registry)
+
+
+def test_each_planted_fault_gets_its_verdict(planted, answer):
+    verdicts = {id_: row.verdict for id_, row in answer[1].items()}
+    assert verdicts == planted.expected
+    assert len(set(planted.expected.values())) == 13
+
+
+def test_everything_adds_up(planted, answer):
+    counts = answer[0].counts
+    outside = ("foreign_events", "alien", "other_inputs", "joined_unreadable", "dead_letters_unreadable")
+    inside = sum(n for name, n in counts.items() if name not in (*outside, "other_registered"))
+    assert counts["foreign_events"] == inside == len(planted.lines)
+    assert counts["malformed"] == sum(isinstance(line, bytes) for line in planted.lines)
+    of_expected = Counter(planted.expected.values())
+    assert {name: counts[name] for name in of_expected} == of_expected
+    assert counts["other_registered"] == 0
+
+
+def test_a_plain_join_of_spark_finds_the_same(session, planted, answer):
+    """Nothing of the checker: Spark reads the JSON, SQL joins it with what was committed."""
+    from pyspark.sql import functions as F
+
+    logs = planted.logs
+    clicks = session.read.json(str(logs.directory / "clicks")).where("primary_id IS NOT NULL")
+    out = session.read.json(str(logs.out / "joined" / "*")).select("id", "primary")
+    held = [(e["id"], how) for how, events in planted.held.items() for e in events]
+    ids = clicks.select("id", "primary_id").distinct()
+    registered = session.createDataFrame(held, "id string, how string")
+    times = out.groupBy("id").agg(F.count("*").alias("times"))
+    table = ids.join(registered, "id", "left").join(times, "id", "left").na.fill(0, ["times"])
+    told = {
+        verdict: set() for verdict in ("lost", "lost_cleared", "in_flight", "unregistered", "joined_twice")
+    }
+    for id_, row in answer[1].items():
+        told.setdefault(row.verdict, set()).add(id_)
+    truth = {
+        "lost": table.where("times = 0 AND how IN ('old', 'live')"),
+        "lost_cleared": table.where("times = 0 AND how = 'cleared'"),
+        "in_flight": table.where("times = 0 AND how = 'now'"),
+        "unregistered": table.where("times = 1 AND how IS NULL"),
+        "joined_twice": table.where("times > 1"),
+    }
+    for verdict, rows in truth.items():
+        assert {row.id for row in rows.collect()} == told[verdict], verdict
+        assert told[verdict]
+    queries = session.read.json(str(logs.directory / "queries")).select(F.struct("*").alias("primary"))
+    once = out.join(times.where("times = 1"), "id").join(ids.where("primary_id != 'gone'"), "id")
+    right = once.where("primary.id = primary_id").join(queries, "primary", "left_semi")
+    assert {row.id for row in right.collect()} == told["joined"] | told["unregistered"]
+
+
+def test_details_name_the_joiner_that_lost_an_event_and_its_lease(planted, answer):
+    rows = answer[1]
+    lost = [rows[event["id"]] for event in planted.held["old"]]
+    assert {(r.joiner, r.incarnation, r.token_us, r.lease) for r in lost} == {
+        (DEAD.address, f"{DEAD.incarnation:016x}", DEAD.time_us, "over")
+    }
+    flying = [rows[event["id"]] for event in planted.held["now"]]
+    assert {(r.joiner, r.incarnation, r.lease) for r in flying} == {(ALIVE.address, f"{1:016x}", "runs")}
+    cleared = [row for row in rows.values() if row.verdict == "lost_cleared"]
+    assert {(r.registered, r.joiner, r.token_us) for r in cleared} == {(True, None, None)}
+    times = {e["id"]: e["ts_us"] for e in planted.held["old"]}
+    assert {id_: rows[id_].time_us for id_ in times} == times
+
+
+def test_the_report_tells_which_joiners_lost_most_and_what_is_broken(planted, answer):
+    report = answer[0]
+    document = report.as_document()
+    assert document["registry"] == "asked"
+    by = {entry["joiner"]: entry for entry in document["lost_by"]}
+    lost = sum(verdict == "lost" for verdict in planted.expected.values())
+    assert by[DEAD.address]["incarnation"] == "8000000000000009"
+    assert sum(entry["lost"] for entry in document["lost_by"]) == lost
+    assert by[ALIVE.address]["in_flight"] == len(planted.held["now"])
+    assert {"lost", "lost_cleared", "unregistered", "joined_twice"} <= set(report.broken)
+    assert "in_flight" not in report.broken
+    json.dumps(document)
+
+
+def test_what_settles_for_a_shorter_time_is_lost_sooner(session, planted, registry):
+    rows = planted.ask(session, registry, settle_s=0.0)[1]
+    assert {rows[event["id"]].verdict for event in planted.held["now"]} == {"lost"}
+
+
+def test_an_export_tells_the_same_but_for_what_only_the_registry_knows(session, planted, registry, tmp_path):
+    from spark.registered import write_export
+
+    write_export(session, [registry.address], str(tmp_path / "export"))
+    report, rows = planted.ask(session, export=str(tmp_path / "export"))
+    expected = {
+        id_: "not_in_export" if verdict == "unregistered" else verdict
+        for id_, verdict in planted.expected.items()
+    }
+    assert {id_: row.verdict for id_, row in rows.items()} == expected
+    assert "not_in_export" not in report.broken
+    assert report.as_document()["registry"] == "export"
+
+
+def test_only_events_of_the_time_range_are_judged_and_they_add_up(session, planted, registry):
+    from spark.verification.jobs import Span
+
+    start, end = T + 100_000_000, T + 180_000_000
+    report, rows = planted.ask(session, registry, span=Span(start, end))
+    times = {e["id"]: e["ts_us"] for e in planted.lines if isinstance(e, dict)}
+    inside = {id_: v for id_, v in planted.expected.items() if start <= times[id_] < end}
+    assert {id_: row.verdict for id_, row in rows.items()} == inside
+    bad = sum(isinstance(line, bytes) for line in planted.lines)
+    lines = sum(isinstance(e, dict) and start <= e["ts_us"] < end for e in planted.lines)
+    assert report.counts["foreign_events"] == lines + bad
+    assert report.counts["alien"] == 0
+
+
+def test_an_event_joined_after_the_scan_is_not_called_unregistered(session, registry, tmp_path, monkeypatch):
+    from spark.verification import sources
+    from spark.verification.verify import Question, verify
+
+    logs = WrittenLogs(tmp_path)
+    logs.foreign(foreign("late", "q", ts_us=T))
+    joined_events = sources.joined_events
+
+    def and_before(*arguments, **more):
+        registry.commit(["late"], ALIVE, T)
+        logs.joined("east", joined(foreign("late", "q", ts_us=T), primary("q")))
+        return joined_events(*arguments, **more)
+
+    # The files were listed when this is called: it must be one that was there.
+    logs.joined("east")
+    monkeypatch.setattr(sources, "joined_events", and_before)
+    question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=(registry.address,))
+    report = verify(session, question, Settings())
+    assert (report.broken, report.counts["joined"]) == ([], 1)
+
+
+def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp_path):
+    from spark.verification.verify import Question, verify
+
+    old, new = T, time.time_ns() // 1000
+    logs = WrittenLogs(tmp_path)
+    events = [foreign("old", "q", ts_us=old), foreign("new", "q", ts_us=new)]
+    logs.foreign(*events)
+    logs.joined("east", *(joined(event, primary("q")) for event in events))
+    registry = RealRegistry(tmp_path / "registry", retention_days=1.0)
+    try:
+        registry.commit(["any"], ALIVE, new)
+        question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=(registry.address,))
+        report = verify(session, question, Settings())
+    finally:
+        registry.close()
+    assert (report.counts["joined"], report.counts["unregistered"]) == (1, 1)
+    assert report.examples["unregistered"] == "new"
+    assert report.counts["other_registered"] == 1
+
+
+def test_two_outputs_are_one_and_mirrors_of_one_are_refused(session, tmp_path):
+    from spark.verification.verify import Question, verify
+
+    east, west = WrittenLogs(tmp_path / "e"), WrittenLogs(tmp_path / "w")
+    event = foreign("a", "q")
+    east.foreign(event)
+    east.joined("east", joined(event, primary("q")))
+    west.joined("west", joined(event, primary("q")))
+    clicks = (str(tmp_path / "e" / "clicks"),)
+    report = verify(session, Question(clicks, (str(east.out), str(west.out))), Settings())
+    assert report.broken == ["joined_twice"]
+    west.joined("east", joined(event, primary("q")))
+    with pytest.raises(UsageError, match="two datacenters of one name"):
+        Question(clicks, (str(east.out), str(west.out))).check()
