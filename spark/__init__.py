@@ -2,5 +2,5 @@
 
 `engine` starts Spark, `reading` makes DataFrames of log lines, `registered` one of the IdRegistry;
 `verification`, `recovery`, `logmap` and `backfill` are a command each: their `jobs` are functions from
-DataFrames to DataFrames. Only this package needs Java and the `spark` extra, and only when a command is called.
+DataFrames to DataFrames. Only this package needs Java and the `spark` extra, when a command is called.
 """

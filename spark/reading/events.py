@@ -30,9 +30,9 @@ def parsed_primaries(
     """-> path, start (of the line in the unpacked file), length, id (16 bytes), line, reason.
 
     `paths` as spark.reading.paths.input_paths makes them. `reason` is null for an event. A malformed line,
-    by the judgement of photon.core.formats, has no id; of one longer than logs.line_bytes_max the beginning is
-    kept. Blank lines are left out. `unended`: a last line without its newline is one if it is a JSON object,
-    as it always is in an archive. `path` is a local name, or a URI where Spark reads.
+    by the judgement of photon.core.formats, has no id; of one longer than logs.line_bytes_max the beginning
+    is kept. Blank lines are left out. `unended`: a last line without its newline is one if it is a JSON
+    object, as it always is in an archive. `path` is a local name, or a URI where Spark reads.
 
     Local files are read as far as they go now, in every job of the DataFrame.
     """
