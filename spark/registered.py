@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,9 +21,10 @@ from pyspark.sql import functions as F
 
 from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
-from photon.core.errors import UnavailableError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.tokens import parse_token
 from spark.engine.arrow import map_in_arrow
+from spark.reading.paths import is_uri
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -157,8 +159,8 @@ class Export:
     boundaries: dict[int, int]
 
 
-def write_export(session: SparkSession, addresses: Sequence[str], directory: str) -> None:
-    """Keep what the registry holds now as Parquet in a new directory, or a URI for Spark."""
+def write_export(session: SparkSession, addresses: Sequence[str], directory: str) -> int:
+    """Keep what the registry holds now as Parquet in a new directory, or a URI for Spark; how many ids."""
     began_us = SystemClock().now_us()
     registered(session, addresses).write.parquet(f"{directory}/{_IDS}")
     facts = [(shard, us, began_us) for shard, us in boundaries(addresses).items()]
@@ -166,6 +168,14 @@ def write_export(session: SparkSession, addresses: Sequence[str], directory: str
     session.createDataFrame(facts, "shard int, boundary_us long, began_us long").coalesce(1).write.parquet(
         f"{directory}/{_FACTS}"
     )
+    count: int = session.read.schema(SCHEMA).parquet(f"{directory}/{_IDS}").count()
+    return count
+
+
+def check_export(directory: str) -> None:
+    """UsageError for a local directory that is no whole export."""
+    if not is_uri(directory) and not Path(directory, _FACTS, "_SUCCESS").exists():
+        raise UsageError(f"--export {directory}: no whole export; `photon registry export` makes one")
 
 
 def read_export(session: SparkSession, directory: str) -> Export:

@@ -84,13 +84,13 @@ def command(spark: SparkOptions, **given: Any) -> int:
     outs = _outs(options, topology, settings)
     job = _job(options, topology, settings, outs)
     check_requirements()
-    from spark.reading.paths import check_details, input_paths
+    from spark.reading.paths import check_new, input_paths
     from spark.recovery.joined_keys import check_told
 
     check_told(settings)
     input_paths(options.foreign)
     if options.details:
-        check_details(options.details)
+        check_new(options.details)
     began = time.monotonic()
     with _progress() as tell, registry_addresses(options.work, options.registry) as addresses:
         report = _run(job, settings, options, outs, addresses, spark, tell)

@@ -6,6 +6,7 @@ import click
 
 from photon.app.dispatcher_cli import init
 from photon.app.registry_cli import replace_replica, scan
+from photon.app.registry_export_cli import export
 
 _NAMES = "Datacenter (`east`); the second process of its kind there is `east/1`."
 
@@ -36,6 +37,7 @@ registry = _group(
 )
 registry.add_command(replace_replica)
 registry.add_command(scan)
+registry.add_command(export)
 eventstore = _group("eventstore", "The EventStore: finds primary events in cache and logs.", _NAMES)
 joiner = _group("joiner", "The joiner: joins, registers, writes.", _NAMES)
 dispatcher = _group("dispatcher", "The dispatcher: reads foreign events and keeps them until joined.", _NAMES)

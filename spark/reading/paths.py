@@ -58,10 +58,10 @@ def check_output(out: str) -> None:
         )
 
 
-def check_details(details: str) -> None:
+def check_new(directory: str, option: str = "--details") -> None:
     """UsageError if something is there: nothing is ever overwritten."""
-    if not is_uri(details) and Path(details).exists():
-        raise UsageError(f"--details {details}: is there already; name a new directory")
+    if not is_uri(directory) and Path(directory).exists():
+        raise UsageError(f"{option} {directory}: is there already; name a new directory")
 
 
 def is_uri(path: str) -> bool:

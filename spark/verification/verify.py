@@ -13,9 +13,18 @@ from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings
 from spark.engine.session import spark_failures
-from spark.reading.paths import check_details, check_output, input_paths, output_paths
+from spark.reading.paths import check_new, check_output, input_paths, output_paths
 from spark.reading.remote_paths import existing
-from spark.registered import Export, boundaries, client_of, read_export, registered, signed, unsigned
+from spark.registered import (
+    Export,
+    boundaries,
+    check_export,
+    client_of,
+    read_export,
+    registered,
+    signed,
+    unsigned,
+)
 from spark.verification import jobs as verification
 from spark.verification import lookups, sources
 from spark.verification.jobs import Span
@@ -54,7 +63,9 @@ class Question:
         if self.primary:
             input_paths(self.primary)
         if self.details:
-            check_details(self.details)
+            check_new(self.details)
+        if self.export:
+            check_export(self.export)
         if self.registry and self.export:
             raise UsageError("the registry itself or an export of it is asked, not both")
         start_us, end_us = self.span.start_us, self.span.end_us

@@ -1,10 +1,12 @@
 """What Spark sees of the registry is what the registry holds. Over real gRPC."""
 
 import time
+from contextlib import nullcontext
 
 import pytest
 
 from photon.core.columns import pack_times
+from photon.core.errors import UsageError
 from photon.core.ids import IdPacker
 from photon.core.tokens import Token
 from tests.spark.real_registry import RealRegistry
@@ -61,6 +63,26 @@ def test_an_export_is_the_registry_as_it_was(session, registry, tmp_path):
     assert now.exceptAll(export.ids).count() == 0
     assert before_us <= export.began_us <= time.time_ns() // 1000
     assert export.boundaries.keys() == {0, 1, 2}
+
+
+def test_the_command_keeps_an_export_and_overwrites_none(session, registry, tmp_path, monkeypatch, capsys):
+    from photon.app.cli import main
+    from spark.registered import check_export, read_export
+
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    directory = str(tmp_path / "kept")
+    arguments = ["registry", "export", directory, "--registry", registry.address]
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    said = capsys.readouterr()
+    assert (end.value.code, said.err) == (0, "")
+    assert said.out == f"{read_export(session, directory).ids.count():,} ids in {directory}\n"
+    check_export(directory)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert (end.value.code, "is there already" in capsys.readouterr().err) == (2, True)
+    with pytest.raises(UsageError, match="no whole export"):
+        check_export(str(tmp_path / "none"))
 
 
 def test_what_was_acknowledged_before_a_scan_is_in_it(session, registry):

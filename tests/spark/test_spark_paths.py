@@ -5,7 +5,7 @@ import os
 import pytest
 
 from photon.core.errors import UsageError
-from spark.reading.paths import check_details, check_output, input_paths, local_name, output_paths
+from spark.reading.paths import check_new, check_output, input_paths, local_name, output_paths
 from spark.reading.remote_paths import existing
 
 
@@ -84,9 +84,9 @@ def test_an_output_directory_without_outputs_is_a_usage_error(tmp_path):
 
 
 def test_details_never_overwrite(tmp_path):
-    check_details(str(tmp_path / "new"))
+    check_new(str(tmp_path / "new"))
     with pytest.raises(UsageError, match="is there already"):
-        check_details(str(tmp_path))
+        check_new(str(tmp_path))
 
 
 def test_outputs_are_those_of_every_datacenter(tmp_path):
