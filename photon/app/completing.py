@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from joiner.output_files import LINES, PARQUET, complete_files
-from photon.app.topology import Topology
+from photon.app.topology import JOINER_FILES, Topology
 
 STILL_S_MAX: Final = 60.0
 """Without progress for so long, the rest is left to the joiners' end."""
@@ -39,7 +39,7 @@ class Backlog:
 
 
 def unlisted_files(topology: Topology) -> list[Path]:
-    """Files with joined events that no manifest lists, in all output roots; those that grow are among them.
+    """Files of joiners with joined events that no manifest lists, in all output roots, growing ones included.
 
     CorruptStateError, StorageError.
     """
@@ -50,7 +50,7 @@ def unlisted_files(topology: Topology) -> list[Path]:
 
 def _unlisted_in(directory: Path) -> Iterator[Path]:
     listed = complete_files(directory)
-    for path in directory.glob("*"):
+    for path in directory.glob(f"{JOINER_FILES}*"):
         if path.suffix not in (LINES, PARQUET):
             continue
         if path.with_suffix(LINES).name in listed or path.with_suffix(PARQUET).name in listed:

@@ -30,7 +30,7 @@ from photon.app.preflight import (
 from photon.app.registry_members import Replacing, clear_unfounded, members_of
 from photon.app.summary import furthest, merge_fates, percentiles_ms
 from photon.app.supervisor import PortTakenError
-from photon.app.topology import DATACENTER_NAMES, PIPELINE_ROLES, Pipeline, Topology
+from photon.app.topology import DATACENTER_NAMES, JOINER_FILES, PIPELINE_ROLES, Pipeline, Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError
 from photon.core.fates import Fate
@@ -300,8 +300,16 @@ def _ledger(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def _joined_lines(out: Path) -> dict[str, int]:
-    """Datacenter -> lines in its joined logs; also of those that an earlier run had and this one has not."""
-    return {path.name: count_joined(path) for path in sorted((out / "joined").iterdir()) if path.is_dir()}
+    """Datacenter -> lines of its joiners; also of those that an earlier run had and this one has not.
+
+    What a backfill wrote there is not this run's: its ledgers call those events duplicates.
+    """
+    counts = {
+        path.name: count_joined(path, JOINER_FILES)
+        for path in sorted((out / "joined").iterdir())
+        if path.is_dir()
+    }
+    return {name: count for name, count in counts.items() if count or name in DATACENTER_NAMES}
 
 
 def _check(job: JoinJob, settings: Settings) -> None:

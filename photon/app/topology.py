@@ -126,6 +126,10 @@ def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -
     return items[names.index(name)]
 
 
+JOINER_FILES: Final = process_name("joiner", "")
+"""How the names of the joined logs of all joiners begin."""
+
+
 def write_topology(topology: Topology, path: Path) -> None:
     """For the owner's eyes only: it holds the secret."""
     with storage_errors(path):

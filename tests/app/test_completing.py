@@ -72,21 +72,25 @@ def test_files_that_no_manifest_lists_are_found_in_every_root(tmp_path, east):
     second = tmp_path / "two" / "joined" / "east"
     second.mkdir(parents=True)
     entry = {"file": "", "bytes": 1, "lines": 1, "crc32": "0", "opened_us": None, "closed_us": 0}
-    listed = [json.dumps(entry | {"file": name}) + "\n" for name in ("j-000000.parquet", "j-000001.jsonl")]
-    (east / "j.manifest").write_text("".join(listed))
-    half_removed, whole, half_made, growing, empty = (east / f"j-00000{n}.jsonl" for n in range(5))
-    for path in (half_removed, whole, half_made, growing, second / "j-000007.jsonl"):
+    listed = [
+        json.dumps(entry | {"file": name}) + "\n"
+        for name in ("joiner-j-000000.parquet", "joiner-j-000001.jsonl")
+    ]
+    (east / "joiner-j.manifest").write_text("".join(listed))
+    half_removed, whole, half_made, growing, empty = (east / f"joiner-j-00000{n}.jsonl" for n in range(5))
+    for path in (half_removed, whole, half_made, growing, second / "joiner-j-000007.jsonl"):
         path.write_text("x" * 100)
     empty.touch()
-    for path in (half_removed, half_made, east / "j-000006.jsonl"):
+    for path in (half_removed, half_made, east / "joiner-j-000006.jsonl"):
         path.with_suffix(".parquet").write_text("y")
-    (east / "j-000003.parquet.tmp").write_text("y")
+    (east / "joiner-j-000003.parquet.tmp").write_text("y")
+    (east / "backfill-000000.jsonl").write_text("z")
     pipelines = [Pipeline("east", [], [], [], "")]
     topology = Topology(
         {"joiner": {"output_roots": [str(tmp_path / "two")]}}, [], [], str(tmp_path / "out"), "", True, [], pipelines
     )  # fmt: skip
     found = unlisted_files(topology)
-    assert found == [half_made, growing, east / "j-000006.parquet", second / "j-000007.jsonl"]
+    assert found == [half_made, growing, east / "joiner-j-000006.parquet", second / "joiner-j-000007.jsonl"]
 
 
 def test_the_time_that_joiners_get_to_end_follows_what_they_have_to_complete(tmp_path):

@@ -224,6 +224,20 @@ def test_two_runs_on_one_work_directory_are_refused(tmp_path):
         process.communicate(timeout=30)
 
 
+def test_what_a_backfill_wrote_into_the_same_output_is_not_counted_as_the_runs(tmp_path):
+    write_lines(tmp_path / "queries" / "q.jsonl", [{"id": "q1"}])
+    clicks = [{"id": f"c{n}", "primary_id": "q1", "ts_us": T0} for n in range(20)]
+    write_lines(tmp_path / "clicks" / "c.jsonl", clicks)
+    out = tmp_path / "out"
+    others = [{**click, "id": f"b{n}", "primary": {"id": "q1"}} for n, click in enumerate(clicks)]
+    for datacenter in ("backfill", "east"):
+        write_lines(out / "joined" / datacenter / "backfill-000000.jsonl", others)
+    for joined in (20, 0):
+        summary = join(tmp_path, out)
+        assert (summary["joined"], summary["foreign_events"], summary["pending"]) == (20, 20, 0)
+        assert (summary["joined_this_run"], summary["joined_by_datacenter"]) == (joined, {"east": 20})
+
+
 def test_another_number_of_shards_on_the_same_state_is_refused(tmp_path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
