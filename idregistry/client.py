@@ -182,6 +182,12 @@ class RegistryClient:
         known = self._routes.configuration
         return self._rounds.newer_configuration(0 if known is None else known.version - 1, fetch=True)
 
+    def identity(self) -> str:
+        """Which registry this is, as 32 hex digits: drawn when it was founded, and the same for its whole
+        life, whatever its replicas, addresses and shards. UnavailableError.
+        """
+        return self._rounds.identity().hex()
+
     def directory(self) -> pb.DirectoryResponse:
         """What the nearest replica that answers knows of the directory. UnavailableError."""
         return self._rounds.ask_for_directory()

@@ -23,6 +23,7 @@ from idregistry.directory_commands import (
     Fence,
     Found,
     Gone,
+    Identify,
     KeepAlive,
     Propose,
     Rejected,
@@ -107,10 +108,14 @@ class Coordinator:
         clock: Clock,
         wake: Callable[[], None],
         hosted: Callable[[], Mapping[int, OpenShard]],
+        identity: bytes,
         shards_max: int = SHARDS_MAX,
     ) -> None:
-        """`shards_max`: as many as a replica can have open."""
+        """`identity`: what the registry gets where it has none yet, drawn anew by every process;
+        `shards_max`: as many as a replica can have open.
+        """
         self._state = state
+        self._identity = identity
         self._founders = founders
         self._settings = settings
         self._clock = clock
@@ -251,6 +256,8 @@ class Coordinator:
         view, now_us = self._state.view, self._clock.now_us()
         if view.configuration is None:
             return Found(now_us, self._settings.shards, self._founders)
+        if not view.identity:
+            return Identify(now_us, self._identity)
         if view.proposal is not None or len(view.configuration.intervals) > 1 or view.leaving is not None:
             hosted = self._hosted()
             if hosted.keys() == view.founders.keys():

@@ -28,6 +28,7 @@ from idregistry.directory_commands import (
     Fence,
     Found,
     Gone,
+    Identify,
     KeepAlive,
     Propose,
     Rejected,
@@ -61,6 +62,7 @@ class DirectoryState:
         self._fenced: set[int] = set()
         self._rules: dict[type, Callable[[Any], object]] = {
             Found: self._found,
+            Identify: self._identify,
             Propose: self._propose,
             Adopt: self._adopt,
             Abandon: self._abandon,
@@ -90,6 +92,12 @@ class DirectoryState:
             replicas=replicas,
             founders=dict.fromkeys(range(command.shards), tuple(sorted(replicas))),
         )
+        return True
+
+    def _identify(self, command: Identify) -> bool:
+        if self.view.configuration is None or self.view.identity:
+            return False
+        self.view = replace(self.view, identity=command.identity)
         return True
 
     def _propose(self, command: Propose) -> Proposal | Rejected:
@@ -253,6 +261,7 @@ class DirectoryState:
         view = self.view
         document = {
             "configuration": view.configuration.pack() if view.configuration is not None else b"",
+            "identity": view.identity,
             "proposal": view.proposal,
             "abandoned": view.abandoned,
             "replicas": tuple(view.replicas.values()),
@@ -283,6 +292,7 @@ class DirectoryState:
             ) from error
         self.view = View(
             configuration=configuration,
+            identity=held.identity,
             proposal=held.proposal,
             abandoned=held.abandoned,
             replicas={row.name: row for row in held.replicas},
@@ -330,4 +340,6 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     grants: int
     fences: list[int]
     time_us: int
-    cancelled: str = ""  # snapshots of before have none
+    # Snapshots of before have none of these.
+    cancelled: str = ""
+    identity: bytes = b""

@@ -12,6 +12,7 @@ import msgspec
 from photon.core.errors import CorruptStateError
 
 VERSION: Final = 1
+IDENTITY_BYTES: Final = 16
 
 
 class DirectoryCommandError(CorruptStateError):
@@ -37,6 +38,14 @@ class Found(_Command, frozen=True):
 
     shards: int
     replicas: tuple[Row, ...]
+
+
+class Identify(_Command, frozen=True):
+    """The registry's identity for ever: by it one registry is told from another. Answer: True, or False where
+    it has one already (or is not founded).
+    """
+
+    identity: bytes
 
 
 class Propose(_Command, frozen=True):
@@ -120,7 +129,20 @@ class EndLease(_Command, frozen=True):
     grant: int
 
 
-Command = Found | Propose | Adopt | Abandon | Trim | Replace | Cancel | Gone | KeepAlive | Fence | EndLease
+Command = (
+    Found
+    | Identify
+    | Propose
+    | Adopt
+    | Abandon
+    | Trim
+    | Replace
+    | Cancel
+    | Gone
+    | KeepAlive
+    | Fence
+    | EndLease
+)
 
 
 @dataclass(frozen=True, slots=True)

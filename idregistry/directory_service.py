@@ -63,6 +63,7 @@ class DirectoryHandlers:
         leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
         response = pb.DirectoryResponse(
             configuration=b"" if view.configuration is None else view.configuration.pack(),
+            identity=view.identity,
             replicas=[
                 pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc)
                 for r in rows.values()
@@ -189,6 +190,7 @@ class DirectoryHandlers:
                 "leases": len(self._state.leases),
                 "fences": len(self._state.fences),
             },
+            "identity": view.identity.hex(),
             "version": view.version,
             "intervals": [[interval.start_us, interval.shards] for interval in intervals],
             "members": {name: row.grpc for name, row in self._rows().items()},

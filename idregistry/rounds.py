@@ -235,6 +235,21 @@ class Rounds:
             raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
         return unled
 
+    def identity(self) -> bytes:
+        """The registry's, as any replica knows it: once there is one it never changes. UnavailableError."""
+        deadline = self._clock.monotonic() + self._timeout_s
+        waits = 0
+        why = "it has none yet: its replicas are starting, or most of them are down"
+        while self._clock.monotonic() < deadline and not self._closed.is_set():
+            try:
+                if identity := self.ask_for_directory().identity:
+                    return identity
+            except UnavailableError as error:
+                why = str(error)
+            self._pause(waits, deadline)
+            waits += 1
+        raise UnavailableError(f"no identity of the registry within {self._timeout_s:g} s: {why}; retry")
+
     def stream(
         self, method: str, request: Any, address: str | None, timeout_s: float, led: int | None = None
     ) -> Iterator[Any]:

@@ -4,6 +4,7 @@
 
 import random
 import resource
+import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from idregistry.clocks import ClockWatch
 from idregistry.configuration import SHARDS_MAX
 from idregistry.coordinator import Coordinator, OpenShard
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Row
+from idregistry.directory_commands import IDENTITY_BYTES, Row
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosting
 from idregistry.service import IN_FLIGHT_MAX, WORKERS, IdRegistryService
@@ -91,7 +92,14 @@ class RegistryServer:
         )
         founders = tuple(rows[name] for name in sorted(rows))
         self._coordinator = Coordinator(
-            self._state, founders, settings, clock, self._host.wake, self._open_shards, shards_that_fit()
+            self._state,
+            founders,
+            settings,
+            clock,
+            self._host.wake,
+            self._open_shards,
+            secrets.token_bytes(IDENTITY_BYTES),
+            shards_that_fit(),
         )
         try:
             log = self._host.add_group(

@@ -38,6 +38,8 @@ class View:
     """All but leases and fences, at one moment. Never changed: any thread may keep it."""
 
     configuration: Configuration | None = None
+    identity: bytes = b""
+    """The registry's: random, and the same for its whole life. Empty for a moment after it is founded."""
     proposal: Proposal | None = None
     abandoned: tuple[int, str] = (0, "")
     """Version and reason of the last proposal that came to nothing."""

@@ -21,7 +21,7 @@ from photon.core.finder import Finder
 from photon.core.followed import Followed, file_size
 from photon.core.framing import LINES
 from photon.core.inventory import Inventory
-from photon.core.logfiles import TAIL_BYTES, FileState
+from photon.core.logfiles import TAIL_BYTES, FileState, shown
 from photon.core.polling import Polling
 from photon.core.settings import Logs
 
@@ -53,17 +53,20 @@ class LogFollower:
         wake: Callable[[], None] = lambda: None,
         keep_copies: bool = True,
     ) -> None:
+        def tell(line: str) -> None:
+            notice(shown(line))
+
         self._settings = settings
         self._clock = clock
         self._drain = drain
-        self._notice = notice
+        self._notice = tell
         self._claims = claims
         states = list(states)
         bound = settings.spool_bytes_max
-        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, notice, wake)
+        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, tell, wake)
         self._next_number = max([s.number for s in states], default=-1) + 1
         watch = settings.watch and not drain
-        self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, notice)
+        self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
         self._next_scan = _NOW
         self._share = Share(frozenset(), (), frozenset())
@@ -84,14 +87,18 @@ class LogFollower:
 
     @property
     def unreadable(self) -> dict[str, str]:
-        """Name -> reason of files that could not be read when last tried (each scan tries again)."""
-        return {file.state.name: file.failed for file in list(self._failed)} | self._unlisted
+        """Name -> reason of files that could not be read when last tried (each scan tries again).
+
+        Names are told as `shown` here and below.
+        """
+        reasons = {file.state.name: file.failed for file in list(self._failed)} | self._unlisted
+        return {shown(name): shown(reason) for name, reason in reasons.items()}
 
     @property
     def settling(self) -> frozenset[str]:
         """Names of files that are left for a later scan: archives that seem to be written to still or are
         being unpacked, and what another process goes on with."""
-        return frozenset(self._inventory.settling)
+        return frozenset(map(shown, self._inventory.settling))
 
     @property
     def news(self) -> bool:
@@ -196,7 +203,7 @@ class LogFollower:
     def unended(self) -> dict[str, int]:
         """Files whose end can't be read, mostly as their last record is not whole -> bytes so far."""
         return {
-            file.state.name: file.stalled_at - file.read
+            shown(file.state.name): file.stalled_at - file.read
             for file in list(self._inventory.files.values())
             if file.stalled_at > file.read and not file.state.gone
         }

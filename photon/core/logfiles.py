@@ -32,6 +32,7 @@ __all__ = [
     "read_unended_line",
     "same_content",
     "same_head",
+    "shown",
     "unpack_file_state",
 ]
 
@@ -85,6 +86,14 @@ class FileState:
 
 
 _PackedFileState = tuple[bytes, bytes, int, int, int, int, int, bytes, bool, Source, int, bytes, str, int]
+
+
+def shown(text: str) -> str:
+    """A file's name, or what tells of one, as text that can be written anywhere.
+
+    Names need not be UTF-8: a byte that is none becomes `\\xe9`, so that the file can be found by it.
+    """
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def pack_file_state(state: FileState) -> bytes:

@@ -74,9 +74,10 @@ class Spool:
             return found
         broken = self._path(archive).with_suffix(_BROKEN)
         with contextlib.suppress(FileNotFoundError):
-            reason = broken.read_text("utf-8")
-            kind = TruncatedError if reason.startswith("+") else StorageError
-            raise kind(reason.removeprefix("+"))
+            reason = broken.read_text("utf-8", "surrogateescape")
+            if reason:  # else who was to write it was interrupted
+                kind = TruncatedError if reason.startswith("+") else StorageError
+                raise kind(reason.removeprefix("+"))
         self._make(archive, broken)
         found = self.copy(archive)
         if found is None:
@@ -142,7 +143,7 @@ class Spool:
             kind = "gzip" if archive.name.endswith(".gz") else "zstd"
             reason = f"{archive.name}: not a whole {kind} file ({error}); replace it or leave it out"
             truncated = isinstance(error, EOFError)
-            broken.write_text(f"+{reason}" if truncated else reason, "utf-8")
+            broken.write_text(f"+{reason}" if truncated else reason, "utf-8", "surrogateescape")
             raise TruncatedError(reason) if truncated else StorageError(reason) from error
         except OSError as error:
             if isinstance(error, FileNotFoundError):

@@ -119,7 +119,7 @@ class Proposal(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start_us: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class DirectoryResponse(_message.Message):
-    __slots__ = ("configuration", "replicas", "leaders", "proposal", "abandoned_version", "abandoned_why", "removed", "led")
+    __slots__ = ("configuration", "replicas", "leaders", "proposal", "abandoned_version", "abandoned_why", "removed", "led", "identity")
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LEADERS_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +128,7 @@ class DirectoryResponse(_message.Message):
     ABANDONED_WHY_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     LED_FIELD_NUMBER: _ClassVar[int]
+    IDENTITY_FIELD_NUMBER: _ClassVar[int]
     configuration: bytes
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     leaders: _containers.RepeatedScalarFieldContainer[str]
@@ -136,7 +137,8 @@ class DirectoryResponse(_message.Message):
     abandoned_why: str
     removed: _containers.RepeatedScalarFieldContainer[str]
     led: bool
-    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ...) -> None: ...
+    identity: bytes
+    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("address", "incarnation", "lease_s")

@@ -42,6 +42,11 @@ class Cluster:
             self.grpc[node] = f"127.0.0.1:{ports[n]}"
             self.raft[node] = ports[len(nodes) + n]
 
+    def move(self) -> None:
+        """To other ports, while none runs."""
+        self._give_ports(*NODES)
+        self._statuses.clear()
+
     def start(self, *nodes: str) -> None:
         for node in nodes or NODES:
             known = {*NODES, node}

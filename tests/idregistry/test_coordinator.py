@@ -19,6 +19,7 @@ from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, event_ids, same_times
 
 ROWS = tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3))
+IDENTITY = bytes(range(16))
 MEMBERS = Members(("r0", "r1", "r2"))
 SECOND_US = 1_000_000
 
@@ -32,10 +33,11 @@ class Bench:
         self.hosted: dict[int, OpenShard] = {}
         settings = Registry(shards=shards, clock_skew_s=1.0)
         self.coordinator = Coordinator(
-            self.state, ROWS, settings, self.clock, lambda: None, lambda: self.hosted
+            self.state, ROWS, settings, self.clock, lambda: None, lambda: self.hosted, IDENTITY
         )
         self.log = FakeLog(self.state, of_group=MEMBERS)
         self.tick()
+        self.tick()  # founded, then given its identity
         self.follow()
 
     def tick(self) -> None:
@@ -90,6 +92,19 @@ def test_the_first_leader_founds_the_registry_from_its_settings() -> None:
     bench = Bench(shards=3)
     assert bench.configuration.shards == 3
     assert set(bench.state.view.replicas) == {"r0", "r1", "r2"}
+
+
+def test_a_registry_without_an_identity_gets_one_by_the_first_leader_and_keeps_it_under_the_next() -> None:
+    bench = Bench()
+    assert bench.state.view.identity == IDENTITY
+    next_one = Coordinator(
+        bench.state, ROWS, Registry(), bench.clock, lambda: None, lambda: bench.hosted, bytes(16)
+    )
+    proposed = len(bench.log.proposed)
+    next_one.on_tick(bench.log)
+    next_one.on_tick(bench.log)
+    assert len(bench.log.proposed) == proposed
+    assert bench.state.view.identity == IDENTITY
 
 
 def test_a_resharding_is_adopted_when_the_last_shard_has_prepared() -> None:

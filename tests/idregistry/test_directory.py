@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,6 +20,7 @@ from idregistry.directory_commands import (
     Fence,
     Found,
     Gone,
+    Identify,
     KeepAlive,
     Propose,
     Rejected,
@@ -68,6 +70,37 @@ def test_it_is_founded_once() -> None:
     assert directory.configuration.shards == 3
     assert directory.view.founders == dict.fromkeys(range(3), ("r0", "r1", "r2"))
     assert [directory.view.group(n) for n in range(3)] == [1, 2, 3]
+
+
+def test_its_identity_is_the_first_it_is_given_for_ever() -> None:
+    directory = Directory(None)
+    assert directory.put(Identify(NOW_US, b"a" * 16)) is False, "not founded"
+    directory.put(Found(NOW_US, 2, ROWS))
+    assert directory.view.identity == b""
+    assert directory.put(Identify(NOW_US, b"a" * 16)) is True
+    assert directory.put(Identify(NOW_US, b"b" * 16)) is False
+    start_us = NOW_US + 2 * SKEW_US
+    directory.propose(3, start_us)
+    directory.put(Adopt(NOW_US, 2))
+    directory.put(Trim(NOW_US, 2, start_us))
+    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Gone(NOW_US, "r1"))
+    assert (directory.view.version, "r1" in directory.view.replicas) == (3, False)
+    assert directory.view.identity == b"a" * 16
+    copy = DirectoryState()
+    copy.restore(list(directory.state.freeze()))
+    assert copy.view.identity == b"a" * 16
+
+
+def test_a_snapshot_of_before_there_were_identities_is_read_and_one_may_be_given() -> None:
+    directory = Directory(2)
+    version, document = b"".join(directory.state.freeze())[:1], b"".join(directory.state.freeze())[1:]
+    held = msgspec.msgpack.decode(document)
+    del held["identity"]
+    old = DirectoryState()
+    old.restore([version + msgspec.msgpack.encode(held)])
+    assert old.view == directory.view
+    assert old.apply(encode(Identify(NOW_US, b"a" * 16))) is True
 
 
 def test_a_new_number_holds_only_once_it_is_adopted_and_then_there_are_its_shards() -> None:
@@ -458,6 +491,7 @@ def test_the_shard_of_an_id_that_is_registered_never_changes(seed: int) -> None:
 
 def test_a_snapshot_holds_everything() -> None:
     directory = Directory(3)
+    directory.put(Identify(NOW_US, b"i" * 16))
     directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
     directory.put(Cancel(NOW_US, "r3"))
     directory.put(KeepAlive(NOW_US + 5, 7, "j:1", 10**6))

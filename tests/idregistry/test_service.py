@@ -13,7 +13,7 @@ import pytest
 from idregistry.client import RegistryClient
 from idregistry.coordinator import Coordinator, OpenShard
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Adopt, Found, Propose, Row, encode
+from idregistry.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosted
 from idregistry.service import COMMITS_WAITING_MAX, WORKERS, IdRegistryService
@@ -44,6 +44,7 @@ class Node:
         parsed = Registry(shards=shards, **settings)  # type: ignore[arg-type]
         self.directory = DirectoryState()
         self.directory.apply(encode(Found(1, founded or shards, (Row("r0", "h", 1, "h:1"),))))
+        self.directory.apply(encode(Identify(1, b"i" * IDENTITY_BYTES)))
         self.hosted: dict[int, Hosted] = {}
         for n in range(shards):
             shard = Shard(n, parsed, clock, self.turner.wake, self.directory, lambda: None)
@@ -57,6 +58,7 @@ class Node:
             clock,
             self.turner.wake,
             lambda: {n: OpenShard(one.shard.state, one.log.members) for n, one in self.hosted.items()},
+            bytes(IDENTITY_BYTES),
         )
         self.directory_log = FakeLog(self.directory, node=name, _leader=None)
         self.turner.add(coordinator.on_tick, self.directory_log)
