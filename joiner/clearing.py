@@ -5,6 +5,9 @@ then, and so is the end of its intent, so that no life of this joiner registers 
 What is left with a token is what recovery looks for. To clear a token again has no effect: how far this has
 come is noted from time to time, and the next start goes on from there.
 
+A line tells whose token it is by the id in it, and the IdRegistry clears whatever token the id has. So files
+with lines of an adapter that may write another event's id (joiner.adapter.Adapter.keeps_id) are passed over.
+
 The thread goes on slowly: it rests as long as it works, and clears no more ids a second than the settings
 allow, a tenth of that while the joiner is busy. Nothing waits for it.
 """
@@ -15,14 +18,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
+from joiner.cleared_place import Place, read_place, write_place
 from joiner.joined_ids import JoinedIds, JoinedPart
-from joiner.output_files import PARQUET, CompleteFile
+from joiner.manifest import file_number
+from joiner.output_files import CompleteFile
 from joiner.ports import Checkpoint, Notice, Registry
 from joiner.roots import Root
 from photon.core.clock import Clock
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import storage_errors
 from photon.core.errors import StorageError, UnavailableError
 from photon.core.fates import Cleared
 from photon.core.ids import ID_BYTES
@@ -40,21 +43,12 @@ BUSY_SHARE: Final = 0.1
 """Of the rate, at load: a saturated system joined a fifth less at the full one."""
 _REST_S_MAX: Final = 1.0
 _STOP_WAIT_S: Final = 1.0
-_NAME: Final = "cleared"
 _DAY_US: Final = 86_400_000_000
 _TIME_BYTES: Final = 8
 
 
 class _ClosedError(Exception):
     """The joiner closes: let go of everything at once."""
-
-
-class Place(msgspec.Struct, frozen=True):
-    """How far it is: `end` of the last part (joiner.joined_ids) of a listed file that was cleared."""
-
-    file: str
-    crc32: str
-    end: int
 
 
 _CLOSED: Final = Place("", "", 0)
@@ -66,7 +60,8 @@ class Clearer:
     def __init__(
         self,
         roots: Sequence[Root],
-        directory: Path,
+        state: Path,
+        first: int,
         joined_ids: JoinedIds,
         registry: Registry,
         ids_per_s: int,
@@ -76,10 +71,12 @@ class Clearer:
         notice: Notice,
         checkpoint: Checkpoint = lambda _: None,
     ) -> None:
-        """`directory`: the joiner's own; `busy`: whether joins wait for each other just now;
-        `retention_days`: of the IdRegistry, 0 for ever. StorageError."""
+        """`state`: the joiner's own directory; `first`: number of the first file to clear
+        (joiner.cleared_place); `busy`: whether joins wait for each other just now; `retention_days`: of the
+        IdRegistry, 0 for ever. StorageError."""
         self._roots = roots
-        self._path = directory / _NAME
+        self._state = state
+        self._first = first
         self._joined_ids = joined_ids
         self._registry = registry
         self._ids_per_s = ids_per_s
@@ -90,7 +87,7 @@ class Clearer:
         self._notice = notice
         self._checkpoint = checkpoint
         self._listed = roots[0].manifest.entries
-        self._place = self._noted = self._read()
+        self._place = self._noted = read_place(state)
         self._noted_s = time.monotonic()
         self._next = self._index_of(self._place)
         self._counts = dict.fromkeys(("cleared", "absent", "unclearable", "passed_over"), 0)
@@ -137,8 +134,8 @@ class Clearer:
 
     def status(self) -> dict[str, Any]:
         """Of this process: ids cleared, and `absent` ones (expired, or released since); lines that are
-        `unclearable` (an adapter wrote no id or time); files `passed_over` (taken away, expired, unreadable);
-        files that are listed and `behind`."""
+        `unclearable` (an adapter wrote no id or time); files `passed_over` (taken away, expired, unreadable,
+        written with an adapter that keeps no ids); files that are listed and `behind`."""
         behind = len(self._listed) - self._next
         return {**self._counts, "behind": behind, "trouble": next(iter([*self._troubles.values()]), None)}
 
@@ -156,7 +153,7 @@ class Clearer:
     def _clear_next(self) -> None:
         entry = self._listed[self._next]
         place = self._place
-        start = place.end if place is not None and _is_of(place, entry) else 0
+        start = place.end if place is not None and place.is_in(entry) else 0
         while (path := self._found(entry)) is not None:
             try:
                 with storage_errors(path):
@@ -176,7 +173,7 @@ class Clearer:
 
     def _found(self, entry: CompleteFile) -> Path | None:
         """Where the file is to be read, None for nowhere. StorageError if the root itself is not there."""
-        if self._is_expired(entry):
+        if file_number(entry.file) < self._first or self._is_expired(entry):
             return None
         for root in self._roots:
             path = root.directory / entry.file
@@ -196,7 +193,7 @@ class Clearer:
 
     def _pass_over(self, entry: CompleteFile) -> None:
         self._counts["passed_over"] += 1
-        self._place = Place(entry.file, entry.crc32, _whole(entry))
+        self._place = Place.after(entry)
 
     def _clear_file(self, path: Path, entry: CompleteFile, start: int) -> None:
         self._rested_s = time.monotonic()
@@ -270,8 +267,7 @@ class Clearer:
             if self._noted is _CLOSED or place is None or place == self._noted:
                 return
             try:
-                with storage_errors(self._path):
-                    write_file(self._path, msgspec.json.encode(place))
+                write_place(self._state, place)
             except StorageError as error:
                 self._tell("place", str(error), "place" not in self._troubles)
                 return
@@ -279,29 +275,11 @@ class Clearer:
             self._troubles.pop("place", None)
         self._checkpoint("clearing noted")
 
-    def _read(self) -> Place | None:
-        with storage_errors(self._path):
-            if not self._path.exists():
-                return None
-            try:
-                return msgspec.json.decode(self._path.read_bytes(), type=Place)
-            except msgspec.DecodeError:
-                return None  # nothing hangs on it but work
-
     def _index_of(self, place: Place | None) -> int:
         """Of the file to go on with; the first where the manifest has no such file (another output)."""
         if place is None:
             return 0
         for index, entry in enumerate(self._listed):
-            if _is_of(place, entry):
-                return index + (place.end >= _whole(entry))
+            if place.is_in(entry):
+                return index + place.is_after(entry)
         return 0
-
-
-def _is_of(place: Place, entry: CompleteFile) -> bool:
-    return (place.file, place.crc32) == (entry.file, entry.crc32)
-
-
-def _whole(entry: CompleteFile) -> int:
-    """Where the last part of the file ends."""
-    return entry.lines if entry.file.endswith(PARQUET) else entry.bytes

@@ -18,6 +18,12 @@ from photon.core.errors import LockedError
 _NUMBER: Final = re.compile(r"-(\d+)\.[a-z]+$")
 
 
+def file_number(name: str) -> int:
+    """NNNNNN of `<joiner>-NNNNNN.jsonl` or `.parquet`; -1 for a name that is none of ours."""
+    match = _NUMBER.search(name)
+    return int(match[1]) if match else -1
+
+
 class Manifest:
     """For one process and one thread at a time."""
 
@@ -53,8 +59,7 @@ class Manifest:
     @property
     def next_number(self) -> int:
         """Of files: greater than those of all that are listed, whether they are still there or not."""
-        found = [_NUMBER.search(name) for name in self._listed]
-        return 1 + max((int(match[1]) for match in found if match), default=-1)
+        return 1 + max(map(file_number, self._listed), default=-1)
 
     def add(self, entry: CompleteFile) -> None:
         """List a file, durably. DiskFullError, StorageError: it is not listed, or will be listed twice."""

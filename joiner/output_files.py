@@ -3,6 +3,7 @@
 joined/<datacenter>/<joiner>-NNNNNN.jsonl     lines; the last one of a joiner grows
 joined/<datacenter>/<joiner>-NNNNNN.parquet   the same as rows, once complete, if the settings say so
 joined/<datacenter>/<joiner>.manifest         a JSON object a line for each complete file
+joined/<datacenter>/<joiner>.lives            a JSON object a line for each start of the joiner
 """
 
 import importlib
@@ -13,12 +14,13 @@ from typing import Final
 
 import msgspec
 
-from photon.core.disk import storage_errors
+from photon.core.disk import storage_errors, sync_directory, write_all
 from photon.core.errors import CorruptStateError, UsageError
 
 LINES: Final = ".jsonl"
 PARQUET: Final = ".parquet"
 MANIFEST: Final = ".manifest"
+LIVES: Final = ".lives"
 _BLOCK_BYTES: Final = 1 << 20
 
 
@@ -68,17 +70,87 @@ def complete_files(directory: Path) -> dict[str, CompleteFile]:
     return found
 
 
-def count_joined(directory: Path) -> int:
-    """Joined events in all the files of a directory tree: lines of .jsonl and rows of .parquet.
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One start of a process that writes joined events here: what it registered stands here, or is lost.
 
+    `incarnation` and `address` as in its tokens (photon.core.tokens); `since_us`: us since the epoch.
+    """
+
+    incarnation: int
+    address: str
+    since_us: int
+
+
+class _LifeLine(msgspec.Struct, frozen=True):
+    incarnation: str
+    address: str
+    since_us: int
+
+
+_LIFE_DECODER: Final = msgspec.json.Decoder(_LifeLine)
+
+
+def encode_life(life: Life) -> bytes:
+    """A line of a `.lives` file."""
+    line = _LifeLine(f"{life.incarnation:016x}", life.address, life.since_us)
+    return msgspec.json.encode(line) + b"\n"
+
+
+def note_life(directory: Path, stem: str, life: Life) -> None:
+    """Append a life to `<stem>.lives`, durably. DiskFullError, StorageError: it may not register anything.
+
+    For several processes at once: nothing that stands there is touched.
+    """
+    path = directory / f"{stem}{LIVES}"
+    with storage_errors(path):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            size = os.fstat(fd).st_size
+            torn = size and os.pread(fd, 1, size - 1) != b"\n"
+            write_all(fd, b"\n" * bool(torn) + encode_life(life))
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+        sync_directory(directory)
+
+
+def read_lives(directory: Path) -> dict[int, Life]:
+    """The lives that `joined/<datacenter>` tells of, by incarnation; none where there is no such directory.
+
+    StorageError. A line that is torn is of a start that failed then: that life registered nothing.
+    """
+    found: dict[int, Life] = {}
+    for path in sorted(directory.glob(f"*{LIVES}")):
+        with storage_errors(path):
+            data = path.read_bytes()
+        for line in data[: data.rfind(b"\n") + 1].splitlines():
+            if (life := _read_life(line)) is not None:
+                found[life.incarnation] = life
+    return found
+
+
+def _read_life(line: bytes) -> Life | None:
+    try:
+        told = _LIFE_DECODER.decode(line)
+        return Life(int(told.incarnation, 16), told.address, told.since_us)
+    except ValueError:  # msgspec's too
+        return None
+
+
+def count_joined(directory: Path, writers: str = "") -> int:
+    """Joined events in the files of a directory tree: lines of .jsonl and rows of .parquet.
+
+    `writers`: how the names begin of those that count (`joiner-`, `backfill-`); all do by default.
     A file that is converted meanwhile, or stood half converted when its joiner was killed, counts once.
     CorruptStateError, StorageError; UsageError where a Parquet file is in no manifest and pyarrow is missing.
     """
-    return sum(_count_in(Path(place)) for place, _, _ in os.walk(directory))
+    return sum(_count_in(Path(place), writers) for place, _, _ in os.walk(directory))
 
 
-def _count_in(directory: Path) -> int:
-    stems = {name.removesuffix(LINES).removesuffix(PARQUET) for name in _joined_names(directory)}
+def _count_in(directory: Path, writers: str) -> int:
+    names = [name for name in _joined_names(directory) if name.startswith(writers)]
+    stems = {name.removesuffix(LINES).removesuffix(PARQUET) for name in names}
     listed = complete_files(directory) if stems else {}
     return sum(_count_one(directory, stem, listed) for stem in stems)
 

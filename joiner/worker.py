@@ -9,6 +9,7 @@ from typing import Any
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.cleared_place import first_to_clear
 from joiner.clearing import Clearer
 from joiner.commit_slots import CommitSlots
 from joiner.completing import Completer
@@ -17,6 +18,7 @@ from joiner.joined_ids import JoinedIds
 from joiner.lease import Lease
 from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
+from joiner.output_files import Life, note_life
 from joiner.parquet import check_installed
 from joiner.pipeline import Parts, Pipeline
 from joiner.ports import Checkpoint, EventStore, Registry
@@ -92,6 +94,13 @@ class Worker:
             self._resolver = Resolver(self._settle, rng, self._notices.tell)
             self._take_over(journal, output)
             write_known(directory, roots, output.position.file)
+            # Recovery releases what a life registered only when it reads an output that tells of that life.
+            life = Life(own.incarnation, own.address, clock.now_us())
+            for root in roots:
+                note_life(root.directory, name, life)
+            first = first_to_clear(
+                directory, users_adapter.keeps_id, output.position.file, bool(journal.open_count)
+            )
             self._completer = Completer(
                 output,
                 journal,
@@ -103,10 +112,13 @@ class Worker:
             )
             opened.callback(self._completer.close)
             self._clearer: Clearer | None = None
-            if wanted.clear_tokens:
+            if wanted.clear_tokens and first is None:
+                self._tell_uncleared(settings.adapter.use, users_adapter.keeps_id)
+            if wanted.clear_tokens and first is not None:
                 self._clearer = Clearer(
                     roots,
                     directory,
+                    first,
                     JoinedIds(settings, users_adapter),
                     registry,
                     wanted.clear_ids_per_s,
@@ -202,6 +214,19 @@ class Worker:
             self._notices.tell(f"the joined log's last file is left for the next start to complete: {error}")
         else:
             self._completer.finish()
+
+    def _tell_uncleared(self, use: str, keeps_id: bool) -> None:
+        kept = "the IdRegistry keeps the tokens of joined events"
+        if keeps_id:
+            self._notices.tell(
+                f"{kept} until the next start: an adapter that did not say keeps_id = True left batches "
+                "under way"
+            )
+        else:
+            self._notices.tell(
+                f"{kept}: adapter.use = '{use}' does not say that joined lines hold the foreign event's id "
+                "and time; if they do, add keeps_id = True to its class, else set joiner.clear_tokens = false"
+            )
 
     def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
         left = take_over(journal, output, self.leases.inherit)

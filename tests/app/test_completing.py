@@ -128,7 +128,7 @@ def test_a_drained_run_ends_when_all_its_files_are_made_parquet_however_long_it_
     summary = join(logs, out, "--config", config)
     assert summary["unlisted_files"] == []
     east = out / "joined" / "east"
-    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest"}
+    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest", ".lives"}
     assert len(complete_files(east)) >= 6
     assert sum(entry.lines for entry in complete_files(east).values()) == summary["joined"] > 0
 

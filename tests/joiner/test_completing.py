@@ -242,7 +242,7 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
     assert worker.stop(5)
     files = output_files(tmp_path, kind="parquet")
     assert listed(east) == [path.name for path in files]
-    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest"}
+    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest", ".lives"}
     rows = [row for path in files for row in pyarrow.parquet.read_table(path).to_pylist()]
     assert rows == [json.loads(joined_line(name, f"q-{name}")) for name in names]
     assert count_joined(tmp_path / "out" / "joined") == 50
@@ -319,7 +319,7 @@ def test_a_conversion_that_is_cut_off_anywhere_is_ended_by_the_next_start_and_co
     worker.stop(1)
     assert count_joined(tmp_path) == 3
     assert listed(east) == ["joiner-000000.parquet", *sorted(complete_files(east))[1:]]
-    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest"}
+    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest", ".lives"}
 
 
 def test_files_that_are_listed_as_lines_stay_lines(make, east, tmp_path):

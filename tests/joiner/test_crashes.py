@@ -119,7 +119,7 @@ def test_a_joiner_killed_between_two_steps_of_its_output_leaves_each_root_and_ma
 def check_all_is_there_once_and_listed(directory, parquet):
     lines = Counter()
     listed = complete_files(directory)
-    assert {path.name for path in directory.iterdir()} == {*listed, "joiner.manifest"}
+    assert {path.name for path in directory.iterdir()} == {*listed, "joiner.manifest", "joiner.lives"}
     for path in map(directory.joinpath, listed):
         data = path.read_bytes()
         entry = listed[path.name]

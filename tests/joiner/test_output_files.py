@@ -39,6 +39,13 @@ def test_lines_of_all_datacenters_and_joiners_count(east, tmp_path):
     assert count_joined(east) == 3
 
 
+def test_the_files_of_one_kind_of_writer_can_be_counted_alone(east, tmp_path):
+    (east / "joiner-east-000000.jsonl").write_bytes(b"1\n2\n")
+    (east / "backfill-000000.jsonl").write_bytes(b"3\n")
+    assert count_joined(tmp_path, "joiner-") == 2
+    assert count_joined(tmp_path) == 3
+
+
 def test_an_empty_or_missing_directory_holds_none(tmp_path):
     assert count_joined(tmp_path) == count_joined(tmp_path / "none") == 0
 
