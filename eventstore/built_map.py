@@ -6,7 +6,7 @@ generations; `photon logmap load` reads it (docs/logmap.md).
         sparse-...                records of 40 bytes, sorted: a key and a value of the sparse map
         dense-...                 segments (eventstore.segments) of opaque ids; an id may stand several times,
                                   in the order of its places
-        malformed-....jsonl       dead letters
+        malformed-....jsonl       dead letters, those of a log together
 
 The manifest is replaced as a whole when a generation is complete: what it does not name is nothing.
 """
@@ -25,7 +25,7 @@ from photon.core.chunks import digest
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "files.json"
 SPARSE_RECORD: Final = np.dtype(
     [
@@ -62,12 +62,20 @@ class BuiltFile(msgspec.Struct, frozen=True):
     gone: bool = False
 
 
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """The dead letters of a file: that many bytes of their part, behind those of the span before."""
+
+    file: int
+    bytes: int
+
+
 class Part(msgspec.Struct, frozen=True):
-    """A file of a generation; `level`: of the sparse map."""
+    """A file of a generation; `level`: of the sparse map; `spans`: of dead letters, all of the part."""
 
     name: str
     count: int
     level: int = 0
+    spans: list[Span] = []
 
 
 class Generation(msgspec.Struct, frozen=True):

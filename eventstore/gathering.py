@@ -14,6 +14,7 @@ from eventstore.segments import Columns, Segment
 from photon.core.errors import CorruptStateError
 
 _RECORDS_A_STEP: Final = 1 << 18
+_LETTER_BYTES_A_STEP: Final = 1 << 20
 _NEVER: Final = np.iinfo(np.int64).max
 _OPAQUE: Final = 0xE << 60  # opaque ids begin so, and are even above it
 _OPAQUE_RANGE: Final = 1 << 60
@@ -86,6 +87,25 @@ def dense_columns(
         ]
         if pieces:
             yield _first_and_others(pieces, live)
+
+
+def letters(directory: Path, manifest: Manifest, gone: Collection[int]) -> Iterator[bytes]:
+    """Dead letters as they were built, in pieces; not those of `gone`. CorruptStateError."""
+    for generation in manifest.generations:
+        for part in generation.malformed:
+            path = directory / generation.name / part.name
+            try:
+                data = np.memmap(path, np.uint8, "r")
+            except (OSError, ValueError) as error:
+                raise CorruptStateError(f"{path}: {error}; build the map anew") from error
+            if len(data) != sum(span.bytes for span in part.spans):
+                raise CorruptStateError(f"{path}: not the dead letters that were built; build the map anew")
+            end = 0
+            for span in part.spans:
+                start, end = end, end + span.bytes
+                if span.file not in gone:
+                    for low in range(start, end, _LETTER_BYTES_A_STEP):
+                        yield data[low : min(end, low + _LETTER_BYTES_A_STEP)].tobytes()
 
 
 def _segments(directory: Path, generation: Generation) -> list[Segment]:

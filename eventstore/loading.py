@@ -7,25 +7,22 @@ killed before it, there is no map, and the next call begins anew.
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from eventstore.built_map import (
-    BuiltFile,
-    Manifest,
-    identity_digest,
-    read_manifest,
-    split_records,
-)
+from eventstore.built_map import Manifest, identity_digest, read_manifest, split_records
 from eventstore.dense import FLUSH_ENTRIES
 from eventstore.entries import repeated_entries
-from eventstore.gathering import dense_columns, dense_entries_of, sparse_records
-from eventstore.loading_states import known_state
+from eventstore.gathering import dense_columns, dense_entries_of, letters, sparse_records
+from eventstore.loading_states import known_states
 from eventstore.map_format import (
+    LOADED_LETTERS,
+    LOADING,
+    LOADING_LETTERS,
     META_KEY,
     SEGMENTS_KEY,
     SPARSE_TABLES,
@@ -46,14 +43,12 @@ from photon.core.packed import Spool
 from photon.core.settings import Settings
 
 DATA: Final = "data.mdb"
-LOADING: Final = "loading"
 _REPEATED: Final = b"repeated"
-_LETTERS: Final = "primary-000000.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What the map holds now; `missing`: names of logs that are no more, whose entries were left out.
+    """What the map holds now; `missing`: names of logs that were not found, whose entries were left out.
 
     `letters`: malformed lines became dead letters (else they are counted, and kept in the built map).
     """
@@ -88,22 +83,18 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
             "built with"
         )
     with DirectoryLock(into):
+        with storage_errors(into):
+            if (into / LOADING).exists():  # of a load that was killed
+                shutil.rmtree(into / LOADING)
         if (into / DATA).exists():
             raise UsageError(
                 f"{into}: holds a log file map already; remove the directory first (its event store rebuilds "
                 "what the built map lacks), or name another"
             )
-        _clear(into)
+        with storage_errors(into):
+            for path in into.glob("dense-*"):  # likewise
+                path.unlink()
         return _Load(built, into, manifest, settings, dead_letters).run()
-
-
-def _clear(into: Path) -> None:
-    """What a load that was killed has left."""
-    with storage_errors(into):
-        for path in into.glob("dense-*"):
-            path.unlink()
-        if (into / LOADING).exists():
-            shutil.rmtree(into / LOADING)
 
 
 class _Load:
@@ -125,36 +116,24 @@ class _Load:
         self._env: Any = None
 
     def run(self) -> Loaded:
-        states, missing = self._states()
+        spool = Spool(self._into.parent / "spool", self._settings.logs.spool_bytes_max)
+        states, missing = known_states(self._manifest.live, spool)
         gone = {file.number for file in self._manifest.files} - {state.number for state in states}
-        live = [file for file in self._manifest.live if file.number not in gone]
         with self._file.errors():
             self._env = self._file.open(self._settings.eventstore.map_bytes_max, sync=False)
             try:
                 dense, repeated = self._write_dense(gone)
                 sparse = self._write_sparse(gone)
-                counts = self._write_letters(live)
+                counts = self._write_letters(gone)
                 self._write_rest(states, counts, dense)
                 self._env.sync(True)
             finally:
                 self._env.close()
         self._commit()
-        letters = self._dead_letters is not None
+        written = self._dead_letters is not None
         return Loaded(
-            len(states), counts.primary_events, counts.malformed, sparse, dense, repeated, letters, missing
+            len(states), counts.primary_events, counts.malformed, sparse, dense, repeated, written, missing
         )
-
-    def _states(self) -> tuple[list[FileState], list[str]]:
-        """Of the logs that are there, and the names of the others."""
-        spool = Spool(self._into.parent / "spool", self._settings.logs.spool_bytes_max)
-        states, missing = [], []
-        for file in self._manifest.live:
-            state = known_state(file, spool)
-            if state is None:
-                missing.append(file.name)
-            else:
-                states.append(state)
-        return states, missing
 
     def _write_dense(self, gone: set[int]) -> tuple[int, int]:
         """The first places to the segment, the others to their table; how many there are of each."""
@@ -192,23 +171,21 @@ class _Load:
         with self._env.begin(write=True, db=table) as transaction:
             transaction.cursor().putmulti(zip(keys, values, strict=True), append=append)
 
-    def _write_letters(self, live: Sequence[BuiltFile]) -> Counts:
-        """The counts, and the position in the dead letters that goes with them."""
+    def _write_letters(self, gone: Collection[int]) -> Counts:
+        """The counts, and the position in the dead letters that goes with them: both of the same logs."""
+        live = [file for file in self._manifest.live if file.number not in gone]
         counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
         if self._dead_letters is None:
             return counts
-        path = self._dead_letters / _LETTERS
+        path = self._dead_letters / LOADED_LETTERS
         with storage_errors(path):
             make_directory(self._dead_letters)
-            temporary = path.with_name(f"{_LETTERS}.loading")
-            with temporary.open("wb") as letters:
-                for generation in self._manifest.generations:
-                    for part in generation.malformed:
-                        with (self._built / generation.name / part.name).open("rb") as more:
-                            shutil.copyfileobj(more, letters)
-                size = letters.tell()
-                letters.flush()
-                os.fsync(letters.fileno())
+            temporary = path.with_name(LOADING_LETTERS)
+            with temporary.open("wb") as file:
+                file.writelines(letters(self._built, self._manifest, gone))
+                size = file.tell()
+                file.flush()
+                os.fsync(file.fileno())
             # Later files than this one the reader cuts off: its map does not know of them.
             replace(temporary, path)
         return msgspec.structs.replace(counts, dead_letter_offset=size)

@@ -4,6 +4,7 @@ LMDB. One transaction holds the entries of a group of chunks, the offsets up to 
 counts and the position of the dead letters: after a crash all of them are of the same moment.
 """
 
+import shutil
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from eventstore.entries import (
 )
 from eventstore.map_format import (
     FORMAT,
+    LOADING,
     META_KEY,
     SPARSE_TABLES,
     TABLES,
@@ -94,6 +96,7 @@ class LogFileMap:
         self._lock = DirectoryLock(directory)
         self._env: Any = None
         try:
+            shutil.rmtree(directory / LOADING, ignore_errors=True)  # of a load that was killed
             self._open()
             self._meta = self._read_meta(identity)
             self._gone = {state.number for state in self.states() if state.gone}

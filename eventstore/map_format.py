@@ -14,6 +14,11 @@ META_KEY: Final = b"meta"
 SEGMENTS_KEY: Final = b"segments"
 SPARSE_TABLES: Final = tuple(b"sparse" if part == 1 else b"sparse/%d" % part for part in LEVEL_PARTS)
 TABLES: Final = (b"dense", b"repeated", b"files", b"meta")
+LOADING: Final = "loading"
+"""Beside the map: a load that is under way, or was killed; of no use to anybody else."""
+LOADED_LETTERS: Final = "primary-000000.jsonl"
+LOADING_LETTERS: Final = f"{LOADED_LETTERS}.loading"
+"""Among the dead letters: likewise."""
 _STORE_BYTES: Final = 16
 
 

@@ -10,12 +10,13 @@ from eventstore.filling import Filling
 from eventstore.log_file_map import LogFileMap
 from eventstore.logs_store import LogsEventStore
 from eventstore.lookup import EventLookup, ReaderState
-from eventstore.map_format import identity_of
+from eventstore.map_format import LOADING_LETTERS, identity_of
 from eventstore.members import Members
 from eventstore.read_on import ReadOn
 from eventstore.reader import Reader
 from eventstore.service import SERVICE_NAME, EventStoreService, HomeParts
 from photon.core.clock import Clock
+from photon.core.disk import storage_errors
 from photon.core.follow import LogFollower
 from photon.core.formats import Formats
 from photon.core.ids import IdPacker
@@ -53,6 +54,8 @@ class EventStoreServer:
         self._map = LogFileMap(directory / "map", settings.eventstore, identity_of(settings))
         self._cache = CacheEventStore(settings.eventstore.cache_bytes)
         self._notices = Notices("eventstore")
+        with storage_errors(dead_letters):
+            (dead_letters / LOADING_LETTERS).unlink(missing_ok=True)  # of a load that was killed
         self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
 
         def make_formats() -> Formats:

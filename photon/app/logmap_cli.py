@@ -96,7 +96,11 @@ def load_command(
     loaded = load(built, into, load_settings(config), dead_letters)
     _tell({**loaded.as_document(), "seconds": round(time.monotonic() - began, 2)}, as_json)
     for name in loaded.missing:
-        click.echo(f"photon: {name} is no more; what the map knew of it is left out", err=True)
+        click.echo(
+            f"photon: {name} is not there, nor under another name in its directory; what the map knew of it "
+            "is left out, and the event store reads it as a new log if it finds it",
+            err=True,
+        )
     if loaded.malformed and dead_letters is None:
         click.echo(
             f"photon: {loaded.malformed} malformed lines are counted, not among the dead letters "

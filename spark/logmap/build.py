@@ -11,7 +11,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from eventstore import built_map
-from eventstore.built_map import BuiltFile, Generation, Manifest, Part
+from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
 from eventstore.map_format import identity_of, interval_us_of
 from eventstore.runs import Interval
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
@@ -67,7 +67,7 @@ def build(session: SparkSession, patterns: Sequence[str], directory: Path, setti
     with DirectoryLock(directory):
         manifest = _manifest(directory, settings)
         _clear(directory, manifest)
-        stock = take_stock(manifest, names)
+        stock = take_stock(manifest, names, settings.logs)
         with spark_failures():
             generation, found = _generation(session, directory, manifest, stock, settings)
         files, built = _summed(stock, found, generation)
@@ -131,7 +131,9 @@ def _generation(
                 write_dense_parts(logmap.sorted_dense(rows, _parts(opaque, parallelism)), into)
             )
         if any(fact.c for fact in facts):
-            letters = _collected(write_letters(logmap.sorted_letters(rows), into))
+            written = _collected(write_letters(logmap.sorted_letters(rows), into))
+            letters = [msgspec.structs.replace(part, spans=_spans(facts, told)) for part in written]
+            assert len(letters) == 1, "they are sorted as one part"
     finally:
         rows.unpersist()
     with storage_errors(into):
@@ -139,6 +141,14 @@ def _generation(
         sync_directory(into)
     begun = {reading.file.number: reading.file.start for reading in stock.readings if reading.fresh}
     return Generation(name, sparse, dense, letters, begun), list(zip(facts, told, strict=True))
+
+
+def _spans(facts: Sequence[Any], told: Sequence[logmap.Facts]) -> list[Span]:
+    """Of the dead letters of all files, which are sorted by the numbers of these."""
+    sizes: dict[int, int] = {}
+    for fact, one in zip(facts, told, strict=True):
+        sizes[fact.file] = sizes.get(fact.file, 0) + one.letter_bytes
+    return [Span(number, size) for number, size in sorted(sizes.items()) if size]
 
 
 def _parts(rows: int, parallelism: int) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 import msgspec
 
 from eventstore.built_map import BuiltFile, Manifest
-from photon.core.chunks import HEAD_BYTES, digest, read_at
+from photon.core.chunks import HEAD_BYTES, digest, read_at, read_chunk
 from photon.core.errors import StorageError, UsageError
-from photon.core.framing import holds_blocks
+from photon.core.framing import framing_of, holds_blocks
 from photon.core.logfiles import TAIL_BYTES
 from photon.core.packed import is_packed
+from photon.core.settings import Logs
 from spark.reading.range_reading import line_begins
 from spark.reading.ranges import LogFile
 
@@ -36,7 +37,7 @@ class Stock:
     gone: int
 
 
-def take_stock(manifest: Manifest, names: Sequence[str]) -> Stock:
+def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stock:
     """A log that was renamed is known by its head and by what was read last of it; one that was overwritten
     or cut is gone, and what its name holds now is a new one. StorageError, UsageError."""
     known = _Known(manifest.live)
@@ -50,7 +51,7 @@ def take_stock(manifest: Manifest, names: Sequence[str]) -> Stock:
             fresh.append(found)
             continue
         files[file.number] = msgspec.structs.replace(file, name=name)
-        reading = _growth(files[file.number], found.size, manifest.interval_bytes)
+        reading = _growth(files[file.number], found.size, manifest.interval_bytes, settings)
         if reading is not None:
             readings.append(reading)
     grown = len(readings)
@@ -59,7 +60,8 @@ def take_stock(manifest: Manifest, names: Sequence[str]) -> Stock:
         files[file.number] = msgspec.structs.replace(file, gone=True)
     for number, found in enumerate(fresh, manifest.next_number):
         files[number] = BuiltFile(number, found.name, archive=found.archive)
-        readings.append(Reading(LogFile(found.name, found.size, 0, number), 0))
+        if found.archive is not None or _has_gained(found.name, 0, found.size, settings):
+            readings.append(Reading(LogFile(found.name, found.size, 0, number), 0))
     return Stock(files, readings, grown, len(fresh), len(gone))
 
 
@@ -71,7 +73,7 @@ class _Found:
             status = os.stat(name)
             self._head = b"" if is_packed(name) else read_at(name, 0, HEAD_BYTES)
         except OSError as error:
-            raise StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions") from error
+            raise _unreadable(name, error) from error
         self.name = name
         self.size = status.st_size
         self.archive = (status.st_size, status.st_mtime_ns) if is_packed(name) else None
@@ -122,13 +124,29 @@ class _Known:
         return file
 
 
-def _growth(file: BuiltFile, size: int, interval_bytes: int) -> Reading | None:
-    if file.archive is not None or size <= file.offset:
+def _growth(file: BuiltFile, size: int, interval_bytes: int, settings: Logs) -> Reading | None:
+    if file.archive is not None or not _has_gained(file.name, file.offset, size, settings):
         return None
     start = file.offset
     if not holds_blocks(file.name):
         start = line_begins(file.name, start - start % interval_bytes, start) if start else 0
     return Reading(LogFile(file.name, size, start, file.number), file.offset)
+
+
+def _has_gained(name: str, offset: int, size: int, settings: Logs) -> bool:
+    """Whether a whole line or block stands behind `offset`: a part of one is nothing to read yet."""
+    if size <= offset:
+        return False
+    step = min(settings.chunk_bytes, size - offset)
+    try:
+        chunk = read_chunk(name, offset, step, settings.line_bytes_max, framing=framing_of(name))
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    return chunk is not None and chunk.end <= size
+
+
+def _unreadable(name: str, error: OSError) -> StorageError:
+    return StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions")
 
 
 def _is_there(file: BuiltFile) -> bool:

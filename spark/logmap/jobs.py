@@ -43,13 +43,15 @@ SCHEMA: Final = "kind int, file int, id binary, a long, b long, c long, d long, 
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """Digests of the file's first bytes and of the last ones that were read; rows that came of the range."""
+    """Digests of the file's first bytes and of the last ones that were read; rows that came of the range,
+    and the bytes of those that are letters."""
 
     head_bytes: int
     head: bytes
     tail: bytes
     runs: int
     opaque: int
+    letter_bytes: int
 
 
 def rows_of(
@@ -88,7 +90,7 @@ class _Rows:
 
     def __init__(self, one: Range, fresh: int, interval: Interval) -> None:
         self._range, self._fresh, self._interval = one, fresh, interval
-        self._events = self._malformed = self._runs = self._opaque = 0
+        self._events = self._malformed = self._runs = self._opaque = self._letter_bytes = 0
 
     def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
         known: _Known | None = None
@@ -130,10 +132,12 @@ class _Rows:
         name = self._range.file.name
         letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
         lines = [dead_letter_lines([letter]) for letter in letters]
+        self._letter_bytes += sum(map(len, lines))
         return self._rows(LETTER, None, a=np.array([one.offset for one in letters]), text=lines)
 
     def _fact(self, known: _Known) -> Any:
-        facts = Facts(known.head_bytes, known.head, known.tail, self._runs, self._opaque)
+        rows = (self._runs, self._opaque, self._letter_bytes)
+        facts = Facts(known.head_bytes, known.head, known.tail, *rows)
         text = msgspec.msgpack.encode(facts)
         numbers = {"a": [known.end], "b": [self._events], "c": [self._malformed]}
         return self._rows(FACT, None, **{n: np.array(v) for n, v in numbers.items()}, text=[text])

@@ -3,6 +3,7 @@
 import os
 import random
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,6 +13,7 @@ from eventstore.built_map import (
     Generation,
     Manifest,
     Part,
+    Span,
     identity_digest,
     levels_of,
     read_manifest,
@@ -47,11 +49,11 @@ class BuiltMap:
         directory.mkdir()
         self.manifest = Manifest(FORMAT, identity_digest(identity_of(settings)), *GRID)
 
-    def add(self, *paths, letters=b""):
+    def add(self, *paths):
         name = f"generation-{len(self.manifest.generations):06d}"
         (self.directory / name).mkdir()
         known = {file.name: file for file in self.manifest.files}
-        ids, files, starts, lengths = b"", [], [], []
+        ids, files, starts, lengths, letters = b"", [], [], [], []
         for path in paths:
             file = known.get(str(path)) or BuiltFile(len(known), str(path))
             data = path.read_bytes()
@@ -60,6 +62,7 @@ class BuiltMap:
             files += [file.number] * len(batch.lines)
             starts += [file.offset + start for start in batch.starts.tolist()]
             lengths += map(len, batch.lines)
+            letters.append((file.number, letter(path) * len(batch.malformed)))
             head, tail = digest(data[:1024]).hex(), digest(data[-1024:]).hex()
             known[file.name] = BuiltFile(
                 file.number,
@@ -69,7 +72,7 @@ class BuiltMap:
                 head,
                 tail,
                 file.events + len(batch.lines),
-                len(batch.malformed),
+                file.malformed + len(batch.malformed),
             )
         columns = [np.array(column, np.int64) for column in (files, starts, lengths)]
         generation = Generation(
@@ -131,10 +134,18 @@ class BuiltMap:
         return parts
 
     def _letters(self, name, letters):
-        if not letters:
+        letters = sorted(letters)
+        data = b"".join(lines for _, lines in letters)
+        if not data:
             return []
-        (self.directory / name / "malformed.jsonl").write_bytes(letters)
-        return [Part("malformed.jsonl", letters.count(b"\n"))]
+        (self.directory / name / "malformed.jsonl").write_bytes(data)
+        spans = [Span(number, len(lines)) for number, lines in letters if lines]
+        return [Part("malformed.jsonl", data.count(b"\n"), spans=spans)]
+
+
+def letter(path):
+    """What the built map holds of each malformed line of a log."""
+    return b'{"fate":"malformed","file":"%s"}\n' % path.name.encode()
 
 
 IDS = [
@@ -148,14 +159,14 @@ random.Random(1).shuffle(IDS)
 def log(tmp_path):
     path = tmp_path / "logs" / "a.jsonl"
     path.parent.mkdir()
-    append(path, *map(line, IDS))
+    append(path, *map(line, IDS), b"no json")
     return path
 
 
 @pytest.fixture
 def built(tmp_path, log):
     built = BuiltMap(tmp_path / "built")
-    built.add(log, letters=b'{"fate":"malformed"}\n')
+    built.add(log)
     return built
 
 
@@ -238,6 +249,16 @@ def test_a_map_that_is_there_is_never_replaced(tmp_path, built):
     check_serves(tmp_path).stop()
 
 
+def test_what_a_killed_load_has_left_is_removed_even_where_a_map_is_refused(tmp_path, built):
+    load(built.directory, into(tmp_path), SETTINGS)
+    (into(tmp_path) / "loading").mkdir()
+    (into(tmp_path) / "loading" / "data.mdb").write_bytes(b"left")
+    with pytest.raises(UsageError, match="holds a log file map already"):
+        load(built.directory, into(tmp_path), SETTINGS)
+    assert not (into(tmp_path) / "loading").exists()
+    check_serves(tmp_path).stop()
+
+
 def test_a_map_is_not_loaded_under_a_running_event_store(tmp_path, built):
     with DirectoryLock(into(tmp_path)), pytest.raises(LockedError):
         load(built.directory, into(tmp_path), SETTINGS)
@@ -260,7 +281,7 @@ def test_a_map_of_other_ids_or_too_large_or_damaged_is_refused(tmp_path, built):
         read_manifest(built.directory)
 
 
-def test_malformed_lines_become_dead_letters_in_the_place_of_those_of_an_earlier_map(tmp_path, built):
+def test_malformed_lines_become_dead_letters_in_the_place_of_those_of_an_earlier_map(tmp_path, log, built):
     letters = tmp_path / "dead-letters"
     letters.mkdir()
     (letters / "primary-000000.jsonl").write_bytes(b"old\n")
@@ -269,9 +290,67 @@ def test_malformed_lines_become_dead_letters_in_the_place_of_those_of_an_earlier
     load(built.directory, into(tmp_path), SETTINGS, letters)
     check_serves(tmp_path).stop()
     assert {path.name: path.read_bytes() for path in letters.iterdir()} == {
-        "primary-000000.jsonl": b'{"fate":"malformed"}\n',
+        "primary-000000.jsonl": letter(log),
         "foreign-000000.jsonl": b"kept\n",
     }
+
+
+def letters_of(tmp_path):
+    return (tmp_path / "dead-letters" / "primary-000000.jsonl").read_bytes()
+
+
+def test_only_the_letters_that_are_counted_are_written(tmp_path, log, built):
+    """Three builds; then one log is gone from the map, and another from the disk."""
+    second, third = log.with_name("b.jsonl"), log.with_name("c.jsonl")
+    append(second, line("in b"), b"bad", b"bad")
+    append(third, line("in c"), b"bad", b"bad", b"bad")
+    built.add(log, second, third)
+    append(log, b"bad", line("late"))
+    append(second, b"bad")
+    append(third, b"bad")
+    built.add(second, third, log)
+    files = built.manifest.files
+    files[1] = msgspec.structs.replace(files[1], gone=True)
+    write_manifest(built.directory, built.manifest)
+    third.unlink()
+    loaded = load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
+    assert letters_of(tmp_path) == letter(log) * 2
+    assert (loaded.malformed, loaded.missing) == (2, [str(third)])
+
+
+def test_letters_that_are_not_what_was_built_are_refused(tmp_path, log, built):
+    (built.directory / "generation-000000" / "malformed.jsonl").write_bytes(letter(log)[:-3])
+    with pytest.raises(CorruptStateError, match="build the map anew"):
+        load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
+
+
+def test_renamed_logs_are_known_again_and_their_malformed_lines_have_one_letter(tmp_path, log, built):
+    """a.jsonl -> a.jsonl.1 -> a.jsonl.2; a new one begins under the first name."""
+    first, second = (log.with_name(f"a.jsonl.{n}") for n in (1, 2))
+    append(first, line("older"), b"bad")
+    built.add(first)
+    first.rename(second)
+    log.rename(first)
+    append(log, line("newest"), b"bad")
+    loaded = load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
+    assert (loaded.files, loaded.events, loaded.malformed, loaded.missing) == (2, 401, 2, [])
+    server = check_serves(tmp_path, [*IDS, "older"])
+    server.start()
+    wait_until(lambda: server.status()["primary_events"] == 402)
+    assert server.status()["malformed"] == 3
+    server.stop()
+    assert len(letters_of(tmp_path).splitlines()) == 3
+
+
+def test_a_log_that_is_no_more_is_not_taken_for_its_copy_which_is_a_log_of_its_own(tmp_path, log, built):
+    copy = log.with_name("copy.jsonl")
+    copy.write_bytes(log.read_bytes())
+    log.with_name("link.jsonl").symlink_to(copy)
+    built.add(copy)
+    log.unlink()
+    loaded = load(built.directory, into(tmp_path), SETTINGS)
+    assert (loaded.files, loaded.missing) == (1, [str(log)])
+    check_serves(tmp_path).stop()
 
 
 @pytest.mark.parametrize("step", range(22))
@@ -283,14 +362,19 @@ def test_a_load_killed_at_any_step_is_done_anew_and_an_event_store_never_sees_ha
     if not (into(tmp_path) / "data.mdb").exists():
         assert killed
         load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
-    assert (tmp_path / "dead-letters" / "primary-000000.jsonl").read_bytes() == b'{"fate":"malformed"}\n'
+    assert (tmp_path / "dead-letters" / "primary-000000.jsonl").read_bytes() == letter(log)
     check_serves(tmp_path).stop()
 
 
 def test_an_event_store_started_after_a_killed_load_begins_anew(tmp_path, built):
     assert _load_killed_at(built.directory, into(tmp_path), None, 8)
     assert list(into(tmp_path).glob("dense-*"))
+    temporaries = [into(tmp_path) / "loading", tmp_path / "dead-letters" / "primary-000000.jsonl.loading"]
+    assert temporaries[0].exists()
+    temporaries[1].parent.mkdir()
+    temporaries[1].write_bytes(b"left")
     server = serve(tmp_path)
+    assert not any(path.exists() for path in temporaries)
     server.start()
     wait_until(lambda: server.status()["primary_events"] == len(IDS))
     assert server.lookup(b"".join(map(pack, IDS)))[1] == list(map(line, IDS))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import json
 import random
 
 import pytest
@@ -199,6 +200,52 @@ def test_a_second_build_reads_only_the_growth_and_equals_a_reader_that_went_on(l
     assert logs.build().as_document() | {"bytes": 0} == dict.fromkeys(first.as_document(), 0)
     logs.reader = lambda: read
     logs.check_same()
+
+
+def test_a_part_of_a_line_or_block_is_nothing_new_and_makes_no_generation(logs):
+    formats = Formats(Primary(), Foreign(), IdPacker())
+    logs.write("a.jsonl", logs.photon(40))
+    batch = formats.lines.parse_primary((logs.logs / "a.jsonl").read_bytes())
+    block = encode_primary(batch, formats.labels, events_max=100)
+    (logs.logs / "a.jsonl").rename(logs.logs / "b.jsonl")
+    (logs.logs / "b.pblk").write_bytes(block)
+    logs.build()
+    logs.write("b.jsonl", ["begun"], end=b"")
+    logs.write("only-begun.jsonl", ["begun"], end=b"")
+    with (logs.logs / "b.pblk").open("ab") as log:
+        log.write(block[:-1])
+    built = logs.build()
+    assert built.as_document() == {**dict.fromkeys(built.as_document(), 0), "new": 1}
+    built = logs.build()
+    assert built.as_document() == dict.fromkeys(built.as_document(), 0)
+    assert len(list(logs.built.glob("generation-*"))) == 1
+    for name in ("b.jsonl", "only-begun.jsonl"):
+        append(logs.logs / name, b'"}')
+    with (logs.logs / "b.pblk").open("ab") as log:
+        log.write(block[-1:])
+    built = logs.build()
+    assert (built.new, built.grown, built.events, built.malformed) == (0, 3, 40, 2)
+
+
+def test_letters_of_logs_that_were_overwritten_cut_or_deleted_go_with_their_counts(logs, small_splits):
+    for name in ("cut", "deleted", "kept", "overwritten"):
+        logs.write(f"{name}.jsonl", logs.photon(60))
+        append(logs.logs / f"{name}.jsonl", *[b"bad %d of %s" % (n, name.encode()) for n in range(9)])
+    logs.build()
+    append(logs.logs / "kept.jsonl", b"bad 9 of kept")
+    (logs.logs / "deleted.jsonl").unlink()
+    (logs.logs / "cut.jsonl").write_bytes(b"bad 0 of cut anew\n")
+    data = (logs.logs / "overwritten.jsonl").read_bytes()
+    (logs.logs / "overwritten.jsonl").write_bytes(b"x" + data)
+    built = logs.build()
+    assert built.gone == 3
+    (logs.logs / "kept.jsonl").rename(logs.logs / "kept.jsonl.1")
+    _, loaded = logs.load(dead_letters=logs.root / "letters")
+    letters = (logs.root / "letters" / "primary-000000.jsonl").read_bytes().splitlines()
+    lines = [json.loads(letter)["event"] for letter in letters]
+    assert loaded.malformed == len(lines) == 10 + 1 + 10
+    assert sum(text.endswith("of kept") for text in lines) == 10
+    assert not any(text.endswith("of deleted") for text in lines)
 
 
 def test_a_cell_that_a_growing_log_fills_further_stays_one_entry(logs):

@@ -68,3 +68,16 @@ def test_a_pattern_that_matches_nothing_costs_no_session(tmp_path, capfd):
 def test_loading_needs_no_spark_and_says_what_is_missing(tmp_path, capfd):
     status, _, errors = photon(capfd, "load", "--map", tmp_path, "--into", tmp_path / "map")
     assert (status, "photon logmap build" in errors) == (2, True)
+
+
+def test_a_log_that_is_not_found_is_told(tmp_path, capfd):
+    from eventstore.built_map import FORMAT, BuiltFile, Manifest, identity_digest, write_manifest
+    from eventstore.map_format import identity_of
+
+    log = tmp_path / "logs" / "gone.jsonl"
+    identity = identity_digest(identity_of(Settings()))
+    manifest = Manifest(FORMAT, identity, 512, 1000, 1, [BuiltFile(0, str(log), events=3, malformed=1)])
+    write_manifest(tmp_path, manifest)
+    status, said, errors = photon(capfd, "load", "--map", tmp_path, "--into", tmp_path / "map", "--json")
+    assert (status, json.loads(said)["events"], json.loads(said)["malformed"]) == (0, 0, 0)
+    assert f"{log} is not there, nor under another name in its directory" in errors
