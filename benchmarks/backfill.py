@@ -1,6 +1,7 @@
 """`photon backfill` against a plain Spark join of the same files.
 
     python -m benchmarks.backfill [--queries 10000000] [--clicks 2000000] [--master local[2]] [--dir DIR]
+                                  [--config photon.toml]
 
 The plain join reads the same lines, takes the ids by Spark's own JSON expression, joins, splices the lines
 and writes them: no registry, no dedupe, nothing that would make its output exactly-once. The backfill has a
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--driver-memory", default="4g")
     parser.add_argument("--dir", type=Path, default=Path("bench-out/backfill"))
+    parser.add_argument("--config", help="of the backfill, such as one with joiner.clear_tokens = false")
     parser.add_argument("--plain", nargs=2, metavar=("LOGS", "OUT"), help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("plain", "backfill"), help="one of the two")
     arguments = parser.parse_args()
@@ -58,7 +60,12 @@ def main() -> None:
             ["benchmarks.backfill", "--plain", str(logs), str(fresh(arguments.dir, "plain")), *spark], []
         )
     if arguments.only != "plain":
-        done["photon backfill"] = backfill(logs, fresh(arguments.dir, "backfill"), arguments.dir, spark)
+        done["photon backfill"] = backfill(
+            logs,
+            fresh(arguments.dir, "backfill"),
+            arguments.dir,
+            [*spark, *(["--config", arguments.config] if arguments.config else [])],
+        )
     for name, figures in done.items():
         print(f"{name:<20}" + "".join(f"{what} {value:>8.1f}   " for what, value in figures.items()))
     if len(done) == 2:

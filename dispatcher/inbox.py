@@ -31,6 +31,7 @@ def put(lines: Path, inbox: Path, name: str, partly: Callable[[], None] = lambda
     with storage_errors(temporary):
         make_directory(inbox)
         if final.exists():
+            sync_directory(inbox)  # whoever renamed it may have been killed before this
             return
         with lines.open("rb") as source, temporary.open("wb") as copy:
             shutil.copyfileobj(source, copy)

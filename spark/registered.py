@@ -24,15 +24,13 @@ from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.tokens import parse_token
 from spark.engine.arrow import map_in_arrow
+from spark.engine.options import SCAN_TIMEOUT_S
 from spark.reading.paths import is_uri
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from idregistry.scanning import Scanned
-
-SCAN_TIMEOUT_S: Final = 600.0
-"""Of one shard's scan, what Spark does with the rows meanwhile included."""
 
 SCHEMA: Final = (
     "id binary, time_us long, token binary, address string, incarnation long, token_us long, shard int"
@@ -159,11 +157,13 @@ class Export:
     boundaries: dict[int, int]
 
 
-def write_export(session: SparkSession, addresses: Sequence[str], directory: str) -> int:
+def write_export(
+    session: SparkSession, addresses: Sequence[str], directory: str, timeout_s: float = SCAN_TIMEOUT_S
+) -> int:
     """Keep what the registry holds now as Parquet in a new directory, or a URI for Spark; how many ids."""
     began_us = SystemClock().now_us()
-    registered(session, addresses).write.parquet(f"{directory}/{_IDS}")
-    facts = [(shard, us, began_us) for shard, us in boundaries(addresses).items()]
+    registered(session, addresses, timeout_s).write.parquet(f"{directory}/{_IDS}")
+    facts = [(shard, us, began_us) for shard, us in boundaries(addresses, timeout_s).items()]
     # Written last: an export without it is not whole.
     session.createDataFrame(facts, "shard int, boundary_us long, began_us long").coalesce(1).write.parquet(
         f"{directory}/{_FACTS}"

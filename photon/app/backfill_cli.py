@@ -5,13 +5,14 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from photon.app.console import working
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.engine.options import SparkOptions, spark_options
@@ -30,7 +31,11 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 @click.option("--primary", multiple=True, required=True, metavar="GLOB", help="Primary logs; repeatable.")
 @click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The --out of `photon join`.")
-@click.option("--work", type=click.Path(path_type=Path), help="Work directory of the run (OUT/.photon).")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Work directory of the run; without --registry OUT/.photon, where that is there.",
+)
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
 @click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run.")
 @click.option("--datacenter", default="backfill", show_default=True, help="Names the output's directory.")
@@ -69,6 +74,8 @@ def command(
 
     if not _NAME.fullmatch(datacenter):
         raise UsageError(f"--datacenter '{datacenter}': letters, digits, '.', '_' and '-' only")
+    if work is None and addresses is None and (out / ".photon" / "topology.json").exists():
+        work = out / ".photon"
     settings = _settings(config, work)
     place = Place(out, datacenter)
     _check_apart([*primary, *foreign], place)
@@ -83,7 +90,7 @@ def command(
         from spark.engine.session import open_session
 
         order = Order(primary, foreign, place, output_format, tuple(registry), settings)
-        with _progress():
+        with working("joining"):
             summary = backfill(order, lambda: open_session(_patient(spark)), _tell, _checkpoint)
     _print(summary, place, as_json)
     return 0
@@ -104,8 +111,13 @@ def _abandon(place: "Place", registry: list[str], as_json: bool) -> int:
         closing(RegistryClient(registry, WAIT_S_MAX, SystemClock(), random.Random())) as client,
     ):
         job = place.load()
-        if job is None or job.phase is Phase.DONE:
+        if job is None:
             raise UsageError(f"{place.home}: no unfinished backfill to abandon")
+        if job.phase is Phase.DONE:
+            raise UsageError(
+                f"{place.home}: no unfinished backfill to abandon, this one is done; if joined files were "
+                "lost, `photon recover --gone-for-good` has events joined again whose tokens are not cleared"
+            )
         done = abandon(job, place, client, _tell)
         shutil.rmtree(place.staging, ignore_errors=True)
         place.put_away(job, "abandoned")
@@ -179,11 +191,3 @@ def _print(summary: Mapping[str, Any], place: "Place", as_json: bool) -> None:
         click.echo(f"  {fate:<12}{summary[fate]:>14,}")
     click.echo(f"joined logs:   {place.joined}")
     click.echo(f"dead letters:  {place.letters}")
-
-
-def _progress() -> AbstractContextManager[object]:
-    """Something that moves, on a terminal only."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.status("joining") if console.is_terminal else nullcontext()

@@ -70,7 +70,10 @@ def main(arguments: list[str] | None = None) -> None:
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" (see `{context.command_path} --help`)" if context is not None else ""
-        click.echo(f"photon: {error.format_message()}{where}", err=True)
+        message = error.format_message()
+        if "unexpected extra argument" in message:
+            message += " Put globs in quotes, or the shell makes several arguments of one."
+        click.echo(f"photon: {message}{where}", err=True)
         status = 2
     except click.Abort:
         status = 130

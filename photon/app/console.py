@@ -1,7 +1,8 @@
 """What a person sees: progress on a terminal, the summary, notices. Nothing here decides anything."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -77,6 +78,18 @@ def _make_progress() -> "Progress":
     )
     progress.add_task("starting", total=None, rate="-", pending="-")
     return progress
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Something that moves and says `what`, on a terminal only; and a function to say something else."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield status.update
 
 
 def print_summary(summary: Mapping[str, Any]) -> None:

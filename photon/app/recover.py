@@ -4,7 +4,7 @@ In this order, which is what makes it safe:
 
 1. finish the plans that an earlier run left;
 2. read registry and joined logs: whose tokens are on events that stand nowhere;
-3. fence those incarnations whose lease is over; the others are left alone;
+3. of those that an output tells of, fence whose lease is over; the others are left alone;
 4. only then read the joined logs again, and take of it what the fenced incarnations have lost;
 5. write that down, durably, with the events' lines (photon.app.recover_plans);
 6. release the ids by compare-and-delete on their tokens;
@@ -22,9 +22,10 @@ plan, which the next run finishes; 6 and 7 may be done any number of times.
 **A zombie** (stopped, its lease over) that goes on before 3 gets its lease again, and is not fenced. After 3,
 wherever it stood: it is refused what it registers; it drops what it had registered and not written; it takes
 back what it wrote. If that was seen in 4, its events are found missing by the next run. Where its locks are
-free it has ended: recovery holds them from before 4, so that 4 sees all that it will ever have written, the
-same in every root. Where they are held it may stand anywhere, and the above is all there is: killed, from
-outside, just between writing and taking back, it leaves lines that 4 did not see.
+free it has ended, and 4, during which recovery holds them, sees all that it will ever have written. Where
+they are held it may stand anywhere, and the above is all there is: killed, from outside, just between writing
+and taking back, it leaves lines that 4 did not see. A line counts in whatever root it stands; what stands in
+some of them only is taken back by that joiner's next start, and found missing by the next run.
 """
 
 import time
@@ -36,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from photon.app.recover_joiners import ended_joiners, missing_files
+from photon.app.recover_joiners import ended_joiners, missing_files, named_lives
 from photon.app.recover_plans import Plan, Plans
 from photon.app.recover_registry import Registry, ask_lives, fence, release
 from photon.app.recover_rules import (
@@ -45,30 +46,31 @@ from photon.app.recover_rules import (
     Report,
     Step,
     after_release,
+    events_of,
     fenced_now,
     notes_of,
     refusal,
     reread_refusal,
     seen_again,
+    taken,
 )
 from photon.core.clock import Clock
-from photon.core.fates import Released
-from photon.core.tokens import parse_token
 from spark.recovery.losses import LostEvents, Survey
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """What was asked for. `outs`: directories of this machine with joined/ in them, every root of every
-    datacenter; `plans`: where plans are kept; `gone`: what is not there is gone for good."""
+    datacenter; `plans`: where plans are kept; `gone`: what is not there is gone for good; `settle_s`: what is
+    younger is not lost while its incarnation lives."""
 
     outs: Sequence[Path]
     work: Path | None
     inbox: Path
     plans: Path
-    batch_lines_max: int
     apply: bool = False
     gone: bool = False
+    settle_s: float = SETTLE_S
 
 
 class Reading(Protocol):
@@ -111,7 +113,7 @@ def recover(
     run = _Run(job, registry, clock, tell, checkpoint, sleep)
     with ExitStack() as held:
         finished = run.finish_left(held) if job.apply else 0
-        report = run.recover(reading, held)
+        report = run.recover(reading)
         return replace(report, plans_finished=finished, recovered=run.recovered)
 
 
@@ -144,20 +146,21 @@ class _Run:
             self._finish(plan)
         return len(left)
 
-    def recover(self, reading: Reading, held: ExitStack) -> Report:
+    def recover(self, reading: Reading) -> Report:
         job = self._job
         missing = missing_files(job.outs)
         doubtful_us = max((file.closed_us + CLOSING_US for file in missing), default=-1)
         self._tell("reading the registry and the joined logs")
-        survey = reading.survey(self._clock.now_us() - int(SETTLE_S * 1e6), doubtful_us)
-        lives = ask_lives(self._registry, survey.losses)
+        survey = reading.survey(self._clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
+        # After the survey: a life is told of before anything is registered for it.
+        lives = ask_lives(self._registry, survey.losses, named_lives(job.outs), job.gone)
         self._checkpoint("surveyed")
         names = [file.file for file in missing]
         refused = refusal(survey, lives, names, job.gone)
         left = 0 if job.apply else self._plans.count()
         notes = notes_of(survey, left)
         report = Report(job.apply, survey, lives, str(job.inbox), refused, notes=notes, plans_left=left)
-        wanted = [one for one in lives if not one.loss.is_backfill]
+        wanted = [one for one in lives if one.wanted]
         if not job.apply or refused is not None or not wanted:
             return report
         self._tell(f"fencing {len(wanted)} incarnations, or waiting for their leases to run out")
@@ -168,17 +171,17 @@ class _Run:
         fenced = [one.loss.incarnation for one in lives if one.recoverable]
         if not fenced or report.refused is not None:
             return report
-        return self._after_the_fence(reading, held, fenced, {*names}, report)
+        return self._after_the_fence(reading, fenced, {*names}, report)
 
     def _after_the_fence(
-        self, reading: Reading, held: ExitStack, fenced: list[int], missing: set[str], report: Report
+        self, reading: Reading, fenced: list[int], missing: set[str], report: Report
     ) -> Report:
         job = self._job
-        tails = held.enter_context(ended_joiners(job.work, job.outs, job.batch_lines_max))
-        self._checkpoint("tails mended")
-        self._tell("reading the joined logs again, and the inputs")
-        lost = reading.lost(fenced)
-        self._checkpoint("read again")
+        with ended_joiners(job.work, job.outs) as tails:
+            self._checkpoint("tails mended")
+            self._tell("reading the joined logs again, and the inputs")
+            lost = reading.lost(fenced)
+            self._checkpoint("read again")
         taken_away = sorted({file.file for file in missing_files(job.outs)} - missing)
         refused = reread_refusal(lost.untold, taken_away)
         if refused is not None:
@@ -189,8 +192,7 @@ class _Run:
             plan = self._plans.write(events, job.inbox, self._checkpoint)
             self._checkpoint("planned")
             self._finish(plan)
-            for token, count in zip(plan.tokens, plan.counts, strict=True):
-                done[parse_token(token).incarnation] += count
+            done += events_of(plan.ids, plan.tokens, plan.counts)
         return replace(
             report,
             held=[seen_again(one, lost.missing, done) if one.recoverable else one for one in report.held],
@@ -210,6 +212,6 @@ class _Run:
             self._checkpoint("injected")
         self._plans.forget(plan)
         self._checkpoint("forgotten")
-        taken = outcomes.count(Released.OTHER)
-        self.recovered += len(outcomes) - taken
-        self.taken += taken
+        others = taken(plan.ids, outcomes)
+        self.recovered += plan.events - others
+        self.taken += others

@@ -3,19 +3,19 @@
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from photon.app.console import working
 from photon.app.topology import Topology, read_topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, load_settings
-from spark.engine.options import SparkOptions, spark_options
+from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
     from photon.app.recover import Job
@@ -39,6 +39,7 @@ class Options:
     apply: bool
     gone: bool
     details: str
+    scan_timeout: float
     as_json: bool
 
 
@@ -65,9 +66,11 @@ class Options:
     "--gone-for-good",
     "gone",
     is_flag=True,
-    help="What is not in the outputs is deleted, not moved: join it again, were it much.",
+    help="What is not in the outputs is deleted, not moved, and no other output was written to: join it "
+    "again, were it much, or a backfill's.",
 )
 @click.option("--details", default="", metavar="DIR", help="Write every id that is missing there (Parquet).")
+@scan_timeout_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
 @spark_options
 def command(spark: SparkOptions, **given: Any) -> int:
@@ -79,10 +82,10 @@ def command(spark: SparkOptions, **given: Any) -> int:
     from spark.engine.requirements import check_requirements
 
     options = Options(**given)
-    topology = None if options.work is None else read_topology(options.work / "topology.json")
+    topology = None if options.work is None else _topology(options.work)
     settings = _settings(options, topology)
     outs = _outs(options, topology, settings)
-    job = _job(options, topology, settings, outs)
+    job = _job(options, topology, outs)
     check_requirements()
     from spark.reading.paths import check_new, input_paths
     from spark.recovery.joined_keys import check_told
@@ -92,7 +95,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     if options.details:
         check_new(options.details)
     began = time.monotonic()
-    with _progress() as tell, registry_addresses(options.work, options.registry) as addresses:
+    with working("starting") as tell, registry_addresses(options.work, options.registry) as addresses:
         report = _run(job, settings, options, outs, addresses, spark, tell)
     seconds = round(time.monotonic() - began, 2)
     if options.as_json:
@@ -123,11 +126,24 @@ def _run(
     try:
         registry.configuration()  # before Spark starts: it may not answer
         with open_session(spark) as session:
-            sources = Sources(options.foreign, outs, addresses)
+            sources = Sources(options.foreign, outs, addresses, options.scan_timeout)
             reading = SparkReading(session, sources, settings, options.details)
             return recover(job, registry, reading, clock, tell)
     finally:
         registry.close()
+
+
+def _topology(work: Path) -> Topology:
+    """UsageError if it is another run's: the one of which this was copied would get the events."""
+    topology = read_topology(work / "topology.json")
+    for pipeline in topology.pipelines:
+        if not Path(pipeline.directory).resolve().is_relative_to(work.resolve()):
+            raise UsageError(
+                f"{work / 'topology.json'}: its datacenter {pipeline.datacenter} lies in "
+                f"{pipeline.directory}, not under {work}: this run was copied or moved; name the --work "
+                "where it runs, or move it back"
+            )
+    return topology
 
 
 def _settings(options: Options, topology: Topology | None) -> Settings:
@@ -161,7 +177,7 @@ def _absolute(out: str) -> str:
     return out if is_uri(out) else str(Path(out).absolute())
 
 
-def _job(options: Options, topology: Topology | None, settings: Settings, outs: Sequence[str]) -> "Job":
+def _job(options: Options, topology: Topology | None, outs: Sequence[str]) -> "Job":
     from photon.app.recover import Job
     from spark.reading.paths import is_uri
 
@@ -172,7 +188,6 @@ def _job(options: Options, topology: Topology | None, settings: Settings, outs: 
         work=None if options.work is None else options.work.absolute(),
         inbox=inbox,
         plans=plans,
-        batch_lines_max=settings.dispatcher.batch_events_max,
         apply=options.apply,
         gone=options.gone,
     )
@@ -194,16 +209,3 @@ def _inbox(options: Options, topology: Topology | None) -> Path:
         return Path()
     name = options.datacenter or topology.pipelines[0].datacenter
     return Path(topology.pipeline(name).directory) / "dispatcher" / "inbox"
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Something that moves, on a terminal only."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: None
-        return
-    with console.status("starting") as status:
-        yield status.update

@@ -1,8 +1,9 @@
 """The joiners whose directories and output roots are on this machine, as recovery finds them (paper 3.3.3).
 
-Where the locks of a joiner are free its process has ended, and nothing can come back: while recovery holds
-them, it takes off what a crash left at the end of the joined log, as that joiner's own next start would. A
-joiner whose locks are held is left alone: its lease is what keeps it from writing.
+Where the locks of a joiner are free its process has ended: while recovery holds them, it takes off the
+unfinished line that a crash left at the end of a joined log, as that joiner's own next start would. A joiner
+whose locks are held is left alone: its lease is what keeps it from writing. What stands in some of the roots
+only is for that joiner's start to take back; until then it stands there.
 """
 
 import contextlib
@@ -14,45 +15,38 @@ from pathlib import Path
 from typing import Final
 
 from joiner.manifest import Manifest
-from joiner.output_files import MANIFEST, CompleteFile, complete_files
-from joiner.tails import common_end, cut_file
+from joiner.output_files import MANIFEST, CompleteFile, complete_files, read_lives
 from photon.core.disk import DirectoryLock, storage_errors
 from photon.core.errors import LockedError
-from photon.core.logwriter import LogPosition, RotatingLog
+from photon.core.logwriter import RotatingLog
 
 _DIRECTORY: Final = re.compile(r"joiner(-\d+)?")
 _NEVER: Final = 1 << 62
-_BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(slots=True)
 class Tails:
-    """What was done to the ends of joined logs, and what could not be."""
+    """What was done to the ends of joined logs."""
 
     ended: list[str] = field(default_factory=list)
     """Joiners whose locks are held by recovery."""
     running: list[str] = field(default_factory=list)
     """The others: they run, or stand still, or are on another machine."""
     torn_bytes: int = 0
-    levelled_bytes: int = 0
-    unequal: list[str] = field(default_factory=list)
-    """Files that differ between roots by more than a crash leaves."""
 
     def notes(self) -> list[str]:
-        found = [f"{path} differs between output roots by more than a crash leaves" for path in self.unequal]
-        if cut := self.torn_bytes + self.levelled_bytes:
-            found.append(
-                f"took {cut} bytes off the ends of joined logs whose joiner has ended: unfinished lines, and "
-                "lines that stood in some of the output roots only"
-            )
-        return found
+        if not self.torn_bytes:
+            return []
+        return [
+            f"took {self.torn_bytes} bytes of unfinished lines off the ends of joined logs whose joiner has "
+            "ended"
+        ]
 
 
 @contextlib.contextmanager
-def ended_joiners(work: Path | None, outs: Sequence[Path], batch_lines_max: int) -> Iterator[Tails]:
-    """Hold the locks of all that have ended, with whole lines only, and the same in each root, at the ends of
-    their logs. `outs`: directories with joined/ in them. A crash leaves one batch in some of the roots at
-    most. StorageError, CorruptStateError."""
+def ended_joiners(work: Path | None, outs: Sequence[Path]) -> Iterator[Tails]:
+    """Hold the locks of all that have ended, with whole lines only at the ends of their logs. `outs`:
+    directories with joined/ in them. StorageError, CorruptStateError."""
     tails = Tails()
     with contextlib.ExitStack() as held:
         for stem, directories in sorted(_stems(outs).items()):
@@ -62,8 +56,14 @@ def ended_joiners(work: Path | None, outs: Sequence[Path], batch_lines_max: int)
                 tails.running.append(stem)
                 continue
             tails.ended.append(stem)
-            _mend(manifests, stem, directories, batch_lines_max, tails)
+            first = max(manifest.next_number for manifest in manifests)
+            tails.torn_bytes += sum(_cut_torn(directory, stem, first) for directory in directories)
         yield tails
+
+
+def named_lives(outs: Sequence[Path]) -> set[int]:
+    """The incarnations that any of the outputs tells of. Each is there before it registers anything."""
+    return {incarnation for directory in _datacenters(outs) for incarnation in read_lives(directory)}
 
 
 def missing_files(outs: Sequence[Path]) -> list[CompleteFile]:
@@ -118,51 +118,12 @@ def _locked(
         return manifests
 
 
-def _mend(
-    manifests: Sequence[Manifest], stem: str, directories: Sequence[Path], lines_max: int, tails: Tails
-) -> None:
-    first = max(manifest.next_number for manifest in manifests)
-    with contextlib.ExitStack() as opened:
-        logs = []
-        for directory in directories:
-            log = RotatingLog(directory, stem, _NEVER, first=first)
-            opened.callback(log.close)
-            logs.append(log)
-            tails.torn_bytes += log.cut_torn_line()
-        end = common_end(logs, LogPosition(first, 0)) if len(logs) > 1 else None
-        if end is not None:
-            _level(logs, end, lines_max, tails)
-        for log in logs:
-            log.sync()  # what is read now shall be there after a power cut
-
-
-def _level(logs: Sequence[RotatingLog], end: LogPosition, lines_max: int, tails: Tails) -> None:
-    """Cut what some roots have beyond their common end, if a crash can have left it."""
-    more = [
-        (log, path, end.offset if number == end.file else 0)
-        for log in logs
-        for number in log.file_numbers()
-        if number >= end.file
-        and (path := log.path(number)).stat().st_size > (end.offset if number == end.file else 0)
-    ]
-    shorter = [log for log in logs if all(log is not longer for longer, _, _ in more)]
-    last = {path.name for _, path, _ in more}
-    lines = max((_count_lines(path, start) for _, path, start in more), default=0)
-    if more and (not shorter or len(last) > 1 or lines > lines_max or not _have(shorter, last)):
-        tails.unequal.append(str(more[0][1]))
-        return
-    tails.levelled_bytes += sum(cut_file(path, start) for _, path, start in more)
-
-
-def _have(logs: Sequence[RotatingLog], names: set[str]) -> bool:
-    """All roots go to a new file before a line is written to any of them: one that is missing was deleted."""
-    return all((log.directory / name).exists() for log in logs for name in names)
-
-
-def _count_lines(path: Path, start: int) -> int:
-    count = 0
-    with storage_errors(path), path.open("rb", buffering=0) as file:
-        file.seek(start)
-        while block := file.read(_BLOCK_BYTES):
-            count += block.count(b"\n")
-    return count
+def _cut_torn(directory: Path, stem: str, first: int) -> int:
+    """Bytes cut; `first`: the file after the complete ones."""
+    log = RotatingLog(directory, stem, _NEVER, first=first)
+    try:
+        cut = log.cut_torn_line()
+        log.sync()  # what is read now shall be there after a power cut
+        return cut
+    finally:
+        log.close()

@@ -19,6 +19,7 @@ from typing import Final, Self
 import msgspec
 
 from dispatcher.inbox import RECOVERED, put
+from photon.core.columns import split_ids
 from photon.core.disk import (
     DirectoryLock,
     make_directory,
@@ -48,8 +49,9 @@ class Plan(msgspec.Struct, frozen=True):
     size: int
 
     @property
-    def count(self) -> int:
-        return sum(self.counts)
+    def events(self) -> int:
+        """Distinct ids: one whose lines tell several times stands there with each of them."""
+        return len({*split_ids(self.ids)})
 
     @property
     def inbox_name(self) -> str:
@@ -139,7 +141,8 @@ class Plans:
             plan = msgspec.json.decode(data, type=Plan)
         except msgspec.DecodeError as error:
             raise CorruptStateError(f"{path}: no plan of recovery ({error}); {_MEND}") from error
-        if plan.name != path.stem or len(plan.ids) != 16 * plan.count or len(plan.times) != 8 * plan.count:
+        rows = sum(plan.counts)
+        if plan.name != path.stem or len(plan.ids) != 16 * rows or len(plan.times) != 8 * rows:
             raise CorruptStateError(f"{path}: not the plan that was written; {_MEND}")
         self._check(path.with_suffix(_LINES), plan)
         return plan

@@ -1,6 +1,6 @@
 """What recovery asks of the registry: leases, fences, releases (paper 3.3.3)."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from photon.app.recover_plans import Plan
@@ -32,11 +32,12 @@ class Registry(Protocol):
     ) -> bytes: ...
 
 
-def ask_lives(registry: Registry, losses: Sequence[Loss]) -> list[Held]:
-    """Without changing anything. UnavailableError."""
+def ask_lives(registry: Registry, losses: Sequence[Loss], named: Container[int], gone: bool) -> list[Held]:
+    """Without changing anything. `named`, `gone`: recover_rules.life_of. UnavailableError."""
     states = registry.incarnations([loss.incarnation for loss in losses]) if losses else []
     return [
-        life_of(loss, state.fenced, state.expires_in_s) for loss, state in zip(losses, states, strict=True)
+        life_of(loss, state.fenced, state.expires_in_s, loss.incarnation in named, gone)
+        for loss, state in zip(losses, states, strict=True)
     ]
 
 

@@ -4,12 +4,16 @@ An event is lost when it is registered with a token and stands in no joined log.
 nobody can write it under that token any more: when the token's incarnation is fenced.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
+from itertools import chain, repeat
 from typing import Any, Final
 
+from photon.core.columns import split_ids
 from photon.core.fates import Released
+from photon.core.tokens import parse_token
 from spark.recovery.losses import Loss, Survey
 
 SETTLE_S: Final = 60.0
@@ -22,7 +26,7 @@ CLOSING_US: Final = 600_000_000
 
 
 class Life(StrEnum):
-    """Of an incarnation, as far as recovery may know."""
+    """Of an incarnation: what recovery may do with it."""
 
     ALIVE = "alive"
     """Its lease runs."""
@@ -30,7 +34,9 @@ class Life(StrEnum):
     """Its lease is over, so it can be fenced."""
     FENCED = "fenced"
     BACKFILL = "backfill"
-    """A backfill's: its own rerun, or its --abandon, ends what it left."""
+    """A backfill's: its own rerun, or its --abandon, ends what it left; fenced, it can do neither."""
+    UNNAMED = "unnamed"
+    """No output that was named tells of it: what it registered may stand in one that was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +54,22 @@ class Held:
         return self.loss.lost + (self.loss.young if self.life in (Life.OVER, Life.FENCED) else 0)
 
     @property
+    def wanted(self) -> bool:
+        """To be fenced, once its lease is over."""
+        return self.life in (Life.ALIVE, Life.OVER, Life.FENCED) and self.lost > 0
+
+    @property
     def recoverable(self) -> bool:
         return self.life in (Life.OVER, Life.FENCED) and self.lost > 0
 
 
-def life_of(loss: Loss, fenced: bool, expires_in_s: float) -> Held:
-    """From what the registry says of the incarnation."""
-    if loss.is_backfill:
+def life_of(loss: Loss, fenced: bool, expires_in_s: float, named: bool, gone: bool) -> Held:
+    """From what the registry says of the incarnation. `named`: an output that was named tells of it; `gone`:
+    the user says that what is not there is gone."""
+    if loss.is_backfill and not gone:
         return Held(loss, Life.BACKFILL, expires_in_s)
+    if not named and not gone:
+        return Held(loss, Life.UNNAMED, expires_in_s)
     if fenced:
         return Held(loss, Life.FENCED)
     return Held(loss, Life.ALIVE if expires_in_s > 0 else Life.OVER, expires_in_s)
@@ -122,6 +136,18 @@ def after_release(outcomes: bytes) -> Step:
     if not {*outcomes} <= {Released.RELEASED, Released.ABSENT, Released.OTHER}:
         return Step.RELEASE
     return Step.FORGET if {*outcomes} <= {Released.OTHER} else Step.INJECT
+
+
+def taken(ids: bytes, outcomes: bytes) -> int:
+    """How many of a plan's ids are another's by now, whatever the time that they were asked for with."""
+    left = {one for one, outcome in zip(split_ids(ids), outcomes, strict=True) if outcome != Released.OTHER}
+    return len({*split_ids(ids)} - left)
+
+
+def events_of(ids: bytes, tokens: Sequence[bytes], counts: Sequence[int]) -> Counter[int]:
+    """Incarnation -> how many distinct ids of a plan its tokens hold."""
+    runs = chain.from_iterable(map(repeat, tokens, counts))
+    return Counter(parse_token(token).incarnation for token, _ in {*zip(runs, split_ids(ids), strict=True)})
 
 
 # --- the report

@@ -60,7 +60,16 @@ def _sums(report: Report) -> list[str]:
 def _advice(one: Held) -> str:
     name = f"{one.loss.address} ({one.loss.incarnation:016x})"
     if one.life is Life.BACKFILL:
-        return f"{name} is a backfill's: run it again, or with --abandon"
+        return (
+            f"{name} is a backfill's: run that again, or with --abandon, if it is not done, or say "
+            "--gone-for-good to take these events from it"
+        )
+    if one.life is Life.UNNAMED:
+        return (
+            f"{name}: its output is not named, or gone, or made before outputs told who wrote to them "
+            "(.lives): name every one with --out, of every datacenter, or say --gone-for-good if what is not "
+            "there is deleted"
+        )
     if one.life is Life.ALIVE:
         lease = f"its lease runs for {one.lease_s:.1f} s"
         return f"{name} is alive, {lease}: stop or restart that joiner, then run again"

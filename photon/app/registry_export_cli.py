@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from photon.app.borrowed_registry import registry_addresses
-from spark.engine.options import SparkOptions, spark_options
+from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
 
 
 @click.command("export")
@@ -16,8 +16,11 @@ from spark.engine.options import SparkOptions, spark_options
     help="Work directory of the run (OUT/.photon); of one that is over the replicas are started meanwhile.",
 )
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
+@scan_timeout_option
 @spark_options
-def export(directory: str, work: Path | None, addresses: str | None, spark: SparkOptions) -> None:
+def export(
+    directory: str, work: Path | None, addresses: str | None, scan_timeout: float, spark: SparkOptions
+) -> None:
     """Keep what all shards hold now as Parquet in DIR, a new directory or a URI for Spark (needs Java)."""
     from spark.engine.session import check_requirements, open_session, spark_failures
 
@@ -27,5 +30,5 @@ def export(directory: str, work: Path | None, addresses: str | None, spark: Spar
 
     check_new(directory, "DIR")
     with registry_addresses(work, addresses) as known, open_session(spark) as session, spark_failures():
-        ids = write_export(session, known, directory)
+        ids = write_export(session, known, directory, scan_timeout)
     click.echo(f"{ids:,} ids in {directory}")

@@ -5,22 +5,23 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from photon.app.borrowed_registry import registry_addresses
+from photon.app.console import working
 from photon.app.registry_cli import parse_time_us
 from photon.app.topology import read_topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import load_settings
-from spark.engine.options import SparkOptions, spark_options
+from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
+from spark.verification.verdicts import SETTLE_S
 
 _PROBE_S: Final = 2.0
-_SETTLE_S: Final = 60.0
 
 
 @click.command("verify")
@@ -44,13 +45,14 @@ _SETTLE_S: Final = 60.0
 @click.option(
     "--settle",
     type=click.FloatRange(min=0),
-    default=_SETTLE_S,
+    default=SETTLE_S,
     show_default=True,
     metavar="SECONDS",
     help="What was registered so shortly before is in flight, not lost.",
 )
 @click.option("--details", default="", metavar="DIR", help="Write every id and its verdict there (Parquet).")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@scan_timeout_option
 @spark_options
 def command(
     foreign: tuple[str, ...],
@@ -65,6 +67,7 @@ def command(
     settle: float,
     details: str,
     as_json: bool,
+    scan_timeout: float,
     spark: SparkOptions,
 ) -> int:
     """Check that every foreign event came out once, with the right primary event, or see what became of it.
@@ -88,12 +91,25 @@ def command(
         None if start is None else parse_time_us(start, "--from"),
         None if end is None else parse_time_us(end, "--to"),
     )
-    question = Question(foreign, out, primary, details, export=export, span=span, settle_s=settle)
-    question.check()
     if export and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")
+    question = Question(
+        foreign,
+        out,
+        primary,
+        details,
+        export=export,
+        span=span,
+        settle_s=settle,
+        scan_timeout_s=scan_timeout,
+    )
+    question.check()
     began = time.monotonic()
-    with _progress(), _registry(work, registry, export, out) as addresses, open_session(spark) as session:
+    with (
+        working("verifying"),
+        _registry(work, registry, export, out) as addresses,
+        open_session(spark) as session,
+    ):
         report = verify(session, replace(question, registry=tuple(addresses)), settings)
     document: dict[str, Any] = {**report.as_document(), "seconds": round(time.monotonic() - began, 2)}
     if as_json:
@@ -131,11 +147,3 @@ def _running(topology: Path) -> list[str]:
             client.directory()
         return addresses
     return []
-
-
-def _progress() -> AbstractContextManager[object]:
-    """Something that moves, on a terminal only."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    return console.status("verifying") if console.is_terminal else nullcontext()

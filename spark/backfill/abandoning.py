@@ -123,7 +123,14 @@ def _release(
         Token(holder.address, holder.incarnation, job.begun_us + int(number)).pack() for number in numbers
     ]
     outcomes = client.release(ids, times, tokens, counts.tolist())
-    return outcomes.count(Released.RELEASED)
+    released = outcomes.count(Released.RELEASED)
+    left = len(outcomes) - released - outcomes.count(Released.ABSENT) - outcomes.count(Released.OTHER)
+    if left:
+        raise UnavailableError(
+            f"shard {shard} of the registry did not release {left} of {len(outcomes)} ids, as if it had not "
+            "heard of the fence; run the same command again"
+        )
+    return released
 
 
 def _routed(configuration: Configuration, shard: int, ids: bytes, times_us: npt.NDArray[np.int64]) -> bytes:

@@ -5,13 +5,12 @@ file that it left is never published, for the driver takes the files of the atte
 An id is asked for once in an attempt: a second time it would be won again.
 """
 
-import random
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -20,27 +19,24 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.client import RegistryClient
 from joiner import rules
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.output_files import LINES
-from photon.core.clock import SystemClock
-from photon.core.columns import join_lines, split_ids, take_ids, take_times
-from photon.core.errors import FencedError, UnavailableError
+from photon.core.columns import join_lines, split_ids
+from photon.core.errors import FencedError
 from photon.core.fates import Committed, Fate, Joined, Registered
 from photon.core.ids import ID_BYTES
 from photon.core.logwriter import DeadLetter, dead_letter_lines
 from photon.core.settings import Settings
 from photon.core.tokens import Token
+from spark.backfill.asking import patiently, registry_client
+from spark.backfill.events import Foreign, Primaries, foreign_events
 from spark.backfill.rows import Kind, file_and_offset, kinds_of
 from spark.backfill.staging import Staged, StagedFile
 
 COMMITS_IN_FLIGHT_MAX: Final = 2
 """Of a task; the registry works on one while the next is adapted."""
-PATIENCE_S: Final = 300.0
-"""So long a task asks a registry that does not answer; then it fails, and Spark may try it again."""
-_PAUSE_S_MAX: Final = 5.0
 _FENCED: Final = bytes([Committed.FENCED])
 
 NO_PRIMARY: Final = "no primary event in the logs"
@@ -96,51 +92,21 @@ def join_bucket(batches: Iterable[Any], work: Work) -> Iterator[BucketResult]:
             yield task.end()
 
 
+_Repeat = tuple[bytes, int, bytes]
+"""Id, place, line."""
+
+
 @dataclass(slots=True)
 class _Asked:
-    """Candidates on their way to the registry; `lines` are joined."""
+    """Candidates on their way to the registry; `lines` are joined. `repeats`: events of these ids, or of ids
+    asked for before, that stood in the logs again."""
 
     committed: Future[bytes]
     ids: bytes
     lines: bytes
     events: list[bytes]
     places: npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class _Foreign:
-    """N foreign events in columns."""
-
-    keys: list[bytes]
-    ids: bytes
-    times: bytes
-    places: npt.NDArray[np.int64]
-    lines: list[bytes]
-
-    def take(self, rows: npt.NDArray[np.intp]) -> "_Foreign":
-        chosen = rows.tolist()
-        return _Foreign(
-            list(map(self.keys.__getitem__, chosen)),
-            take_ids(self.ids, rows),
-            take_times(self.times, rows),
-            self.places[rows],
-            list(map(self.lines.__getitem__, chosen)),
-        )
-
-
-@dataclass(slots=True)
-class _Primaries:
-    """The primary lines of the bucket by id; of an id that stands twice the first line counts."""
-
-    keys: list[bytes] = field(default_factory=list)
-    lines: list[bytes] = field(default_factory=list)
-    known: dict[bytes, bytes] | None = None
-
-    def by_id(self) -> dict[bytes, bytes]:
-        if self.known is None:
-            self.known = dict(zip(reversed(self.keys), reversed(self.lines), strict=True))
-            self.keys, self.lines = [], []
-        return self.known
+    repeats: list[_Repeat]
 
 
 class _Task:
@@ -150,16 +116,15 @@ class _Task:
         self.bucket = bucket
         self._work = work
         self._token = work.token(bucket)
-        self._client = _client(work)
+        self._client = registry_client(work.registry, work.settings)
         opened.callback(self._client.close)
         self._pool = opened.enter_context(ThreadPoolExecutor(COMMITS_IN_FLIGHT_MAX))
         adapter = work.settings.adapter
         self._adapter = BatchAdapter(load_adapter(adapter.use, adapter.field))
-        self._primaries = _Primaries()
+        self._primaries = Primaries()
         self._asked: deque[_Asked] = deque()
         self._seen: set[bytes] = set()
         self._expired: set[bytes] = set()
-        self._repeats: list[tuple[bytes, int, bytes]] = []  # id, place, line
         self._fates: Counter[Fate] = Counter()
         self._primary_events = 0
         self._opened_us = time.time_ns() // 1000
@@ -186,19 +151,13 @@ class _Task:
                 elif kind is Kind.PRIMARY_MALFORMED:
                     self._malformed(part, self._primary_letters)
                 elif kind is Kind.FOREIGN:
-                    self._join(_foreign(part))
+                    self._join(foreign_events(part))
                 else:
                     self._fates[Fate.MALFORMED] += len(part)
                     self._malformed(part, self._letters)
 
     def end(self) -> BucketResult:
-        while self._asked:
-            self._settle()
-        for key, place, line in self._repeats:
-            if key in self._expired:
-                self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, line, place)
-            else:
-                self._fates[Fate.DUPLICATE] += 1
+        self._settle_all()
         joined = self._joined.close(self._work.as_parquet)
         return BucketResult(
             self.bucket,
@@ -214,7 +173,7 @@ class _Task:
 
     # --- joining
 
-    def _join(self, events: _Foreign) -> None:
+    def _join(self, events: Foreign) -> None:
         primaries = list(map(self._primaries.by_id().get, events.keys))
         if None in primaries:
             found = np.fromiter((primary is not None for primary in primaries), np.bool_, len(primaries))
@@ -228,21 +187,24 @@ class _Task:
             events = events.take(np.asarray(adapted.rows, np.intp))
         self._register(events, adapted.lines)
 
-    def _register(self, events: _Foreign, lines: bytes) -> None:
+    def _register(self, events: Foreign, lines: bytes) -> None:
         ids = split_ids(events.ids)
+        repeats: list[_Repeat] = []
         if len(set(ids)) < len(ids) or not self._seen.isdisjoint(ids):
             new = np.fromiter(self._first_times(ids), np.bool_, len(ids))
             for row in np.flatnonzero(~new).tolist():
-                self._repeats.append((ids[row], int(events.places[row]), events.lines[row]))
+                repeats.append((ids[row], int(events.places[row]), events.lines[row]))
             events, lines = events.take(np.flatnonzero(new)), rules.take_lines(lines, new)
         else:
             self._seen.update(ids)
         if not events.lines:
+            self._settle_all()
+            self._repeated(repeats)
             return
         if len(self._asked) >= COMMITS_IN_FLIGHT_MAX:
             self._settle()
         committed = self._pool.submit(self._commit, events.ids, events.times)
-        self._asked.append(_Asked(committed, events.ids, lines, events.lines, events.places))
+        self._asked.append(_Asked(committed, events.ids, lines, events.lines, events.places, repeats))
 
     def _first_times(self, ids: Iterable[bytes]) -> Iterator[bool]:
         for key in ids:
@@ -250,7 +212,11 @@ class _Task:
             self._seen.add(key)
 
     def _commit(self, ids: bytes, times: bytes) -> bytes:
-        return _patiently(lambda: self._client.commit(ids, times, self._token))
+        return patiently(lambda: self._client.commit(ids, times, self._token))
+
+    def _settle_all(self) -> None:
+        while self._asked:
+            self._settle()
 
     def _settle(self) -> None:
         """Take the oldest answer, write what was won."""
@@ -265,12 +231,21 @@ class _Task:
             self._expired.add(asked.ids[row * ID_BYTES : (row + 1) * ID_BYTES])
             self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, asked.events[row], int(asked.places[row]))
         self._joined.write(rules.winning_lines(committed, asked.lines), outcomes.count(Joined.JOINED))
+        self._repeated(asked.repeats)
+
+    def _repeated(self, repeats: list[_Repeat]) -> None:
+        """Events whose ids were asked for, and answered."""
+        for key, place, line in repeats:
+            if key in self._expired:
+                self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, line, place)
+            else:
+                self._fates[Fate.DUPLICATE] += 1
 
     # --- what is not joined
 
-    def _without_primary(self, events: _Foreign) -> None:
+    def _without_primary(self, events: Foreign) -> None:
         """An event whose primary another pipeline found is a duplicate here."""
-        registered = _patiently(lambda: self._client.lookup(events.ids, events.times))
+        registered = patiently(lambda: self._client.lookup(events.ids, events.times))
         for row, (key, known) in enumerate(zip(split_ids(events.ids), registered, strict=True)):
             if known == Registered.EXPIRED:
                 self._letter(Fate.EXPIRED, rules.EXPIRED_REASON, events.lines[row], int(events.places[row]))
@@ -291,32 +266,3 @@ class _Task:
     def _dead(self, fate: Fate, reason: str, line: bytes, place: int) -> DeadLetter:
         number, offset = file_and_offset(place)
         return DeadLetter(fate, reason, line, self._work.names[number], offset)
-
-
-def _foreign(part: Any) -> _Foreign:
-    return _Foreign(
-        part.column("key").to_pylist(),
-        b"".join(part.column("id").to_pylist()),
-        part.column("time_us").to_numpy(zero_copy_only=False).astype("<i8").tobytes(),
-        part.column("place").to_numpy(),
-        part.column("line").to_pylist(),
-    )
-
-
-def _client(work: Work) -> RegistryClient:
-    timeout_s = work.settings.registry.request_timeout_s
-    return RegistryClient(list(work.registry), timeout_s, SystemClock(), random.Random())
-
-
-def _patiently(ask: Any) -> bytes:
-    """The answer, asked for again (with the same token) while the registry is away."""
-    deadline, pause_s = time.monotonic() + PATIENCE_S, 0.1
-    while True:
-        try:
-            answer: bytes = ask()
-            return answer
-        except UnavailableError:
-            if time.monotonic() + pause_s > deadline:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)

@@ -43,15 +43,19 @@ class Publisher:
         make_directory(self.place.joined)
         make_directory(self.place.letters)
         with closing(Manifest(self.place.joined, STEM)) as manifest:
-            for result in self.job.results:
-                listed = self.job.joined_name(result.bucket) in manifest.listed
-                if not listed:
-                    self._publish_letters(result)
-                if result.joined is not None and not listed:
+            left = [
+                result
+                for result in self.job.results
+                if self.job.joined_name(result.bucket) not in manifest.listed
+            ]
+            for result in left:
+                self._publish_letters(result)
+            with storage_errors(self.place.letters):
+                sync_directory(self.place.letters)  # the letters of a listed bucket are not looked at again
+            for result in left:
+                if result.joined is not None:
                     self._publish_joined(result, result.joined, manifest)
                     self.checkpoint("listed")
-        with storage_errors(self.place.letters):
-            sync_directory(self.place.letters)
 
     def _publish_letters(self, result: BucketResult) -> None:
         for log, letters in (("foreign", result.letters), ("primary", result.primary_letters)):
@@ -90,6 +94,7 @@ class Publisher:
             if not path.exists() or path.stat().st_size != size:
                 raise _missing(path)
             if there:
+                sync_directory(final.parent)  # the run before may have ended before it did
                 return
             self.checkpoint("lease seen")
             try:

@@ -30,13 +30,16 @@ from joiner import parquet
 from joiner.adapter import load_adapter
 from joiner.lease import Lease
 from joiner.lease_keeper import LeaseKeeper
+from joiner.output_files import Life, note_life
 from joiner.ports import Checkpoint
 from photon.core.clock import Clock, SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import LockedError, UnavailableError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings
+from spark.backfill.clearing import Clearer, is_left
 from spark.backfill.job import (
+    STEM,
     Job,
     LogInput,
     Phase,
@@ -92,11 +95,12 @@ def backfill(
         parquet.check_installed()
     with locked(place), ExitStack() as opened:
         spark = _Spark(open_session, opened)
+        client = opened.enter_context(closing(_client(order, clock)))
+        _clear_before(order, client, notice, checkpoint)
         job = _resumed(order, spark, notice)
         if job is not None and job.phase is Phase.DONE:
-            return _summary(job, place, time.monotonic() - began)
+            return _summary(job, place, time.monotonic() - began, again=True)
         _prepare(place)
-        client = opened.enter_context(closing(_client(order, clock)))
         _await_registry(client)  # before Spark is started
         job = job or _planned(order, spark, clock)
         with _leased(job, order, client, clock, notice) as keeper:
@@ -107,6 +111,8 @@ def backfill(
             job = _published(job, order, keeper, checkpoint)
         with storage_errors(place.staging):
             shutil.rmtree(place.staging, ignore_errors=True)
+        if is_left(job, settings):
+            job = Clearer(job, place, settings, client, notice, checkpoint).clear()
         return _summary(job, place, time.monotonic() - began)
 
 
@@ -136,6 +142,20 @@ def locked(place: Place) -> DirectoryLock:
         raise LockedError(
             f"another backfill works in {place.home}; wait for it, or name another --datacenter"
         ) from error
+
+
+def _clear_before(order: Order, client: RegistryClient, notice: Notice, checkpoint: Checkpoint) -> None:
+    """What an earlier run published, and did not come to clear. UnavailableError, StorageError."""
+    job = order.place.load()
+    if job is None or not is_left(job, order.settings):
+        return
+    if job.reading == reading_of(order.settings):
+        _await_registry(client)
+        Clearer(job, order.place, order.settings, client, notice, checkpoint).clear()
+    else:
+        notice(
+            "tokens of the backfill before this one are not cleared: its settings, or adapter, were others"
+        )
 
 
 def _resumed(order: Order, spark: _Spark, notice: Notice) -> Job | None:
@@ -251,6 +271,9 @@ def _leased(
 ) -> Iterator[LeaseKeeper]:
     """The lease of the job's incarnation, from before anything is registered. FencedError."""
     place = order.place
+    # Recovery gives events up for lost only if their incarnation wrote to an output that it was told of. Once
+    # more in every run: what a killed one wrote may not be durable.
+    note_life(place.joined, STEM, Life(job.incarnation, place.token_address, job.begun_us))
     lease = Lease(place.token_address, job.incarnation, order.settings.registry.lease_s)
     keeper = LeaseKeeper(client, lease, clock, notice, lambda _: None)
     keeper.start()
@@ -269,8 +292,8 @@ def _published(job: Job, order: Order, keeper: LeaseKeeper, checkpoint: Checkpoi
     return job
 
 
-def _summary(job: Job, place: Place, seconds: float) -> dict[str, Any]:
-    """Names as in the summary of `photon join`; `seconds` are this run's."""
+def _summary(job: Job, place: Place, seconds: float, again: bool = False) -> dict[str, Any]:
+    """Names as in the summary of `photon join`; `seconds` are this run's. `again`: it joined nothing."""
     fates: Counter[str] = Counter()
     for result in job.results:
         fates.update(result.fates)
@@ -280,11 +303,12 @@ def _summary(job: Job, place: Place, seconds: float) -> dict[str, Any]:
         "foreign_events": sum(counts.values()),
         **counts,
         "seconds": round(seconds, 3),
-        "joined_per_s": round(counts[Fate.JOINED.value] / seconds, 1) if seconds > 0 else 0.0,
+        "joined_per_s": round(counts[Fate.JOINED.value] / seconds, 1) if seconds > 0 and not again else 0.0,
         "joined_by_datacenter": {place.datacenter: counts[Fate.JOINED.value]},
         "primary_events": sum(result.primary_events for result in job.results),
         "primary_malformed": sum(result.primary_malformed for result in job.results),
         "buckets": job.buckets,
         "files": files,
+        "tokens_cleared": job.clearing.ids,
         "incarnation": f"{job.incarnation:016x}",
     }

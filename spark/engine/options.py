@@ -11,6 +11,9 @@ from photon.core.errors import UsageError
 
 DRIVER_MEMORY: Final = "1g"
 MASTER: Final = "local[*]"
+SCAN_TIMEOUT_S: Final = 600.0
+"""Of the scan of one shard of the registry, what Spark does with the rows meanwhile included."""
+SCAN_TIMEOUT_S_MAX: Final = 3600.0
 
 _MEMORY: Final = re.compile(r"[1-9]\d*[kmgt]b?", re.ASCII | re.IGNORECASE)
 _STANDALONE: Final = re.compile(r"spark://(?P<addresses>[^/\s:,]+:\d{1,5}(,[^/\s:,]+:\d{1,5})*)", re.ASCII)
@@ -84,6 +87,20 @@ def spark_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
         return command(*arguments, spark=options, **others)
 
     return with_options
+
+
+def scan_timeout_option(command: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorator of a click command that scans the registry: --scan-timeout, an argument `scan_timeout`."""
+    import click
+
+    return click.option(
+        "--scan-timeout",
+        type=click.FloatRange(min=0, min_open=True, max=SCAN_TIMEOUT_S_MAX),
+        default=SCAN_TIMEOUT_S,
+        show_default=True,
+        metavar="SECONDS",
+        help="How long the scan of one shard of the registry may take.",
+    )(command)
 
 
 def parse_conf(texts: tuple[str, ...]) -> Mapping[str, str]:

@@ -42,12 +42,20 @@ def held_by(registered: DataFrame, incarnations: Sequence[int]) -> DataFrame:
 
 
 def in_inputs(lost: DataFrame, foreign: DataFrame) -> DataFrame:
-    """Lost ids (id, token, incarnation) -> their lines, each once: these columns, time_us, line.
+    """Lost ids (id, token, incarnation) -> a row each: id, token, lines (array of time_us, line: each once),
+    bytes (of the lines, at most).
 
-    Of an id that stands in several lines each is one: which of them was joined nobody knows any more.
+    Of an id that stands in several lines each is there: which of them was joined nobody knows any more.
     """
     lines = foreign.where("reason IS NULL").select("id", "time_us", "line")
-    return lost.join(lines, "id").dropDuplicates(["id", "time_us", "line"])
+    return (
+        lost.join(lines, "id")
+        .groupBy("id", "token")
+        .agg(
+            F.collect_set(F.struct("time_us", "line")).alias("lines"),
+            F.sum(F.length("line")).alias("bytes"),
+        )
+    )
 
 
 def not_in_inputs(lost: DataFrame, found: DataFrame) -> DataFrame:
@@ -57,8 +65,3 @@ def not_in_inputs(lost: DataFrame, found: DataFrame) -> DataFrame:
         .groupBy("incarnation")
         .agg(F.count(F.lit(1)).alias("events"))
     )
-
-
-def unknown(joined: DataFrame, registered: DataFrame) -> DataFrame:
-    """Ids of joined lines that the registry does not have."""
-    return joined.where("id IS NOT NULL").select("id").join(registered.select("id"), "id", "left_anti")

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from joiner.adapter import load_adapter
 from joiner.output_files import PARQUET
 from photon.core.chunks import Chunk
 from photon.core.errors import UsageError
@@ -22,7 +22,7 @@ from photon.core.settings import Settings
 from spark.reading.columns import fixed_binary
 from spark.reading.contents import parquet_lines
 from spark.reading.events import log_files, plan, run, split_bytes_max
-from spark.reading.range_reading import chunks_of
+from spark.reading.range_reading import chunks_of, is_object
 from spark.reading.ranges import Range
 from spark.reading.remote_reading import remote_events
 
@@ -36,7 +36,7 @@ def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings)
     """SCHEMA: a row with the packed id of each joined line, both counts 0; and rows with a null id that count
     lines that tell no id. Files as they are now: lines (any number of tasks) and Parquet (one each).
 
-    UsageError for settings by which no joined line tells its foreign event.
+    UsageError for settings by which joined lines may not tell their foreign event; AdapterError.
     """
     check_told(settings)
     wide = replace(settings, logs=replace(settings.logs, line_bytes_max=_LINE_BYTES_MAX))
@@ -61,11 +61,17 @@ def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings)
 
 
 def check_told(settings: Settings) -> None:
-    """UsageError where the primary event stands in the place of the foreign one's id."""
+    """UsageError where joined lines may not hold the foreign event's id; AdapterError."""
     if parse_path(settings.foreign.id)[0] == settings.adapter.field:
         raise UsageError(
             f"'adapter.field' is {settings.adapter.field!r}, and 'foreign.id' lies in it: joined lines do "
             "not tell which foreign event they hold, so what is lost can't be known"
+        )
+    if not load_adapter(settings.adapter.use, settings.adapter.field).keeps_id:
+        raise UsageError(
+            f"'adapter.use' is {settings.adapter.use!r}, which does not say that its joined lines keep the "
+            "foreign event's id, so what is lost can't be known; if they all do, say keeps_id = True in that "
+            "class (docs/adapters.md)"
         )
 
 
@@ -89,15 +95,8 @@ class JoinedKeys:
     """Chunks of joined lines -> record batches of SCHEMA. On the executors."""
 
     def __init__(self, settings: Settings) -> None:
-        foreign = settings.foreign
         self._packer = IdPacker(settings.ids.key.encode())
-        self._adapted = bool(settings.adapter.use)
-        fields = {
-            "id": Field(parse_path(foreign.id), _ID),
-            "primary_id": Field(parse_path(foreign.primary_id), _ID, optional=True),
-        }
-        if not self._adapted:
-            del fields["primary_id"]
+        fields = {"id": Field(parse_path(settings.foreign.id), _ID)}
         self._decoder, self._columns = decoder_of("JoinedKey", fields)
 
     def columns(self, _name: str, _path: str, chunk: Chunk) -> list[Any]:
@@ -105,13 +104,8 @@ class JoinedKeys:
             return [_batch(b"", 1, 0)]
         events, _, malformed = decode(self._decoder, chunk.data, split_chunk(chunk.data))
         ids = self._columns["id"](events)
-        untold = sum(_is_object(bad.line) for bad in malformed)
+        untold = sum(is_object(bad.line) for bad in malformed)
         damaged = len(malformed) - untold
-        if self._adapted:
-            # An adapter that merges two events may have put the primary event's id over the foreign one's.
-            kept = [i for i, p in zip(ids, self._columns["primary_id"](events), strict=True) if i != p]
-            untold += len(ids) - len(kept)
-            ids = kept
         return [_batch(self._packer.pack(ids) if ids else b"", untold, damaged)]
 
 
@@ -126,10 +120,3 @@ def _batch(ids: bytes, untold: int, damaged: int) -> Any:
     ]
     arrays = [pa.concat_arrays([column, pa.nulls(more, column.type)]), *counts]
     return pa.RecordBatch.from_arrays(arrays, names=["id", "untold", "damaged"])
-
-
-def _is_object(line: bytes) -> bool:
-    try:
-        return isinstance(msgspec.json.decode(line), dict)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from photon.core.columns import split_ids
+
 BACKFILL: Final = "backfill/"
 """What the addresses in the tokens of `photon backfill` begin with."""
 
@@ -56,4 +58,5 @@ class LostEvents:
 
     @property
     def count(self) -> int:
-        return sum(self.counts)
+        """How many events: an id whose lines tell several times stands there with each of them."""
+        return len({*split_ids(self.ids)})

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 
 from photon.core.columns import pack_times
 from photon.core.settings import Settings
+from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
 from spark.reading.events import parsed_foreign
 from spark.reading.paths import input_paths, output_paths
@@ -22,17 +23,20 @@ from spark.registered import registered, signed, unsigned
 
 PIECE_EVENTS_MAX: Final = 50_000
 PIECE_BYTES_MAX: Final = 32 << 20
-"""Of the lines that the driver holds at a time."""
+"""Of lines: a partition has about that many, for Spark brings whole ones to the driver; no piece has more
+than a line more."""
 _NEVER_PASS_OVER: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is read: globs of the inputs; each output, with joined/ in it; gRPC addresses of the registry."""
+    """What is read: globs of the inputs; each output, with joined/ in it; gRPC addresses of the registry, and
+    how long the scan of one of its shards may take."""
 
     foreign: Sequence[str]
     outs: Sequence[str]
     registry: Sequence[str]
+    scan_timeout_s: float = SCAN_TIMEOUT_S
 
 
 class SparkReading:
@@ -52,7 +56,7 @@ class SparkReading:
     def survey(self, young_us: int, doubtful_us: int) -> Survey:
         """The registry first: what is registered after its reading is nobody's loss yet."""
         with spark_failures():
-            ids = registered(self._session, self._sources.registry).persist(StorageLevel.DISK_ONLY)
+            ids = self._registered().persist(StorageLevel.DISK_ONLY)
             count = ids.count()
             keys = self._joined().persist(StorageLevel.DISK_ONLY)
             untold, damaged = _counts(keys)
@@ -60,8 +64,6 @@ class SparkReading:
             if self._details:
                 recovery.details(absent).write.parquet(self._details)
             rows = recovery.losses(absent, young_us, doubtful_us).collect()
-            if self._settings.adapter.use:
-                untold += _overwritten(keys, ids)
             keys.unpersist()
             ids.unpersist()
         cleared = sum(row.lost for row in rows if row.incarnation is None)
@@ -75,8 +77,8 @@ class SparkReading:
     def lost(self, incarnations: Sequence[int]) -> "SparkLost":
         """After their fence: what they hold, and what of it stands in no joined log by now."""
         with spark_failures():
-            held = registered(self._session, self._sources.registry)
-            held = recovery.held_by(held, list(map(signed, incarnations))).persist(StorageLevel.DISK_ONLY)
+            held = recovery.held_by(self._registered(), list(map(signed, incarnations)))
+            held = held.persist(StorageLevel.DISK_ONLY)
             held.count()
             keys = self._joined().persist(StorageLevel.DISK_ONLY)
             untold, _ = _counts(keys)
@@ -85,6 +87,9 @@ class SparkReading:
             keys.unpersist()
             held.unpersist()
             return SparkLost(lost, untold, self._foreign)
+
+    def _registered(self) -> DataFrame:
+        return registered(self._session, self._sources.registry, self._sources.scan_timeout_s)
 
     def _joined(self) -> DataFrame:
         paths = [path for out in self._sources.outs for path in output_paths(out, "joined")]
@@ -114,7 +119,9 @@ class SparkLost:
             found = recovery.in_inputs(self._lost, self._foreign()).persist(StorageLevel.DISK_ONLY)
             rows = recovery.not_in_inputs(self._lost, found).collect()
             self._missing = {unsigned(row.incarnation): row.events for row in rows}
-            yield from pieces(found.toLocalIterator())
+            size = found.agg(F.count(F.lit(1)).alias("events"), F.sum("bytes").alias("bytes")).collect()[0]
+            parts = 1 + max(size.events // PIECE_EVENTS_MAX, (size.bytes or 0) // PIECE_BYTES_MAX)
+            yield from pieces(found.repartition(parts, "id").toLocalIterator())
             found.unpersist()
             self._lost.unpersist()
 
@@ -125,7 +132,7 @@ def pieces(rows: Iterator[Any]) -> Iterator[LostEvents]:
     size = 0
     for row in rows:
         held.append(row)
-        size += len(row.line)
+        size += sum(len(one.line) for one in row.lines)
         if len(held) >= PIECE_EVENTS_MAX or size >= PIECE_BYTES_MAX:
             yield _piece(held)
             held, size = [], 0
@@ -134,8 +141,8 @@ def pieces(rows: Iterator[Any]) -> Iterator[LostEvents]:
 
 
 def _piece(rows: list[Any]) -> LostEvents:
-    lines = b"".join([bytes(row.line) + b"\n" for row in rows])
-    keys = sorted({(bytes(row.token), bytes(row.id), row.time_us) for row in rows})
+    lines = b"".join([bytes(one.line) + b"\n" for row in rows for one in row.lines])
+    keys = sorted({(bytes(row.token), bytes(row.id), one.time_us) for row in rows for one in row.lines})
     counts = [(token, len(list(group))) for token, group in groupby(keys, key=lambda key: key[0])]
     return LostEvents(
         b"".join([key[1] for key in keys]),
@@ -149,12 +156,3 @@ def _piece(rows: list[Any]) -> LostEvents:
 def _counts(keys: DataFrame) -> tuple[int, int]:
     row = keys.agg(F.sum("untold").alias("untold"), F.sum("damaged").alias("damaged")).collect()[0]
     return row.untold or 0, row.damaged or 0
-
-
-def _overwritten(keys: DataFrame, ids: DataFrame) -> int:
-    """Joined lines whose ids the registry never had, where most are so: an adapter wrote other ids.
-
-    Some may be forgotten by now, or released.
-    """
-    unknown = recovery.unknown(keys, ids).count()
-    return unknown if 2 * unknown > keys.where("id IS NOT NULL").count() else 0

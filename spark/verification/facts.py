@@ -17,7 +17,7 @@ from photon.core.columns import join_lines
 from photon.core.fates import Fate
 from photon.core.formats import JsonLines
 from photon.core.formats_fields import Field, decoder_of, parse_path
-from photon.core.formats_lines import decode, split_chunk
+from photon.core.formats_lines import Lines, decode, split_chunk
 from photon.core.formats_times import event_times, time_type
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings
@@ -88,7 +88,7 @@ class JoinedFacts:
         self._primary = PrimaryIds(settings)
 
     def rows(self, chunk: bytes) -> Any:
-        events, times, unreadable = self._events(chunk)
+        events, times, places = self._events(chunk)
         texts = _texts(self._id(events))
         keys = self._packer.pack(texts)
         raws = [bytes(event.raw) for event in events]
@@ -103,20 +103,29 @@ class JoinedFacts:
             "time_us": _times(keys, times, self._unit),
             "content": contents,
         }
-        return _with_nulls(columns, unreadable)
+        batch = pa.RecordBatch.from_pydict(columns)
+        return batch if places is None else batch.take(places)
 
-    def _events(self, chunk: bytes) -> tuple[list[Any], list[Any], int]:
-        """Decoded lines, what each has for a time, and how many can't be read.
+    def _events(self, chunk: bytes) -> tuple[list[Any], list[Any], Any]:
+        """Decoded lines, what each has for a time, and where among them each line of the chunk stands (null:
+        it can't be read); None for all in their order.
 
         An adapter may have made something else of the time: a line is known by its id.
         """
-        events, _, others = decode(self._decoder, chunk, split_chunk(chunk))
+        found = split_chunk(chunk)
+        events, rows, others = decode(self._decoder, chunk, found)
         times = self._time(events)
-        if not others:
-            return events, times, 0
-        lines = join_lines([one.line for one in others])
-        timeless, _, unreadable = decode(self._timeless, lines, split_chunk(lines))
-        return events + timeless, times + [None] * len(timeless), len(unreadable)
+        if rows is None:
+            return events, times, None
+        places: list[int | None] = [None] * len(found.lines)
+        for place, row in enumerate(rows):
+            places[row] = place
+        left = [row for row, place in enumerate(places) if place is None]
+        lines = Lines([one.line for one in others], found.starts[left], clean=False)
+        timeless, rows, _ = decode(self._timeless, b"", lines)
+        for place, row in enumerate(range(len(left)) if rows is None else rows, len(events)):
+            places[left[row]] = place
+        return events + timeless, times + [None] * len(timeless), pa.array(places, pa.int64())
 
     def raw_rows(self, chunk: bytes, loosely: bool = False) -> Any:
         """PRIMARY_RAW: the primary events inside, as they stand there. `loosely`: they come from Parquet."""
@@ -155,11 +164,8 @@ class LetterFacts:
         letters, _, unreadable = decode(self._letter, chunk, split_chunk(chunk))
         sound = [letter for letter in letters if letter.fate in _FATES]
         told = [letter for letter in sound if letter.fate != Fate.MALFORMED]
-        events = self._event.rows(join_lines([_one_line(letter.event) for letter in told]))
-        # A malformed event is the last row of the batch, so rows without it are in the order of the letters.
-        whole = len(events) == len(told) and not events.column("key").null_count
-        fates = [letter.fate for letter in told] if whole else self._fates_of_whole(told)
-        fates += [""] * (len(events) - len(fates))
+        events = self._event.rows(join_lines([bytes(letter.event) for letter in told]))
+        fates = [letter.fate for letter in told]
         lines = [_line(letter) for letter in sound if letter.fate == Fate.MALFORMED]
         found = self._foreign.rows(join_lines(lines)) if lines else self._foreign.rows(b"")
         found = found.filter(found.column("key").is_valid())
@@ -171,24 +177,11 @@ class LetterFacts:
         columns["fate"] = pa.array(fates + list(repeat(Fate.MALFORMED.value, len(found))), pa.string())
         return _with_nulls(columns, bad)
 
-    def _fates_of_whole(self, letters: Sequence["_Letter"]) -> list[str]:
-        """The slow path: of those letters alone whose event can be read."""
-        one = self._event.rows
-        return [
-            letter.fate
-            for letter in letters
-            if not one(_one_line(letter.event) + b"\n").column("key").null_count
-        ]
-
 
 class _Letter(msgspec.Struct, frozen=True, gc=False):
     fate: str
     event: msgspec.Raw
     event_base64: str | None = None
-
-
-def _one_line(event: msgspec.Raw) -> bytes:
-    return bytes(event)
 
 
 def _line(letter: _Letter) -> bytes:

@@ -4,6 +4,7 @@ The inputs are the DataFrames of spark.verification.sources and spark.registered
 foreign id once; the rows without an id (lines that can't be read) come to one row whose id is null.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from photon.core.fates import Fate
+from spark.recovery.losses import BACKFILL
 from spark.verification.verdicts import Verdict
 
 _FOREIGN, _JOINED, _LETTER = 0, 1, 2
@@ -135,17 +137,28 @@ def within(rows: DataFrame, span: Span) -> DataFrame:
     return rows.where(F.col("key").isNull() | span.holds(F.col("time_us"))) if span else rows
 
 
-def against_registry(rows: DataFrame, registered: DataFrame, settled_us: int) -> DataFrame:
+def count_and_backfills(registered: DataFrame) -> DataFrame:
+    """-> one row: ids, and the incarnations of the backfills that registered any of them."""
+    of_backfills = F.when(F.col("address").startswith(BACKFILL), F.col("incarnation"))
+    return registered.agg(F.count(F.lit(1)).alias("ids"), F.collect_set(of_backfills).alias("backfills"))
+
+
+def against_registry(
+    rows: DataFrame, registered: DataFrame, settled_us: int, backfills: Sequence[int] = ()
+) -> DataFrame:
     """Adds to accounts who registered them.
 
     `registered` (null: nobody, or it is not known any more), `address`, `incarnation`, `token_us` (null: the
-    token is cleared), and `settling`: the token is of `settled_us` or later, so that the joined line may be
-    on its way.
+    token is cleared), and `settling`: the joined line may be on its way, for the token is of `settled_us` or
+    later, or of one of `backfills`, incarnations of those that run: they publish at their ends.
     """
     held = registered.select(
         F.col("id").alias("key"), "address", "incarnation", "token_us", F.lit(True).alias("registered")
     )
-    settling = F.coalesce(F.col("token_us") >= settled_us, F.lit(False))
+    settling = F.col("token_us") >= settled_us
+    if backfills:
+        settling |= F.col("incarnation").isin([*backfills])
+    settling = F.coalesce(settling, F.lit(False))
     return rows.join(held, "key", "left").withColumn("settling", settling)
 
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 LOSERS_SHOWN: Final = 10
+SETTLE_S: Final = 60.0
+"""An event registered so shortly before the scan may be on its way into a joined log."""
 
 
 class Verdict(StrEnum):
@@ -138,13 +140,14 @@ class Report:
     """`counts` by the names of MEANINGS, without those that need what was not given: primary logs, registry.
 
     foreign_events = malformed + repeated + the events of every verdict on an event of the inputs.
-    `losers`: those that lost most.
+    `losers`: those that lost most. `note`: what the counts can't be trusted for, a sentence; "": they can.
     """
 
     counts: dict[str, int]
     examples: dict[str, str] = field(default_factory=dict)
     asked: Asked = Asked.NOT
     losers: Sequence[Loser] = ()
+    note: str = ""
 
     @property
     def broken(self) -> list[str]:
@@ -154,7 +157,8 @@ class Report:
     def as_document(self) -> dict[str, Any]:
         """For --json."""
         broken = self.broken
-        told = {"registry": self.asked.value, "lost_by": [loser.as_document() for loser in self.losers]}
+        losers = [loser.as_document() for loser in self.losers]
+        told = {"registry": self.asked.value, "lost_by": losers, "note": self.note}
         return {**self.counts, "ok": not broken, "broken": broken, "examples": self.examples, **told}
 
 
@@ -164,6 +168,7 @@ def make_report(
     asked: Asked = Asked.NOT,
     other_registered: int | None = None,
     losers: Sequence[Loser] = (),
+    note: str = "",
 ) -> Report:
     """Totals by verdict -> the report. `other_registered` None: not counted."""
     by_verdict = {total.verdict: total for total in totals}
@@ -182,7 +187,7 @@ def make_report(
     hidden = {*(() if primaries_given else _NEEDS_PRIMARIES), *_hidden(asked, other_registered)}
     told = [str(name) for name in MEANINGS if name not in hidden]
     examples = {t.verdict.value: t.example for t in by_verdict.values() if t.verdict in BROKEN and t.example}
-    return Report({name: counts[name] for name in told}, examples, asked, losers)
+    return Report({name: counts[name] for name in told}, examples, asked, losers, note)
 
 
 def _hidden(asked: Asked, other_registered: int | None) -> Sequence[str]:
@@ -209,6 +214,8 @@ def as_table(report: Report) -> str:
         lines.append(f"  and {len(report.losers) - LOSERS_SHOWN} joiners more")
     if report.asked is Asked.NOT:
         lines.append("the registry was not asked; --work, --registry or --export name one")
+    if report.note:
+        lines.append(f"note: {report.note}")
     broken = ", ".join(name.replace("_", " ") for name in report.broken)
     lines.append(f"broken: {broken}" if broken else "every invariant holds")
     return "\n".join(lines)

@@ -9,9 +9,11 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from joiner.adapter import load_adapter
 from photon.core.clock import SystemClock
-from photon.core.errors import UsageError
-from photon.core.settings import Settings
+from photon.core.errors import AdapterError, UsageError
+from photon.core.settings import Adapter, Settings
+from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
 from spark.reading.paths import check_new, check_output, input_paths, output_paths
 from spark.reading.remote_paths import existing
@@ -28,10 +30,8 @@ from spark.registered import (
 from spark.verification import jobs as verification
 from spark.verification import lookups, sources
 from spark.verification.jobs import Span
-from spark.verification.verdicts import Asked, Loser, Report, Total, Verdict, make_report
+from spark.verification.verdicts import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
 
-SETTLE_S: Final = 60.0
-"""An event registered so shortly before the scan may be on its way into a joined log."""
 LOSERS_MAX: Final = 1000
 """Lives of joiners that are told with what they lost."""
 
@@ -43,7 +43,7 @@ class Question:
     """What to verify: globs of the inputs, the --out of each `photon join`, where details go ("": nowhere).
 
     `registry`: gRPC addresses of replicas, or else `export`, the directory of an export. `span`: the time of
-    the events; `settle_s` as SETTLE_S.
+    the events; `settle_s` as SETTLE_S, `scan_timeout_s` as SCAN_TIMEOUT_S.
     """
 
     foreign: tuple[str, ...]
@@ -54,6 +54,7 @@ class Question:
     export: str = ""
     span: Span = field(default_factory=Span)
     settle_s: float = SETTLE_S
+    scan_timeout_s: float = SCAN_TIMEOUT_S
 
     def check(self) -> None:
         """UsageError if it can't be answered; asked before a session is started for it."""
@@ -105,6 +106,7 @@ class _Run:
         self._question = question
         self._settings = settings
         self._kept: list[DataFrame] = []
+        self._backfills: Sequence[int] = ()
         self._adapted = bool(settings.adapter.use)
         self._registered = self._read_registry()
         compares = bool(question.primary) and not self._adapted
@@ -134,7 +136,8 @@ class _Run:
             self._write_details(rows, losers)
         others = self._other_registered(totals)
         given = bool(self._question.primary)
-        return make_report(totals, given, self._question.asked, others, losers)
+        note = note_of(self._settings.adapter)
+        return make_report(totals, given, self._question.asked, others, losers, note)
 
     def forget(self) -> None:
         for frame in self._kept:
@@ -149,11 +152,14 @@ class _Run:
         if not question.registry:
             return None
         began_us = SystemClock().now_us()
-        held = registered(self._session, question.registry)
+        held = registered(self._session, question.registry, question.scan_timeout_s)
         held = self._keep(held.select("id", "address", "incarnation", "token_us"))
-        held.count()
+        [found] = verification.count_and_backfills(held).collect()
+        # Of one whose lease is over by now, all that it publishes is listed below.
+        states = _leases([unsigned(one) for one in found.backfills], question.registry)
+        self._backfills = [signed(one) for one, lease in states.items() if lease == "runs"]
         # Asked later than the ids, so that none is missed that was forgotten between.
-        return Export(held, began_us, boundaries(question.registry))
+        return Export(held, began_us, boundaries(question.registry, question.scan_timeout_s))
 
     def _of_the_span(self, foreign: DataFrame) -> DataFrame:
         span = self._question.span
@@ -215,7 +221,7 @@ class _Run:
             rows = verification.marked(verification.without_registry(rows), None)
             return self._keep(rows) if question.details else rows
         settled_us = held.began_us - round(question.settle_s * 1e6)
-        rows = self._keep(verification.against_registry(rows, held.ids, settled_us))
+        rows = self._keep(verification.against_registry(rows, held.ids, settled_us, self._backfills))
         # Lookup tells what has expired; an export can't, and shards forget at their own times.
         edge = min if question.registry else max
         missing = verification.not_registered(rows, edge(held.boundaries.values()))
@@ -265,9 +271,33 @@ def _outputs(outs: Sequence[str], kind: str) -> list[str]:
 
 
 def _with_leases(losers: Sequence[Loser], addresses: Sequence[str]) -> list[Loser]:
+    leases = _leases([loser.incarnation for loser in losers], addresses)
+    return [replace(loser, lease=leases[loser.incarnation]) for loser in losers]
+
+
+def _leases(incarnations: Sequence[int], addresses: Sequence[str]) -> dict[int, str]:
+    """Each one's lease now: one of spark.verification.verdicts.LEASES. UnavailableError."""
+    if not incarnations:
+        return {}
     with closing(client_of(addresses)) as client:
-        states = client.incarnations([loser.incarnation for loser in losers])
-    return [
-        replace(loser, lease="fenced" if state.fenced else "runs" if state.expires_in_s > 0 else "over")
-        for loser, state in zip(losers, states, strict=True)
-    ]
+        states = client.incarnations(incarnations)
+    return {
+        one: "fenced" if state.fenced else "runs" if state.expires_in_s > 0 else "over"
+        for one, state in zip(incarnations, states, strict=True)
+    }
+
+
+def note_of(adapter: Adapter) -> str:
+    """What the counts are worth where joined lines may not hold the foreign id."""
+    if not adapter.use:
+        return ""
+    try:
+        if load_adapter(adapter.use).keeps_id:
+            return ""
+        why = "does not say keeps_id = True"
+    except AdapterError as error:  # the logs may be verified where it is not installed
+        why = f"can't be loaded here ({error})"
+    return (
+        f"the adapter {adapter.use} {why}: if its joined lines do not hold the foreign id, their events seem "
+        "pending or lost, and the lines alien or unreadable"
+    )

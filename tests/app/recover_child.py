@@ -32,7 +32,7 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
     topology = read_topology(work / "topology.json")
     roots = [out, *map(Path, topology.checked_settings().joiner.output_roots)]
     inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
-    job = Job(roots, work, inbox, work / "recovery", 4096, apply=apply)
+    job = Job(roots, work, inbox, work / "recovery", apply=apply, settle_s=0.0)
     with registry_addresses(work, None) as addresses:
         registry = RegistryClient(addresses, 20.0, SystemClock(), random.Random())
         reading = PlainReading(addresses, roots, clicks)

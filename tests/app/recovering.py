@@ -114,6 +114,13 @@ class Run:
         assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
+    def until_over(self) -> None:
+        """Until nobody that has lost something holds a lease."""
+        wait_until(
+            lambda: "alive" not in [one["state"] for one in self.recover(apply=False)[1]["incarnations"]],
+            what="a lease does not end",
+        )
+
 
 def wait_until(true: Any, seconds: float = 30.0, what: str = "") -> None:
     deadline = time.monotonic() + seconds

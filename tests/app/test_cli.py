@@ -87,6 +87,12 @@ def test_a_missing_option_is_bad_usage():
     assert "--foreign" in refused("join", "--primary", "x", "--out", "y")
 
 
+def test_a_glob_that_the_shell_made_several_arguments_of_is_bad_usage():
+    line = refused("verify", "--foreign", "a.jsonl", "b.jsonl", "c.jsonl", "--out", "out")
+    assert "unexpected extra arguments (b.jsonl c.jsonl)" in line
+    assert "globs in quotes" in line
+
+
 def test_an_unknown_command_is_bad_usage():
     assert "jion" in refused("jion")
 

@@ -100,8 +100,8 @@ class Roots:
         manifest.add(CompleteFile(f"joiner-east-{number:06d}.jsonl", len(data), lines, "00000000", 1, 2))
         manifest.close()
 
-    def mend(self, lines_max=100):
-        with ended_joiners(self.work, self.outs, lines_max) as tails:
+    def mend(self):
+        with ended_joiners(self.work, self.outs) as tails:
             return tails
 
 
@@ -116,41 +116,12 @@ def test_a_torn_line_of_a_joiner_that_has_ended_is_cut_off(tmp_path):
     assert roots.read(0, 0) == LINES
 
 
-def test_a_batch_that_a_crash_left_in_some_roots_only_is_cut_off(tmp_path):
+def test_whole_lines_stay_in_whatever_root_they_stand(tmp_path):
     roots = Roots(tmp_path, "one", "two")
     roots.write(0, 0, LINES)
-    roots.write(1, 0, LINES[:18])
-    tails = roots.mend()
-    assert (tails.levelled_bytes, tails.unequal) == (9, [])
-    assert roots.read(0, 0) == roots.read(1, 0) == LINES[:18]
-
-
-def test_roots_that_differ_by_more_than_a_crash_leaves_are_left_alone(tmp_path):
-    roots = Roots(tmp_path, "one", "two")
-    roots.write(0, 0, LINES)
-    roots.write(1, 0, b"")
-    tails = roots.mend(lines_max=2)
-    assert (tails.levelled_bytes, len(tails.unequal)) == (0, 1)
-    assert roots.read(0, 0) == LINES
-
-
-def test_a_file_that_one_root_has_lost_is_not_cut_in_the_others(tmp_path):
-    roots = Roots(tmp_path, "one", "two")
-    roots.write(0, 1, LINES)
-    roots.write(1, 2, b"")
-    tails = roots.mend()
-    assert (tails.levelled_bytes, len(tails.unequal)) == (0, 1)
-    assert roots.read(0, 1) == LINES
-
-
-def test_a_complete_file_is_never_cut(tmp_path):
-    roots = Roots(tmp_path, "one", "two")
-    for root, data in enumerate((LINES, LINES[:18])):
-        roots.write(root, 0, data)
-        roots.write(root, 1, b"")
-    roots.complete(0, 0, LINES)
-    assert roots.mend().levelled_bytes == 0
-    assert roots.read(0, 0) == LINES
+    roots.write(1, 0, LINES[:18] + b"{")
+    assert roots.mend().torn_bytes == 1
+    assert (roots.read(0, 0), roots.read(1, 0)) == (LINES, LINES[:18])
 
 
 def test_the_log_of_a_joiner_that_runs_or_stands_still_is_left_alone(tmp_path):
@@ -176,7 +147,7 @@ def test_a_joiner_whose_directory_is_not_here_may_run_on_another_machine_and_is_
 
 def test_while_recovery_holds_the_locks_no_joiner_starts(tmp_path):
     roots = Roots(tmp_path, "one")
-    with ended_joiners(roots.work, roots.outs, 100):
+    with ended_joiners(roots.work, roots.outs):
         with pytest.raises(LockedError):
             DirectoryLock(roots.home)
         with pytest.raises(LockedError):

@@ -1,5 +1,7 @@
 """The rules of recovery: who may be recovered, what is refused, what a plan needs next."""
 
+from dataclasses import replace
+
 import pytest
 
 from photon.app.recover_rules import (
@@ -28,7 +30,10 @@ SURVEY = Survey(registered=100, cleared=0, untold=0, damaged=0, losses=[LOSS])
     [(True, 0.0, Life.FENCED), (False, 0.0, Life.OVER), (False, 3.0, Life.ALIVE)],
 )
 def test_the_life_of_an_incarnation_is_what_its_lease_says(fenced, expires_in_s, life):
-    assert life_of(LOSS, fenced, expires_in_s).life is life
+    assert life_of(LOSS, fenced, expires_in_s, named=True, gone=False).life is life
+    assert life_of(LOSS, fenced, expires_in_s, named=False, gone=True).life is life
+    backfill = replace(LOSS, address="backfill/east")
+    assert life_of(backfill, fenced, expires_in_s, named=True, gone=True).life is life
 
 
 def test_of_who_can_write_no_more_young_events_are_lost_too_and_of_others_they_are_in_flight():
@@ -38,11 +43,20 @@ def test_of_who_can_write_no_more_young_events_are_lost_too_and_of_others_they_a
     assert (report.lost, report.in_flight, report.recoverable, report.status) == (5, 2, 0, 1)
 
 
-def test_what_a_backfill_left_is_its_own():
-    loss = Loss("backfill/east/3", 7, 5, 0, 0, 0)
-    held = life_of(loss, False, 0.0)
-    assert (held.life, held.recoverable) == (Life.BACKFILL, False)
-    assert "--abandon" in as_text(Report(True, SURVEY, [held], "inbox"))
+@pytest.mark.parametrize(
+    ("address", "named", "life", "said"),
+    [
+        ("backfill/east", True, Life.BACKFILL, "with --abandon"),
+        ("10.0.0.1:70", False, Life.UNNAMED, "its output is not named"),
+    ],
+)
+def test_what_may_be_in_somebody_elses_hands_is_left_and_told_with_what_mends_it(address, named, life, said):
+    held = life_of(replace(LOSS, address=address), False, 0.0, named, gone=False)
+    assert (held.life, held.recoverable, held.wanted) == (life, False, False)
+    report = Report(True, SURVEY, [held], "inbox")
+    assert report.status == 1
+    assert said in as_text(report)
+    assert "--gone-for-good" in as_text(report)
 
 
 def test_only_the_fence_makes_an_incarnation_recoverable():

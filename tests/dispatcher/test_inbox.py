@@ -205,3 +205,15 @@ def test_a_file_that_is_in_the_inbox_already_is_left_alone(tmp_path):
     assert [path.name for path in inbox.iterdir()] == ["a.jsonl"]
     assert (inbox / "a.jsonl").stat().st_ino == inode
     assert lines.exists()
+
+
+def test_a_file_that_a_killed_recovery_had_renamed_is_made_durable_before_its_plan_is_forgotten(
+    tmp_path, monkeypatch
+):
+    lines, inbox = tmp_path / "plan.jsonl", tmp_path / "inbox"
+    lines.write_bytes(clicks(0, 5))
+    put(lines, inbox, "a.jsonl")
+    synced = []
+    monkeypatch.setattr("dispatcher.inbox.sync_directory", synced.append)
+    put(lines, inbox, "a.jsonl")
+    assert synced == [inbox]

@@ -30,6 +30,8 @@ def session(monkeypatch_session, requirements):
     # For seconds of work the optimising compiler costs more than it saves; the command's own JVM inherits it.
     monkeypatch_session.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
     quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
+    # So does generated code; the commands in processes of their own run it.
+    quick |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
     with open_session("local[2]", "768m", quick) as session:
         yield session
 

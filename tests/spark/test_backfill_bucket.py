@@ -1,7 +1,7 @@
 """One bucket of a backfill, attempt by attempt, against a real registry; without Spark."""
 
 import json
-from collections import Counter
+from collections import Counter, deque
 
 import pytest
 
@@ -138,6 +138,36 @@ def test_an_id_that_stands_twice_is_joined_once_within_a_batch_and_over_batches_
         result = run(work, *batches)
         assert Counter(joined_ids(work, result)) == {a: 1, b: 1}
         assert result.fates == {"joined": 2, "duplicate": 3}
+
+
+def test_lines_of_events_that_repeat_are_let_go_of_while_the_bucket_goes_on(work):
+    from contextlib import ExitStack
+
+    from spark.backfill.bucket import _Task
+
+    (a,) = names("often", 1)
+    repeated = clicks((a, "q"), (a, "q"))
+    with ExitStack() as opened:
+        task = _Task(work, BUCKET, opened)
+        task.take(primaries("q"))
+        for _ in range(12):
+            task.take(repeated)
+        assert _lines_held(task, b'"%s"' % a.encode()) <= 2
+        result = task.end()
+    assert joined_ids(work, result) == [a]
+    assert result.fates == {"joined": 1, "duplicate": 23}
+
+
+def _lines_held(thing, text, depth=5):
+    """How many strings of bytes with `text` in them hang on an object."""
+    if isinstance(thing, bytes):
+        return thing.count(text)
+    if isinstance(thing, list | tuple | set | deque):
+        return sum(_lines_held(one, text, depth) for one in thing)
+    names = [*getattr(thing, "__dict__", ()), *getattr(thing, "__slots__", ())]
+    if not depth or not type(thing).__module__.startswith("spark.backfill"):
+        return 0
+    return sum(_lines_held(getattr(thing, name), text, depth - 1) for name in names)
 
 
 def test_what_another_pipeline_joined_is_a_duplicate(work, registry):

@@ -72,6 +72,25 @@ def test_there_must_be_something_to_abandon(said):
     )
 
 
+def test_of_a_backfill_that_is_done_and_lost_its_files_it_is_told_that_recovery_is_the_way(said, tmp_path):
+    from spark.backfill.job import Job, Phase, Place
+
+    place = Place(tmp_path / "out", "backfill")
+    place.home.mkdir(parents=True)
+    facts = {"reading": "r", "spark": "s", "output_format": "jsonl", "patterns": ((), ())}
+    numbers = {"incarnation": 1, "begun_us": 1, "buckets": 1, "first_number": 0}
+    place.save(Job(**facts, **numbers, primary=(), foreign=(), phase=Phase.DONE))
+    status, line = said("--abandon")
+    assert (status, "is done" in line, "`photon recover --gone-for-good`" in line) == (2, True, True), line
+
+
+def test_the_run_in_out_is_the_one_whose_registry_it_is_unless_another_is_named(said, tmp_path):
+    (tmp_path / "out/.photon").mkdir(parents=True)
+    (tmp_path / "out/.photon/topology.json").write_text("{}")
+    status, line = said(registry="")
+    assert (status, "out/.photon/topology.json" in line) == (2, True), line
+
+
 def test_settings_that_read_events_otherwise_than_the_run_are_refused(said, tmp_path):
     runs = to_document(parse_settings({"foreign": {"id": "click"}}))
     topology = Topology(runs, [], [], str(tmp_path / "out"), "", True, [], [])

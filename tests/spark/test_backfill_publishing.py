@@ -10,9 +10,10 @@ from joiner.lease_keeper import LeaseKeeper
 from joiner.output_files import complete_files, count_joined
 from photon.core.clock import ManualClock
 from photon.core.columns import pack_times
-from photon.core.errors import CorruptStateError, FencedError, LockedError
+from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError
 from photon.core.ids import IdPacker
 from photon.core.tokens import Token
+from tests.idregistry.cluster import wait_until
 from tests.spark.real_registry import RealRegistry
 
 pytest.importorskip("pyarrow")
@@ -153,6 +154,36 @@ def test_a_lease_that_ran_out_and_is_had_again_publishes_all(desk):
     assert desk.seen.count("renamed") == 3
 
 
+def test_a_file_that_an_earlier_run_renamed_is_made_durable_before_it_is_listed(desk, monkeypatch):
+    import spark.backfill.publishing as module
+
+    desk.place.joined.mkdir(parents=True)
+    (desk.place.staging / "joined-0.jsonl").rename(desk.place.joined / BOTH[0])
+    done = []
+    monkeypatch.setattr(module, "sync_directory", lambda path: done.append(path.parent.name))
+    add = module.Manifest.add
+    monkeypatch.setattr(module.Manifest, "add", lambda own, entry: (done.append(entry.file), add(own, entry)))
+    desk.publish()
+    assert done.index("joined") < done.index(BOTH[0])
+    assert desk.listed() == BOTH
+
+
+def test_dead_letters_are_durable_before_any_file_is_listed(desk, monkeypatch):
+    import spark.backfill.publishing as module
+
+    done = []
+    sync = module.sync_directory
+    monkeypatch.setattr(module, "sync_directory", lambda path: (done.append(path.parent.name), sync(path)))
+
+    def listed():
+        assert "dead-letters" in done
+        assert [path.name for path in desk.place.letters.iterdir()] == ["foreign-backfill-000006.jsonl"]
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        desk.publish("listed", listed)
+
+
 def test_nothing_is_published_by_a_fenced_job(desk):
     desk.keeper.fenced(desk.lease)
     with pytest.raises(FencedError):
@@ -231,6 +262,47 @@ def test_abandoning_waits_for_the_end_of_the_lease_and_then_nothing_can_be_regis
         packed = IdPacker().pack(ids[1])
         outcomes = registry.client.commit(packed, pack_times([BEGUN_US] * 20), token)
         assert set(outcomes) == {Committed.FENCED}
+
+
+def test_what_recovery_took_from_a_backfill_that_it_fenced_stays_with_who_joined_it(desk, registry):
+    from spark.backfill.abandoning import abandon
+
+    with registered(desk, registry) as ids:
+        wait_until(lambda: registry.client.fence(desk.job.incarnation).fenced)
+        desk.keeper.fenced(desk.lease)
+        with pytest.raises(FencedError, match="same command with --abandon"):
+            desk.publish()
+        token = Token(desk.place.token_address, desk.job.incarnation, BEGUN_US + 1).pack()
+        packed, times = IdPacker().pack(ids[1]), pack_times([BEGUN_US + 1] * 20)
+        wait_until(lambda: set(registry.client.release(packed, times, [token], [20])) <= {0, 1})
+        registry.commit(ids[1], Token("east:1", next(NUMBERS), BEGUN_US), BEGUN_US + 1)
+        assert abandon(desk.job, desk.place, registry.client).released == 40
+        assert set(present(registry, ids[1])) == {1}
+        assert set(present(registry, ids[0] + ids[2])) == {0}
+
+
+@pytest.mark.parametrize("refused", ["NOT_FENCED", "MISROUTED"])
+def test_ids_that_the_registry_does_not_release_are_told_and_abandoning_is_run_again(
+    desk, registry, monkeypatch, refused
+):
+    from photon.core.fates import Released
+    from spark.backfill import abandoning
+
+    with registered(desk, registry) as ids:
+        real, times = registry.client.release, []
+
+        def release(*arguments):
+            outcomes = real(*arguments)
+            times.append(1)
+            return outcomes if len(times) > 1 else bytes([Released[refused]]) + outcomes[1:]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(abandoning, "_await_shards", lambda *_: None)
+            patch.setattr(registry.client, "release", release)
+            with pytest.raises(UnavailableError, match="again"):
+                abandoning.abandon(desk.job, desk.place, registry.client)
+        abandoning.abandon(desk.job, desk.place, registry.client)
+        assert set(present(registry, ids[0] + ids[1] + ids[2])) == {0}
 
 
 def test_numbers_of_files_are_never_used_again(desk):

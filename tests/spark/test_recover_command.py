@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from photon.app.topology import Pipeline, Topology, write_topology
 from tests.app.kit import photon
 from tests.app.recovering import Run, wait_until
 
@@ -72,6 +73,20 @@ def test_mistakes_are_told_in_a_line_before_spark_starts(tmp_path):
         assert done.returncode == 2, done
         assert said in done.stderr, done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_a_copied_run_is_told_from_the_one_it_was_copied_from(tmp_path):
+    """Its topology names the other one's directories: that one's dispatcher would get the events."""
+    old, new, logs = tmp_path / "old" / ".photon", tmp_path / "new" / ".photon", tmp_path / "clicks"
+    pipeline = Pipeline("east", [], [], [], str(old / "east"))
+    topology = Topology({}, [], [], str(tmp_path / "old"), "", False, [], [pipeline])
+    for work in (old, new):
+        work.mkdir(parents=True)
+        write_topology(topology, work / "topology.json")
+    done = photon("recover", "--foreign", logs, "--work", new, "--apply")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "copied or moved" in done.stderr
+    assert "copied or moved" not in photon("recover", "--foreign", logs, "--work", old).stderr
 
 
 def test_a_registry_that_does_not_answer_is_told_in_a_line(tmp_path):

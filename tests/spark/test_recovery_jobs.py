@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from joiner.adapter import Adapter
 from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import UsageError
 from photon.core.ids import IdPacker
@@ -76,11 +77,21 @@ def test_what_stands_in_a_joined_log_in_whatever_state_is_not_lost(session, logs
     assert keys_of(session, [path]) == (packed("a", "d"), 1, 2)
 
 
-def test_a_line_that_an_adapter_has_changed_is_known_by_its_id_or_told_apart(session, logs):
-    told = {"id": "a", "cost": 3}
-    merged = {"id": "q", "primary_id": "q", "cost": 3}
-    path = logs.joined("east", told, merged)
-    assert keys_of(session, [path], adapter={"use": "any.where:Adapter"}) == (packed("a"), 1, 0)
+class Own(Adapter):
+    def join(self, primary, foreign):
+        return None
+
+
+class Kept(Own):
+    keeps_id = True
+
+
+def test_lines_of_an_adapter_are_known_by_their_ids_if_it_says_that_it_keeps_them(session, logs):
+    path = logs.joined("east", {"id": "a", "cost": 3}, {"cost": 3})
+    kept = {"use": f"{__name__}:Kept"}
+    assert keys_of(session, [path], adapter=kept) == (packed("a"), 1, 0)
+    with pytest.raises(UsageError, match="keeps_id = True"):
+        keys_of(session, [path], adapter={"use": f"{__name__}:Own"})
     with pytest.raises(UsageError, match=r"adapter\.field"):
         keys_of(session, [path], adapter={"field": "id"})
 
@@ -147,8 +158,16 @@ def test_lost_events_come_with_every_line_that_has_their_id(logs, read, monkeypa
     assert len(pieces) == 3
 
 
-def test_most_ids_of_joined_lines_that_nobody_registered_mean_an_adapter_that_writes_others(logs, read):
-    logs.joined("east", *(line_of(f"x{n}") for n in range(10)), line_of("d0"))
-    adapted = parse_settings({"adapter": {"use": "any.where:Adapter"}}, "test")
-    assert read(settings=adapted).survey(0, 0).untold == 10
-    assert read().survey(0, 0).untold == 0
+@pytest.mark.parametrize(("name", "most"), [("PIECE_EVENTS_MAX", 2), ("PIECE_BYTES_MAX", 60)])
+def test_an_id_whose_lines_tell_several_times_is_one_event_of_one_piece(logs, read, monkeypatch, name, most):
+    monkeypatch.setattr(f"spark.recovery.recovering.{name}", most)
+    logs.joined("east", *(line_of(f"d{n}") for n in range(30)))
+    again = [{**foreign(f"d{n}", "q"), "ts_us": 1_000 * t} for n in range(30, 40) for t in range(1, 4)]
+    logs.foreign(*again, name="a.jsonl")
+    pieces = list(read().lost([DEAD.incarnation]).events())
+    assert sum(piece.count for piece in pieces) == 10
+    assert sum(len(unpack_times(piece.times)) for piece in pieces) == 30
+    assert len(pieces) >= 5
+    assert Counter(key for piece in pieces for key in {*split_ids(piece.ids)}) == dict.fromkeys(
+        packed(*(f"d{n}" for n in range(30, 40))), 1
+    )

@@ -81,6 +81,9 @@ def test_the_command_keeps_an_export_and_overwrites_none(session, registry, tmp_
     with pytest.raises(SystemExit) as end:
         main(arguments)
     assert (end.value.code, "is there already" in capsys.readouterr().err) == (2, True)
+    with pytest.raises(SystemExit) as end:
+        main([*arguments, "--scan-timeout", "3601"])
+    assert (end.value.code, "--scan-timeout" in capsys.readouterr().err) == (2, True)
     with pytest.raises(UsageError, match="no whole export"):
         check_export(str(tmp_path / "none"))
 
@@ -95,6 +98,17 @@ def test_what_was_acknowledged_before_a_scan_is_in_it(session, registry):
         assert held.issuperset(packed(*ids))
     column = b"".join(packed(*ids))
     assert set(registry.client.lookup(column, pack_times([77] * 20))) == {1}
+
+
+def test_a_scan_that_takes_longer_than_it_may_ends(session, registry, tmp_path):
+    from photon.core.errors import UnavailableError
+    from spark.engine.session import SparkFailedError, spark_failures
+    from spark.registered import boundaries, registered
+
+    with pytest.raises(UnavailableError):
+        boundaries([registry.address], 1e-6)
+    with pytest.raises(SparkFailedError), spark_failures():
+        registered(session, [registry.address], 1e-6).collect()
 
 
 def test_a_registry_that_does_not_answer_is_told_in_a_line(session):

@@ -155,6 +155,40 @@ def test_dead_letters_tell_their_fate_and_those_of_primary_events_are_left_out(s
     assert len(found) - len(told) == 3
 
 
+def test_each_dead_letter_keeps_its_fate_where_others_tell_no_time_or_no_id():
+    from spark.verification.facts import LetterFacts
+
+    letters = [
+        letter("unjoinable", foreign("a", "q", ts_us="noon")),
+        letter("expired", foreign("b", "q")),
+        letter("filtered", {"no": "id"}),
+        letter("filtered", foreign("c", "q", ts_us="noon")),
+        letter("unjoinable", 12),
+        letter("expired", foreign("d", "q")),
+    ]
+    rows = LetterFacts(Settings()).rows(lines_of(*letters)).select(["id", "fate"]).to_pylist()
+    told = {row["id"]: row["fate"] for row in rows if row["id"] is not None}
+    assert told == {"a": "unjoinable", "b": "expired", "c": "filtered", "d": "expired"}
+    assert len(rows) == len(letters)
+
+
+def test_joined_lines_stand_in_their_order_whatever_they_tell():
+    from spark.verification.facts import JoinedFacts
+
+    chunk = (
+        b"\n"
+        + lines_of(foreign("a", "q", ts_us="noon"), {"no": "id"}, foreign("b", "q"))
+        + b"\xef\xbb\xbf\xef\xbb\xbf\n\nno json\n"
+        + lines_of(foreign("c", "q", ts_us="noon"))
+    )
+    rows = JoinedFacts(Settings()).rows(chunk).to_pylist()
+    assert [(row["id"], row["time_us"]) for row in rows] == [
+        *[("a", None), (None, None), ("b", 2), (None, None), (None, None), ("c", None)]
+    ]
+    none = JoinedFacts(Settings()).rows(b"{\n{\n").to_pylist()
+    assert [set(row.values()) for row in none] == [{None}, {None}]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "pblk", "pblk.gz"])
 def test_logs_of_every_kind_tell_the_same(session, tmp_path, kind):
     clicks = [foreign(f"c{n}", f"q{n}", n=n) for n in range(50)] + [foreign("10.0.0.1:5:77", "q")]

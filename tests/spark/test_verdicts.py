@@ -39,6 +39,12 @@ def test_joined_lines_that_cannot_be_read_are_broken():
     assert report.broken == ["joined_unreadable", "dead_letters_unreadable"]
 
 
+def test_a_note_stands_in_the_table_and_the_document_and_breaks_nothing():
+    report = make_report(TOTALS, primaries_given=True, note="the adapter a:B does not say keeps_id = True")
+    assert "note: the adapter a:B does not say keeps_id = True" in as_table(report).splitlines()
+    assert (report.as_document()["note"], report.broken) == (report.note, [])
+
+
 def test_counts_that_need_the_primary_logs_are_not_told_without_them():
     told = make_report(TOTALS, primaries_given=True).counts.keys()
     less = make_report(TOTALS, primaries_given=False).counts.keys()

@@ -185,8 +185,23 @@ def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(session, tmp_
         {"id": "changed", "primary": {"id": "q"}},
         joined(foreign("swapped", "q"), primary("other")),
     )
-    _, verdicts = ask(session, logs, settings=Settings(adapter=Adapter(use="mine:Mine")))
+    report, verdicts = ask(session, logs, settings=Settings(adapter=Adapter(use="mine:Mine")))
+    assert report.note.startswith("the adapter mine:Mine can't be loaded here")
     assert verdicts == {"dropped": "joined", "changed": "joined", "swapped": "wrong_primary"}
+
+
+def test_an_adapter_that_does_not_say_that_it_keeps_ids_is_noted(tmp_path, monkeypatch):
+    from spark.verification.verify import note_of
+
+    (tmp_path / "noted.py").write_text(
+        "from joiner.adapter import Adapter\n"
+        "class Plain(Adapter): pass\n"
+        "class Other(Adapter):\n    def join(self, primary, foreign): return {'sum': 3}\n"
+        "class Keeps(Other):\n    keeps_id = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    assert [note_of(Adapter(use=use)) for use in ("", "noted:Plain", "noted:Keeps")] == [""] * 3
+    assert "noted:Other does not say keeps_id = True" in note_of(Adapter(use="noted:Other"))
 
 
 def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):

@@ -1,6 +1,5 @@
 """`photon verify` as a person calls it."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -9,6 +8,7 @@ from contextlib import nullcontext
 import pytest
 
 from photon.app.cli import main
+from spark.verification.verdicts import make_report
 from tests.app.kit import join
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 
@@ -89,7 +89,8 @@ def test_the_registry_of_a_run_that_ended_tells_what_was_lost_from_its_output(
 def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_path):
     logs.joined("dc2", joined(foreign("a", "q"), primary("q")))
     arguments = ("--foreign", logs.directory / "clicks", "--out", logs.out, "--master", "local[2]")
-    done = photon(*arguments, "--details", tmp_path / "details")
+    quick = ("--conf", "spark.sql.shuffle.partitions=2", "--driver-memory", "512m")
+    done = photon(*arguments, *quick, "--details", tmp_path / "details")
     assert (done.returncode, done.stderr) == (1, "")
     assert "such as 'a'" in done.stdout
     assert "broken: joined twice" in done.stdout
@@ -97,7 +98,7 @@ def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_pat
 
 
 @pytest.mark.spark
-@pytest.mark.usefixtures("session")
+@pytest.mark.usefixtures("requirements")
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
@@ -107,11 +108,37 @@ def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_pat
         ("--driver-memory", "much", "512m"),
         ("--from", "yesterday", "give a time as"),
         ("--export", "none --work none", "not both"),
+        ("--export", "none", "no whole export"),
+        ("--scan-timeout", "0", "--scan-timeout"),
     ],
 )
-def test_bad_usage_ends_with_2_and_one_line(logs, option, value, message):
+def test_bad_usage_ends_with_2_and_one_line(logs, monkeypatch, capfd, option, value, message):
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("too late"))
     options = {"--out": logs.out, "--foreign": logs.directory / "clicks", option: value}
-    done = photon(*itertools.chain(*((name, *str(value).split(" ")) for name, value in options.items())))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert done.stderr.count("\n") == 1
+    arguments = [part for name, given in options.items() for part in (name, *str(given).split(" "))]
+    with pytest.raises(SystemExit) as end:
+        main(["verify", *arguments])
+    said = capfd.readouterr()
+    assert (end.value.code, said.out) == (2, "")
+    assert message in said.err
+    assert said.err.count("\n") == 1
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("requirements")
+def test_the_question_is_what_the_options_say(logs, monkeypatch, capfd):
+    asked = []
+
+    def verify(_session, question, _settings):
+        asked.append(question)
+        return make_report([], primaries_given=False)
+
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext())
+    monkeypatch.setattr("spark.verification.verify.verify", verify)
+    options = ["--registry", "a:1,b:2", "--settle", "5", "--scan-timeout", "90", "--to", "3"]
+    with pytest.raises(SystemExit) as end:
+        main(["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), *options])
+    assert (end.value.code, capfd.readouterr().err) == (0, "")
+    [question] = asked
+    assert (question.settle_s, question.scan_timeout_s, question.span.end_us) == (5.0, 90.0, 3_000_000)
+    assert question.registry == ("a:1", "b:2")
