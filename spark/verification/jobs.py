@@ -40,10 +40,17 @@ class Span:
         return inside
 
 
-def claims(foreign: DataFrame, joined: DataFrame) -> DataFrame:
+_ALWAYS: Final = Span()
+
+
+def claims(foreign: DataFrame, joined: DataFrame, span: Span = _ALWAYS) -> DataFrame:
     """One row a foreign or joined line: id, key, source, time_us, the primary that it names or holds (16
-    bytes), the content of that."""
-    rows = foreign.withColumn("source", F.lit(_FOREIGN))
+    bytes), the content of that; `asked`, of a foreign line: it is of that time, or can't be read.
+
+    An event that stands in several lines may be asked for by one and joined by what another names.
+    """
+    asked = F.col("key").isNull() | span.holds(F.col("time_us")) if span else F.lit(True)
+    rows = foreign.withColumn("source", F.lit(_FOREIGN)).withColumn("asked", asked)
     return rows.unionByName(joined.withColumn("source", F.lit(_JOINED)), allowMissingColumns=True)
 
 
@@ -97,25 +104,28 @@ def alike(pairs: DataFrame, inside: DataFrame, logged: DataFrame) -> DataFrame:
 def accounts(rows: DataFrame, letters: DataFrame) -> DataFrame:
     """Claims and dead letters -> one row an id: where it stands, and whether it holds what it should.
 
-    Counts `lines` (in the inputs), `joined`, `letters`, each fate of a letter, and of the joined lines those
-    `not_named`, with a primary that no line of the inputs names; `empty`, with none; `altered`, with a
-    content that is in no log. `joinable`: a primary it names is in the logs. `time_us`: that of its lines in
-    the inputs, or else what the other lines tell.
+    Counts `lines` (of the inputs, those that are `asked`), `joined`, `letters`, each fate of a letter, and of
+    the joined lines those `not_named`, with a primary that no line of the inputs names; `empty`, with none;
+    `altered`, with a content that is in no log. `joinable`: a primary it names is in the logs. `time_us`:
+    that of its lines in the inputs, first of those asked, or else what the other lines tell.
 
     Only counts and flags, first by id and primary, then by id: a set of texts an id costs several times more.
     """
     letters = letters.withColumn("source", F.lit(_LETTER))
     rows = rows.drop("content").unionByName(letters, allowMissingColumns=True)
     foreign, joined, letter = (F.col("source") == source for source in (_FOREIGN, _JOINED, _LETTER))
+    asked = foreign & F.col("asked")
     by_pair = (
         rows.repartition("key")
         .groupBy("key", "id", "primary")
         .agg(
-            F.count_if(foreign).alias("lines"),
+            F.count_if(asked).alias("lines"),
+            F.bool_or(foreign).alias("named"),
             F.count_if(joined).alias("joined"),
             F.count_if(joined & ~F.col("same")).alias("altered"),
             F.bool_or(foreign & F.col("known")).alias("joinable"),
             F.count_if(letter).alias("letters"),
+            F.max(F.when(asked, F.col("time_us"))).alias("asked_us"),
             F.max(F.when(foreign, F.col("time_us"))).alias("own_us"),
             F.max("time_us").alias("told_us"),
             *(F.count_if(F.col("fate") == name).alias(name) for name in _FATE_NAMES),
@@ -125,10 +135,10 @@ def accounts(rows: DataFrame, letters: DataFrame) -> DataFrame:
     sums = ("lines", "joined", "altered", "letters", *_FATE_NAMES)
     return by_pair.groupBy("key", "id").agg(
         *(F.sum(name).alias(name) for name in sums),
-        F.sum(F.when(~holds_none & (F.col("lines") == 0), F.col("joined")).otherwise(0)).alias("not_named"),
+        F.sum(F.when(~holds_none & ~F.col("named"), F.col("joined")).otherwise(0)).alias("not_named"),
         F.sum(F.when(holds_none, F.col("joined")).otherwise(0)).alias("empty"),
         F.bool_or("joinable").alias("joinable"),
-        F.coalesce(F.max("own_us"), F.max("told_us")).alias("time_us"),
+        F.coalesce(F.max("asked_us"), F.max("own_us"), F.max("told_us")).alias("time_us"),
     )
 
 

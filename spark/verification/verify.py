@@ -7,7 +7,6 @@ from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from joiner.adapter import load_adapter
 from photon.core.clock import SystemClock
@@ -117,9 +116,7 @@ class _Run:
         self._joined.count()
         letters = existing(session, _outputs(question.out, "dead-letters"))
         self._letters = sources.dead_letters(session, letters, settings)
-        self._foreign = self._of_the_span(
-            sources.foreign_events(session, input_paths(question.foreign), settings)
-        )
+        self._foreign = sources.foreign_events(session, input_paths(question.foreign), settings)
         self._logs: DataFrame | None = None
         if question.primary:
             lines = sources.primary_events(session, input_paths(question.primary), settings)
@@ -161,10 +158,6 @@ class _Run:
         # Asked later than the ids, so that none is missed that was forgotten between.
         return Export(held, began_us, boundaries(question.registry, question.scan_timeout_s))
 
-    def _of_the_span(self, foreign: DataFrame) -> DataFrame:
-        span = self._question.span
-        return foreign.where(F.col("key").isNull() | span.holds(F.col("time_us"))) if span else foreign
-
     def _keep(self, frame: DataFrame) -> DataFrame:
         kept = frame.persist(StorageLevel.DISK_ONLY)
         self._kept.append(kept)
@@ -197,7 +190,7 @@ class _Run:
         return self._keep(verification.alike(pairs, forms(inside), forms(lines)))
 
     def _judged(self, alike: DataFrame | None) -> tuple[DataFrame, list[Total]]:
-        claims = verification.claims(self._foreign, self._joined)
+        claims = verification.claims(self._foreign, self._joined, self._question.span)
         if self._logs is not None:
             claims = verification.against_primaries(claims, self._logs, alike)
         else:

@@ -204,6 +204,30 @@ def test_an_adapter_that_does_not_say_that_it_keeps_ids_is_noted(tmp_path, monke
     assert "noted:Other does not say keeps_id = True" in note_of(Adapter(use="noted:Other"))
 
 
+def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(session, tmp_path):
+    from spark.verification.jobs import Span
+    from spark.verification.verify import Question, verify
+
+    first, second, alone = (
+        foreign("rep", "q", ts_us=1_000_000),
+        foreign("rep", "q2", ts_us=10_000_000),
+        foreign("alone", "q", ts_us=1_000_000),
+    )
+    logs = WrittenLogs(tmp_path)
+    logs.primary(primary("q"), primary("q2"))
+    logs.foreign(first, second, alone)
+    logs.joined("dc1", joined(first, primary("q")), joined(alone, primary("q")))
+    question = Question(
+        (str(tmp_path / "clicks"),),
+        (str(logs.out),),
+        (str(tmp_path / "queries"),),
+        span=Span(9_000_000, None),
+    )
+    report = verify(session, question, Settings())
+    assert report.broken == []
+    assert (report.counts["foreign_events"], report.counts["joined"]) == (1, 1)
+
+
 def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
     logs = WrittenLogs(tmp_path)
     logs.foreign(*(foreign(n, "q") for n in range(5)))
