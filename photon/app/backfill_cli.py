@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from photon.app.console import working
-from photon.core.errors import SettingsError, UsageError
+from photon.core.errors import UsageError
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.engine.options import SparkOptions, spark_options
 
@@ -130,21 +130,16 @@ def _abandon(place: "Place", registry: list[str], as_json: bool) -> int:
 
 def _settings(config: Path | None, work: Path | None) -> Settings:
     """Those of the run, where it is known: events that are read otherwise would be joined twice."""
-    from photon.core.reading import reading_fingerprint
-
     if work is None:
         return load_settings(config)
+    from photon.app.run_settings import check_reads_alike
     from photon.app.topology import read_topology
 
     runs = read_topology(work / "topology.json").checked_settings()
     if config is None:
         return runs
     settings = load_settings(config)
-    if reading_fingerprint(settings) != reading_fingerprint(runs):
-        raise SettingsError(
-            f"{config}: [foreign], [primary], ids.key and logs.line_bytes_max must be those of the run in "
-            f"{work}, or events would be joined twice; leave --config out to use them"
-        )
+    check_reads_alike(settings, config, runs, work)
     return settings
 
 

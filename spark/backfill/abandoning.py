@@ -22,7 +22,7 @@ from photon.core.errors import UnavailableError
 from photon.core.fates import Released
 from photon.core.ids import ID_BYTES
 from photon.core.tokens import Token, parse_token
-from spark.backfill.job import Job, Place
+from spark.backfill.job import Job, Place, check_registry
 from spark.backfill.publishing import take_back
 
 WAIT_S_MAX: Final = 120.0
@@ -43,7 +43,8 @@ class Abandoned:
 
 
 def abandon(job: Job, place: Place, client: RegistryClient, notice: Notice = lambda _: None) -> Abandoned:
-    """The place's lock is held: its driver is dead. UnavailableError: run it again."""
+    """The place's lock is held: its driver is dead. UnavailableError: run it again; UsageError."""
+    check_registry(job, place, client.identity())
     _fence(client, job.incarnation, notice)
     configuration = client.configuration()
     _await_shards(client, configuration, Token(place.token_address, job.incarnation, 0).pack())

@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -27,7 +27,7 @@ from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
 from spark.backfill.bucket import BucketResult
 from spark.backfill.rows import FILES_MAX, OFFSET_MAX
-from spark.reading.paths import is_uri
+from spark.reading.paths import check_name, is_uri
 from spark.reading.ranges import LogFile
 
 STEM: Final = "backfill"
@@ -66,7 +66,10 @@ class Clearing(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan, and what came of it. Bucket b has the token `begun_us + b` and the file `first_number + b`."""
+    """A plan, and what came of it. Bucket b has the token `begun_us + b` and the file `first_number + b`.
+
+    `registry`: the identity of the one that it registers with; "" in a job of before this was noted.
+    """
 
     incarnation: int
     begun_us: int
@@ -81,6 +84,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     phase: Phase = Phase.PLANNED
     results: tuple[BucketResult, ...] = ()
     clearing: Clearing = Clearing()
+    registry: str = ""
 
     def joined_name(self, bucket: int) -> str:
         suffix = PARQUET if self.output_format == "parquet" else LINES
@@ -141,15 +145,25 @@ class Place:
 
     def next_number(self) -> int:
         """Of files: above those of all jobs that were here."""
-        ends = [0]
+        return max((old.first_number + old.buckets for old in self.put_away_jobs()), default=0)
+
+    def put_away_jobs(self) -> Iterator[Job]:
         for path in self.home.glob("job-*.json"):
             with storage_errors(path):
-                old = msgspec.json.decode(path.read_bytes(), type=Job)
-            ends.append(old.first_number + old.buckets)
-        return max(ends)
+                yield msgspec.json.decode(path.read_bytes(), type=Job)
 
 
 _JOB: Final = "job.json"
+
+
+def check_registry(job: Job, place: Place, identity: str) -> None:
+    """UsageError for another registry than the job's: it would give all events to whoever asks, has nothing
+    of what is to be released, and its lease says nothing of the job's."""
+    if job.registry not in ("", identity):
+        raise UsageError(
+            f"{place.home}: its backfill registers with the registry {job.registry}, and this is {identity}; "
+            "name the --work or --registry that it was begun with, or begin one under another --datacenter"
+        )
 
 
 # --- planning
@@ -175,6 +189,7 @@ def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
     names: dict[tuple[int, int], str] = {}
     for name in sorted({name for pattern in patterns for name in matching_files(pattern)}):
         if os.path.isfile(name):
+            check_name(os.path.abspath(name))
             status = os.stat(name)
             names.setdefault((status.st_dev, status.st_ino), os.path.abspath(name))
     return [_look_at_one(name) for name in names.values()]

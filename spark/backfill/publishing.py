@@ -21,6 +21,7 @@ from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError
 from spark.backfill.bucket import BucketResult
 from spark.backfill.job import STEM, Job, Place
+from spark.backfill.letters import LOGS, remove_letters, remove_replaced
 from spark.backfill.staging import Staged
 
 LEASE_WAIT_S_MAX: Final = 300.0
@@ -56,6 +57,7 @@ class Publisher:
                 if result.joined is not None:
                     self._publish_joined(result, result.joined, manifest)
                     self.checkpoint("listed")
+        remove_replaced(self.job, self.place)
 
     def _publish_letters(self, result: BucketResult) -> None:
         for log, letters in (("foreign", result.letters), ("primary", result.primary_letters)):
@@ -135,7 +137,7 @@ def fenced(job: Job, place: Place) -> FencedError:
 
 
 def take_back(job: Job, place: Place) -> set[int]:
-    """Delete what has its final name and is not listed; the buckets that are published.
+    """Delete what has its final name and is not listed, dead letters too; the buckets that are published.
 
     For a job that is fenced, and whose driver is dead (the place's lock is ours).
     """
@@ -151,6 +153,8 @@ def take_back(job: Job, place: Place) -> set[int]:
                     (place.joined / name).unlink(missing_ok=True)
         with storage_errors(place.joined):
             sync_directory(place.joined)
+    for log in LOGS:
+        remove_letters(job, place, log, set(range(job.buckets)) - published)
     return published
 
 

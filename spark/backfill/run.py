@@ -16,7 +16,6 @@ import random
 import secrets
 import shutil
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
@@ -34,8 +33,7 @@ from joiner.output_files import Life, note_life
 from joiner.ports import Checkpoint
 from photon.core.clock import Clock, SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
-from photon.core.errors import LockedError, UnavailableError, UsageError
-from photon.core.fates import Fate
+from photon.core.errors import LockedError, UsageError
 from photon.core.settings import Settings
 from spark.backfill.clearing import Clearer, is_left
 from spark.backfill.job import (
@@ -45,6 +43,7 @@ from spark.backfill.job import (
     Phase,
     Place,
     buckets_for,
+    check_registry,
     check_unchanged,
     look_at,
     reading_of,
@@ -52,7 +51,8 @@ from spark.backfill.job import (
 from spark.backfill.joining import join_buckets
 from spark.backfill.publishing import FIRST_LEASE_WAIT_S_MAX, Publisher, await_lease, next_number
 from spark.backfill.remote import look_at_remote
-from spark.reading.paths import is_uri
+from spark.backfill.summary import summary_of
+from spark.reading.paths import check_name, is_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -61,7 +61,6 @@ Notice = Callable[[str], None]
 OpenSession = Callable[[], AbstractContextManager["SparkSession"]]
 
 _CLIENT_TIMEOUT_S: Final = 10.0
-_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +96,11 @@ def backfill(
         spark = _Spark(open_session, opened)
         client = opened.enter_context(closing(_client(order, clock)))
         _clear_before(order, client, notice, checkpoint)
-        job = _resumed(order, spark, notice)
+        job = _resumed(order, client, spark, notice)
         if job is not None and job.phase is Phase.DONE:
-            return _summary(job, place, time.monotonic() - began, again=True)
+            return summary_of(job, place, time.monotonic() - began, again=True)
         _prepare(place)
-        _await_registry(client)  # before Spark is started
-        job = job or _planned(order, spark, clock)
+        job = job or _planned(order, client, spark, clock)
         with _leased(job, order, client, clock, notice) as keeper:
             if job.phase is Phase.PLANNED:
                 session = spark.session()
@@ -113,7 +111,7 @@ def backfill(
             shutil.rmtree(place.staging, ignore_errors=True)
         if is_left(job, settings):
             job = Clearer(job, place, settings, client, notice, checkpoint).clear()
-        return _summary(job, place, time.monotonic() - began)
+        return summary_of(job, place, time.monotonic() - began)
 
 
 class _Spark:
@@ -145,12 +143,12 @@ def locked(place: Place) -> DirectoryLock:
 
 
 def _clear_before(order: Order, client: RegistryClient, notice: Notice, checkpoint: Checkpoint) -> None:
-    """What an earlier run published, and did not come to clear. UnavailableError, StorageError."""
+    """What an earlier run published, and did not come to clear. UsageError if elsewhere; UnavailableError."""
     job = order.place.load()
     if job is None or not is_left(job, order.settings):
         return
     if job.reading == reading_of(order.settings):
-        _await_registry(client)
+        check_registry(job, order.place, client.identity())
         Clearer(job, order.place, order.settings, client, notice, checkpoint).clear()
     else:
         notice(
@@ -158,7 +156,7 @@ def _clear_before(order: Order, client: RegistryClient, notice: Notice, checkpoi
         )
 
 
-def _resumed(order: Order, spark: _Spark, notice: Notice) -> Job | None:
+def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice) -> Job | None:
     """The job to go on with, or that is done already; None: a new one is to be planned."""
     place, job = order.place, order.place.load()
     if job is None:
@@ -169,6 +167,7 @@ def _resumed(order: Order, spark: _Spark, notice: Notice) -> Job | None:
         if same and _inputs(order, spark) == (job.primary, job.foreign):
             notice("this backfill is done already; its logs are as they were")
             return job
+        check_registry(job, place, client.identity())
         place.put_away(job, "done")
         return None
     if not same:
@@ -186,6 +185,7 @@ def _resumed(order: Order, spark: _Spark, notice: Notice) -> Job | None:
             f"{place.home} has an unfinished backfill, and {changed[0]} is not what it was begun with; "
             "run the same command again, or --abandon it first"
         )
+    check_registry(job, place, client.identity())
     if job.phase is Phase.PLANNED:
         if job.spark != _spark_version():
             raise UsageError(
@@ -197,8 +197,11 @@ def _resumed(order: Order, spark: _Spark, notice: Notice) -> Job | None:
     return job
 
 
-def _planned(order: Order, spark: _Spark, clock: Clock) -> Job:
+def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) -> Job:
     """A new job, durably noted before anything is registered for it."""
+    registry = client.identity()  # it may not answer: asked before Spark is started
+    for old in order.place.put_away_jobs():
+        check_registry(old, order.place, registry)
     primary, foreign = _inputs(order, spark)
     job = Job(
         incarnation=secrets.randbits(64),
@@ -211,6 +214,7 @@ def _planned(order: Order, spark: _Spark, clock: Clock) -> Job:
         foreign=foreign,
         buckets=buckets_for(primary, foreign, 2 * spark.session().sparkContext.defaultParallelism),
         first_number=next_number(order.place),
+        registry=registry,
     )
     order.place.save(job)
     return job
@@ -226,7 +230,10 @@ def _patterns(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
-    return tuple(pattern if is_uri(pattern) else str(Path.cwd() / pattern) for pattern in patterns)
+    absolute = tuple(pattern if is_uri(pattern) else str(Path.cwd() / pattern) for pattern in patterns)
+    for pattern in absolute:
+        check_name(pattern)
+    return absolute
 
 
 def _spark_version() -> str:
@@ -250,19 +257,6 @@ def _prepare(place: Place) -> None:
 
 def _client(order: Order, clock: Clock) -> RegistryClient:
     return RegistryClient(list(order.registry), _CLIENT_TIMEOUT_S, clock, random.Random())
-
-
-def _await_registry(client: RegistryClient) -> None:
-    """UnavailableError if no replica answers in time."""
-    deadline = time.monotonic() + _CLIENT_TIMEOUT_S
-    while True:
-        try:
-            client.configuration()
-            return
-        except UnavailableError:
-            if time.monotonic() > deadline:
-                raise
-        time.sleep(_POLL_S)
 
 
 @contextmanager
@@ -290,25 +284,3 @@ def _published(job: Job, order: Order, keeper: LeaseKeeper, checkpoint: Checkpoi
     job = msgspec.structs.replace(job, phase=Phase.DONE)
     order.place.save(job)
     return job
-
-
-def _summary(job: Job, place: Place, seconds: float, again: bool = False) -> dict[str, Any]:
-    """Names as in the summary of `photon join`; `seconds` are this run's. `again`: it joined nothing."""
-    fates: Counter[str] = Counter()
-    for result in job.results:
-        fates.update(result.fates)
-    counts = {fate.value: fates[fate.value] for fate in Fate}
-    files = [job.joined_name(result.bucket) for result in job.results if result.joined is not None]
-    return {
-        "foreign_events": sum(counts.values()),
-        **counts,
-        "seconds": round(seconds, 3),
-        "joined_per_s": round(counts[Fate.JOINED.value] / seconds, 1) if seconds > 0 and not again else 0.0,
-        "joined_by_datacenter": {place.datacenter: counts[Fate.JOINED.value]},
-        "primary_events": sum(result.primary_events for result in job.results),
-        "primary_malformed": sum(result.primary_malformed for result in job.results),
-        "buckets": job.buckets,
-        "files": files,
-        "tokens_cleared": job.clearing.ids,
-        "incarnation": f"{job.incarnation:016x}",
-    }

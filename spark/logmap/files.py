@@ -8,11 +8,12 @@ import msgspec
 
 from eventstore.built_map import BuiltFile, Manifest
 from photon.core.chunks import HEAD_BYTES, digest, read_at, read_chunk
-from photon.core.errors import StorageError, UsageError
+from photon.core.errors import StorageError
 from photon.core.framing import framing_of, holds_blocks
 from photon.core.logfiles import TAIL_BYTES
 from photon.core.packed import is_packed
 from photon.core.settings import Logs
+from spark.reading.paths import check_name
 from spark.reading.range_reading import line_begins
 from spark.reading.ranges import LogFile
 
@@ -44,7 +45,7 @@ def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stoc
     files = {file.number: file for file in manifest.files}
     readings, fresh = [], []
     for name in sorted(names):
-        _check_name(name)
+        check_name(name)
         found = _Found(name)
         file = known.take(found)
         if file is None:
@@ -155,10 +156,3 @@ def _is_there(file: BuiltFile) -> bool:
         return _Found(file.name).holds(file)
     except StorageError:
         return False
-
-
-def _check_name(name: str) -> None:
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{name!r}: the name is no UTF-8; rename the log") from error

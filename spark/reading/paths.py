@@ -64,6 +64,14 @@ def check_new(directory: str, option: str = "--details") -> None:
         raise UsageError(f"{option} {directory}: is there already; name a new directory")
 
 
+def check_name(name: str) -> None:
+    """UsageError for a log whose name can't be kept as text."""
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise UsageError(f"{name!r}: the name is no UTF-8; rename the log") from error
+
+
 def is_uri(path: str) -> bool:
     """Whether it is for Spark alone to understand."""
     return _SCHEME.match(path) is not None

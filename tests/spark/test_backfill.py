@@ -138,6 +138,16 @@ def test_a_backfill_that_is_done_is_not_done_again_until_its_logs_grow(run, orde
     assert not set(first["files"]) & set(third["files"])
 
 
+def test_a_further_backfill_of_grown_logs_leaves_each_dead_letter_once(run, order, tmp_path):
+    write_logs(tmp_path, [("a",), ("b", "none"), b"no event\n"])
+    run(order)
+    write_logs(tmp_path, [("a",), ("b", "none"), b"no event\n", ("c", "none")])
+    assert fates(run(order)) == {"foreign_events": 4, "duplicate": 1, "unjoinable": 2, "malformed": 1}
+    letters = Counter((e["file"], e["offset"], e["fate"]) for e in read_lines(order.place.letters))
+    assert Counter(fate for _, _, fate in letters) == {"unjoinable": 2, "malformed": 1}
+    assert set(letters.values()) == {1}
+
+
 def test_packed_logs_and_a_last_line_without_its_newline_are_read(run, order, tmp_path):
     zstandard = pytest.importorskip("zstandard")
     write_logs(tmp_path, [("a",)])

@@ -9,7 +9,7 @@ from joiner import parquet
 from joiner.manifest import Manifest
 from joiner.output_files import CompleteFile
 from photon.core.columns import pack_times
-from photon.core.errors import UnavailableError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Released
 from photon.core.ids import IdPacker
 from photon.core.settings import parse_settings
@@ -158,6 +158,19 @@ def test_a_registry_that_goes_away_is_told_and_the_next_run_goes_on(tmp_path, re
     with pytest.raises(UnavailableError, match=r"all is published.*nobody answers.*same command again"):
         done.clear(registry=Away())
     assert done.clear().clearing.ids == 3 * EVENTS
+
+
+def test_tokens_are_not_cleared_at_another_registry_than_the_backfills_own(tmp_path, registry):
+    from spark.backfill.job import reading_of
+    from spark.backfill.run import Order, backfill
+
+    done, settings = Done(tmp_path / "out", registry), parse_settings({})
+    kept = {"reading": reading_of(settings), "registry": "0" * 32}
+    done.place.save(msgspec.structs.replace(done.job, **kept))
+    order = Order((), (), done.place, "jsonl", (registry.address,), settings)
+    with pytest.raises(UsageError, match="name the --work or --registry that it was begun with"):
+        backfill(order, lambda: pytest.fail("Spark was started"))
+    assert done.holders() == set(done.names)
 
 
 def test_a_file_that_was_taken_away_is_passed_over(tmp_path, registry):

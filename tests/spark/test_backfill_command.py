@@ -1,5 +1,7 @@
 """`photon backfill` as a person calls it, where it says no."""
 
+import os
+
 import pytest
 
 from photon.app.cli import main
@@ -52,10 +54,23 @@ def said(tmp_path, monkeypatch, capfd, requirements):
 )
 def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, monkeypatch, changed, message):
     monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
-    monkeypatch.setattr("idregistry.client.RegistryClient.configuration", lambda _: None)
+    monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
     monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
     status, line = said(**changed)
     assert (status, message in line) == (2, True), line
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"foreign": os.fsdecode(b"logs/clicks/\xff*")}, {"primary": "logs/clicks"}]
+)
+def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_path, monkeypatch, changed):
+    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
+    monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
+    (tmp_path / os.fsdecode(b"logs/clicks/\xff.jsonl")).touch()
+    status, line = said(**changed)
+    assert (status, "\\udcff" in line, "rename the log" in line) == (2, True, True), line
+    assert not (tmp_path / "out/.photon-backfill/backfill/job.json").exists()
 
 
 def test_a_registry_that_does_not_answer_is_told_before_spark_is_started(said, monkeypatch):

@@ -3,6 +3,7 @@
 import threading
 from contextlib import contextmanager
 
+import msgspec
 import pytest
 
 from joiner.lease import Lease
@@ -10,8 +11,9 @@ from joiner.lease_keeper import LeaseKeeper
 from joiner.output_files import complete_files, count_joined
 from photon.core.clock import ManualClock
 from photon.core.columns import pack_times
-from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError
+from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError, UsageError
 from photon.core.ids import IdPacker
+from photon.core.settings import parse_settings
 from photon.core.tokens import Token
 from tests.idregistry.cluster import wait_until
 from tests.spark.real_registry import RealRegistry
@@ -184,6 +186,67 @@ def test_dead_letters_are_durable_before_any_file_is_listed(desk, monkeypatch):
         desk.publish("listed", listed)
 
 
+def test_what_is_taken_back_leaves_no_dead_letters_but_those_of_published_buckets(desk):
+    from spark.backfill.publishing import take_back
+
+    with pytest.raises(ZeroDivisionError):
+        desk.publish("listed", lambda: 1 // 0)
+    kept = desk.place.letters / "foreign-backfill-000005.jsonl"
+    others = desk.place.letters / "foreign-backfill-000004.jsonl"
+    for path in (kept, others, desk.place.letters / "primary-backfill-000007.jsonl"):
+        path.touch()
+    assert take_back(desk.job, desk.place) == {0}
+    assert {*desk.place.letters.iterdir()} == {kept, others}
+
+
+@pytest.mark.parametrize(
+    ("now", "gone"),
+    [
+        ("as it was", True),
+        ("grown", True),
+        ("rewritten", False),
+        ("not read", False),
+    ],
+)
+def test_dead_letters_of_an_earlier_job_go_once_those_of_one_over_the_same_logs_are_there(
+    desk, tmp_path, now, gone
+):
+    from spark.backfill.job import look_at
+
+    def look(name):
+        return look_at((str(tmp_path / name),), "foreign", lambda _: ())
+
+    log = tmp_path / "a.jsonl"
+    log.write_text("a line\n")
+    (tmp_path / "b.jsonl").write_text("another\n")
+    old = msgspec.structs.replace(desk.job, first_number=2, foreign=look("a.jsonl"), primary=look("b.jsonl"))
+    desk.place.save(old)
+    desk.place.put_away(old, "done")
+    letters = desk.place.letters
+    letters.mkdir(parents=True)
+    for name in (
+        "foreign-backfill-000002.jsonl",
+        "primary-backfill-000003.jsonl",
+        "foreign-east-000002.jsonl",
+    ):
+        (letters / name).touch()
+    log.write_text({"grown": "a line\nand one\n", "rewritten": "b line\n"}.get(now, "a line\n"))
+    desk.job = msgspec.structs.replace(desk.job, foreign=look("b.jsonl" if now == "not read" else "*.jsonl"))
+
+    def still_there():
+        assert (letters / "foreign-backfill-000002.jsonl").exists()
+        assert (letters / "foreign-backfill-000006.jsonl").exists()
+
+    desk.publish("listed", still_there)
+    left = {path.name for path in letters.iterdir()}
+    assert ("foreign-backfill-000002.jsonl" not in left) == gone
+    assert left - {"foreign-backfill-000002.jsonl"} == {
+        "primary-backfill-000003.jsonl",
+        "foreign-east-000002.jsonl",
+        "foreign-backfill-000006.jsonl",
+    }
+
+
 def test_nothing_is_published_by_a_fenced_job(desk):
     desk.keeper.fenced(desk.lease)
     with pytest.raises(FencedError):
@@ -212,6 +275,75 @@ def registry(tmp_path_factory):
     made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=3)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def other_registry(tmp_path_factory):
+    made = RealRegistry(tmp_path_factory.mktemp("other-registry"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def resume(desk, tmp_path):
+    """The desk's job, kept as that of `registry` (None: not kept), is gone on with by a command that names
+    `named`."""
+    from spark.backfill.job import reading_of
+    from spark.backfill.run import Order, backfill
+
+    settings = parse_settings({"registry": {"lease_s": 2.0}, "joiner": {"clear_tokens": False}})
+    patterns = ((str(tmp_path / "q"),), (str(tmp_path / "c"),))
+
+    def resume(named, registry, **changed):
+        if registry is not None:
+            identity = registry.client.identity()
+            kept = {"reading": reading_of(settings), "patterns": patterns, "registry": identity}
+            desk.place.save(msgspec.structs.replace(desk.job, **kept, **changed))
+        order = Order(*patterns, desk.place, "jsonl", (named.address,), settings)
+        return backfill(order, lambda: pytest.fail("Spark was started"))
+
+    return resume
+
+
+@pytest.mark.parametrize("phase", ["planned", "joined"])
+def test_a_job_does_not_go_on_with_another_registry_than_its_own(
+    desk, resume, registry, other_registry, phase
+):
+    with pytest.raises(UsageError, match="name the --work or --registry that it was begun with"):
+        resume(other_registry, registry, phase=phase)
+    assert desk.joined() == []
+
+
+@pytest.mark.parametrize("how", ["done", "abandoned"])
+def test_a_further_job_has_the_registry_of_the_jobs_before_it(desk, resume, registry, other_registry, how):
+    if how == "abandoned":
+        desk.place.save(msgspec.structs.replace(desk.job, registry=registry.client.identity()))
+        desk.place.put_away(desk.job, how)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="another --datacenter"):
+            if how == "done":
+                resume(other_registry, registry, phase="done", output_format="parquet")
+            else:
+                resume(other_registry, None)
+    assert (desk.place.load() is not None) == (how == "done")
+
+
+def test_a_job_goes_on_with_its_own_registry(desk, resume, registry):
+    assert resume(registry, registry)["files"] == BOTH == desk.listed()
+
+
+def test_a_job_is_not_abandoned_at_another_registry_than_its_own(desk, registry, other_registry):
+    from spark.backfill.abandoning import abandon
+
+    job = msgspec.structs.replace(desk.job, registry=registry.client.identity())
+    with registered(desk, registry) as ids:
+        (desk.place.joined).mkdir(parents=True)
+        (desk.place.joined / BOTH[1]).write_bytes(b"renamed, and not listed\n")
+        with pytest.raises(UsageError, match="name the --work or --registry that it was begun with"):
+            abandon(job, desk.place, other_registry.client)
+        assert desk.joined() == BOTH[1:]
+        assert set(present(registry, ids[0])) == {1}
+        assert abandon(job, desk.place, registry.client).released == 60
 
 
 @contextmanager
