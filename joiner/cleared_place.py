@@ -15,7 +15,7 @@ from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError
 
 _PLACE: Final = "cleared"
-_KEEPS_ID: Final = "keeps-id"
+KEEPS_ID: Final = "keeps-id"
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -74,14 +74,20 @@ def first_to_clear(state: Path, keeps_id: bool, file: int, batches_left: bool) -
     elif before is None and not batches_left:
         first = file
     if first != before:
-        path = state / _KEEPS_ID
+        path = state / KEEPS_ID
         with storage_errors(path):
             write_file(path, msgspec.json.encode(first))
     return first
 
 
+def all_keep_ids(state: Path) -> bool:
+    """Whether all lines that the joiner ever wrote tell which events they are of. CorruptStateError,
+    StorageError."""
+    return _read_first(state) == 0
+
+
 def _read_first(state: Path) -> int | None:
-    path = state / _KEEPS_ID
+    path = state / KEEPS_ID
     with storage_errors(path):
         if not path.exists():
             return 0

@@ -10,7 +10,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -26,9 +26,25 @@ _POLL_S: Final = 0.05
 _ASK_S: Final = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A registry to ask: gRPC addresses of its replicas, and whether it was started for that: then its run
+    has ended, and leases count from that start on."""
+
+    addresses: list[str]
+    started: bool = False
+
+
 @contextmanager
 def registry_addresses(work: Path | None, addresses: str | None) -> Iterator[list[str]]:
-    """gRPC addresses of replicas, valid within the block. `addresses`: given by the user, comma-separated.
+    """The addresses of `asked_registry`, where nothing else matters."""
+    with asked_registry(work, addresses) as registry:
+        yield registry.addresses
+
+
+@contextmanager
+def asked_registry(work: Path | None, addresses: str | None) -> Iterator[Asked]:
+    """Replicas, valid within the block. `addresses`: given by the user, comma-separated.
 
     UsageError if neither or both are given, or `work` is no work directory; LockedError while another command
     has borrowed it; UnavailableError if the registry can't be started, or has no quorum.
@@ -39,7 +55,7 @@ def registry_addresses(work: Path | None, addresses: str | None) -> Iterator[lis
         known = [address for address in (addresses or "").split(",") if address]
         if not known:
             raise UsageError("--registry names no address; give HOST:PORT,...")
-        yield known
+        yield Asked(known)
         return
     topology = read_topology(work / "topology.json")
     with contextlib.ExitStack() as held:
@@ -48,9 +64,9 @@ def registry_addresses(work: Path | None, addresses: str | None) -> Iterator[lis
             held.enter_context(DirectoryLock(work))
         except LockedError:  # a run is on: its registry it is
             borrowing.release()
-            yield [replica.grpc for replica in topology.replicas]
+            yield Asked([replica.grpc for replica in topology.replicas])
         else:
-            yield held.enter_context(_started(work, topology))
+            yield Asked(held.enter_context(_started(work, topology)), started=True)
 
 
 def _borrowing(work: Path) -> DirectoryLock:

@@ -61,8 +61,8 @@ from spark.recovery.losses import LostEvents, Survey
 @dataclass(frozen=True, slots=True)
 class Job:
     """What was asked for. `outs`: directories of this machine with joined/ in them, every root of every
-    datacenter; `plans`: where plans are kept; `gone`: what is not there is gone for good; `settle_s`: what is
-    younger is not lost while its incarnation lives."""
+    datacenter; `plans`: where plans are kept; `gone`: what is not there is gone for good; `ended`: no joiner
+    of the run lives; `settle_s`: what is younger is not lost while its incarnation lives."""
 
     outs: Sequence[Path]
     work: Path | None
@@ -70,6 +70,7 @@ class Job:
     plans: Path
     apply: bool = False
     gone: bool = False
+    ended: bool = False
     settle_s: float = SETTLE_S
 
 
@@ -153,7 +154,7 @@ class _Run:
         self._tell("reading the registry and the joined logs")
         survey = reading.survey(self._clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
         # After the survey: a life is told of before anything is registered for it.
-        lives = ask_lives(self._registry, survey.losses, named_lives(job.outs), job.gone)
+        lives = ask_lives(self._registry, survey.losses, named_lives(job.outs), job.gone, job.ended)
         self._checkpoint("surveyed")
         names = [file.file for file in missing]
         refused = refusal(survey, lives, names, job.gone)

@@ -4,7 +4,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,7 +55,7 @@ class Options:
 @click.option("--work", type=click.Path(path_type=Path), help="State of the run (OUT/.photon).")
 @click.option("--registry", metavar="HOST:PORT,...", help="The registry's replicas, instead of --work.")
 @click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml)  [default: the run's]"
+    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of the run, with --registry."
 )
 @click.option("--datacenter", metavar="NAME", help="Whose dispatcher gets the events  [default: the first]")
 @click.option(
@@ -78,7 +78,8 @@ def command(spark: SparkOptions, **given: Any) -> int:
 
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
-    from photon.app.borrowed_registry import registry_addresses
+    from photon.app.borrowed_registry import asked_registry
+    from photon.app.recover_joiners import check_kept_ids
     from spark.engine.requirements import check_requirements
 
     options = Options(**given)
@@ -91,12 +92,15 @@ def command(spark: SparkOptions, **given: Any) -> int:
     from spark.recovery.joined_keys import check_told
 
     check_told(settings)
+    if options.work is not None:
+        check_kept_ids(options.work)
     input_paths(options.foreign)
     if options.details:
         check_new(options.details)
     began = time.monotonic()
-    with working("starting") as tell, registry_addresses(options.work, options.registry) as addresses:
-        report = _run(job, settings, options, outs, addresses, spark, tell)
+    with working("starting") as tell, asked_registry(options.work, options.registry) as asked:
+        job = replace(job, ended=asked.started)
+        report = _run(job, settings, options, outs, asked.addresses, spark, tell)
     seconds = round(time.monotonic() - began, 2)
     if options.as_json:
         click.echo(json.dumps({**report.as_document(), "seconds": seconds}))
@@ -147,9 +151,15 @@ def _topology(work: Path) -> Topology:
 
 
 def _settings(options: Options, topology: Topology | None) -> Settings:
-    if options.config is not None or topology is None:
+    """The run's own, where it is known: what is read otherwise seems lost. SettingsError."""
+    from photon.app.run_settings import check_reads_alike
+
+    if options.work is None or topology is None:
         return load_settings(options.config)
-    return topology.checked_settings()
+    runs = topology.checked_settings()
+    if options.config is not None:
+        check_reads_alike(load_settings(options.config), options.config, runs, options.work)
+    return runs
 
 
 def _outs(options: Options, topology: Topology | None, settings: Settings) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from photon.app.recover_plans import Plan
-from photon.app.recover_rules import Held, Step, after_release, life_of
+from photon.app.recover_rules import Held, Life, Step, after_release, life_of
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.core.fates import Released
@@ -15,7 +15,7 @@ RELEASE_IDS_MAX: Final = 1024
 RELEASE_S_MAX: Final = 60.0
 """For so long a shard may not know of the fence yet."""
 LEASE_WAIT_S_MAX: Final = 60.0
-"""A lease that runs for longer than that is not waited for."""
+"""A lease that runs for longer than that is not waited for, but of a run that has ended."""
 _POLL_S: Final = 0.25
 _MARGIN_S: Final = 0.2
 
@@ -32,11 +32,13 @@ class Registry(Protocol):
     ) -> bytes: ...
 
 
-def ask_lives(registry: Registry, losses: Sequence[Loss], named: Container[int], gone: bool) -> list[Held]:
-    """Without changing anything. `named`, `gone`: recover_rules.life_of. UnavailableError."""
+def ask_lives(
+    registry: Registry, losses: Sequence[Loss], named: Container[int], gone: bool, ended: bool
+) -> list[Held]:
+    """Without changing anything. `named`, `gone`, `ended`: recover_rules.life_of. UnavailableError."""
     states = registry.incarnations([loss.incarnation for loss in losses]) if losses else []
     return [
-        life_of(loss, state.fenced, state.expires_in_s, loss.incarnation in named, gone)
+        life_of(loss, state.fenced, state.expires_in_s, loss.incarnation in named, gone, ended)
         for loss, state in zip(losses, states, strict=True)
     ]
 
@@ -55,7 +57,8 @@ def fence(
         number = one.loss.incarnation
         answer = registry.fence(number)
         answers[number] = answer.fenced, answer.expires_in_s
-        if not answer.fenced and answer.expires_in_s <= LEASE_WAIT_S_MAX:
+        ends = one.life is Life.OVER or answer.expires_in_s <= LEASE_WAIT_S_MAX
+        if not answer.fenced and ends:
             ends_s[number] = clock.monotonic() + answer.expires_in_s + _MARGIN_S
     for number, end_s in sorted(ends_s.items(), key=lambda item: item[1]):
         sleep(max(0.0, end_s - clock.monotonic()))

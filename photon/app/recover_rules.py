@@ -21,6 +21,8 @@ SETTLE_S: Final = 60.0
 GONE_SHARE_MAX: Final = 0.1
 GONE_EVENTS_MAX: Final = 10_000
 """More than both of them looks like an output that was not named."""
+KNOWN_SHARE_MIN: Final = 0.1
+"""Of the joined ids the registry knows more: all, unless it forgets old ones (registry.retention_days)."""
 CLOSING_US: Final = 600_000_000
 """How far the clocks of those who took tokens and of those who closed files may differ."""
 
@@ -31,7 +33,7 @@ class Life(StrEnum):
     ALIVE = "alive"
     """Its lease runs."""
     OVER = "over"
-    """Its lease is over, so it can be fenced."""
+    """It can be fenced: its lease is over, or runs out, as its run has ended."""
     FENCED = "fenced"
     BACKFILL = "backfill"
     """A backfill's: its own rerun, or its --abandon, ends what it left; fenced, it can do neither."""
@@ -46,7 +48,7 @@ class Held:
     loss: Loss
     life: Life
     lease_s: float = 0.0
-    """For so long it may still run."""
+    """For so long its lease may still run."""
 
     @property
     def lost(self) -> int:
@@ -63,16 +65,19 @@ class Held:
         return self.life in (Life.OVER, Life.FENCED) and self.lost > 0
 
 
-def life_of(loss: Loss, fenced: bool, expires_in_s: float, named: bool, gone: bool) -> Held:
+def life_of(
+    loss: Loss, fenced: bool, expires_in_s: float, named: bool, gone: bool, ended: bool = False
+) -> Held:
     """From what the registry says of the incarnation. `named`: an output that was named tells of it; `gone`:
-    the user says that what is not there is gone."""
+    the user says that what is not there is gone; `ended`: its run has, and a registry that was started since
+    counts leases anew."""
     if loss.is_backfill and not gone:
         return Held(loss, Life.BACKFILL, expires_in_s)
     if not named and not gone:
         return Held(loss, Life.UNNAMED, expires_in_s)
     if fenced:
         return Held(loss, Life.FENCED)
-    return Held(loss, Life.ALIVE if expires_in_s > 0 else Life.OVER, expires_in_s)
+    return Held(loss, Life.ALIVE if expires_in_s > 0 and not ended else Life.OVER, expires_in_s)
 
 
 def refusal(survey: Survey, held: Sequence[Held], missing: Sequence[str], gone: bool) -> str | None:
@@ -80,6 +85,13 @@ def refusal(survey: Survey, held: Sequence[Held], missing: Sequence[str], gone: 
 
     `missing`: complete files that are in no output; `gone`: the user says that what is not there is gone.
     """
+    # Before the fence too: a sound run's joiners shall not be fenced.
+    if any(one.wanted for one in held) and survey.known < KNOWN_SHARE_MIN * survey.joined:
+        return (
+            f"of about {survey.joined:,} joined ids the registry knows {survey.known:,}, as if ids.key or "
+            "[foreign] were not those of the run: name its settings with --config, or its --work, whose own "
+            "are used"
+        )
     wanted = sum(one.lost for one in held if one.recoverable)
     if not wanted:
         return None

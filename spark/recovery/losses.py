@@ -35,7 +35,8 @@ class Survey:
     """What a reading of registry and joined logs found.
 
     `registered` ids in all; `cleared`: in no joined log, and nobody knows any more who wrote them; `untold`:
-    joined lines from which the foreign event can't be told; `damaged`: lines that are no JSON object.
+    joined lines from which the foreign event can't be told; `damaged`: lines that are no JSON object;
+    `joined`: ids of joined lines, nearly, of which `known` are registered.
     """
 
     registered: int
@@ -43,6 +44,8 @@ class Survey:
     untold: int
     damaged: int
     losses: Sequence[Loss]
+    joined: int = 0
+    known: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from photon.core.columns import pack_times
+from photon.core.errors import UnavailableError
 from photon.core.settings import Settings
 from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
@@ -25,6 +26,8 @@ PIECE_EVENTS_MAX: Final = 50_000
 PIECE_BYTES_MAX: Final = 32 << 20
 """Of lines: a partition has about that many, for Spark brings whole ones to the driver; no piece has more
 than a line more."""
+LISTINGS_MAX: Final = 20
+"""Of the joined logs, until two of them agree."""
 _NEVER_PASS_OVER: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
 
 
@@ -59,7 +62,7 @@ class SparkReading:
             ids = self._registered().persist(StorageLevel.DISK_ONLY)
             count = ids.count()
             keys = self._joined().persist(StorageLevel.DISK_ONLY)
-            untold, damaged = _counts(keys)
+            untold, damaged, joined = _counts(keys)
             absent = recovery.missing(ids, keys)
             if self._details:
                 recovery.details(absent).write.parquet(self._details)
@@ -67,12 +70,14 @@ class SparkReading:
             keys.unpersist()
             ids.unpersist()
         cleared = sum(row.lost for row in rows if row.incarnation is None)
+        known = count - sum(row.lost + row.young for row in rows)
         found = [
             Loss(r.address, unsigned(r.incarnation), r.lost, r.young, r.doubtful, r.oldest_us)
             for r in rows
             if r.incarnation is not None
         ]
-        return Survey(count, cleared, untold, damaged, sorted(found, key=lambda loss: -loss.lost))
+        found.sort(key=lambda loss: -loss.lost)
+        return Survey(count, cleared, untold, damaged, found, joined, known)
 
     def lost(self, incarnations: Sequence[int]) -> "SparkLost":
         """After their fence: what they hold, and what of it stands in no joined log by now."""
@@ -81,7 +86,7 @@ class SparkReading:
             held = held.persist(StorageLevel.DISK_ONLY)
             held.count()
             keys = self._joined().persist(StorageLevel.DISK_ONLY)
-            untold, _ = _counts(keys)
+            untold, _, _ = _counts(keys)
             lost = recovery.missing(held, keys).persist(StorageLevel.DISK_ONLY)
             lost.count()
             keys.unpersist()
@@ -92,13 +97,33 @@ class SparkReading:
         return registered(self._session, self._sources.registry, self._sources.scan_timeout_s)
 
     def _joined(self) -> DataFrame:
+        return joined_keys(self._session, listed_twice(self._files), self._settings)
+
+    def _files(self) -> list[str]:
         paths = [path for out in self._sources.outs for path in output_paths(out, "joined")]
-        return joined_keys(self._session, existing(self._session, paths), self._settings)
+        return existing(self._session, paths)
 
     def _foreign(self) -> DataFrame:
         key = self._settings.ids.key.encode()
         paths = input_paths(self._sources.foreign)
         return parsed_foreign(self._session, paths, self._settings, key, unended=True)
+
+
+def listed_twice(files: Callable[[], list[str]]) -> list[str]:
+    """What `files` lists, once it lists the same again.
+
+    Outputs are listed one after another: a file that is moved from a later one to an earlier one meanwhile is
+    seen in neither. It is seen by the next listing. UnavailableError if they never agree.
+    """
+    before = files()
+    for _ in range(LISTINGS_MAX):
+        if (again := files()) == before:
+            return again
+        before = again
+    raise UnavailableError(
+        "joined logs come, go or are moved all the time, so that not all of them can be read; nothing is "
+        "released. Run again when no files are moved"
+    )
 
 
 class SparkLost:
@@ -153,6 +178,11 @@ def _piece(rows: list[Any]) -> LostEvents:
     )
 
 
-def _counts(keys: DataFrame) -> tuple[int, int]:
-    row = keys.agg(F.sum("untold").alias("untold"), F.sum("damaged").alias("damaged")).collect()[0]
-    return row.untold or 0, row.damaged or 0
+def _counts(keys: DataFrame) -> tuple[int, int, int]:
+    """Untold lines, damaged ones, and how many ids there are, nearly."""
+    row = keys.agg(
+        F.sum("untold").alias("untold"),
+        F.sum("damaged").alias("damaged"),
+        F.approx_count_distinct("id").alias("ids"),
+    ).collect()[0]
+    return row.untold or 0, row.damaged or 0, row.ids

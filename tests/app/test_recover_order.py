@@ -9,6 +9,7 @@ from joiner.manifest import Manifest
 from joiner.output_files import Life as Start
 from joiner.output_files import note_life
 from photon.app.recover import Job, recover
+from photon.app.recover_text import as_text
 from photon.core.columns import pack_times, split_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
@@ -131,6 +132,16 @@ def test_only_those_that_lost_something_are_fenced_or_waited_for(job):
     assert {*registry.fenced} == {2}
     assert states(report) == {1: "alive", 2: "fenced"}
     assert (report.recovered, report.in_flight, report.status) == (5, 7, 0)
+
+
+def test_of_a_run_that_has_ended_no_joiner_is_alive_and_their_leases_are_waited_for(job):
+    registry, reading = Registry({1: 90.0}), Reading(Loss("10.0.0.1:70", 1, 4, 1, 0, 1))
+    dry = run(job(apply=False, ended=True), registry, reading)
+    assert (states(dry), dry.recoverable, dry.in_flight) == ({1: "over"}, 5, 0)
+    assert "stop or restart" not in as_text(dry)
+    report = run(job(ended=True), registry, reading)
+    assert (states(report), report.recovered, report.status) == ({1: "fenced"}, 5, 0)
+    assert registry.clock.now_s >= 90.0
 
 
 def test_what_no_named_output_tells_of_is_left_and_told_and_the_rest_is_recovered(job):

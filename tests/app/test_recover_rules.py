@@ -81,6 +81,16 @@ def test_lines_that_do_not_tell_their_event_are_refused_whatever_the_user_says()
     assert "1 joined lines" in (reread_refusal(1, []) or "")
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_joined_ids_that_the_registry_does_not_know_are_refused_as_of_other_settings(gone):
+    held = [Held(LOSS, Life.FENCED)]
+    assert "ids.key" in (refusal(replace(SURVEY, joined=100, known=9), held, [], gone) or "")
+    alive = [Held(LOSS, Life.ALIVE)]  # nor is a sound joiner fenced
+    assert "ids.key" in (refusal(replace(SURVEY, joined=100, known=9), alive, [], gone) or "")
+    assert refusal(replace(SURVEY, joined=100, known=10), held, [], gone) is None
+    assert refusal(replace(SURVEY, joined=100, known=0), [], [], gone) is None
+
+
 def test_so_much_that_an_output_must_be_missing_is_refused():
     loss = Loss("a:1", 7, GONE_EVENTS_MAX + 1, 0, 0, 0)
     held = [Held(loss, Life.FENCED)]

@@ -97,3 +97,38 @@ def test_a_registry_that_does_not_answer_is_told_in_a_line(tmp_path):
     done = photon("recover", "--foreign", logs, "--out", out, "--registry", "127.0.0.1:1")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "127.0.0.1:1" in done.stderr
+
+
+@pytest.fixture
+def ended(tmp_path):
+    """What a run left, as far as is looked at before Spark starts."""
+    work, logs = tmp_path / "out" / ".photon", tmp_path / "clicks"
+    (work / "east" / "joiner-1").mkdir(parents=True)
+    logs.mkdir()
+    (logs / "a.jsonl").write_text("{}\n")
+    (tmp_path / "out" / "joined").mkdir()
+    (tmp_path / "out" / "joined" / "run").touch()
+    pipeline = Pipeline("east", [], [], [], str(work / "east"))
+    write_topology(
+        Topology({}, [], [], str(tmp_path / "out"), "", False, [], [pipeline]), work / "topology.json"
+    )
+    return work, ["recover", "--foreign", logs, "--work", work]
+
+
+def test_a_config_that_reads_events_otherwise_than_the_run_is_refused(ended, tmp_path):
+    _, arguments = ended
+    config = tmp_path / "wrong.toml"
+    config.write_text('[ids]\nkey = "another key, long enough"\n')
+    done = photon(*arguments, "--config", config)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "must be those of the run" in done.stderr
+
+
+@pytest.mark.parametrize(("kept", "refused"), [("null", True), ("3", True), ("0", False)])
+def test_lines_of_an_adapter_that_the_run_had_once_are_not_passed_over(ended, kept, refused):
+    work, arguments = ended
+    path = work / "east" / "joiner-1" / "keeps-id"
+    path.write_text(kept)
+    done = photon(*arguments)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr  # here it has no registry
+    assert (str(path) in done.stderr and "write 0" in done.stderr) == refused, done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from joiner.adapter import Adapter
 from photon.core.columns import split_ids, unpack_times
-from photon.core.errors import UsageError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker
 from photon.core.settings import parse_settings
 from photon.core.tokens import Token
@@ -134,6 +134,42 @@ def test_what_stands_in_one_of_several_outputs_is_not_lost(logs, read, tmp_path)
     other.joined("east", *(line_of(f"d{n}") for n in range(10, 40)))
     survey = read(logs.out, other.out).survey(0, 0)
     assert [loss.address for loss in survey.losses] == [OTHER.address]
+
+
+def test_a_file_that_is_moved_between_the_listings_of_two_outputs_is_read(logs, read, tmp_path, monkeypatch):
+    from spark.recovery import recovering
+
+    archive = WrittenLogs(tmp_path / "archive")
+    archive.joined("east", *(line_of(f"o{n}") for n in range(10)))
+    path = Path(logs.joined("west", *(line_of(f"d{n}") for n in range(40))))
+    aside = archive.out / "joined" / "east" / "moved.jsonl"
+    listed = []
+
+    def list_and_move(out, kind):
+        found = recovering_paths(out, kind)
+        if not listed:  # the archive's; the other one comes next
+            path.rename(aside)
+        listed.append(out)
+        return found
+
+    recovering_paths = recovering.output_paths
+    monkeypatch.setattr(recovering, "output_paths", list_and_move)
+    survey = read(archive.out, logs.out).survey(0, 0)
+    assert (survey.losses, survey.joined, survey.known) == ([], pytest.approx(50, abs=5), 50)
+
+
+def test_listings_that_never_agree_are_told():
+    from spark.recovery.recovering import listed_twice
+
+    with pytest.raises(UnavailableError, match="moved"):
+        listed_twice(lambda numbers=iter(range(100)): [str(next(numbers))])
+
+
+def test_of_what_is_joined_under_another_key_the_registry_knows_nothing(logs, read):
+    logs.joined("east", *(line_of(f"d{n}") for n in range(40)))
+    other = parse_settings({"ids": {"key": "another key, long enough"}}, "test")
+    survey = read(settings=other).survey(0, 0)
+    assert (survey.joined, survey.known) == (pytest.approx(40, abs=4), 0)
 
 
 def test_lost_events_come_with_every_line_that_has_their_id(logs, read, monkeypatch):
