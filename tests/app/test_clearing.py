@@ -94,6 +94,7 @@ def joiner_status(root):
     return next((s for name, s in json.loads(done.stdout).items() if name.startswith("joiner") and s), None)
 
 
+@pytest.mark.long
 def test_only_events_in_growing_files_have_tokens_and_a_restart_goes_on(system):
     root, follow = system
     click(root, range(1_000))

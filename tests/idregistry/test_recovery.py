@@ -99,6 +99,7 @@ def test_a_scan_tells_ids_times_and_tokens_while_commits_go_on(cluster: Cluster)
     wait_until(lambda: held(client, leader, cluster, 2)[0] >= load.won.keys() | set(split_ids(mine)))
 
 
+@pytest.mark.long
 def test_nobody_is_fenced_who_may_believe_in_its_lease(cluster: Cluster) -> None:
     """A joiner reckons its lease from before it asked for it; it renews in time, or too late."""
     client = cluster.client()

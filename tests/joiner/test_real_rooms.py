@@ -138,6 +138,7 @@ def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_nex
     client.close()
 
 
+@pytest.mark.long
 def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, store, tmp_path):
     """Its next life drops what it left; released, the events are joined by whoever gets them next."""
     settings = parse_settings({"registry": {"lease_s": 1.5}, "joiner": {"fsync": False}})
