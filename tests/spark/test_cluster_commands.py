@@ -149,6 +149,8 @@ import time
 from joiner.adapter import Adapter
 
 class Slow(Adapter):
+    keeps_id = True
+
     def join(self, primary, foreign):
         time.sleep(0.02)
         return None
