@@ -16,7 +16,7 @@ test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a clust
 
 test-long: $(VENV)/.dev $(VENV)/.spark  ## real data sets; Spark drills; more seeds through the simulator of the replicated log
 	$(BIN)/python -m pytest -m long
-	PHOTON_SIM_SEEDS=150 $(BIN)/python -m pytest --timeout 1200 tests/simulation/test_seeds.py
+	PHOTON_SIM_SEEDS=60 $(BIN)/python -m pytest --timeout 1200 tests/simulation/test_seeds.py
 
 soak: $(VENV)/.dev  ## tens of thousands of seeds through the simulator of the replicated log: hours
 	$(BIN)/python -m tests.simulation --soak 20000 --jobs 2

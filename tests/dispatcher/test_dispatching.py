@@ -318,6 +318,7 @@ def test_an_event_early_by_seconds_is_joined_within_about_half_of_that_after_its
     until(lambda: server.status()["fates"]["joined"] == number)
 
 
+@pytest.mark.long
 def test_a_poison_event_does_not_block_the_others(site, running):
     def before(events):
         if any(click_number(line) == 77 for line in events):

@@ -41,6 +41,7 @@ events = st.lists(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(events, min_size=1, max_size=4),
