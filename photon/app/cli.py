@@ -1,6 +1,7 @@
 """The `photon` command. Each subcommand is imported when it is called."""
 
 import importlib
+import os
 import sys
 from pathlib import Path
 from typing import Any, Final
@@ -37,6 +38,9 @@ _COMMANDS: Final = {
 }
 
 
+_START_A_JVM: Final = ("verify", "recover", "backfill")
+
+
 class LazyGroup(click.Group):
     """Lists the commands without importing them."""
 
@@ -46,6 +50,10 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
+        if cmd_name in _START_A_JVM:
+            # A JVM is forked while gRPC channels are open. What gRPC does after a fork by default ends the
+            # child now and then, before it becomes a JVM. Read when gRPC is first imported.
+            os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute or "command")
         return command
