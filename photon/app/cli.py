@@ -38,7 +38,7 @@ _COMMANDS: Final = {
 }
 
 
-_START_A_JVM: Final = ("verify", "recover", "backfill")
+_START_A_JVM: Final = ("verify", "recover", "backfill", "registry")
 
 
 class LazyGroup(click.Group):

@@ -132,7 +132,7 @@ def test_a_disk_that_is_full_before_anything_runs_is_one_line(monkeypatch, capsy
     assert told.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["verify", "recover", "backfill"])
+@pytest.mark.parametrize("command", ["verify", "recover", "backfill", "registry"])
 def test_grpc_leaves_forks_alone_in_commands_that_start_a_jvm(command, monkeypatch):
     monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
     cli.photon.get_command(None, command)
