@@ -7,16 +7,17 @@ import msgspec
 
 from photon.core.errors import UnavailableError
 from photon.wire import dispatcher_pb2, dispatcher_pb2_grpc
-from photon.wire.rpc import ask_status, open_channel, to_photon_error
+from photon.wire.network import LOOPBACK, Network
+from photon.wire.rpc import ask_status, to_photon_error
 
 
 class DispatcherClient:
     """Thread-safe; connects when first asked."""
 
-    def __init__(self, address: str, timeout_s: float = 5.0) -> None:
+    def __init__(self, address: str, timeout_s: float = 5.0, network: Network = LOOPBACK) -> None:
         self._address = address
         self._timeout_s = timeout_s
-        self._channel = open_channel(address)
+        self._channel = network.open(address)
         self._stub = dispatcher_pb2_grpc.DispatcherStub(self._channel)  # type: ignore[no-untyped-call]
 
     def status(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from photon.core.logfiles import check_patterns
 from photon.core.notices import Notices
 from photon.core.settings import Settings
 from photon.wire import dispatcher_pb2_grpc
+from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
 
 __all__ = ["DispatcherServer", "read_totals"]
@@ -60,6 +61,7 @@ class DispatcherServer:
         clock: Clock,
         rng: random.Random,
         drain: bool = False,
+        network: Network = LOOPBACK,
     ) -> None:
         check_patterns(patterns)
         own = settings.dispatcher
@@ -113,7 +115,7 @@ class DispatcherServer:
                 sharing,
             )
             undo.pop_all()
-        self._rpc = Server(listen, _RPC_WORKERS)
+        self._rpc = Server(listen, _RPC_WORKERS, network=network)
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
             DispatcherService(self.status, lambda ids: find_waiting(self._ledger, ids)),

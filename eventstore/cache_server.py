@@ -13,7 +13,8 @@ from photon.core.histogram import Histogram
 from photon.core.settings import Settings
 from photon.wire import eventstore_pb2 as pb
 from photon.wire import eventstore_pb2_grpc
-from photon.wire.rpc import Server, open_channel
+from photon.wire.network import LOOPBACK, Network
+from photon.wire.rpc import Server
 
 _WORKERS: Final = 4
 _IN_FLIGHT_MAX: Final = 128
@@ -26,13 +27,15 @@ FINEST_US: Final = 1.0
 class CacheServer:
     """Serves a share of the cache on `listen` and announces itself to the event store at `home`."""
 
-    def __init__(self, settings: Settings, listen: str, home: str, clock: Clock) -> None:
-        self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX)
+    def __init__(
+        self, settings: Settings, listen: str, home: str, clock: Clock, network: Network = LOOPBACK
+    ) -> None:
+        self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX, network=network)
         self._home = home
         self._clock = clock
         self._share = CacheShare(settings.eventstore.cache_bytes)
         self._latency = Histogram(FINEST_US)
-        self._channel = open_channel(home)
+        self._channel = network.open(home)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self._stopping = threading.Event()
         self._heard = float("-inf")

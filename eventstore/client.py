@@ -15,7 +15,8 @@ from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
 from photon.wire import eventstore_pb2 as pb
 from photon.wire import eventstore_pb2_grpc
-from photon.wire.rpc import ask_status, open_channel, to_photon_error
+from photon.wire.network import LOOPBACK, Network
+from photon.wire.rpc import ask_status, to_photon_error
 
 CACHE_TIMEOUT_S: Final = 0.5
 """A cache that takes longer is passed by: home has the answer."""
@@ -33,13 +34,20 @@ class EventStoreClient:
     are split by the ring: each owner is asked for its own, and home for what owners miss.
     """
 
-    def __init__(self, address: str, timeout_s: float, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        address: str,
+        timeout_s: float,
+        now: Callable[[], float] = time.monotonic,
+        network: Network = LOOPBACK,
+    ) -> None:
         self._address = address
         self._timeout_s = timeout_s
         self._now = now
-        self._channel = open_channel(address)
+        self._network = network
+        self._channel = network.open(address)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._view = _View(pb.MembersResponse(), {}, now)
+        self._view = _View(pb.MembersResponse(), {}, self._open_cache)
         self._lock = threading.Lock()
         self._refreshing = False
         self._next_refresh = float("-inf")
@@ -92,6 +100,9 @@ class EventStoreClient:
         self._channel.close()
         for cache in self._view.caches.values():
             cache.close()
+
+    def _open_cache(self, address: str) -> "_Cache":
+        return _Cache(self._network.open(address), self._now)
 
     def _ask_home(self, ids: bytes, deadline: float, missed: bool = False) -> tuple[bytes, list[bytes]]:
         request = pb.LookupRequest(ids=ids, missed=missed)
@@ -163,7 +174,7 @@ class EventStoreClient:
             old = self._view
             if response is None or self._closed or old.names() == (response.version, response.store):
                 return
-            self._view = _View(response, old.caches, self._now)
+            self._view = _View(response, old.caches, self._open_cache)
             gone = [cache for name, cache in old.caches.items() if name not in self._view.caches]
         for cache in gone:
             cache.close()
@@ -173,12 +184,12 @@ class _View:
     """The members as home told of them last. Never changed: a lookup works with one from begin to end."""
 
     def __init__(
-        self, members: pb.MembersResponse, known: dict[str, "_Cache"], now: Callable[[], float]
+        self, members: pb.MembersResponse, known: dict[str, "_Cache"], open_cache: Callable[[str], "_Cache"]
     ) -> None:
         self.version = members.version
         self.store = members.store
         self.ring = Ring([HOME, *members.caches], members.virtual_nodes or 1)
-        self.caches = {address: known.get(address) or _Cache(address, now) for address in members.caches}
+        self.caches = {address: known.get(address) or open_cache(address) for address in members.caches}
 
     def names(self) -> tuple[int, bytes]:
         return self.version, self.store
@@ -187,9 +198,9 @@ class _View:
 class _Cache:
     """A cache process. One that fails is left out for a while, twice as long each time it fails again."""
 
-    def __init__(self, address: str, now: Callable[[], float]) -> None:
+    def __init__(self, channel: grpc.Channel, now: Callable[[], float]) -> None:
         self._now = now
-        self._channel = open_channel(address)
+        self._channel = channel
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self._left_out_until = float("-inf")
         self._left_out_s = _LEFT_OUT_S_MIN

@@ -18,7 +18,7 @@ from eventstore.ring import HOME, Ring
 from photon.core.columns import join_lines, take_ids
 from photon.core.ids import ID_BYTES
 from photon.wire import eventstore_pb2, eventstore_pb2_grpc
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK, Network
 
 QUEUE_BYTES_MAX: Final = 32 << 20
 """Of each cache process."""
@@ -37,11 +37,13 @@ class Filling:
         membership: Callable[[], Membership],
         virtual_nodes: int,
         store: bytes,
+        network: Network = LOOPBACK,
     ) -> None:
         self._cache = cache
         self._membership = membership
         self._virtual_nodes = virtual_nodes
         self._store = store
+        self._network = network
         self._lock = threading.Lock()
         self._known = Membership()
         self._ring = Ring([HOME], virtual_nodes)
@@ -97,7 +99,9 @@ class Filling:
                 return
             feeds = {address: self._feeds.get(address) for address in membership.caches}
             left = [feed for address, feed in self._feeds.items() if address not in feeds]
-            self._feeds = {address: feed or _Feed(address, self._store) for address, feed in feeds.items()}
+            self._feeds = {
+                address: feed or _Feed(address, self._store, self._network) for address, feed in feeds.items()
+            }
             self._ring = Ring([HOME, *membership.caches], self._virtual_nodes)
             self._known = membership
             for feed in left:
@@ -109,9 +113,9 @@ class Filling:
 class _Feed:
     """The queue to one cache process, and the thread that empties it."""
 
-    def __init__(self, address: str, store: bytes) -> None:
+    def __init__(self, address: str, store: bytes, network: Network) -> None:
         self._store = store
-        self._channel = open_channel(address)
+        self._channel = network.open(address)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
         self._wake = threading.Condition()
         self._queue: deque[tuple[bytes, bytes]] = deque()

@@ -24,6 +24,7 @@ from photon.core.logwriter import RotatingLog
 from photon.core.notices import Notices
 from photon.core.settings import MIB, Settings
 from photon.wire import eventstore_pb2_grpc
+from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
 
 _WORKERS: Final = 8
@@ -48,9 +49,10 @@ class EventStoreServer:
         clock: Clock,
         drain: bool = False,
         on_fatal: Callable[[BaseException], None] = lambda _: None,
+        network: Network = LOOPBACK,
     ) -> None:
         """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
-        self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX)
+        self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX, network=network)
         self._map = LogFileMap(directory / "map", settings.eventstore, identity_of(settings))
         self._cache = CacheEventStore(settings.eventstore.cache_bytes)
         self._notices = Notices("eventstore")
@@ -70,6 +72,7 @@ class EventStoreServer:
             lambda: members.membership(clock.monotonic()),
             settings.eventstore.virtual_nodes,
             self._map.store,
+            network,
         )
         wake = threading.Event()
         follower = LogFollower(

@@ -23,6 +23,7 @@ from photon.core.clock import Clock
 from photon.core.errors import FencedError, UnavailableError, UsageError
 from photon.core.fates import Cleared, Committed, Released
 from photon.wire import idregistry_pb2 as pb
+from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import ask_status
 
 _POLL_S: Final = 0.05
@@ -58,13 +59,20 @@ class Resharded:
 class RegistryClient:
     """For many threads at once. `addresses`: gRPC `host:port` of replicas, the nearest first."""
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float, clock: Clock, rng: random.Random) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        clock: Clock,
+        rng: random.Random,
+        network: Network = LOOPBACK,
+    ) -> None:
         """`timeout_s` bounds every call, with all its tries. The configuration is fetched when needed."""
         if not addresses:
             raise UsageError("the registry client needs at least one replica's address")
         self._timeout_s = timeout_s
         self._clock = clock
-        self._rounds = Rounds(addresses, timeout_s, clock, rng)
+        self._rounds = Rounds(addresses, timeout_s, clock, rng, network)
         self._routes = self._rounds.routes
 
     def lookup(self, ids: bytes, times: bytes) -> bytes:

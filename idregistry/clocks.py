@@ -15,7 +15,7 @@ from idregistry.directory_commands import Row
 from photon.core.clock import Clock
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK, Network
 
 _ASK_EVERY_S: Final = 5.0
 _FIRST_ASK_S: Final = 0.2
@@ -26,10 +26,13 @@ _KEEP_S: Final = 60.0
 class ClockWatch:
     """Asks the others in a thread of its own. `rows`: name -> where each replica is now, this one too."""
 
-    def __init__(self, node: str, rows: Callable[[], Mapping[str, Row]], clock: Clock) -> None:
+    def __init__(
+        self, node: str, rows: Callable[[], Mapping[str, Row]], clock: Clock, network: Network = LOOPBACK
+    ) -> None:
         self._node = node
         self._rows = rows
         self._clock = clock
+        self._network = network
         self._answers: dict[str, tuple[int, float]] = {}
         """Name -> what its clock said (us), and when that was heard (monotonic s). Replaced as a whole, never
         changed: the raft thread may be reading it."""
@@ -64,7 +67,7 @@ class ClockWatch:
             others = {name: row.grpc for name, row in self._rows().items() if name != self._node}
             for name, address in others.items():
                 if address not in channels:
-                    channels[address] = open_channel(address)
+                    channels[address] = self._network.open(address)
                 self._ask(name, channels[address])
             for address in channels.keys() - set(others.values()):
                 channels.pop(address).close()

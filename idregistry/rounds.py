@@ -28,6 +28,7 @@ from photon.core.clock import Clock
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.wire import idregistry_pb2 as pb
+from photon.wire.network import LOOPBACK, Network
 
 _NOTHING_DONE: Final = {
     grpc.StatusCode.FAILED_PRECONDITION: Failure.NOT_LEADER,
@@ -54,8 +55,15 @@ class Operation:
 class Rounds:
     """The engine of a client. For many threads at once."""
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float, clock: Clock, rng: random.Random) -> None:
-        self.routes = Routes(addresses, clock)
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        clock: Clock,
+        rng: random.Random,
+        network: Network = LOOPBACK,
+    ) -> None:
+        self.routes = Routes(addresses, clock, network)
         self._timeout_s = timeout_s
         self._clock = clock
         self._rng = rng

@@ -17,7 +17,7 @@ from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK, Network
 
 # A replica that failed an answer is passed over for so long: who hangs would cost every call a time-out.
 _AVOID_S: Final = 1.0
@@ -30,9 +30,10 @@ DIRECTORY: Final = -1
 class Routes:
     """`given`: gRPC addresses of replicas, the nearest first; others are learned from them."""
 
-    def __init__(self, given: Sequence[str], clock: Clock) -> None:
+    def __init__(self, given: Sequence[str], clock: Clock, network: Network = LOOPBACK) -> None:
         self._clock = clock
         self._given = tuple(dict.fromkeys(given))
+        self._network = network
         self._lock = threading.Lock()
         self._fetching = threading.Lock()
         self._channels: dict[str, grpc.Channel] = {}
@@ -182,7 +183,7 @@ class Routes:
         """With the lock held. Once closed, what is opened is closed at once: calls end as on any other."""
         if address in self._stubs:
             return
-        channel = self._channels[address] = open_channel(address)
+        channel = self._channels[address] = self._network.open(address)
         self._stubs[address] = IdRegistryStub(channel)  # type: ignore[no-untyped-call]  # generated
         if self._closed:
             channel.close()

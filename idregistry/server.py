@@ -22,12 +22,12 @@ from idregistry.view import DIRECTORY_GROUP
 from idregistry.waiting import Waiting
 from photon.core.clock import Clock
 from photon.core.settings import Registry
-from photon.core.tls import Tls
 from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import add_IdRegistryServicer_to_server
+from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
 
 Address = tuple[str, int]
@@ -45,6 +45,7 @@ class RegistryServer:
     Making one opens and reads its directory: LockedError, CorruptStateError, StorageError.
 
     `raft_dialed`: where the others reach its Raft port, if not where it listens (a proxy, a mapped port).
+    `network`: TLS for both ports, and what this process dials for an address.
     `peers`: node id -> Raft address of the OTHER replicas; `addresses`: node id -> gRPC address of every
     replica, told to clients that ask the wrong one. The replicas named found the registry together, unless
     this one is `joining` one that is there: then it waits until it is told to take another's place.
@@ -68,8 +69,9 @@ class RegistryServer:
         *,
         raft_dialed: Address | None = None,
         joining: bool = False,
-        tls: Tls | None = None,
+        network: Network = LOOPBACK,
     ) -> None:
+        network.check_listen("{}:{}".format(*raft_listen))
         self._on_fatal = on_fatal
         self._settings = settings
         self._clock = clock
@@ -77,7 +79,7 @@ class RegistryServer:
         raft = {**peers, node: raft_dialed or raft_listen}
         rows = {name: Row(name, host, port, addresses[name]) for name, (host, port) in raft.items()}
         self._hosting = Hosting(node, rows, directory, self._make_shard)
-        self._clocks = ClockWatch(node, lambda: self._hosting.rows, clock)
+        self._clocks = ClockWatch(node, lambda: self._hosting.rows, clock, network)
         self._host = RaftHost(
             node=node,
             listen=raft_listen,
@@ -88,7 +90,8 @@ class RegistryServer:
             limits=RaftLimits(in_flight_max=settings.batches_in_flight_max + _HOUSEKEEPING_IN_FLIGHT),
             rng=rng,
             on_fatal=self._fatal,
-            tls=tls,
+            tls=network.tls,
+            dialed=network.dialed,
         )
         founders = tuple(rows[name] for name in sorted(rows))
         self._coordinator = Coordinator(
@@ -106,7 +109,7 @@ class RegistryServer:
                 DIRECTORY_GROUP, self._state, self._on_tick, None if joining else sorted(rows)
             )
             self._hosting.open_groups(self._host)
-            self._rpc = Server(listen, WORKERS, in_flight_max=IN_FLIGHT_MAX)
+            self._rpc = Server(listen, WORKERS, in_flight_max=IN_FLIGHT_MAX, network=network)
         except BaseException:
             self._host.stop()  # lets go of the directories that are open already
             raise

@@ -11,7 +11,8 @@ from joiner.batch import ForeignColumns, JoinOutcomes
 from joiner.spreading import Turns
 from photon.core.errors import OverloadedError, UnavailableError, UsageError
 from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.rpc import ask_status, open_channel, to_photon_error
+from photon.wire.network import LOOPBACK, Network
+from photon.wire.rpc import ask_status, to_photon_error
 
 __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
@@ -25,12 +26,13 @@ class JoinerClient:
         addresses: Sequence[str],
         timeout_s: float,
         monotonic: Callable[[], float] = time.monotonic,
+        network: Network = LOOPBACK,
     ) -> None:
         if not addresses:
             raise UsageError("no joiner's address was given; name one at least")
         self._timeout_s = timeout_s
         self._monotonic = monotonic
-        self._channels = [open_channel(address) for address in addresses]
+        self._channels = [network.open(address) for address in addresses]
         self._stubs = [
             (address, joiner_pb2_grpc.JoinerStub(channel))  # type: ignore[no-untyped-call]
             for address, channel in zip(addresses, self._channels, strict=True)

@@ -11,6 +11,7 @@ from joiner.worker import Worker
 from photon.core.clock import Clock
 from photon.core.settings import Settings
 from photon.wire import joiner_pb2_grpc
+from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
 
 _SPARE_CALLS: Final = 8  # beyond the joins: status, health, and refusals
@@ -34,10 +35,11 @@ class JoinerServer:
         drain: bool = False,
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         checkpoint: Checkpoint = lambda _: None,
+        network: Network = LOOPBACK,
     ) -> None:
         """AdapterError, CorruptStateError, LockedError, StorageError, UsageError."""
         workers = settings.joiner.requests_in_flight_max + _SPARE_CALLS
-        self._server = Server(listen, workers, in_flight_max=workers)
+        self._server = Server(listen, workers, in_flight_max=workers, network=network)
         self._worker = Worker(
             settings,
             name,

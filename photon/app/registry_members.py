@@ -157,7 +157,9 @@ class Replacing:
         from idregistry.client import RegistryClient
 
         replicas = [replica.grpc for replica in self._topology.replicas if not replica.joining]
-        client = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random())
+        client = RegistryClient(
+            replicas, TIMEOUT_S, SystemClock(), random.Random(), self._topology.network("")
+        )
         try:
             for old, new in self._lost:
                 self._replace(client, old, new)

@@ -13,16 +13,16 @@ import resource
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS, die_with_parent
-from photon.app.topology import Topology, process_name, read_topology
+from photon.app.system import split_address
+from photon.app.topology import Replica, Topology, process_name
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UsageError
-from photon.core.settings import Settings
-from photon.core.settings import Tls as TlsFiles
-from photon.core.tls import Tls, load_tls
+from photon.wire.network import Network
 from photon.wire.rpc import on_termination
 
 if TYPE_CHECKING:
@@ -41,12 +41,11 @@ class _Role(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-def serve_role(role: str, topology_path: Path, name: str) -> None:
+def serve_role(role: str, topology: Topology, name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
     die_with_parent()
     _raise_descriptor_limit()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
-    topology = read_topology(topology_path)
     failure: list[BaseException] = []
     told = threading.Event()
 
@@ -59,7 +58,7 @@ def serve_role(role: str, topology_path: Path, name: str) -> None:
         on_termination(told.set)
         _tame_collector()
         server.start()
-        _serve_metrics(topology, process_name(role, name), role, server)
+        _serve_metrics(topology, role, name, server)
     except CorruptStateError as error:
         _end(error, CORRUPT_STATUS)
     except AddressInUseError as error:
@@ -77,12 +76,20 @@ def _tame_collector() -> None:
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-def _serve_metrics(topology: Topology, process: str, role: str, server: _Role) -> None:
+def _serve_metrics(topology: Topology, role: str, name: str, server: _Role) -> None:
     """AddressInUseError if its port is taken."""
+    process = process_name(role, name)
     if process in topology.metrics:
         from photon.wire.metrics import serve_metrics
 
-        serve_metrics(topology.metrics[process], role, process, server.status)
+        network = topology.network(_datacenter(topology, role, name))
+        serve_metrics(network.bound(topology.metrics[process]), role, process, server.status)
+
+
+def _datacenter(topology: Topology, role: str, name: str) -> str:
+    if role == "registry":
+        return topology.replica(name).datacenter
+    return topology.place(role, name).pipeline.datacenter
 
 
 def _status_after(error: BaseException) -> int:
@@ -112,11 +119,13 @@ def _registry(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseE
 
     me = topology.replica(name)
     settings = topology.checked_settings()
+    network = topology.network(me.datacenter)
     return RegistryServer(
         settings.registry,
         node=me.name,
-        listen=me.grpc,
-        raft_listen=(me.raft_host, me.raft_port),
+        listen=me.listen_grpc or network.bound(me.grpc),
+        raft_listen=_raft_listen(me, network),
+        raft_dialed=(me.raft_host, me.raft_port),
         peers={r.name: (r.raft_host, r.raft_port) for r in topology.replicas if r.name != me.name},
         addresses={r.name: r.grpc for r in topology.replicas},
         directory=Path(me.directory),
@@ -125,35 +134,37 @@ def _registry(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseE
         rng=random.Random(),
         on_fatal=fail,
         joining=me.joining,
-        tls=_tls(settings.tls),
+        network=replace(network, bind=""),
     )
 
 
-def _tls(settings: TlsFiles) -> Tls | None:
-    """SettingsError for files that can't be used."""
-    if not settings.cert:
-        return None
-    return load_tls(Path(settings.cert), Path(settings.key), Path(settings.ca))
+def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
+    if replica.listen_raft:
+        return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
+    return network.bind or replica.raft_host, replica.raft_port
 
 
 def _eventstore(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
     settings = topology.checked_settings()
     place = topology.place("eventstore", name)
+    network = topology.network(place.pipeline.datacenter)
     if place.number:
         from eventstore.cache_server import CacheServer
 
-        return CacheServer(settings, place.address("eventstore"), place.pipeline.eventstores[0], clock)
+        home = place.pipeline.eventstores[0]
+        return CacheServer(settings, place.address("eventstore"), home, clock, network)
     from eventstore.server import EventStoreServer
 
     return EventStoreServer(
         settings,
         listen=place.address("eventstore"),
         directory=place.directory("eventstore"),
-        patterns=topology.primary,
+        patterns=topology.primary_of(place.pipeline),
         dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
         clock=clock,
         drain=topology.drain,
         on_fatal=fail,
+        network=network,
     )
 
 
@@ -164,6 +175,7 @@ def _joiner(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseExc
     settings = topology.checked_settings()
     place = topology.place("joiner", name)
     home = place.pipeline.eventstores[0]
+    network = topology.network(place.pipeline.datacenter)
     return JoinerServer(
         settings,
         name=place.process("joiner"),
@@ -171,12 +183,13 @@ def _joiner(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseExc
         listen=place.address("joiner"),
         directory=place.directory("joiner"),
         output_root=Path(topology.output),
-        registry=_registry_client(topology, settings, clock),
-        eventstore=EventStoreClient(home, settings.eventstore.request_timeout_s),
+        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
+        eventstore=EventStoreClient(home, settings.eventstore.request_timeout_s, network=network),
         clock=clock,
         rng=random.Random(),
         drain=topology.drain,
         on_fatal=fail,
+        network=network,
     )
 
 
@@ -186,19 +199,21 @@ def _dispatcher(topology: Topology, name: str, clock: Clock, fail: Callable[[Bas
 
     settings = topology.checked_settings()
     place = topology.place("dispatcher", name)
+    network = topology.network(place.pipeline.datacenter)
     server = DispatcherServer(
         settings,
         name=place.process("dispatcher"),
         datacenter=place.pipeline.datacenter,
         listen=place.address("dispatcher"),
         directory=place.directory("dispatcher"),
-        patterns=topology.foreign,
+        patterns=topology.foreign_of(place.pipeline),
         dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
-        registry=_registry_client(topology, settings, clock),
-        joiner=JoinerClient(place.pipeline.joiners, settings.dispatcher.request_timeout_s),
+        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
+        joiner=JoinerClient(place.pipeline.joiners, settings.dispatcher.request_timeout_s, network=network),
         clock=clock,
         rng=random.Random(),
         drain=topology.drain,
+        network=network,
     )
     return _Watched(server, fail)
 
@@ -225,14 +240,15 @@ class _Watched:
             self._fail(error)
 
 
-def _registry_client(topology: Topology, settings: Settings, clock: Clock) -> "RegistryClient":
+def _registry_client(topology: Topology, datacenter: str, clock: Clock, network: Network) -> "RegistryClient":
     from idregistry.client import RegistryClient
 
     return RegistryClient(
-        [replica.grpc for replica in topology.replicas],
-        settings.registry.request_timeout_s,
+        [replica.grpc for replica in topology.nearest_first(datacenter)],
+        topology.checked_settings().registry.request_timeout_s,
         clock,
         random.Random(),
+        network,
     )
 
 

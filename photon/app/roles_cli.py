@@ -18,16 +18,17 @@ def _group(role: str, text: str, names: str) -> click.Group:
 
     @group.command("serve", help=f"Serve until SIGTERM, which drains; a second one forces. {text}")
     @click.option(
-        "--topology",
-        type=click.Path(path_type=Path),
-        required=True,
-        help="Who runs where (`photon join` writes WORK/topology.json).",
+        "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) that name the whole system."
+    )
+    @click.option(
+        "--topology", type=click.Path(path_type=Path), help="In its place: what `photon join` has planned."
     )
     @click.option("--name", required=True, help=names)
-    def serve(topology: Path, name: str) -> None:
+    def serve(config: Path | None, topology: Path | None, name: str) -> None:
         from photon.app.roles import serve_role
+        from photon.app.system import read_system
 
-        serve_role(role, topology, name)
+        serve_role(role, read_system(config, topology), name)
 
     return group
 

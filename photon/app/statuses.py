@@ -22,16 +22,17 @@ class StatusReader:
     """Holds a client of each process. Name -> last status, or None while it does not answer."""
 
     def __init__(self, topology: Topology) -> None:
+        network = topology.network("")
         replicas = [replica.grpc for replica in topology.replicas]
-        registry = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random())
+        registry = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random(), network)
         self._calls: dict[str, Callable[[], dict[str, Any]]] = {
             f"registry-{replica.name}": partial(registry.status, replica.grpc)
             for replica in topology.replicas
         }
         clients: dict[str, Callable[[str], Any]] = {
-            "eventstore": lambda address: EventStoreClient(address, TIMEOUT_S),
-            "joiner": lambda address: JoinerClient([address], TIMEOUT_S),
-            "dispatcher": lambda address: DispatcherClient(address, TIMEOUT_S),
+            "eventstore": lambda address: EventStoreClient(address, TIMEOUT_S, network=network),
+            "joiner": lambda address: JoinerClient([address], TIMEOUT_S, network=network),
+            "dispatcher": lambda address: DispatcherClient(address, TIMEOUT_S, network),
         }
         for role, client in clients.items():
             for place in topology.places(role):

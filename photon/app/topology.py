@@ -10,6 +10,8 @@ import msgspec
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, parse_settings
+from photon.core.tls import load_tls
+from photon.wire.network import Network
 
 _Item = TypeVar("_Item")
 
@@ -28,6 +30,10 @@ class Replica:
     directory: str
     joining: bool = False
     """It founds nothing, but waits until `photon registry replace` gives it a place."""
+    datacenter: str = ""
+    listen_grpc: str = ""
+    listen_raft: str = ""
+    """What it binds, if not `grpc` and the Raft address, by which the others know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,9 @@ class Pipeline:
     joiners: list[str]
     dispatchers: list[str]
     directory: str
+    primary: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    """Patterns of its own copy of the logs; empty: the topology's."""
 
     def addresses(self, role: str) -> list[str]:
         return {"eventstore": self.eventstores, "joiner": self.joiners, "dispatcher": self.dispatchers}[role]
@@ -92,9 +101,26 @@ class Topology:
     pipelines: list[Pipeline]
     metrics: dict[str, str] = field(default_factory=dict)
     """Process (`joiner-east`) -> where it answers Prometheus."""
+    regions: dict[str, str] = field(default_factory=dict)
+    """Datacenter -> region."""
 
     def checked_settings(self) -> Settings:
         return parse_settings(self.settings, "topology")
+
+    def network(self, datacenter: str) -> Network:
+        """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
+        return network_of(self.checked_settings(), datacenter)
+
+    def nearest_first(self, datacenter: str) -> list[Replica]:
+        """The replicas as a client in the datacenter asks them: its own, its region's, the others."""
+        region = self.regions.get(datacenter)
+
+        def distance(replica: Replica) -> int:
+            if replica.datacenter == datacenter:
+                return 0
+            return 1 if region is not None and self.regions.get(replica.datacenter) == region else 2
+
+        return sorted(self.replicas, key=distance)
 
     def replica(self, name: str) -> Replica:
         return _named(self.replicas, [r.name for r in self.replicas], name, "registry replica")
@@ -116,6 +142,12 @@ class Topology:
         replicas = [process_name("registry", replica.name) for replica in self.replicas]
         return replicas + [place.process(role) for role in PIPELINE_ROLES for place in self.places(role)]
 
+    def primary_of(self, pipeline: Pipeline) -> list[str]:
+        return pipeline.primary or self.primary
+
+    def foreign_of(self, pipeline: Pipeline) -> list[str]:
+        return pipeline.foreign or self.foreign
+
     def dead_letters_directory(self, datacenter: str) -> Path:
         return Path(self.output) / "dead-letters" / datacenter
 
@@ -124,6 +156,15 @@ def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -
     if name not in names:
         raise UsageError(f"no {what} '{name}' in the topology; there are: {', '.join(names)}")
     return items[names.index(name)]
+
+
+def network_of(settings: Settings, datacenter: str) -> Network:
+    """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
+    files, own = settings.tls, settings.network
+    tls = None
+    if files.cert:
+        tls = load_tls(Path(files.cert), Path(files.key), Path(files.ca), files.name)
+    return Network(tls, settings.via.get(datacenter, {}), own.bind, own.insecure_beyond_loopback)
 
 
 JOINER_FILES: Final = process_name("joiner", "")

@@ -1,27 +1,23 @@
 """Settings: frozen dataclasses, read once from TOML, checked once, passed in (docs/configuration.md).
 
-An unknown key is an error that names the nearest known one; a value out of range says what it may be.
+What a value may be is checked in settings_reading.py, what they must be together in settings_together.py.
 """
 
 import dataclasses
-import difflib
 import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from photon.core.errors import SettingsError
-from photon.core.formats_fields import parse_path
+from photon.core.settings_reading import build
+from photon.core.settings_together import check_together
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 
 MIB: Final = 1 << 20
-
-_MAY_BE_EMPTY: Final = ("adapter.use'", "tls.cert'", "tls.key'", "tls.ca'")
 
 
 def _bounded(default: float | int, low: float, high: float) -> Any:
@@ -96,11 +92,59 @@ class Registry:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """[tls]: PEM files that secure the links between registry replicas; none or all three."""
+    """[tls]: PEM files that secure every port; none or all three."""
 
     cert: str = ""
     key: str = ""
     ca: str = ""
+    name: str = "photon"
+    """Carried by every certificate, and looked for instead of host names; empty: host names are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """[network]: what the processes of a system listen on."""
+
+    bind: str = ""
+    """Host to bind in place of the advertised one's."""
+    insecure_beyond_loopback: bool = False
+    """Let whoever reaches the ports read and write everything, where there is no [tls]."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """[system]: where a system of several machines keeps things. `photon join` has options for these."""
+
+    out: str = "photon-out"
+    work: str = "photon-work"
+    secret_file: str = ""
+    """Holds what the registry's replicas prove to each other that they know."""
+    drain: bool = False
+    """The logs grow no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPlace:
+    """[replicas.NAME]: one registry process, by the addresses that others know it by."""
+
+    datacenter: str
+    grpc: str
+    raft: str
+    listen_grpc: str = ""
+    listen_raft: str = ""
+    """What it binds, if not these (a proxy, a mapped port)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatacenterPlace:
+    """[datacenters.NAME]: a datacenter's copy of the logs and its pipeline; one without has replicas only."""
+
+    region: str = ""
+    primary: tuple[str, ...] = ()
+    foreign: tuple[str, ...] = ()
+    eventstores: tuple[str, ...] = ()
+    joiners: tuple[str, ...] = ()
+    dispatchers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +219,9 @@ class Metrics:
     """[metrics]: Prometheus."""
 
     serve: bool = False
-    """Each process answers scrapes on a loopback port of its own (topology.json has them)."""
+    """Each process answers scrapes on a port of its own."""
+    port_offset: int = _bounded(1000, 1, 60_000)
+    """In a system of settings: so far above its gRPC port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +243,12 @@ class Settings:
     logs: Logs = field(default_factory=Logs)
     registry: Registry = field(default_factory=Registry)
     tls: Tls = field(default_factory=Tls)
+    network: Network = field(default_factory=Network)
+    system: System = field(default_factory=System)
+    replicas: dict[str, ReplicaPlace] = field(default_factory=dict)
+    datacenters: dict[str, DatacenterPlace] = field(default_factory=dict)
+    via: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Datacenter -> advertised address -> the one that its processes dial instead."""
     eventstore: EventStore = field(default_factory=EventStore)
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     joiner: Joiner = field(default_factory=Joiner)
@@ -219,131 +271,18 @@ def load_settings(path: Path | None) -> Settings:
 
 def parse_settings(document: Mapping[str, Any], source: str = "settings") -> Settings:
     """A parsed document -> checked settings."""
-    settings: Settings = _build(Settings, document, source, "")
-    _check_together(settings, source)
+    settings: Settings = build(Settings, document, source)
+    check_together(settings, source)
     return settings
 
 
 def to_document(settings: Settings) -> dict[str, Any]:
     """The reverse of parse_settings, for handing settings to another process."""
-    return {
-        section: {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
-        for section, values in dataclasses.asdict(settings).items()
-    }
+    document: dict[str, Any] = _plain(dataclasses.asdict(settings))
+    return document
 
 
-def _build(cls: Any, document: Mapping[str, Any], source: str, section: str) -> Any:
-    hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in dataclasses.fields(cls)}
-    values: dict[str, Any] = {}
-    for name, value in document.items():
-        shown = name if name.isprintable() else repr(name)[1:-1]
-        where = f"{section}.{shown}" if section else shown
-        if name not in known:
-            raise SettingsError(
-                f"{source}: unknown {_kind(section)} '{where}'{_nearest(name, known, section)}"
-            )
-        hint = hints[name]
-        if dataclasses.is_dataclass(hint):
-            if not isinstance(value, Mapping):
-                raise SettingsError(f"{source}: '{where}' must be a section: write [{where}]")
-            values[name] = _build(hint, value, source, where)
-        else:
-            values[name] = _check_value(value, hint, known[name].metadata, f"{source}: '{where}'")
-    return cls(**values)
-
-
-def _kind(section: str) -> str:
-    return "setting" if section else "section"
-
-
-def _nearest(name: str, known: Mapping[str, Any], section: str) -> str:
-    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    prefix = f"{section}." if section else ""
-    return f"; did you mean '{prefix}{matches[0]}'?" if matches else f"; known are: {', '.join(known)}"
-
-
-def _check_value(value: Any, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
-    if isinstance(hint, types.UnionType):
-        raise TypeError(f"{where}: unions are not settings")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if hint == tuple[str, ...]:
-        return _check_names(value, where)
-    if type(value) is not hint:
-        raise SettingsError(f"{where} must be {_type_name(hint)}, not {value!r}")
-    if hint is str and not value and "choices" not in limits and not where.endswith(_MAY_BE_EMPTY):
-        raise SettingsError(f"{where} must not be empty")
-    if "choices" in limits and value not in limits["choices"]:
-        raise SettingsError(f"{where} must be one of {', '.join(limits['choices'])}, not {value!r}")
-    if "low" in limits and not limits["low"] <= value <= limits["high"]:
-        raise SettingsError(f"{where} must be from {limits['low']} to {limits['high']}, not {value!r}")
-    return value
-
-
-def _check_names(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
-        raise SettingsError(f"{where} must be a list of names, not {value!r}")
-    return tuple(value)
-
-
-def _type_name(hint: Any) -> str:
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[hint]
-
-
-def _check_together(settings: Settings, source: str) -> None:
-    dispatcher = settings.dispatcher
-    if dispatcher.retry_delay_ms_max < dispatcher.retry_delay_ms_min:
-        raise SettingsError(
-            f"{source}: 'dispatcher.retry_delay_ms_max' is below 'dispatcher.retry_delay_ms_min'"
-        )
-    if settings.registry.replicas % 2 == 0:
-        raise SettingsError(
-            f"{source}: 'registry.replicas' must be odd: an even one more tolerates no more failures"
-        )
-    _check_files(settings, source)
-    if len({bool(settings.tls.cert), bool(settings.tls.key), bool(settings.tls.ca)}) > 1:
-        raise SettingsError(f"{source}: 'tls.cert', 'tls.key' and 'tls.ca' go together: set all or none")
-    names = {f"foreign.{f.name}": getattr(settings.foreign, f.name) for f in dataclasses.fields(Foreign)}
-    del names["foreign.time_unit"]
-    if len(set(names.values())) < len(names):
-        raise SettingsError(f"{source}: {', '.join(map(repr, names))} must name different fields")
-    names |= {"primary.id": settings.primary.id, "primary.time": settings.primary.time}
-    for where, name in names.items():
-        if not name.isprintable() or '"' in name or "\\" in name:
-            raise SettingsError(f"{source}: '{where}' must have no quotes, backslashes or control characters")
-    _check_paths(names, settings.adapter.field, source)
-    if len(settings.ids.key.encode()) > 64:
-        raise SettingsError(f"{source}: 'ids.key' must be at most 64 bytes")
-
-
-def _check_files(settings: Settings, source: str) -> None:
-    names = {f"tls.{name}": [value] for name, value in dataclasses.asdict(settings.tls).items()}
-    for where, values in {**names, "joiner.output_roots": settings.joiner.output_roots}.items():
-        if any("\0" in value for value in values):
-            raise SettingsError(f"{source}: '{where}' must have no NUL character")
-
-
-def _check_field(field_name: str, foreign: Mapping[str, tuple[str, ...]], source: str) -> None:
-    """An object with two fields of one name is read in as many ways as there are readers."""
-    for where, path in foreign.items():
-        if path[0] == field_name:
-            raise SettingsError(
-                f"{source}: 'adapter.field' is {field_name!r}, which is the field of '{where}'; "
-                "name another for the primary event"
-            )
-
-
-def _check_paths(names: Mapping[str, str], field_name: str, source: str) -> None:
-    paths: dict[str, tuple[str, ...]] = {}
-    for where, name in names.items():
-        try:
-            paths[where] = parse_path(name)
-        except SettingsError as error:
-            raise SettingsError(f"{source}: '{where}': {error}") from error
-    foreign = {where: path for where, path in paths.items() if where.startswith("foreign.")}
-    for outer, path in foreign.items():
-        for inner, longer in foreign.items():
-            if inner != outer and longer[: len(path)] == path:
-                raise SettingsError(f"{source}: '{inner}' lies within '{outer}': one can't be in the other")
-    _check_field(field_name, foreign, source)
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    return list(value) if isinstance(value, tuple) else value

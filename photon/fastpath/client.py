@@ -9,6 +9,7 @@ from photon.core.clock import Clock
 from photon.core.settings import Settings
 from photon.fastpath.limits import Limits
 from photon.fastpath.sending import Sending
+from photon.wire.network import LOOPBACK, Network
 
 DEFAULT_LIMITS: Final = Limits()
 
@@ -17,7 +18,8 @@ class FastPath(Sending):
     """Sends events to the servers of one datacenter. Write an event's line to its log first, then call.
 
     `eventstore`: address of its home process. `settings`: the photon.toml of the system; with another one
-    nothing is sent. One for a process, made after the last fork. For many threads at once.
+    nothing is sent. `network`: TLS, where the servers have it. One for a process, made after the last fork.
+    For many threads at once.
     """
 
     def __init__(
@@ -27,10 +29,12 @@ class FastPath(Sending):
         settings: Settings,
         clock: Clock,
         limits: Limits = DEFAULT_LIMITS,
+        network: Network = LOOPBACK,
     ) -> None:
         """UsageError for addresses that can't be used. Servers that are away are no error."""
-        joiner = JoinerClient(joiners, limits.timeout_s)
-        super().__init__(EventStoreClient(eventstore, limits.timeout_s), joiner, settings, clock, limits)
+        joiner = JoinerClient(joiners, limits.timeout_s, network=network)
+        store = EventStoreClient(eventstore, limits.timeout_s, network=network)
+        super().__init__(store, joiner, settings, clock, limits)
 
     def __enter__(self) -> "FastPath":
         return self

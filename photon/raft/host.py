@@ -21,7 +21,7 @@ from photon.raft.jobs import BackgroundJobs
 from photon.raft.port import ReplicatedLog, StateMachine
 from photon.raft.replica import Replica
 from photon.raft.settings import RaftLimits, RaftTiming
-from photon.raft.transport import Transport
+from photon.raft.transport import Address, Transport, directly
 
 _log = logging.getLogger(__name__)
 
@@ -69,8 +69,9 @@ class RaftHost:
         on_fatal: Callable[[BaseException], None],
         limits: RaftLimits = _LIMITS,
         tls: Tls | None = None,
+        dialed: Callable[[str, int], Address] = directly,
     ) -> None:
-        """`peers`: the OTHER nodes, by id, with the addresses to dial.
+        """`peers`: the OTHER nodes, by id, with their addresses; `dialed`: what is dialed for one of these.
 
         Raises SettingsError; CorruptStateError where something is missing that was in `directory`;
         LockedError, StorageError.
@@ -96,6 +97,7 @@ class RaftHost:
                 identity=self._home.identity,
                 identity_seen=self._home.identity_seen,
                 tls=tls,
+                dialed=dialed,
             )
         except BaseException:
             self._home.close()

@@ -35,6 +35,9 @@ _PINGS_A_SILENCE = 4
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
 
 
+Address = tuple[str, int]
+
+
 class Receiver(Protocol):
     """What the transport tells, from within `poll`, `tick`, `flush`, `send` and `set_peers`."""
 
@@ -42,6 +45,11 @@ class Receiver(Protocol):
     def peer_down(self, peer: str) -> None: ...
     def frame(self, peer: str, group: int, message: bytes) -> None:
         """Raises PhotonError of kind MessageError for bytes that are no message."""
+
+
+def directly(host: str, port: int) -> Address:
+    """What is dialed where nothing stands between."""
+    return host, port
 
 
 def _any_identity(peer: str, identity: bytes) -> str | None:
@@ -54,8 +62,8 @@ class Transport:
     def __init__(
         self,
         node: str,
-        listen: tuple[str, int],
-        peers: Mapping[str, tuple[str, int]],
+        listen: Address,
+        peers: Mapping[str, Address],
         secret: bytes,
         timing: RaftTiming,
         limits: RaftLimits,
@@ -67,6 +75,7 @@ class Transport:
         identity: bytes = bytes(IDENTITY_BYTES),
         identity_seen: Callable[[str, bytes], str | None] = _any_identity,
         tls: Tls | None = None,
+        dialed: Callable[[str, int], Address] = directly,
     ) -> None:
         """`refused`: what `receiver.frame` raises for a message to close the connection over.
 
@@ -90,6 +99,7 @@ class Transport:
         self._identity = identity
         self._identity_seen = identity_seen
         self._contexts = None if tls is None else (tls.client_context(), tls.server_context())
+        self._dialed = dialed
         self._resolver = Resolver()
         self._poller = select.poll()
         self._listener: socket.socket | None = None
@@ -102,7 +112,7 @@ class Transport:
 
     # -- life -------------------------------------------------------------------------------------------
 
-    def listen(self) -> tuple[str, int]:
+    def listen(self) -> Address:
         """Bind; returns the address. Raises AddressInUseError, UsageError."""
         listener = bind(*self._listen_address)
         self._listener = listener
@@ -124,7 +134,7 @@ class Transport:
             self._listener.close()
             self._listener = None
 
-    def set_peers(self, peers: Mapping[str, tuple[str, int]]) -> None:
+    def set_peers(self, peers: Mapping[str, Address]) -> None:
         """From now on these are the peers, by id, with the addresses to dial; the thread of `poll` only.
 
         One that is gone is disconnected and refused, one at another address is dialed there. Raises
@@ -134,7 +144,7 @@ class Transport:
         moved = {peer for peer, address in self._peers.items() if peers.get(peer) != address}
         self._peers = dict(peers)
         self._log.only(peers)
-        self._resolver.only(set(peers.values()))
+        self._resolver.only({self._dialed(*address) for address in peers.values()})
         for link in list(self._links.values()):
             peer = link.peer or link.target
             if peer is None or peer not in moved:
@@ -249,7 +259,7 @@ class Transport:
         self._dial_later(peer, now)
         sock = None
         try:
-            target = self._resolver.lookup(*self._peers[peer], now)
+            target = self._resolver.lookup(*self._dialed(*self._peers[peer]), now)
             if target is None:
                 return
             sock = socket.socket(target[0], socket.SOCK_STREAM)

@@ -1,6 +1,5 @@
-"""Channels and servers with the options that measurement asked for (docs/decisions/004-grpc.md)."""
+"""Servers with the options that measurement asked for (docs/decisions/004-grpc.md)."""
 
-import ipaddress
 import json
 import signal
 import threading
@@ -12,50 +11,26 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
+from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError
+from photon.wire.network import LOOPBACK, SIZES, Network
 
-MESSAGE_BYTES_MAX: Final = 64 << 20
-
-_SIZES: Final = [
-    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
-]
-_CHANNEL: Final = [
-    *_SIZES,
-    # A server that restarts is found again in milliseconds, not after gRPC's default second.
-    ("grpc.initial_reconnect_backoff_ms", 20),
-    # How long a try may take: a busy machine or a distant one needs more than the backoff's first.
-    ("grpc.min_reconnect_backoff_ms", 300),
-    ("grpc.max_reconnect_backoff_ms", 500),
-    ("grpc.use_local_subchannel_pool", 1),
-]
 # Two servers must not share a port in silence.
-_SERVER: Final = [*_SIZES, ("grpc.so_reuseport", 0)]
-
-
-def open_channel(address: str) -> grpc.Channel:
-    """A lazily connected channel to `host:port`. Never fork after one exists."""
-    return grpc.insecure_channel(address, options=_CHANNEL)
-
-
-def _is_loopback(listen: str) -> bool:
-    host = listen.rpartition(":")[0].strip("[]")
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+_SERVER: Final = [*SIZES, ("grpc.so_reuseport", 0)]
 
 
 class Server:
     """A gRPC server with health and reflection. First SIGTERM drains, a second one forces."""
 
-    def __init__(self, listen: str, workers: int, in_flight_max: int | None = None) -> None:
-        """`in_flight_max` bounds running and queued calls together; more are refused RESOURCE_EXHAUSTED."""
-        if not _is_loopback(listen):
-            raise UsageError(
-                f"refusing to listen on {listen}: only loopback addresses are served without TLS"
-            )
+    def __init__(
+        self, listen: str, workers: int, in_flight_max: int | None = None, network: Network = LOOPBACK
+    ) -> None:
+        """`listen`: the advertised address; `network` says what is bound for it. UsageError.
+
+        `in_flight_max` bounds running and queued calls together; more are refused RESOURCE_EXHAUSTED.
+        """
         self.listen = listen
+        self._bound = network.bound(listen)
+        self._tls = network.tls
         self._pool = futures.ThreadPoolExecutor(workers, thread_name_prefix="rpc")
         self._server = grpc.server(self._pool, options=_SERVER, maximum_concurrent_rpcs=in_flight_max)
         self._health = health.HealthServicer()
@@ -72,10 +47,10 @@ class Server:
         """Bind and serve. AddressInUseError if the port is taken."""
         reflection.enable_server_reflection(self._names, self._server)
         try:
-            bound = self._server.add_insecure_port(self.listen)
+            bound = self._add_port()
         except RuntimeError as error:
             raise AddressInUseError(
-                f"cannot listen on {self.listen}: the address is taken or not of this machine; "
+                f"cannot listen on {self._bound}: the address is taken or not of this machine; "
                 "choose another one in the settings"
             ) from error
         if self.listen.endswith(":0"):
@@ -84,6 +59,13 @@ class Server:
         for name in self._names:
             self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def _add_port(self) -> int:
+        if self._tls is None:
+            return int(self._server.add_insecure_port(self._bound))
+        pair = self._tls.key.read_bytes(), self._tls.cert.read_bytes()
+        credentials = grpc.ssl_server_credentials([pair], self._tls.ca.read_bytes(), require_client_auth=True)
+        return int(self._server.add_secure_port(self._bound, credentials))
 
     def stop(self, grace: float = 5.0) -> None:
         """Refuse new calls, let those under way end within `grace` seconds."""

@@ -29,7 +29,7 @@ from photon.core.fates import Found
 from photon.core.settings import parse_settings
 from photon.wire import eventstore_pb2 as pb
 from photon.wire import eventstore_pb2_grpc
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK, Network
 from tests.eventstore.kit import PACKER, append, line, pack, wait_until
 
 DOCUMENT = {"logs": {"scan_interval_s": 0.05}}
@@ -145,7 +145,7 @@ def test_one_that_leaves_is_asked_no_more_and_nothing_is_lost(root, home, client
     assert client.lookup(PACKER.pack(idents)) == (bytes(200), lines)
 
 
-def test_with_one_process_a_lookup_is_one_call_and_members_are_never_asked_for(root, home, monkeypatch):
+def test_with_one_process_a_lookup_is_one_call_and_members_are_never_asked_for(root, home):
     calls = []
 
     class Counted(grpc.UnaryUnaryClientInterceptor):
@@ -153,12 +153,11 @@ def test_with_one_process_a_lookup_is_one_call_and_members_are_never_asked_for(r
             calls.append(details.method.rpartition("/")[2])
             return continuation(details, request)
 
-    monkeypatch.setattr(
-        client_module,
-        "open_channel",
-        lambda address: grpc.intercept_channel(open_channel(address), Counted()),
-    )
-    client = EventStoreClient(home.listen, 10.0)
+    class CountedNetwork(Network):
+        def open(self, address, options=()):
+            return grpc.intercept_channel(super().open(address, options), Counted())
+
+    client = EventStoreClient(home.listen, 10.0, network=CountedNetwork())
     idents, lines = events(20)
     append(root / "logs" / "a.jsonl", *lines)
     wait_until(lambda: home.status()["primary_events"] == 20)
@@ -224,7 +223,7 @@ def test_when_the_map_is_made_anew_caches_forget_what_was_before(root):
 def test_a_cache_says_of_what_it_has_not_that_home_is_to_be_asked(home):
     cache = serve_cache(home.listen)
     wait_until(lambda: cache.status()["member"])
-    with open_channel(cache.listen) as channel:
+    with LOOPBACK.open(cache.listen) as channel:
         stub = eventstore_pb2_grpc.EventStoreStub(channel)
         stub.Put(pb.PutRequest(ids=pack("x"), events=b"{}\n", store=home._map.store), timeout=5)
         for store, found in ((home._map.store, Found.FOUND), (b"another", Found.BEHIND)):
@@ -258,7 +257,7 @@ def test_put_never_raises():
     [pb.PutRequest(ids=b"1" * 16), pb.PutRequest(ids=b"1" * 16, events=b"\n"), pb.PutRequest(ids=b"1")],
 )
 def test_a_put_that_is_not_whole_is_refused(home, request_):
-    with open_channel(home.listen) as channel, pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
+    with LOOPBACK.open(home.listen) as channel, pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
         eventstore_pb2_grpc.EventStoreStub(channel).Put(request_, timeout=5)
 
 

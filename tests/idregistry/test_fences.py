@@ -14,7 +14,7 @@ from photon.core.errors import UnavailableError
 from photon.core.tokens import Token
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK
 from tests.idregistry.cluster import Cluster, wait_until
 from tests.idregistry.kit import FENCED, event_ids, same_times
 from tests.idregistry.test_service import Node
@@ -55,7 +55,7 @@ def node() -> Iterator[Node]:
 
 
 def fence(node: Node, timeout_s: float) -> pb.FenceResponse:
-    with open_channel(node.address) as channel:
+    with LOOPBACK.open(node.address) as channel:
         stub = IdRegistryStub(channel)  # type: ignore[no-untyped-call]
         return stub.Fence(pb.FenceRequest(incarnation=7), timeout=timeout_s)  # type: ignore[no-any-return]
 
@@ -87,7 +87,7 @@ def test_a_shard_that_is_not_open_here_is_waited_for(node: Node) -> None:
 
 def test_fences_that_wait_leave_room_for_everything_else(node: Node) -> None:
     node.logs[3].held = True
-    with open_channel(node.address) as channel:
+    with LOOPBACK.open(node.address) as channel:
         stub = IdRegistryStub(channel)  # type: ignore[no-untyped-call]
         calls = [stub.Fence.future(pb.FenceRequest(incarnation=7), timeout=1.5) for _ in range(30)]
         assert not stub.KeepAlive(

@@ -29,7 +29,7 @@ from photon.wire.idregistry_pb2_grpc import (
     IdRegistryStub,
     add_IdRegistryServicer_to_server,
 )
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK
 from tests.idregistry.cluster import wait_until
 from tests.idregistry.kit import (
     NOW_US,
@@ -61,7 +61,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture
 def stub(node: Node) -> Iterator[IdRegistryStub]:
-    with open_channel(node.address) as channel:
+    with LOOPBACK.open(node.address) as channel:
         yield IdRegistryStub(channel)  # type: ignore[no-untyped-call]
 
 

@@ -26,7 +26,8 @@ from photon.core.fates import Registered
 from photon.core.settings import Registry
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
-from photon.wire.rpc import Server, open_channel
+from photon.wire.network import LOOPBACK
+from photon.wire.rpc import Server
 from tests.idregistry.fake_log import FakeLog, Turner
 from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times, token
 
@@ -241,7 +242,7 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
     (node,) = ensemble.add(1)
     ensemble.lead("r0")
     node.logs[0].held = True
-    stub = IdRegistryStub(open_channel(node.address))
+    stub = IdRegistryStub(LOOPBACK.open(node.address))
     calls = [
         stub.Commit.future(
             pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=token("a")), timeout=20
@@ -273,7 +274,7 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
 def test_a_strangers_malformed_request_is_refused(ensemble: Ensemble, request_: object, mistake: str) -> None:
     (node,) = ensemble.add(1)
     ensemble.lead("r0")
-    stub = IdRegistryStub(open_channel(node.address))
+    stub = IdRegistryStub(LOOPBACK.open(node.address))
     method = stub.Commit if isinstance(request_, pb.CommitRequest) else stub.Lookup
     with pytest.raises(grpc.RpcError) as raised:
         method(request_, timeout=5)

@@ -14,7 +14,7 @@ from joiner.service import SERVICE_NAME
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined
-from photon.wire.rpc import open_channel
+from photon.wire.network import LOOPBACK
 from tests.joiner.fakes import (
     batch_of,
     lines_of,
@@ -202,7 +202,7 @@ def test_a_taken_port_is_told_and_the_directory_is_free_again(serve):
 
 
 def test_the_health_check_names_the_service(serve):
-    channel = open_channel(serve().listen)
+    channel = LOOPBACK.open(serve().listen)
     stub = health_pb2_grpc.HealthStub(channel)
     for name in ("", SERVICE_NAME):
         answer = stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=10)

@@ -1,0 +1,91 @@
+"""How a process reaches others and is reached: through TLS or plainly, directly or by another address.
+
+Everywhere else an address is the *advertised* one, by which all know a process. What is dialed for it may
+differ from datacenter to datacenter (a proxy, a tunnel), and what is bound may differ too (a container).
+"""
+
+import ipaddress
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import grpc
+
+from photon.core.errors import UsageError
+from photon.core.tls import Tls
+
+MESSAGE_BYTES_MAX: Final = 64 << 20
+
+SIZES: Final = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+]
+_CHANNEL: Final = [
+    *SIZES,
+    # A server that restarts is found again in milliseconds, not after gRPC's default second.
+    ("grpc.initial_reconnect_backoff_ms", 20),
+    # How long a try may take: a busy machine or a distant one needs more than the backoff's first.
+    ("grpc.min_reconnect_backoff_ms", 300),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What one process knows of the network it is in."""
+
+    tls: Tls | None = None
+    via: Mapping[str, str] = field(default_factory=dict)
+    """Advertised `host:port` -> the one to dial instead."""
+    bind: str = ""
+    """Host to bind in place of the advertised one's."""
+    insecure_beyond_loopback: bool = False
+    """Whoever reaches a port may use it, though it is not of loopback and there is no TLS."""
+
+    def open(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
+        """A lazily connected channel to `host:port`. Never fork after one exists."""
+        dialed = self.via.get(address, address)
+        if self.tls is None:
+            return grpc.insecure_channel(dialed, options=[*_CHANNEL, *options])
+        credentials = grpc.ssl_channel_credentials(
+            self.tls.ca.read_bytes(), self.tls.key.read_bytes(), self.tls.cert.read_bytes()
+        )
+        names = [("grpc.ssl_target_name_override", self.tls.name)] if self.tls.name else []
+        return grpc.secure_channel(dialed, credentials, options=[*_CHANNEL, *names, *options])
+
+    def bound(self, advertised: str) -> str:
+        """What to listen on for an advertised `host:port`. UsageError where strangers could use it."""
+        address = f"{self.bind}:{advertised.rpartition(':')[2]}" if self.bind else advertised
+        self.check_listen(address)
+        return address
+
+    def check_listen(self, address: str) -> None:
+        """UsageError for a port beyond loopback that is not secured, unless that was asked for."""
+        if self.tls is None and not self.insecure_beyond_loopback and not is_loopback(address):
+            raise UsageError(
+                f"refusing to listen on {address}: without TLS whoever reaches it can read and write "
+                "everything; set [tls] (`photon certs` makes a test CA), listen on loopback, or say "
+                "network.insecure_beyond_loopback = true"
+            )
+
+    def dialed(self, host: str, port: int) -> tuple[str, int]:
+        """The same as in `open`, for a link that is not gRPC's."""
+        there = self.via.get(f"{host}:{port}")
+        if there is None:
+            return host, port
+        name, _, number = there.rpartition(":")
+        return name.strip("[]"), int(number)
+
+
+LOOPBACK: Final = Network()
+"""Plain, and only on this machine."""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `host:port` can be reached from this machine alone."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,165 @@
+"""A system as photon.toml names it: what each process makes of it, and what is refused."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photon.app.system import read_system, topology_of
+from photon.core.errors import SettingsError, UsageError
+from photon.core.settings import parse_settings
+from photon.wire.network import Network
+
+SYSTEM = """
+[replicas.r0]
+datacenter = "east"
+grpc = "r0:7400"
+raft = "r0:7401"
+[replicas.r1]
+datacenter = "west"
+grpc = "r1:7400"
+raft = "r1:7401"
+listen_grpc = "0.0.0.0:17400"
+[replicas.r2]
+datacenter = "west-2"
+grpc = "r2:7400"
+raft = "[fd00::2]:7401"
+[datacenters.east]
+region = "us-east"
+primary = ["/logs/queries*"]
+foreign = ["/logs/clicks*"]
+eventstores = ["es:7410", "es-1:7410"]
+joiners = ["joiner:7420"]
+dispatchers = ["dispatcher:7430"]
+[datacenters.west]
+region = "us-west"
+primary = ["/logs/queries*"]
+foreign = ["/logs/clicks*"]
+eventstores = ["es-w:7410"]
+joiners = ["joiner-w:7420"]
+dispatchers = ["dispatcher-w:7430"]
+[datacenters.west-2]
+region = "us-west"
+[via.east]
+"r1:7400" = "proxy:27400"
+"r1:7401" = "proxy:27401"
+"""
+
+
+def system(more: str = "", without: str = "") -> dict[str, Any]:
+    return tomllib.loads(SYSTEM.replace(without, "") + more)
+
+
+def test_every_process_has_its_place():
+    topology = topology_of(parse_settings(system()))
+    assert topology.processes() == [
+        "registry-r0",
+        "registry-r1",
+        "registry-r2",
+        "eventstore-east",
+        "eventstore-east-1",
+        "eventstore-west",
+        "joiner-east",
+        "joiner-west",
+        "dispatcher-east",
+        "dispatcher-west",
+    ]
+    assert topology.place("eventstore", "east/1").address("eventstore") == "es-1:7410"
+    assert topology.primary_of(topology.pipeline("west")) == ["/logs/queries*"]
+    assert (topology.replica("r2").raft_host, topology.replica("r2").raft_port) == ("fd00::2", 7401)
+    assert topology.replica("r1").listen_grpc == "0.0.0.0:17400"
+
+
+def test_a_datacenter_without_a_pipeline_has_replicas_only():
+    assert [p.datacenter for p in topology_of(parse_settings(system())).pipelines] == ["east", "west"]
+
+
+def test_lookups_go_to_the_own_datacenter_then_to_the_own_region():
+    topology = topology_of(parse_settings(system()))
+    assert [r.name for r in topology.nearest_first("west")] == ["r1", "r2", "r0"]
+    assert [r.name for r in topology.nearest_first("west-2")] == ["r2", "r1", "r0"]
+    assert [r.name for r in topology.nearest_first("east")] == ["r0", "r1", "r2"]
+
+
+def test_what_is_dialed_for_an_address_is_each_datacenters_own():
+    topology = topology_of(parse_settings(system()))
+    assert topology.network("east").dialed("r1", 7401) == ("proxy", 27401)
+    assert topology.network("west").dialed("r1", 7401) == ("r1", 7401)
+    assert topology.network("").dialed("r1", 7401) == ("r1", 7401)
+
+
+def test_scrapes_are_answered_so_far_above_the_grpc_port():
+    metrics = topology_of(parse_settings(system("[metrics]\nserve = true\nport_offset = 10\n"))).metrics
+    assert metrics["joiner-east"] == "joiner:7430"
+    assert metrics["registry-r0"] == "r0:7410"
+
+
+@pytest.mark.parametrize(
+    ("more", "without", "told"),
+    [
+        ("", "[replicas.r0]", "unknown section|lacks"),
+        ("", 'raft = "r0:7401"\n', r"\[replicas.r0\] lacks 'raft'"),
+        ("", 'joiners = ["joiner:7420"]\n', r"\[datacenters.east\] lacks joiners"),
+        ("", 'grpc = "r0:7400"\n', r"\[replicas.r0\] lacks 'grpc'"),
+        ('[via.south]\n"a:1" = "b:2"\n', "", r"there is no \[datacenters.south\]"),
+        ('[via.west]\n"a:1" = "b"\n', "", "must be host:port"),
+        ('[via.west]\n"a:1" = 2\n', "", "must be a string"),
+        ('[replicas.R9]\ndatacenter = "east"\ngrpc = "a:1"\nraft = "a:2"\n', "", "even number|lower-case"),
+        ("[replicas]\nr9 = 1\n", "[replicas.r0]\n", "must be a section|lacks|unknown"),
+        ("[metrics]\nserve = true\nport_offset = 59_000\n", "", "past port 65535"),
+        ('[system]\nsecret_file = "/nowhere/secret"\n', "", "cannot be read"),
+    ],
+)
+def test_what_can_not_be_is_told_with_its_place(more, without, told):
+    with pytest.raises((SettingsError, tomllib.TOMLDecodeError), match=told):
+        topology_of(parse_settings(system(more, without)))
+
+
+def test_two_servers_at_one_address_are_refused():
+    document = system()
+    document["replicas"]["r1"]["grpc"] = "joiner:7420"
+    with pytest.raises(SettingsError, match="same address joiner:7420"):
+        topology_of(parse_settings(document))
+
+
+def test_an_even_number_of_replicas_is_refused():
+    document = system()
+    del document["replicas"]["r1"]
+    with pytest.raises(SettingsError, match="even number"):
+        topology_of(parse_settings(document))
+
+
+def test_a_short_secret_is_refused_and_a_good_one_is_shared(tmp_path: Path):
+    secret = tmp_path / "secret"
+    document = system(f'[system]\nsecret_file = "{secret}"\n')
+    secret.write_bytes(b"short")
+    with pytest.raises(SettingsError, match="16 bytes"):
+        topology_of(parse_settings(document))
+    secret.write_bytes(b"0123456789abcdef\n")
+    assert bytes.fromhex(topology_of(parse_settings(document)).secret) == b"0123456789abcdef"
+
+
+def test_one_of_the_two_files_is_named():
+    with pytest.raises(UsageError, match="one of --config"):
+        read_system(None, None)
+    with pytest.raises(UsageError, match="one of --config"):
+        read_system(Path("a"), Path("b"))
+
+
+def test_the_mistake_is_told_with_the_name_of_its_file(tmp_path: Path):
+    config = tmp_path / "photon.toml"
+    config.write_text("[registry]\n")
+    with pytest.raises(SettingsError, match=r"photon\.toml: the settings name no registry replica"):
+        read_system(config, None)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7400", "10.1.2.3:7400", "joiner:7400"])
+def test_beyond_loopback_nothing_listens_without_tls_unless_asked_in_so_many_words(listen):
+    with pytest.raises(UsageError, match="insecure_beyond_loopback = true"):
+        Network().bound(listen)
+    assert Network(insecure_beyond_loopback=True).bound(listen) == listen
+
+
+def test_what_is_bound_may_differ_from_what_is_advertised():
+    assert Network(bind="127.0.0.1").bound("joiner:7420") == "127.0.0.1:7420"
