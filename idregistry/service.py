@@ -40,6 +40,12 @@ WORKERS: Final = COMMITS_WAITING_MAX + 48
 IN_FLIGHT_MAX: Final = WORKERS + 256
 """Calls under way and waiting for a thread; beyond it they are refused at once."""
 
+LOOKUP_LAG_MAX: Final = 64
+"""Commands that a replica which answers lookups may lack: what is under way at busy times is less."""
+
+REQUEST_BYTES_MAX: Final = 4 << 20
+"""Of a request: twice what the largest that is taken has."""
+
 _IdsRequest = pb.CommitRequest | pb.LookupRequest | pb.ReleaseRequest | pb.ClearRequest
 
 
@@ -89,8 +95,15 @@ class IdRegistryService(IdRegistryServicer):
         return self._answered(hosted, request, context, offer)
 
     def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
-        """What this replica knows now: "absent" may be stale, "present" is final."""
+        """What this replica knows now: "absent" may be stale, "present" is final.
+
+        One that is far behind sends its clients elsewhere: each "absent" would cost a join in vain.
+        """
         hosted = self._hosted(request, context, None)
+        if (lag := hosted.log.lag) > LOOKUP_LAG_MAX:
+            context.abort(
+                grpc.StatusCode.UNAVAILABLE, f"{lag} commands behind its leader; ask another replica"
+            )
         outcomes = hosted.shard.state.lookup(request.ids, request.times)
         return pb.LookupResponse(outcomes=outcomes, version=self._directory.version)
 

@@ -165,6 +165,11 @@ class ReplicatedLog(Protocol):
         """The node id of the leader this replica knows of. Any thread."""
 
     @property
+    def lag(self) -> int:
+        """Entries that its leader had committed when last heard, and this replica has not applied; of one that
+        leads, or knows no leader, those in its own log. Any thread."""
+
+    @property
     def in_flight(self) -> int:
         """How many proposed commands still wait for their outcome. Any thread."""
 

@@ -112,6 +112,7 @@ class Replica:
         self._conflict = Conflict()
         self._ack_cap: int | None = None
         self._heartbeat_due = False
+        self._leader_committed = 0  # as the leaders said that were heard
         self._sent = (0, 0)  # last index and commit index that the followers were sent
         self._stopped = False
         self._membership.follow()
@@ -131,6 +132,12 @@ class Replica:
     @property
     def members(self) -> Members:
         return self._membership.newest
+
+    @property
+    def lag(self) -> int:
+        core = self.core
+        alone = core.is_leader or core.leader is None
+        return max(0, (self._journal.last_index if alone else self._leader_committed) - core.applied_index)
 
     @property
     def in_flight(self) -> int:
@@ -365,6 +372,8 @@ class Replica:
     def _on_append_entries(self, peer: str, message: Message) -> None:
         self._check(message)
         self._elections.heard_leader()
+        # Committed is committed, whoever says it: an old leader's word is only less.
+        self._leader_committed = max(self._leader_committed, message["commit_index"])
         if "serialized" in message:
             self._on_piece(peer, message)
             return

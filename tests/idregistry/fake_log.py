@@ -34,6 +34,7 @@ class FakeLog(ReplicatedLog):
     """Who was asked to take over."""
     ready: bool = True
     """Whether a successor has everything."""
+    entries_behind: int = 0
     _leader: str | None = "r0"
     _waiting: list[tuple[bytes, Callable[[Outcome], None]]] = field(default_factory=list)
     _index: int = 0
@@ -99,6 +100,10 @@ class FakeLog(ReplicatedLog):
     @property
     def leader(self) -> str | None:
         return self._leader
+
+    @property
+    def lag(self) -> int:
+        return self.entries_behind
 
     @property
     def in_flight(self) -> int:

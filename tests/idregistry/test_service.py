@@ -16,7 +16,7 @@ from idregistry.directory import DirectoryState
 from idregistry.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosted
-from idregistry.service import COMMITS_WAITING_MAX, WORKERS, IdRegistryService
+from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from idregistry.waiting import Waiting
 from photon.core.clock import SystemClock
@@ -172,6 +172,17 @@ def test_lookups_go_to_the_next_replica_when_the_nearest_is_down(ensemble: Ensem
     client = ensemble.client()
     client.commit(event_ids(1), same_times(1), token("a"))
     nodes[0].rpc.stop(0.0)
+    assert client.lookup(event_ids(1), same_times(1)) == bytes([PRESENT])
+
+
+def test_a_replica_that_is_far_behind_sends_lookups_to_the_next(ensemble: Ensemble) -> None:
+    nearest, _ = ensemble.add(2)
+    ensemble.lead("r1")
+    client = ensemble.client()
+    client.commit(event_ids(1), same_times(1), token("a"))
+    nearest.logs[0].entries_behind = LOOKUP_LAG_MAX
+    assert client.lookup(event_ids(1), same_times(1)) == bytes([ABSENT]), "a little behind is near enough"
+    nearest.logs[0].entries_behind = LOOKUP_LAG_MAX + 1
     assert client.lookup(event_ids(1), same_times(1)) == bytes([PRESENT])
 
 

@@ -162,6 +162,23 @@ def test_the_commit_index_is_never_believed_from_before_a_restart(tmp_path: Path
     again.crash()
 
 
+def test_a_replica_knows_how_far_it_is_behind_from_its_own_log_and_then_from_its_leader(
+    tmp_path: Path,
+) -> None:
+    lone = Lone(tmp_path)
+    lone.hear_entries([1, 1, 1], commit=4)
+    lone.turn()
+    assert lone.replica.lag == 0
+    lone.crash()
+    again = Lone(tmp_path)
+    again.turn()
+    assert again.replica.lag == 4 - again.replica.core.applied_index > 0, "all that it has may be committed"
+    again.hear_entries([], after=(4, 1), commit=100)
+    again.turn()
+    assert again.replica.lag == 100 - 4
+    again.crash()
+
+
 def test_the_state_goes_on_while_a_snapshot_of_it_is_written(tmp_path: Path) -> None:
     lone = Lone(tmp_path, peers=())
     lone.turn()
