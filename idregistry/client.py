@@ -19,7 +19,7 @@ from idregistry.naming import address_mistake, name_mistake
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.scanning import Scanned
 from idregistry.sharding import ShardPart, segments_of
-from photon.core.clock import Clock
+from photon.core.clock import Clock, SystemClock
 from photon.core.errors import FencedError, UnavailableError, UsageError
 from photon.core.fates import Cleared, Committed, Released
 from photon.wire import idregistry_pb2 as pb
@@ -272,6 +272,27 @@ class RegistryClient:
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""
         self._rounds.close()
+
+
+@dataclass(frozen=True, slots=True)
+class RegistryAt:
+    """Where a registry is: gRPC `host:port` of its replicas, and how they are reached.
+
+    It may be pickled for another machine, where the network's PEM files must lie at the same paths.
+    """
+
+    addresses: tuple[str, ...]
+    network: Network = LOOPBACK
+
+    @contextlib.contextmanager
+    def client(self, timeout_s: float, clock: Clock | None = None) -> Iterator[RegistryClient]:
+        """One for the block, with dice of its own; by the system's clock if none is given."""
+        clock = clock or SystemClock()
+        client = RegistryClient(self.addresses, timeout_s, clock, random.Random(), self.network)
+        try:
+            yield client
+        finally:
+            client.close()
 
 
 def check_replica(name: str, raft_address: str, grpc_address: str) -> None:

@@ -155,13 +155,19 @@ class DirectoryHandlers:
 
     def replace(self, request: pb.ReplaceRequest, context: Context) -> pb.ReplaceResponse:
         """Let a new replica take the place of an old one; or no more, where `cancel` names the new one."""
+        # Names go into a command, which has a size that no name may burst: that would stop the replica.
         if request.cancel:
+            if (mistake := name_mistake(request.cancel)) is not None:
+                _mistake(context, mistake)
             self._ask(Cancel(0, request.cancel), context)
             return pb.ReplaceResponse()
         new = request.replica
         host = f"[{new.raft_host}]" if ":" in new.raft_host else new.raft_host
         mistake = (
-            name_mistake(new.name) or address_mistake(f"{host}:{new.raft_port}") or address_mistake(new.grpc)
+            name_mistake(request.old)
+            or name_mistake(new.name)
+            or address_mistake(f"{host}:{new.raft_port}")
+            or address_mistake(new.grpc)
         )
         if mistake is not None:
             _mistake(context, mistake)

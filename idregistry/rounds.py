@@ -28,6 +28,7 @@ from photon.core.clock import Clock
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.wire import idregistry_pb2 as pb
+from photon.wire.failures import failure_of
 from photon.wire.network import LOOPBACK, Network
 
 _NOTHING_DONE: Final = {
@@ -291,7 +292,7 @@ class Rounds:
                         yield message
                 return
             except grpc.RpcError as error:
-                failures.append(f"{target}: {error.code().name.lower()}: {error.details()}")
+                failures.append(f"{target}: {failure_of(error)}")
                 if begun:
                     break
         raise UnavailableError(f"registry: {method} ended early ({'; '.join(failures)}); begin it again")
@@ -381,7 +382,7 @@ class Rounds:
             raise UsageError(f"registry replica {address}: {details}") from error
         failure = _NOTHING_DONE.get(code, Failure.UNKNOWN)
         leader = named_leader(details, LEADER_DETAILS, self.routes.addresses, address)
-        what = "is not the leader" if failure is Failure.NOT_LEADER else f"{code.name.lower()}: {details}"
+        what = "is not the leader" if failure is Failure.NOT_LEADER else failure_of(error)
         return failure, what, leader
 
     def _pause(self, waits: int, deadline: float) -> None:

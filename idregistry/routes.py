@@ -16,6 +16,7 @@ from idregistry.retries import try_timeout_s
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.wire import idregistry_pb2 as pb
+from photon.wire.failures import failure_of
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub
 from photon.wire.network import LOOPBACK, Network
 
@@ -139,7 +140,7 @@ class Routes:
                     answered = True
                 except grpc.RpcError as error:
                     self.avoid(address)
-                    failures.append(f"{address}: {error.code().name.lower()}: {error.details()}")
+                    failures.append(f"{address}: {failure_of(error)}")
                 except ValueError as error:  # gRPC's way to say that the channel was closed
                     raise UnavailableError(
                         f"the registry client was closed during a call: {error}"

@@ -16,7 +16,7 @@ from idregistry.directory import DirectoryState
 from idregistry.directory_commands import IDENTITY_BYTES, Row
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosting
-from idregistry.service import IN_FLIGHT_MAX, WORKERS, IdRegistryService
+from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from idregistry.view import DIRECTORY_GROUP
 from idregistry.waiting import Waiting
@@ -109,7 +109,8 @@ class RegistryServer:
                 DIRECTORY_GROUP, self._state, self._on_tick, None if joining else sorted(rows)
             )
             self._hosting.open_groups(self._host)
-            self._rpc = Server(listen, WORKERS, in_flight_max=IN_FLIGHT_MAX, network=network)
+            self._rpc = Server(listen, WORKERS, IN_FLIGHT_MAX, network, REQUEST_BYTES_MAX)
+            self._rpc.serve_while(lambda: self._has_quorum(log))
         except BaseException:
             self._host.stop()  # lets go of the directories that are open already
             raise
@@ -133,6 +134,7 @@ class RegistryServer:
 
         What this replica leads is handed over.
         """
+        self._rpc.drain()
         self._close_queues()
         self._clocks.stop()
         self._rpc.stop(grace)
@@ -167,6 +169,14 @@ class RegistryServer:
             waiting,
         )
         return IdRegistryService(lambda: self._hosting.shards, directory, waiting, self._clock)
+
+    def _has_quorum(self, directory: ReplicatedLog) -> bool:
+        """Whether this replica knows a leader with a majority of each group that it hosts.
+
+        Without one nothing can be registered through it; it goes on answering lookups.
+        """
+        logs = [directory, *(hosted.log for hosted in self._hosting.shards.values())]
+        return all(log.status().has_quorum for log in logs)
 
     def _on_tick(self, log: ReplicatedLog) -> None:
         """The directory's turn. Raft thread."""

@@ -59,6 +59,8 @@ class Shard:
         self._closed = False
         self._housekeeping = False
         self._tidy_at = 0.0
+        self._commits = 0
+        self._committed_ids = 0
 
     @property
     def waiting_ids(self) -> int:
@@ -132,7 +134,7 @@ class Shard:
         _answer_all(late, Overloaded(_LATE))
         if batch:
             log.propose(
-                build_command(batch, self._clock.now_us()), lambda outcome: _answer_batch(batch, outcome)
+                build_command(batch, self._clock.now_us()), lambda outcome: self._answer_batch(batch, outcome)
             )
 
     def _propose_errand(self, log: ReplicatedLog) -> None:
@@ -150,6 +152,17 @@ class Shard:
             waiting: list[Request | Errand] = [*self._queue.drain(), *self._errands]
             self._errands.clear()
         _answer_all(waiting, NotLeader(leader))
+
+    def _answer_batch(self, batch: list[Request], outcome: Outcome) -> None:
+        answer = _answer_to(outcome)
+        if isinstance(answer, Settled):
+            self._commits += 1
+            self._committed_ids += sum(request.count for request in batch)
+            for request, column in zip(batch, split_outcomes(batch, answer.outcomes), strict=True):
+                request.answer(Settled(column))
+        else:
+            for request in batch:
+                request.answer(answer)
 
     def _housekeeping_done(self, _outcome: Outcome) -> None:
         # Whatever came of it: the next turn looks at the state and sees what is still due.
@@ -176,6 +189,8 @@ class Shard:
             "leader": status.leader,
             "is_leader": status.is_leader,
             "ids": state.ids,
+            "commits": self._commits,
+            "committed_ids": self._committed_ids,
             "term": status.term,
             "commit_index": status.commit_index,
             "applied_index": status.applied_index,
@@ -190,16 +205,6 @@ class Shard:
 def _answer_all(requests: Sequence[Request | Errand], answer: Answer) -> None:
     for request in requests:
         request.answer(answer)
-
-
-def _answer_batch(batch: list[Request], outcome: Outcome) -> None:
-    answer = _answer_to(outcome)
-    if isinstance(answer, Settled):
-        for request, column in zip(batch, split_outcomes(batch, answer.outcomes), strict=True):
-            request.answer(Settled(column))
-    else:
-        for request in batch:
-            request.answer(answer)
 
 
 def _answer_to(outcome: Outcome) -> Answer:

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 from collections.abc import Mapping
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +17,7 @@ from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.engine.options import SparkOptions, spark_options
 
 if TYPE_CHECKING:
+    from idregistry.client import RegistryAt
     from spark.backfill.job import Place
 
 TASK_TRIES: Final = 4
@@ -37,7 +37,9 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
     help="Work directory of the run; without --registry OUT/.photon, where that is there.",
 )
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run, or system."
+)
 @click.option("--datacenter", default="backfill", show_default=True, help="Names the output's directory.")
 @click.option(
     "--format",
@@ -69,7 +71,8 @@ def command(
     Live pipelines on the same registry may run meanwhile, over the same logs too. A backfill that was stopped
     or killed is resumed by the same command.
     """
-    from photon.app.borrowed_registry import registry_addresses
+    from photon.app.borrowed_registry import asked_registry
+    from photon.app.registry_named import Named
     from spark.backfill.job import Place
 
     if not _NAME.fullmatch(datacenter):
@@ -83,33 +86,27 @@ def command(
         from spark.engine.session import check_requirements
 
         check_requirements()
-    with registry_addresses(work, addresses) as registry:
+    with asked_registry(Named(work, addresses, settings)) as asked:
         if abandon:
-            return _abandon(place, registry, as_json)
+            return _abandon(place, asked.registry, as_json)
         from spark.backfill.run import Order, backfill
         from spark.engine.session import open_session
 
-        order = Order(primary, foreign, place, output_format, tuple(registry), settings)
+        order = Order(primary, foreign, place, output_format, asked.registry, settings)
         with working("joining"):
             summary = backfill(order, lambda: open_session(_patient(spark)), _tell, _checkpoint)
     _print(summary, place, as_json)
     return 0
 
 
-def _abandon(place: "Place", registry: list[str], as_json: bool) -> int:
-    import random
+def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
     import shutil
 
-    from idregistry.client import RegistryClient
-    from photon.core.clock import SystemClock
     from spark.backfill.abandoning import WAIT_S_MAX, abandon
     from spark.backfill.job import Phase
     from spark.backfill.run import locked
 
-    with (
-        locked(place),
-        closing(RegistryClient(registry, WAIT_S_MAX, SystemClock(), random.Random())) as client,
-    ):
+    with locked(place), registry.client(WAIT_S_MAX) as client:
         job = place.load()
         if job is None:
             raise UsageError(f"{place.home}: no unfinished backfill to abandon")

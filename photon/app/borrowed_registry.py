@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from photon.app.ports import free_ports
 from photon.app.registry_members import members_of
+from photon.app.registry_named import Named, registry_of
 from photon.app.supervisor import Supervisor
 from photon.app.topology import Replica, Topology, process_name, read_topology, write_topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, UnavailableError, UsageError
+
+if TYPE_CHECKING:
+    from idregistry.client import RegistryAt
 
 START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.05
@@ -28,34 +32,23 @@ _ASK_S: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A registry to ask: gRPC addresses of its replicas, and whether it was started for that: then its run
-    has ended, and leases count from that start on."""
+    """A registry to ask, and whether it was started for that: then its run has ended, and leases count from
+    that start on."""
 
-    addresses: list[str]
+    registry: "RegistryAt"
     started: bool = False
 
 
 @contextmanager
-def registry_addresses(work: Path | None, addresses: str | None) -> Iterator[list[str]]:
-    """The addresses of `asked_registry`, where nothing else matters."""
-    with asked_registry(work, addresses) as registry:
-        yield registry.addresses
+def asked_registry(named: Named) -> Iterator[Asked]:
+    """Valid within the block.
 
-
-@contextmanager
-def asked_registry(work: Path | None, addresses: str | None) -> Iterator[Asked]:
-    """Replicas, valid within the block. `addresses`: given by the user, comma-separated.
-
-    UsageError if neither or both are given, or `work` is no work directory; LockedError while another command
-    has borrowed it; UnavailableError if the registry can't be started, or has no quorum.
+    UsageError if it is not named, or by no work directory; LockedError while another command has borrowed it;
+    UnavailableError if the registry can't be started, or has no quorum.
     """
-    if (work is None) == (addresses is None):
-        raise UsageError("say which registry: either --work DIR or --registry HOST:PORT,...")
-    if work is None:
-        known = [address for address in (addresses or "").split(",") if address]
-        if not known:
-            raise UsageError("--registry names no address; give HOST:PORT,...")
-        yield Asked(known)
+    named.check()
+    if (work := named.work) is None:
+        yield Asked(named.at())
         return
     topology = read_topology(work / "topology.json")
     with contextlib.ExitStack() as held:
@@ -64,7 +57,7 @@ def asked_registry(work: Path | None, addresses: str | None) -> Iterator[Asked]:
             held.enter_context(DirectoryLock(work))
         except LockedError:  # a run is on: its registry it is
             borrowing.release()
-            yield Asked([replica.grpc for replica in topology.replicas])
+            yield Asked(registry_of(topology))
         else:
             yield Asked(held.enter_context(_started(work, topology)), started=True)
 
@@ -79,7 +72,7 @@ def _borrowing(work: Path) -> DirectoryLock:
 
 
 @contextmanager
-def _started(work: Path, topology: Topology) -> Iterator[list[str]]:
+def _started(work: Path, topology: Topology) -> Iterator["RegistryAt"]:
     members = members_of(work, len(topology.replicas))
     if members.mostly_lost:
         raise UsageError(f"{work / 'registry'}: no registry, or most of it is lost; `photon join` says more")
@@ -90,29 +83,26 @@ def _started(work: Path, topology: Topology) -> Iterator[list[str]]:
         for name, grpc, raft in zip(names, ports[::2], ports[1::2], strict=True)
     ]
     path = work / "topology-registry.json"
-    write_topology(replace(topology, replicas=replicas, secret=secrets.token_hex(32), metrics={}), path)
+    topology = replace(topology, replicas=replicas, secret=secrets.token_hex(32), metrics={})
+    write_topology(topology, path)
     supervisor = Supervisor(work / "logs")
     try:
         for name in names:
             supervisor.start(
                 process_name("registry", name), ["registry", "serve", "--name", name, "--topology", str(path)]
             )
-        addresses = [replica.grpc for replica in replicas]
-        _await_leaders(supervisor, addresses)
-        yield addresses
+        registry = registry_of(topology)
+        _await_leaders(supervisor, registry)
+        yield registry
     finally:
         supervisor.stop([list(supervisor.children)])
         path.unlink(missing_ok=True)
 
 
-def _await_leaders(supervisor: Supervisor, addresses: list[str]) -> None:
+def _await_leaders(supervisor: Supervisor, registry: "RegistryAt") -> None:
     """Return when every shard has a leader. UnavailableError, ProcessFailedError."""
-    from idregistry.client import RegistryClient
-    from photon.core.clock import SystemClock
-
-    client = RegistryClient(addresses, _ASK_S, SystemClock(), random.Random())
     deadline = time.monotonic() + START_S_MAX
-    try:
+    with registry.client(_ASK_S) as client:
         while time.monotonic() < deadline:
             supervisor.poll()
             with contextlib.suppress(UnavailableError):
@@ -120,8 +110,6 @@ def _await_leaders(supervisor: Supervisor, addresses: list[str]) -> None:
                 if directory.led and directory.leaders and all(directory.leaders):
                     return
             time.sleep(_POLL_S)
-    finally:
-        client.close()
     raise UnavailableError(
         f"the registry was started and has no leader after {START_S_MAX:g} s; see its logs in the work "
         "directory"

@@ -16,9 +16,11 @@ from photon.core.errors import PhotonError
 _COMMANDS: Final = {
     "join": ("photon.app.join", "Join logs with the whole system embedded on this machine."),
     "generate": ("photon.app.generate", "Write query and click logs with their ground truth."),
+    "dev": ("photon.app.dev", "Run several datacenters on this machine, and kill one of them."),
     "demo": ("photon.app.demo", "Join 328,521 real departures with the weather, in two datacenters."),
     "bench": ("photon.app.bench", "Measure catch-up, steady rate and live latency on this machine."),
     "status": ("photon.app.status", "Show what every process of a running system says of itself."),
+    "health": ("photon.app.health_cli", "Ask one process whether it serves."),
     "explain": ("photon.app.explain_cli", "Say all that is known of one foreign event."),
     "dead-letters": (
         "photon.app.dead_letters_cli:dead_letters",
@@ -30,6 +32,7 @@ _COMMANDS: Final = {
     "logmap": ("photon.app.logmap_cli:logmap", "Build log file maps with Spark, load them (needs Java)."),
     "adapter": ("photon.app.adapter_cli:adapter", "Try an adapter on sample lines (`adapter test`)."),
     "convert": ("photon.app.convert", "Convert logs between JSON lines and the binary format."),
+    "certs": ("photon.app.certs_cli", "Make a CA and certificates for [tls]."),
     "reshard": ("photon.app.registry_cli:reshard", "Change the number of shards of the IdRegistry."),
     "registry": ("photon.app.roles_cli:registry", "The IdRegistry (`registry serve`, `replace`, `scan`)."),
     "eventstore": ("photon.app.roles_cli:eventstore", "The EventStore (`eventstore serve`)."),

@@ -2,26 +2,19 @@
 
 import random
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from photon.app.completing import grace_s, unlisted_files
 from photon.app.launching import Launcher
-from photon.app.ports import free_ports
+from photon.app.placing import Placing, absolute
 from photon.app.registry_disks import DiskWatch
 from photon.app.registry_members import members_of
 from photon.app.supervisor import Supervisor
-from photon.app.topology import (
-    DATACENTER_NAMES,
-    Pipeline,
-    Replica,
-    Topology,
-    process_name,
-    write_topology,
-)
-from photon.core.settings import Settings, to_document
+from photon.app.topology import DATACENTER_NAMES, Topology, document_of, process_name, write_topology
+from photon.core.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +34,7 @@ class LocalCluster:
     """All processes of a topology under one supervisor."""
 
     def __init__(self, topology: Topology, work: Path, launcher: Launcher) -> None:
-        self._topology = topology
+        self.topology = topology
         self._path = work / "topology.json"
         write_topology(topology, self._path)
         self.supervisor = Supervisor(work / "logs", launcher)
@@ -49,11 +42,11 @@ class LocalCluster:
 
     def start(self) -> None:
         """Everything at once but the dispatchers: each waits for whom it needs."""
-        for replica in self._topology.replicas:
+        for replica in self.topology.replicas:
             has_lost_disk = partial(self._disks.has_lost, replica.name)
             self._serve("registry", replica.name, has_lost_disk)
         for role in ("eventstore", "joiner"):
-            for place in self._topology.places(role):
+            for place in self.topology.places(role):
                 self._serve(role, place.name)
 
     def poll(self) -> None:
@@ -62,13 +55,13 @@ class LocalCluster:
         self.supervisor.poll()
 
     def start_dispatchers(self) -> None:
-        for place in self._topology.places("dispatcher"):
+        for place in self.topology.places("dispatcher"):
             self._serve("dispatcher", place.name)
 
     def stop(self) -> None:
         """Down the stream, so that nobody loses whom it still needs."""
         self.supervisor.stop([self._running("dispatcher")])
-        self.supervisor.stop([self._running("joiner")], grace_s(unlisted_files(self._topology)))
+        self.supervisor.stop([self._running("joiner")], grace_s(unlisted_files(self.topology)))
         self.supervisor.stop([self._running("eventstore", "registry")])
 
     def kill(self) -> None:
@@ -87,49 +80,16 @@ def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
     """Addresses and directories for every process, ports chosen free. UnavailableError if there are none."""
     names = DATACENTER_NAMES[: job.datacenters]
     members = members_of(job.work, settings.registry.replicas)
-    of_a_datacenter = settings.eventstore.processes + settings.joiner.processes + settings.dispatcher.workers
-    processes = len(members.names) + len(names) * of_a_datacenter
-    needed = len(members.names) + processes * (2 if settings.metrics.serve else 1)
-    ports = iter(free_ports(needed, rng))
-    document = to_document(settings)
-    document["joiner"]["output_roots"] = [_absolute(root) for root in settings.joiner.output_roots]
+    places = Placing(settings, len(members.names), len(names), job.work, rng)
     topology = Topology(
-        settings=document,
-        primary=[_absolute(pattern) for pattern in job.primary],
-        foreign=[_absolute(pattern) for pattern in job.foreign],
+        settings=document_of(settings),
+        primary=[absolute(pattern) for pattern in job.primary],
+        foreign=[absolute(pattern) for pattern in job.foreign],
         output=str(job.out.absolute()),
         secret=secrets.token_hex(32),
         drain=not job.follow,
-        replicas=[
-            Replica(
-                name=name,
-                grpc=_address(ports),
-                raft_host="127.0.0.1",
-                raft_port=next(ports),
-                directory=str(job.work.absolute() / "registry" / name),
-                joining=name in members.joining,
-            )
-            for name in members.names
-        ],
-        pipelines=[
-            Pipeline(
-                datacenter=name,
-                eventstores=[_address(ports) for _ in range(settings.eventstore.processes)],
-                joiners=[_address(ports) for _ in range(settings.joiner.processes)],
-                dispatchers=[_address(ports) for _ in range(settings.dispatcher.workers)],
-                directory=str(job.work.absolute() / name),
-            )
-            for name in names
-        ],
+        replicas=places.replicas(members, {}),
+        pipelines=places.pipelines(names),
     )
-    if settings.metrics.serve:
-        topology.metrics.update({process: _address(ports) for process in topology.processes()})
+    places.metrics(topology)
     return topology
-
-
-def _address(ports: Iterator[int]) -> str:
-    return f"127.0.0.1:{next(ports)}"
-
-
-def _absolute(pattern: str) -> str:
-    return str(Path.cwd() / pattern)

@@ -24,6 +24,7 @@ from photon.core.errors import UnavailableError
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.tokens import parse_token
+from photon.wire.network import LOOPBACK, Network
 
 TIMEOUT_S: Final = 5.0
 PENDING_TIMEOUT_S: Final = 30.0
@@ -44,9 +45,10 @@ class Asked:
 
 
 def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[str, Any]:
-    """Plain values: {id, joined, dead_letters, unreadable, registry, pending, primary}.
+    """Plain values: {id, joined, dead_letters, unreadable, not_here, registry, pending, primary}.
 
-    `unreadable`: joined logs that can't be read, and why; the others as their functions say.
+    `unreadable`: joined logs that can't be read, and why; `not_here`: directories of joined logs and dead
+    letters that are not on this machine; the others as their functions say.
     """
     settings = topology.checked_settings()
     packer = IdPacker(settings.ids.key.encode())
@@ -54,7 +56,8 @@ def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[s
     unreadable: dict[str, str] = {}
     joined = list(joined_lines(Path(topology.output) / "joined", asked, unreadable))[:_PLACES_MAX]
     letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
-    waiting = {p.datacenter: _answer(partial(pending, p, asked.packed)) for p in topology.pipelines}
+    network = topology.network("")
+    waiting = {p.datacenter: _answer(partial(pending, p, asked.packed, network)) for p in topology.pipelines}
     if primary_id is None:
         lines = [row["line"] for row in joined] + [row["event"] for row in letters]
         lines += [row["line"] for row in waiting.values() if row is not None and "line" in row]
@@ -64,12 +67,25 @@ def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[s
         "joined": joined,
         "dead_letters": letters,
         "unreadable": unreadable,
+        "not_here": not_here(topology),
         "registry": _answer(partial(registered, topology, asked.packed)),
         "pending": waiting,
         "primary": None
         if primary_id is None
-        else primary_in(topology, primary_id, packer.pack([primary_id])),
+        else primary_in(topology, primary_id, packer.pack([primary_id]), network),
     }
+
+
+def not_here(topology: Topology) -> list[str]:
+    """Directories that datacenters write, and that this machine does not have. A joiner makes its own."""
+    output = Path(topology.output)
+    places = {p.datacenter: output / "joined" / p.datacenter for p in topology.pipelines}
+    return [
+        str(directory)
+        for datacenter, joined in places.items()
+        if not joined.is_dir()
+        for directory in (joined, output / "dead-letters" / datacenter)
+    ]
 
 
 def _answer(ask: Callable[[], Any]) -> Any:
@@ -81,19 +97,18 @@ def _answer(ask: Callable[[], Any]) -> Any:
 
 
 def registered(topology: Topology, packed: bytes) -> dict[str, Any] | None:
-    """{shard, joiner, incarnation, time_us} of the token that registered the id; None if none has.
+    """{shard, joiner, process, incarnation, time_us} of the token that registered the id; None if none has.
 
     Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
     """
-    client = RegistryClient(
-        [replica.grpc for replica in topology.replicas], TIMEOUT_S, SystemClock(), random.Random()
-    )
+    replicas = [replica.grpc for replica in topology.replicas]
+    client = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random(), topology.network(""))
     try:
         for shard in range(client.configuration().shards):
             for part in client.scan(shard, timeout_s=SCAN_S_MAX):
                 row = _row_of(part.ids, packed)
                 if row is not None:
-                    return {"shard": shard, **_token(part.tokens[row])}
+                    return {"shard": shard, **_token(part.tokens[row], topology)}
     finally:
         client.close()
     return None
@@ -106,18 +121,20 @@ def _row_of(ids: bytes, packed: bytes) -> int | None:
     return at // ID_BYTES if at >= 0 else None
 
 
-def _token(packed: bytes) -> dict[str, Any]:
+def _token(packed: bytes, topology: Topology) -> dict[str, Any]:
     if not packed:
-        return {"joiner": None, "incarnation": None, "time_us": None}
+        return {"joiner": None, "process": None, "incarnation": None, "time_us": None}
     token = parse_token(packed)
-    return {"joiner": token.address, "incarnation": f"{token.incarnation:016x}", "time_us": token.time_us}
+    processes = {place.address("joiner"): place.process("joiner") for place in topology.places("joiner")}
+    whose = {"joiner": token.address, "process": processes.get(token.address)}
+    return {**whose, "incarnation": f"{token.incarnation:016x}", "time_us": token.time_us}
 
 
-def pending(pipeline: Pipeline, packed: bytes) -> dict[str, Any] | None:
+def pending(pipeline: Pipeline, packed: bytes, network: Network = LOOPBACK) -> dict[str, Any] | None:
     """What DispatcherClient.pending says of the event: any worker knows for all. UnavailableError."""
     silent: UnavailableError | None = None
     for address in pipeline.dispatchers:
-        client = DispatcherClient(address, PENDING_TIMEOUT_S)
+        client = DispatcherClient(address, PENDING_TIMEOUT_S, network)
         try:
             return client.pending(packed)[0]
         except UnavailableError as error:
@@ -128,15 +145,20 @@ def pending(pipeline: Pipeline, packed: bytes) -> dict[str, Any] | None:
     raise silent
 
 
-def primary_in(topology: Topology, primary_id: str, packed: bytes) -> dict[str, Any]:
+def primary_in(
+    topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK
+) -> dict[str, Any]:
     """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
 
-    answers = {p.datacenter: _answer(partial(_look_up, p.eventstores[0], packed)) for p in topology.pipelines}
+    answers = {
+        p.datacenter: _answer(partial(_look_up, p.eventstores[0], packed, network))
+        for p in topology.pipelines
+    }
     return {"id": primary_id, "datacenters": answers}
 
 
-def _look_up(eventstore: str, packed: bytes) -> dict[str, Any]:
-    client = EventStoreClient(eventstore, TIMEOUT_S)
+def _look_up(eventstore: str, packed: bytes, network: Network) -> dict[str, Any]:
+    client = EventStoreClient(eventstore, TIMEOUT_S, network=network)
     try:
         outcomes, lines = client.lookup(packed)
     finally:

@@ -8,27 +8,28 @@ from typing import Any
 
 import click
 
+from photon.app.running_system import find_system, system_options
 from photon.core.errors import UsageError
 
 
 @click.command("explain")
 @click.argument("event_id")
-@click.option(
-    "--work", type=click.Path(path_type=Path), required=True, help="Work directory of the run (OUT/.photon)."
-)
+@system_options
 @click.option("--primary-id", help="Of the primary event it names, where no log tells it yet.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(event_id: str, work: Path, primary_id: str | None, as_json: bool) -> None:
+def command(
+    event_id: str, work: Path | None, config: Path | None, primary_id: str | None, as_json: bool
+) -> None:
     """Say all that is known of the foreign event EVENT_ID: joined, given up, waiting, or unseen, and why.
 
-    Works on a running system and, as far as its files tell, on one that has stopped.
+    Works on a running system and, as far as its files tell, on one that has stopped. Joined logs and dead
+    letters are looked through where they are on this machine.
     """
     for name, given in (("EVENT_ID", event_id), ("--primary-id", primary_id)):
         _check_id(name, given)
     from photon.app.explain import explain
-    from photon.app.topology import read_topology
 
-    found = explain(read_topology(work / "topology.json"), event_id, primary_id)
+    found = explain(find_system(work, config), event_id, primary_id)
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -57,10 +58,10 @@ def told(found: dict[str, Any]) -> list[str]:
     elif registry["joiner"] is None:
         lines.append(f"  registry       registered in shard {registry['shard']} (its token is cleared)")
     else:
-        lines.append(
-            f"  registry       registered in shard {registry['shard']} by the joiner at {registry['joiner']} "
-            f"(incarnation {registry['incarnation']}), {_time(registry['time_us'])}"
-        )
+        who = f"{registry.get('process') or 'the joiner'} at {registry['joiner']}"
+        life = f"incarnation {registry['incarnation']}"
+        when = _time(registry["time_us"])
+        lines.append(f"  registry       registered in shard {registry['shard']} by {who} ({life}), {when}")
     for row in found["joined"]:
         place = f"offset {row['offset']}" if "offset" in row else f"row {row['row']}"
         lines.append(f"  joined         {row['file']}, {place}")
@@ -74,6 +75,7 @@ def told(found: dict[str, Any]) -> list[str]:
             facts = ", ".join(f"{_words(k)} {_value(k, value)}" for k, value in row.items() if k != "line")
             lines.append(f"  pending        {datacenter}: {facts}")
     lines += [f"  not readable   {file}: {why}" for file, why in found["unreadable"].items()]
+    lines += [f"  not here       {directory}: is not on this machine" for directory in found["not_here"]]
     return lines + _primary(found["primary"])
 
 
@@ -88,13 +90,13 @@ def verdict(found: dict[str, Any]) -> str:
     if registry is not None and "silent" not in registry:
         return "registered, and in no joined log: " + (
             "it may stand in a file that cannot be read here"
-            if found["unreadable"]
+            if found["unreadable"] or found["not_here"]
             else "being written, changed by the adapter, or moved away"
         )
     if found["dead_letters"]:
         return found["dead_letters"][-1]["fate"]  # type: ignore[no-any-return]
     silent = registry is not None or any(row is not None for row in found["pending"].values())
-    if silent or found["unreadable"]:
+    if silent or found["unreadable"] or found["not_here"]:
         return "nothing is known of it, but not all answer"
     return "not seen: not read yet, or in no log"
 

@@ -4,21 +4,17 @@ import contextlib
 import itertools
 import json
 import random
-import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from joiner.output_files import count_joined
 from photon.app.cluster import JoinJob, LocalCluster, plan
 from photon.app.completing import Backlog, unlisted_files
 from photon.app.console import RunDisplay
 from photon.app.launching import Launcher
-from photon.app.nursery import Nursery
 from photon.app.preflight import (
-    RegistryMemory,
     check_apart,
     check_directories,
     check_leaders,
@@ -28,11 +24,23 @@ from photon.app.preflight import (
     check_same_run,
 )
 from photon.app.registry_members import Replacing, clear_unfounded, members_of
+from photon.app.running import (
+    POLL_S,
+    PORT_TRIES_MAX,
+    STALL_S,
+    StalledError,
+    await_memory,
+    joined_lines,
+    ledger_of,
+    locked,
+    open_nursery,
+    tell_all,
+    termination,
+    why_stalled,
+)
 from photon.app.summary import furthest, merge_fates, percentiles_ms
 from photon.app.supervisor import PortTakenError
-from photon.app.topology import DATACENTER_NAMES, JOINER_FILES, PIPELINE_ROLES, Pipeline, Topology
-from photon.core.disk import DirectoryLock
-from photon.core.errors import LockedError, PhotonError
+from photon.app.topology import DATACENTER_NAMES, PIPELINE_ROLES, Topology
 from photon.core.fates import Fate
 from photon.core.logfiles import check_patterns
 from photon.core.settings import Settings, load_settings
@@ -40,17 +48,7 @@ from photon.core.settings import Settings, load_settings
 if TYPE_CHECKING:
     from photon.app.statuses import StatusReader
 
-POLL_S: Final = 0.05
-PORT_TRIES_MAX: Final = 5
-STALL_S: Final = 120.0
-"""A drain in which nothing moves for so long ends with status 1; it can be resumed."""
-
-
 __all__ = ["JoinJob", "StalledError", "run_join"]
-
-
-class StalledError(PhotonError):
-    """Nothing has moved for long; what was done is safe and the run can be resumed."""
 
 
 def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
@@ -59,12 +57,12 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
     settings = load_settings(job.config)
     _check(job, settings)
     with (
-        _locked(job.work),
-        _locked(job.out / "joined"),
-        _termination() as told_to_stop,
-        _nursery() as nursery,
+        locked(job.work),
+        locked(job.out / "joined"),
+        termination() as told_to_stop,
+        open_nursery() as nursery,
     ):
-        joined_before = sum(_joined_lines(job.out).values())
+        joined_before = sum(joined_lines(job.out).values())
         names = DATACENTER_NAMES[: job.datacenters]
         check_same_run(job.work, job.out, settings, names, joined_before)
         check_leaders(job.work, settings)
@@ -104,7 +102,7 @@ def _run(
         cluster.start()
         replacing.start()
         reader = StatusReader(topology)
-        _await_memory(job, cluster, reader, told_to_stop, remembered)
+        await_memory(job.work, cluster, reader, told_to_stop, remembered)
         cluster.start_dispatchers()
         run = _watch(job, cluster, reader, display, told_to_stop, began)
         _await_complete(cluster, reader, display, told_to_stop)
@@ -128,27 +126,6 @@ class _Run:
     seconds: float
 
 
-def _await_memory(
-    job: JoinJob,
-    cluster: LocalCluster,
-    reader: "StatusReader",
-    told_to_stop: Sequence[int],
-    joined_lines: int,
-) -> None:
-    """Return once the registry is known to remember what was joined; CorruptStateError if it does not."""
-    memory = RegistryMemory(joined_lines, job.work)
-    began = time.monotonic()
-    while not told_to_stop:
-        cluster.poll()
-        (replicas,) = reader.read(("registry",)) if joined_lines else ([],)
-        waited = time.monotonic() - began
-        if memory.is_whole(replicas, waited):
-            return
-        if waited > STALL_S:
-            raise StalledError(_why_stalled(reader, waited))
-        time.sleep(POLL_S)
-
-
 def _watch(
     job: JoinJob,
     cluster: LocalCluster,
@@ -162,7 +139,7 @@ def _watch(
         cluster.poll()
         dispatchers, eventstores, joiners = reader.read()
         now = time.monotonic()
-        _tell_all(cluster, reader, display)
+        tell_all(cluster, reader, display.notice)
         counts = merge_fates(furthest(dispatchers), sum(j.get("joined", 0) for j in joiners))
         display.update(counts, counts["joined"] / (now - began))
         answered = not reader.silent(PIPELINE_ROLES)
@@ -180,7 +157,7 @@ def _watch(
         if seen != last_seen:
             last_moved, last_seen = now, seen
         elif now - last_moved > STALL_S and not job.follow:
-            raise StalledError(_why_stalled(reader, now - last_moved))
+            raise StalledError(why_stalled(reader, now - last_moved))
         time.sleep(POLL_S)
 
 
@@ -195,7 +172,7 @@ def _await_complete(
     while True:
         cluster.poll()
         (joiners,) = reader.read(("joiner",))
-        _tell_all(cluster, reader, display)
+        tell_all(cluster, reader, display.notice)
         silent = len(reader.silent(("joiner",)))
         if not backlog.goes_on([joiner["output"] for joiner in joiners], silent, time.monotonic()):
             return
@@ -227,41 +204,12 @@ def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> No
             display.notice(f"{file} was not read ({reason}), left for the next run")
 
 
-def _tell_all(cluster: LocalCluster, reader: "StatusReader", display: RunDisplay) -> None:
-    while cluster.supervisor.notices:
-        display.notice(cluster.supervisor.notices.pop())
-    for name, status in reader.named():
-        for notice in status.get("notices", ()):
-            display.notice(f"{name}: {notice}")
-        if status.get("storage_error"):
-            display.notice(f"{name}: {status['storage_error']}")
-
-
-def _why_stalled(reader: "StatusReader", seconds: float) -> str:
-    reasons = [
-        f"{name}: {status['storage_error']}" for name, status in reader.named() if status.get("storage_error")
-    ]
-    has_quorum = reader.registry_has_quorum()  # asks the replicas, which are silent until they are asked
-    reasons += [f"{name} does not answer" for name in reader.silent()]
-    if not has_quorum:
-        reasons.append("the registry has no quorum")
-    reasons += [
-        f"{name}: {status['pending']:,} events wait to be tried again"
-        for name, status in reader.named()
-        if status.get("pending")
-    ]
-    return (
-        f"nothing has moved for {seconds:.0f} s ({'; '.join(reasons) or 'no reason known'}); "
-        "nothing is lost: mend the cause and run the same command again"
-    )
-
-
 def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisplay) -> dict[str, Any]:
-    per_datacenter = _joined_lines(Path(topology.output))
+    per_datacenter = joined_lines(Path(topology.output))
     joined = sum(per_datacenter.values())
     new = joined - joined_before
     seconds = run.seconds
-    ledgers = [_ledger(topology, pipeline) for pipeline in topology.pipelines]
+    ledgers = [ledger_of(topology, pipeline) for pipeline in topology.pipelines]
     written = sum(ledger["fates"][Fate.JOINED.value] for ledger in ledgers)
     if written > joined:
         display.notice(
@@ -290,28 +238,6 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
     }
 
 
-def _ledger(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
-    """What a dispatcher that has ended left on disk: the truth, however it ended."""
-    from dispatcher.counts import read_totals
-
-    bytes_max = topology.checked_settings().dispatcher.state_bytes_max
-    letters = topology.dead_letters_directory(pipeline.datacenter)
-    return read_totals(Path(pipeline.directory) / "dispatcher", letters, bytes_max)
-
-
-def _joined_lines(out: Path) -> dict[str, int]:
-    """Datacenter -> lines of its joiners; also of those that an earlier run had and this one has not.
-
-    What a backfill wrote there is not this run's: its ledgers call those events duplicates.
-    """
-    counts = {
-        path.name: count_joined(path, JOINER_FILES)
-        for path in sorted((out / "joined").iterdir())
-        if path.is_dir()
-    }
-    return {name: count for name, count in counts.items() if count or name in DATACENTER_NAMES}
-
-
 def _check(job: JoinJob, settings: Settings) -> None:
     """Everything that can be known to be wrong before a process is started."""
     check_names(
@@ -335,39 +261,3 @@ def _check(job: JoinJob, settings: Settings) -> None:
 
         load_adapter(settings.adapter.use)
     check_directories((job.out, job.work, *map(Path, roots)))
-
-
-def _locked(directory: Path) -> DirectoryLock:
-    try:
-        return DirectoryLock(directory)
-    except LockedError as error:
-        raise LockedError(
-            f"another photon runs on {directory}; wait for it or name another --work and --out"
-        ) from error
-
-
-@contextlib.contextmanager
-def _nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
-    try:
-        yield nursery
-    finally:
-        nursery.close()
-
-
-@contextlib.contextmanager
-def _termination() -> Iterator[list[int]]:
-    """Collects the first SIGINT or SIGTERM; a second one raises at once."""
-    told: list[int] = []
-
-    def on_signal(number: int, _frame: object) -> None:
-        if told:
-            raise KeyboardInterrupt
-        told.append(number)
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

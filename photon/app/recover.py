@@ -42,7 +42,6 @@ from photon.app.recover_plans import Plan, Plans
 from photon.app.recover_registry import Registry, ask_lives, fence, release
 from photon.app.recover_rules import (
     CLOSING_US,
-    SETTLE_S,
     Report,
     Step,
     after_release,
@@ -56,6 +55,7 @@ from photon.app.recover_rules import (
 )
 from photon.core.clock import Clock
 from spark.recovery.losses import LostEvents, Survey
+from spark.verification.verdicts import SETTLE_S
 
 
 @dataclass(frozen=True, slots=True)

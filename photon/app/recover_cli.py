@@ -1,7 +1,6 @@
 """`photon recover`: joins lost events again (docs/recovery.md)."""
 
 import json
-import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from photon.core.settings import Settings, load_settings
 from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
+    from idregistry.client import RegistryAt
     from photon.app.recover import Job
     from photon.app.recover_rules import Report
 
@@ -55,7 +55,9 @@ class Options:
 @click.option("--work", type=click.Path(path_type=Path), help="State of the run (OUT/.photon).")
 @click.option("--registry", metavar="HOST:PORT,...", help="The registry's replicas, instead of --work.")
 @click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of the run, with --registry."
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Settings (photon.toml) of the run, with --registry; or of the system whose [replicas] they name.",
 )
 @click.option("--datacenter", metavar="NAME", help="Whose dispatcher gets the events  [default: the first]")
 @click.option(
@@ -80,6 +82,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     """
     from photon.app.borrowed_registry import asked_registry
     from photon.app.recover_joiners import check_kept_ids
+    from photon.app.registry_named import Named
     from spark.engine.requirements import check_requirements
 
     options = Options(**given)
@@ -98,9 +101,10 @@ def command(spark: SparkOptions, **given: Any) -> int:
     if options.details:
         check_new(options.details)
     began = time.monotonic()
-    with working("starting") as tell, asked_registry(options.work, options.registry) as asked:
+    named = Named(options.work, options.registry, settings)
+    with working("starting") as tell, asked_registry(named) as asked:
         job = replace(job, ended=asked.started)
-        report = _run(job, settings, options, outs, asked.addresses, spark, tell)
+        report = _run(job, settings, options, outs, asked.registry, spark, tell)
     seconds = round(time.monotonic() - began, 2)
     if options.as_json:
         click.echo(json.dumps({**report.as_document(), "seconds": seconds}))
@@ -116,25 +120,21 @@ def _run(
     settings: Settings,
     options: Options,
     outs: Sequence[str],
-    addresses: Sequence[str],
+    registry: "RegistryAt",
     spark: SparkOptions,
     tell: Callable[[str], None],
 ) -> "Report":
-    from idregistry.client import RegistryClient
     from photon.app.recover import recover
     from spark.engine.session import open_session
     from spark.recovery.recovering import Sources, SparkReading
 
     clock = SystemClock()
-    registry = RegistryClient(addresses, settings.registry.request_timeout_s, clock, random.Random())
-    try:
-        registry.configuration()  # before Spark starts: it may not answer
+    with registry.client(settings.registry.request_timeout_s, clock) as client:
+        client.configuration()  # before Spark starts: it may not answer
         with open_session(spark) as session:
-            sources = Sources(options.foreign, outs, addresses, options.scan_timeout)
+            sources = Sources(options.foreign, outs, registry, options.scan_timeout)
             reading = SparkReading(session, sources, settings, options.details)
-            return recover(job, registry, reading, clock, tell)
-    finally:
-        registry.close()
+            return recover(job, client, reading, clock, tell)
 
 
 def _topology(work: Path) -> Topology:

@@ -16,8 +16,6 @@ from photon.core.fates import Released
 from photon.core.tokens import parse_token
 from spark.recovery.losses import Loss, Survey
 
-SETTLE_S: Final = 60.0
-"""A token younger than that may be of a line that is just being written."""
 GONE_SHARE_MAX: Final = 0.1
 GONE_EVENTS_MAX: Final = 10_000
 """More than both of them looks like an output that was not named."""

@@ -1,27 +1,25 @@
 """`photon reshard` and `photon registry replace|scan`: the registry's administration (paper 2.2.2, 3.3.3)."""
 
 import json
-import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from photon.app.registry_named import Named, registry_options
 from photon.core.errors import PhotonError, UsageError
+from spark.engine.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
+    from photon.app.topology import Topology
     from photon.wire import idregistry_pb2 as pb
 
-SCAN_TIMEOUT_S: Final = 600.0
-SCAN_S_MAX: Final = 3600.0
-"""As the registry has it (idregistry.messages)."""
 TIMEOUT_S: Final = 30.0
 _POLL_S: Final = 0.2
 
@@ -34,36 +32,6 @@ class ReplaceError(PhotonError):
     """The replacement is not done yet; it goes on."""
 
 
-def _where(command: Callable[..., Any]) -> Callable[..., Any]:
-    """--work or --registry: which registry is meant."""
-    command = click.option(
-        "--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas."
-    )(command)
-    return click.option(
-        "--work", type=click.Path(path_type=Path), help="Work directory of the run (OUT/.photon)."
-    )(command)
-
-
-@contextmanager
-def _client(work: Path | None, addresses: str | None) -> Iterator["RegistryClient"]:
-    from idregistry.client import RegistryClient
-    from photon.core.clock import SystemClock
-
-    if (work is None) == (addresses is None):
-        raise UsageError("say which registry: either --work DIR or --registry HOST:PORT,...")
-    if work is not None:
-        from photon.app.topology import read_topology
-
-        known = [replica.grpc for replica in read_topology(work / "topology.json").replicas]
-    else:
-        known = [address for address in (addresses or "").split(",") if address]
-    client = RegistryClient(known, TIMEOUT_S, SystemClock(), random.Random())
-    try:
-        yield client
-    finally:
-        client.close()
-
-
 @click.command("reshard")
 @click.argument("shards", type=click.IntRange(1, 4096))
 @click.option(
@@ -72,15 +40,15 @@ def _client(work: Path | None, addresses: str | None) -> Iterator["RegistryClien
     metavar="TIME",
     help="Event time from which on it holds: ISO 8601 or seconds since 1970  [default: soon]",
 )
-@_where
+@registry_options
 @click.option("--json", "as_json", is_flag=True)
-def reshard(shards: int, at: str | None, work: Path | None, addresses: str | None, as_json: bool) -> None:
+def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
     """Spread events from a time in the future on over another number of shards, more or fewer.
 
     Older events stay where they are: no id ever changes its shard. The time must lie ahead by more than
     registry.clock_skew_s, and no event from it on may be registered yet.
     """
-    with _client(work, addresses) as client:
+    with named.at().client(TIMEOUT_S) as client:
         result = client.reshard(shards, None if at is None else parse_time_us(at))
         intervals = client.configuration().intervals
     if as_json:
@@ -131,7 +99,7 @@ def show_time(time_us: int) -> str:
 @click.option("--raft", metavar="HOST:PORT", help="Where the other replicas reach it.")
 @click.option("--grpc", metavar="HOST:PORT", help="Where clients reach it.")
 @click.option("--cancel", metavar="NEW", help="Instead of all these: let NEW go again, and OLD stay.")
-@_where
+@registry_options
 @click.option("--wait", type=float, default=0.0, show_default=True, help="Seconds to wait until it is done.")
 def replace_replica(
     old: str | None,
@@ -139,21 +107,21 @@ def replace_replica(
     raft: str | None,
     grpc: str | None,
     cancel: str | None,
-    work: Path | None,
-    addresses: str | None,
+    named: Named,
     wait: float,
 ) -> None:
     """Let an empty replica take the place of OLD, which is dead or to be moved and never comes back.
 
-    Start the new one with `photon registry serve` from a topology that has "joining": true for it; with
-    --work, such a topology is written to WORK/topology-NAME.json. Before or after this: it is let in when it
-    is there. One replacement goes at a time. One that can't be finished (the new one's address was wrong) is
-    cancelled: `photon registry replace --cancel NEW`; its name is not used again.
+    Start the new one with `photon registry serve` from a topology that has "joining": true for it. Such a one
+    is written as topology-NAME.json: into the directory of --work; into this one, where --config names the
+    system's [replicas]. Before or after this: it is let in when it is there. One replacement goes at a time.
+    One that can't be finished (the new one's address was wrong) is cancelled: `photon registry replace
+    --cancel NEW`; its name is not used again.
     """
     if cancel is not None:
         if old or name or raft or grpc:
             raise UsageError("--cancel NEW stands alone: without OLD, --name, --raft and --grpc")
-        with _client(work, addresses) as client:
+        with named.at().client(TIMEOUT_S) as client:
             client.cancel_replacement(cancel)
             click.echo(f"the replacement by {cancel} is cancelled")
             _wait_until_gone(client, cancel, wait)
@@ -163,11 +131,13 @@ def replace_replica(
     from idregistry.client import check_replica
 
     check_replica(name, raft, grpc)
-    with _client(work, addresses) as client:
+    system = _system(named)
+    with named.at().client(TIMEOUT_S) as client:
         client.replace(old, name, raft, grpc)
         click.echo(f"{name} takes the place of {old}")
-        if work is not None:
-            path = _write_joining_topology(work, client.directory().replicas, name, raft, grpc)
+        if system is not None:
+            replicas = client.directory().replicas
+            path = _write_joining_topology(*system, replicas, old, name, raft, grpc)
             click.echo(f"start it: photon registry serve --topology {path} --name {name}")
         _wait_until_gone(client, old, wait)
 
@@ -185,20 +155,39 @@ def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:
         time.sleep(_POLL_S)
 
 
+def _system(named: Named) -> "tuple[Topology, Path] | None":
+    """The system whose registry it is, and where a topology of it is written; None: it is not known."""
+    from photon.app.system import topology_of
+    from photon.app.topology import read_topology
+
+    if named.work is not None:
+        return read_topology(named.work / "topology.json"), named.work
+    return (topology_of(named.settings), Path()) if named.settings.replicas else None
+
+
 def _write_joining_topology(
-    work: Path, replicas: Iterable["pb.Replica"], name: str, raft: str, grpc: str
+    topology: "Topology",
+    directory: Path,
+    replicas: Iterable["pb.Replica"],
+    old: str,
+    name: str,
+    raft: str,
+    grpc: str,
 ) -> Path:
     """`replicas`: as the directory has them by now, which may be others than the run began with."""
-    from photon.app.topology import Replica, read_topology, write_topology
+    from photon.app.topology import Replica, write_topology
 
     host, _, port = raft.rpartition(":")
     others = {r.name: (r.grpc, r.raft_host, r.raft_port) for r in replicas}
+    sites = {r.name: r.datacenter for r in topology.replicas}
+    sites[name] = sites.get(old, "")
+    homes = Path(topology.replicas[0].directory).parent
     known = [
-        Replica(one, *where, directory=str(work.absolute() / "registry" / one), joining=one == name)
+        Replica(one, *where, str(homes / one), joining=one == name, datacenter=sites.get(one, ""))
         for one, where in {**others, name: (grpc, host.strip("[]"), int(port))}.items()
     ]
-    path = work / f"topology-{name}.json"
-    write_topology(replace(read_topology(work / "topology.json"), replicas=known), path)
+    path = directory / f"topology-{name}.json"
+    write_topology(replace(topology, replicas=known), path)
     return path
 
 
@@ -208,19 +197,17 @@ def _write_joining_topology(
 @click.option("--fresh", is_flag=True, help="From the shard's leader, with all that was acknowledged before.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(0, SCAN_S_MAX, min_open=True),
+    type=click.FloatRange(0, SCAN_TIMEOUT_S_MAX, min_open=True),
     default=SCAN_TIMEOUT_S,
     show_default=True,
     help="Seconds until it must be done.",
 )
-@_where
-def scan(
-    shard: int, address: str | None, fresh: bool, timeout: float, work: Path | None, addresses: str | None
-) -> None:
+@registry_options
+def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Named) -> None:
     """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex; - if cleared)."""
     from photon.core.columns import split_ids, unpack_times
 
-    with _client(work, addresses) as client:
+    with named.at().client(TIMEOUT_S) as client:
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
             rows = zip(split_ids(part.ids), times, part.tokens, strict=True)

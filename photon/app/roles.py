@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from photon.app.expiry import watch_expiry
 from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS, die_with_parent
 from photon.app.system import split_address
 from photon.app.topology import Replica, Topology, process_name
@@ -28,6 +29,8 @@ from photon.wire.rpc import on_termination
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
 
+
+_LOOK_AFTER_S: Final = 1.0
 
 _COLLECT_AFTER: Final = 20_000
 """New container objects between two looks for cycles; Python's own is a few hundred."""
@@ -58,12 +61,15 @@ def serve_role(role: str, topology: Topology, name: str) -> None:
         on_termination(told.set)
         _tame_collector()
         server.start()
-        _serve_metrics(topology, role, name, server)
+        network = topology.network(_datacenter(topology, role, name))
+        watch_expiry(network.tls)
+        _serve_metrics(topology, role, name, server, network)
     except CorruptStateError as error:
         _end(error, CORRUPT_STATUS)
     except AddressInUseError as error:
         _end(error, ADDRESS_STATUS)
-    told.wait()
+    while not told.wait(_LOOK_AFTER_S):
+        pass  # Python's handler of a signal runs in this thread; one that another thread got does not wake it
     if failure:
         # The room can't go on; what it still holds is on disk or was never acknowledged.
         _end(failure[0], _status_after(failure[0]))
@@ -76,14 +82,13 @@ def _tame_collector() -> None:
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-def _serve_metrics(topology: Topology, role: str, name: str, server: _Role) -> None:
+def _serve_metrics(topology: Topology, role: str, name: str, server: _Role, network: Network) -> None:
     """AddressInUseError if its port is taken."""
     process = process_name(role, name)
     if process in topology.metrics:
         from photon.wire.metrics import serve_metrics
 
-        network = topology.network(_datacenter(topology, role, name))
-        serve_metrics(network.bound(topology.metrics[process]), role, process, server.status)
+        serve_metrics(topology.metrics[process], role, process, server.status, network)
 
 
 def _datacenter(topology: Topology, role: str, name: str) -> str:

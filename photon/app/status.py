@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from photon.app.running_system import find_system, system_options
 from photon.app.summary import fates_of
 
 Status = Mapping[str, Any]
@@ -16,19 +17,16 @@ _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 
 
 @click.command("status")
-@click.option(
-    "--work", type=click.Path(path_type=Path), required=True, help="Work directory of the run (OUT/.photon)."
-)
+@system_options
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def command(work: Path, as_json: bool) -> None:
-    """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a run.
+def command(work: Path | None, config: Path | None, as_json: bool) -> None:
+    """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
 
     Status 1 if one does not answer, or the fates of a datacenter do not add up to the events read.
     """
     from photon.app.statuses import StatusReader
-    from photon.app.topology import read_topology
 
-    reader = StatusReader(read_topology(work / "topology.json"))
+    reader = StatusReader(find_system(work, config))
     _, _, _, dispatchers = reader.read(("registry", "eventstore", "joiner", "dispatcher"))
     statuses = dict(reader.named())
     fates = {status["datacenter"]: fates_of(status) for status in dispatchers}

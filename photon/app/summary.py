@@ -1,6 +1,7 @@
 """What a run came to: pure sums over what the processes say and what stands in the output."""
 
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from photon.core.fates import Fate
@@ -68,8 +69,8 @@ def percentiles_ms(histograms: Iterable[Mapping[str, Any]]) -> dict[str, float |
     counts: list[int] = []
     for histogram in histograms:
         edges = list(histogram["edges"])
-        row = list(histogram["counts"])
-        counts = [a + b for a, b in zip(counts, row, strict=True)] if counts else row
+        # One that has counted nothing yet has no buckets.
+        counts = [a + b for a, b in zip_longest(counts, histogram["counts"], fillvalue=0)]
     total = sum(counts)
     result: dict[str, float | None] = {}
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):

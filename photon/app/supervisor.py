@@ -55,6 +55,8 @@ class Child:
     restarts: int = field(default=0)
     stays_down: Callable[[], bool] | None = None
     """Asked before each restart: whether it would do harm."""
+    held: bool = False
+    """Down because somebody wants it so."""
 
 
 class Supervisor:
@@ -86,7 +88,7 @@ class Supervisor:
                 _bound_log(child.log)
         for child in self.children.values():
             if child.process is None:
-                if now < child.restart_at:
+                if child.held or now < child.restart_at:
                     continue
                 if _stays_down(child):
                     child.restart_at = now + RESTART_DELAY_S_MAX
@@ -95,6 +97,30 @@ class Supervisor:
                 self._spawn(child)
             elif (status := child.process.poll()) is not None:
                 self._on_exit(child, status, now)
+
+    def kill_one(self, name: str) -> None:
+        """SIGKILL; `poll` starts it again."""
+        process = self.children[name].process
+        if process is not None:
+            process.kill()
+
+    def hold_down(self, names: Sequence[str]) -> None:
+        """SIGKILL all of these at once; they are not started again before `let_up`."""
+        children = [self.children[name] for name in names]
+        for child in children:
+            child.held = True
+            if child.process is not None:
+                child.process.kill()
+        for child in children:
+            if child.process is not None:
+                child.process.wait()
+                child.process = None
+
+    def let_up(self, names: Sequence[str]) -> None:
+        """`poll` starts these again, at once."""
+        for name in names:
+            child = self.children[name]
+            child.held, child.failures, child.restart_at = False, 0, 0.0
 
     def restarts(self) -> int:
         return sum(child.restarts for child in self.children.values())

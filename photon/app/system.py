@@ -8,9 +8,17 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from photon.app.topology import PIPELINE_ROLES, Pipeline, Replica, Topology, process_name, read_topology
+from photon.app.topology import (
+    PIPELINE_ROLES,
+    Pipeline,
+    Replica,
+    Topology,
+    document_of,
+    process_name,
+    read_topology,
+)
 from photon.core.errors import SettingsError, UsageError
-from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings, to_document
+from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings
 
 SECRET_BYTES_MIN: Final = 16
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -37,10 +45,8 @@ def _topology_of(settings: Settings) -> Topology:
     _check(settings)
     own = settings.system
     work, out = Path(own.work).absolute(), Path(own.out).absolute()
-    document = to_document(settings)
-    document["joiner"]["output_roots"] = [_absolute(root) for root in settings.joiner.output_roots]
     topology = Topology(
-        settings=document,
+        settings=document_of(settings),
         primary=[],
         foreign=[],
         output=str(out),

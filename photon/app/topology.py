@@ -9,7 +9,7 @@ import msgspec
 
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, parse_settings
+from photon.core.settings import Settings, parse_settings, to_document
 from photon.core.tls import load_tls
 from photon.wire.network import Network
 
@@ -158,12 +158,23 @@ def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -
     return items[names.index(name)]
 
 
+def document_of(settings: Settings) -> dict[str, Any]:
+    """Settings as a topology has them: with absolute paths, as it is read in other directories too."""
+    document = to_document(settings)
+    joiner, tls = document["joiner"], document["tls"]
+    joiner["output_roots"] = [str(Path.cwd() / root) for root in joiner["output_roots"]]
+    tls.update({name: str(Path.cwd() / tls[name]) for name in ("cert", "key", "ca") if tls[name]})
+    return document
+
+
 def network_of(settings: Settings, datacenter: str) -> Network:
     """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
     files, own = settings.tls, settings.network
     tls = None
     if files.cert:
-        tls = load_tls(Path(files.cert), Path(files.key), Path(files.ca), files.name)
+        # Absolute: a network may be sent to processes that run elsewhere.
+        cert, key, ca = (Path(file).absolute() for file in (files.cert, files.key, files.ca))
+        tls = load_tls(cert, key, ca, files.name)
     return Network(tls, settings.via.get(datacenter, {}), own.bind, own.insecure_beyond_loopback)
 
 

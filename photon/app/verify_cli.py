@@ -2,24 +2,26 @@
 
 import contextlib
 import json
-import random
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.app.borrowed_registry import registry_addresses
+from photon.app.borrowed_registry import asked_registry
 from photon.app.console import working
 from photon.app.registry_cli import parse_time_us
+from photon.app.registry_named import Named, registry_of
 from photon.app.topology import read_topology
-from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import load_settings
 from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
 from spark.verification.verdicts import SETTLE_S
+
+if TYPE_CHECKING:
+    from idregistry.client import RegistryAt
 
 _PROBE_S: Final = 2.0
 
@@ -29,7 +31,9 @@ _PROBE_S: Final = 2.0
 @click.option(
     "--out", multiple=True, required=True, metavar="DIR", help="The --out of `photon join`; repeatable."
 )
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run, or system."
+)
 @click.option(
     "--primary",
     multiple=True,
@@ -72,8 +76,8 @@ def command(
 ) -> int:
     """Check that every foreign event came out once, with the right primary event, or see what became of it.
 
-    Without --work, --registry or --export the registry of the first --out is asked if it runs. Times are ISO
-    8601, or seconds since 1970.
+    Without --work, --registry or --export the registry of the run in the first --out is asked if it runs; of
+    no run, the [replicas] that --config names. Times are ISO 8601, or seconds since 1970.
 
     Ends with status 1 if an event was lost after it was registered, joined twice, without being registered,
     with the wrong primary event or without being in the inputs, or was given up though it can be joined.
@@ -107,10 +111,10 @@ def command(
     began = time.monotonic()
     with (
         working("verifying"),
-        _registry(work, registry, export, out) as addresses,
+        _registry(Named(work, registry, settings), export, out) as asked,
         open_session(spark) as session,
     ):
-        report = verify(session, replace(question, registry=tuple(addresses)), settings)
+        report = verify(session, replace(question, registry=asked), settings)
     document: dict[str, Any] = {**report.as_document(), "seconds": round(time.monotonic() - began, 2)}
     if as_json:
         click.echo(json.dumps(document))
@@ -124,26 +128,24 @@ def command(
 
 
 @contextmanager
-def _registry(
-    work: Path | None, registry: str | None, export: str, outs: tuple[str, ...]
-) -> Iterator[list[str]]:
-    """Addresses of the one that was named; or else of that in the first --out, if it runs; or none."""
-    if work is not None or registry is not None:
-        with registry_addresses(work, registry) as addresses:
-            yield addresses
+def _registry(named: Named, export: str, outs: tuple[str, ...]) -> Iterator["RegistryAt | None"]:
+    """The one that was named; or else that of the run in the first --out, if it runs; or none."""
+    given = named.work is not None or named.addresses is not None
+    topology = Path(outs[0]) / ".photon" / "topology.json"
+    if export:
+        yield None
+    elif not given and topology.is_file():
+        yield _running(registry_of(read_topology(topology)))
+    elif given or named.settings.replicas:
+        with asked_registry(named) as asked:
+            yield asked.registry
     else:
-        yield [] if export else _running(Path(outs[0]) / ".photon" / "topology.json")
+        yield None
 
 
-def _running(topology: Path) -> list[str]:
-    """Addresses of the replicas of that system, if one of them answers; or none."""
-    from idregistry.client import RegistryClient
-
-    if not topology.is_file():
-        return []
-    addresses = [replica.grpc for replica in read_topology(topology).replicas]
-    with contextlib.suppress(UnavailableError):
-        with closing(RegistryClient(addresses, _PROBE_S, SystemClock(), random.Random())) as client:
-            client.directory()
-        return addresses
-    return []
+def _running(registry: "RegistryAt") -> "RegistryAt | None":
+    """It, if one of its replicas answers."""
+    with contextlib.suppress(UnavailableError), registry.client(_PROBE_S) as client:
+        client.directory()
+        return registry
+    return None

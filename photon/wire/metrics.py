@@ -1,4 +1,4 @@
-"""Prometheus: what a server says of itself by Status, served as metrics on a loopback port.
+"""Prometheus: what a server says of itself by Status, served as metrics.
 
 A table a room says which of its figures become which family, `photon_<room>_<thing>_<unit>`; a figure that
 the status lacks (a cache process has no logs) is left out. Labels are processes, fates, shards, tiers: never
@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, start_http_server
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from photon.core.errors import AddressInUseError
+from photon.core.tls import expires_at_s
+from photon.wire.network import LOOPBACK, Network
+from photon.wire.scraping import ScrapeServer
 
 Status = Mapping[str, Any]
 
@@ -56,6 +59,8 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _gauge("shard_leading", "shards.*.is_leader", "1 where it leads the shard.", "shard", "shard"),
         _gauge("shard_quorum", "shards.*.has_quorum", "1 where it knows a majority.", "shard", "shard"),
         _counter("shard_commands", "shards.*.applied_index", "Raft commands applied.", "shard", "shard"),
+        _counter("shard_commits", "shards.*.commits", "Batches committed as the leader.", "shard", "shard"),
+        _counter("shard_committed_ids", "shards.*.committed_ids", "Ids in them.", "shard", "shard"),
         _gauge("queue_ids", "queue", "Ids that wait to be committed."),
         _gauge("leases", "directory.leases", "Leases of joiners that are known."),
         _gauge("fences", "directory.fences", "Incarnations of joiners that are fenced."),
@@ -117,19 +122,27 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
 }
 
 
-def serve_metrics(address: str, room: str, process: str, status: Callable[[], Status]) -> None:
-    """Answer scrapes at `http://<address>/metrics` until the process ends. AddressInUseError."""
+def serve_metrics(
+    address: str, room: str, process: str, status: Callable[[], Status], network: Network = LOOPBACK
+) -> ScrapeServer:
+    """Answer scrapes at `/metrics` of the advertised address until the process ends; where there is TLS, of
+    those that show a certificate of its CA. AddressInUseError, SettingsError, UsageError.
+    """
     registry = CollectorRegistry()
     registry.register(_StatusCollector(room, process, status))
+    if network.tls is not None:
+        registry.register(_CertificateCollector(process, expires_at_s(network.tls)))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
-    host, _, port = address.rpartition(":")
-    try:
-        start_http_server(int(port), host, registry)
-    except OSError as error:
-        raise AddressInUseError(
-            f"cannot serve metrics on {address}: the address is taken; choose another one"
-        ) from error
+
+    def answer(accept: str) -> tuple[str, bytes]:
+        encode, kind = choose_encoder(accept)
+        return kind, encode(registry)
+
+    host, _, port = network.bound(address).rpartition(":")
+    server = ScrapeServer(host.strip("[]"), int(port), answer, network.tls)
+    server.start()
+    return server
 
 
 def collect(room: str, process: str, status: Status) -> Iterator[Metric]:
@@ -150,6 +163,19 @@ class _StatusCollector:
 
     def collect(self) -> Iterable[Metric]:
         return collect(self._room, self._process, self._status())
+
+
+class _CertificateCollector:
+    """When the certificate ends, so that somebody is told in time."""
+
+    def __init__(self, process: str, expires_s: float) -> None:
+        self._process, self._expires_s = process, expires_s
+
+    def collect(self) -> Iterable[Metric]:
+        text = "Unix time at which the process's certificate expires."
+        metric = GaugeMetricFamily("photon_certificate_expires_seconds", text, labels=["process"])
+        metric.add_metric([self._process], self._expires_s)
+        yield metric
 
 
 def _values(family: Family, status: Status) -> Iterator[tuple[list[str], Any]]:

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from photon.app.explain import Asked, _row_of, joined_lines, letters_of
 from photon.app.explain_cli import command, told, verdict
+from photon.app.status import command as status
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
 from photon.core.logwriter import DeadLetter, dead_letter_lines
@@ -16,7 +17,7 @@ from photon.core.logwriter import DeadLetter, dead_letter_lines
 ASKED = Asked("c\N{LATIN SMALL LETTER E WITH ACUTE}1", b"\1" * 16, "ctx.id", "ctx.query")
 NOTHING = {
     "id": "c1", "joined": [], "dead_letters": [], "registry": None, "pending": {"east": None}, "primary": None,
-    "unreadable": {},
+    "unreadable": {}, "not_here": [],
 }  # fmt: skip
 
 
@@ -121,6 +122,22 @@ def test_an_empty_id_is_bad_usage(arguments):
 def test_an_id_that_is_no_utf_8_is_bad_usage(arguments):
     result = CliRunner().invoke(command, arguments)
     assert isinstance(result.exception, UsageError) and "\\xff: not UTF-8" in str(result.exception)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--work", "w", "--config", "c"]])
+def test_a_system_is_named_in_one_way(arguments):
+    for one in (command, status):
+        result = CliRunner().invoke(one, [*(["c1"] if one is command else []), *arguments])
+        assert isinstance(result.exception, UsageError)
+        assert "by one of --work (of a run here) and --config" in str(result.exception)
+
+
+def test_directories_that_are_on_another_machine_are_told(out):
+    away = [f"{out}/joined/west", f"{out}/dead-letters/west"]
+    page = told({**NOTHING, "not_here": away, "registry": {"shard": 0, "joiner": None}})
+    assert "it may stand in a file that cannot be read here" in page[0]
+    assert [f"  not here       {path}: is not on this machine" for path in away] == page[2:4]
+    assert "not all answer" in told({**NOTHING, "not_here": away})[0]
 
 
 def test_a_search_for_nothing_ends(out):

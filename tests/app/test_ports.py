@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from photon.app import cluster, local
+from photon.app import local, placing
 from photon.app.console import RunDisplay
 from photon.app.local import JoinJob, run_join
 from photon.app.ports import free_ports
@@ -47,7 +47,7 @@ class TakenAt:
 @pytest.mark.parametrize("place", [RAFT, DISPATCHER])
 def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd, place):
     chooser = TakenAt(place, times=1)
-    monkeypatch.setattr(cluster, "free_ports", chooser)
+    monkeypatch.setattr(placing, "free_ports", chooser)
     try:
         with RunDisplay() as display:
             summary = run_join(job, display)
@@ -60,7 +60,7 @@ def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch
 def test_it_does_not_choose_for_ever(job, monkeypatch):
     monkeypatch.setattr(local, "PORT_TRIES_MAX", 2)
     chooser = TakenAt(RAFT, times=9)
-    monkeypatch.setattr(cluster, "free_ports", chooser)
+    monkeypatch.setattr(placing, "free_ports", chooser)
     try:
         with pytest.raises(PortTakenError), RunDisplay() as display:
             run_join(job, display)

@@ -190,3 +190,44 @@ def test_the_words_of_an_earlier_process_are_not_taken_for_those_of_a_later_one(
     with log.open("a") as file:
         file.write("photon: the port is taken\n")
     assert supervisor_module.last_message(log, start) == "the port is taken"
+
+
+def test_processes_that_are_held_down_stay_down_until_they_are_let_up(sleepers):
+    for name in ("a", "b"):
+        sleepers.start(name, ["import time; time.sleep(100)"])
+    first = {name: sleepers.children[name].process for name in ("a", "b")}
+    sleepers.hold_down(["a"])
+    assert first["a"].poll() == -signal.SIGKILL
+    for _ in range(20):
+        sleepers.poll()
+    assert sleepers.children["a"].process is None and sleepers.notices == []
+    assert sleepers.children["b"].process is first["b"]
+    sleepers.let_up(["a"])
+    sleepers.poll()
+    assert sleepers.children["a"].process.poll() is None
+    assert sleepers.restarts() == 1
+
+
+def test_one_that_died_and_waits_for_its_restart_can_be_held_down_too(sleepers):
+    sleepers.start("a", ["raise SystemExit(1)"])
+    eventually(lambda: sleepers.children["a"].process.poll() is not None)
+    sleepers.poll()
+    sleepers.hold_down(["a"])
+    time.sleep(2 * supervisor_module.RESTART_DELAY_S_MIN)  # its restart was due by now
+    sleepers.poll()
+    assert sleepers.children["a"].process is None
+    sleepers.stop([["a"]])
+    assert sleepers.children == {}
+
+
+def test_one_that_is_killed_on_purpose_is_started_again(sleepers):
+    sleepers.start("a", ["import time; time.sleep(100)"])
+    first = sleepers.children["a"].process
+    sleepers.kill_one("a")
+
+    def restarted():
+        sleepers.poll()
+        return sleepers.children["a"].process not in (None, first)
+
+    eventually(restarted)
+    assert first.poll() == -signal.SIGKILL

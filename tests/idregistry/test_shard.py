@@ -77,6 +77,8 @@ def test_requests_that_wait_go_into_one_command_and_each_gets_its_own_answer() -
         "b": Settled(bytes([DUPLICATE, WON])),
         "c": Settled(b""),
     }
+    status = bench.shard.status(bench.log)
+    assert (status["commits"], status["committed_ids"]) == (1, 4)
 
 
 def test_while_commands_are_in_flight_requests_gather_into_the_next() -> None:

@@ -1,0 +1,155 @@
+"""What must hold when `photon dev` has ended: read from its files, not asked of the processes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from photon.app.summary import fates_of
+from photon.app.verify_pairs import PairFields, PairsReport, check_pairs, pairs_sha256
+from photon.core.fates import Fate
+from photon.core.settings import Settings
+
+LINES_MAX: Final = 5_000_000
+"""Pairs of more joined lines than these are not compared: they take memory. `photon verify` can."""
+_READ_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`ok` None: it could not be done, `text` says why."""
+
+    ok: bool | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a datacenter ended: its ledger as in dispatcher.counts; lines in its copy of the generated logs.
+
+    `written` None: its logs are not the generator's.
+    """
+
+    ledger: Mapping[str, Any]
+    killed: bool
+    written: int | None
+
+
+class _Click(msgspec.Struct, gc=False):
+    id: str
+    primary_id: str
+
+
+def checks_of(
+    out: Path, settings: Settings, ended: Mapping[str, Ended], joined_lines: int, clicks: Path | None
+) -> list[Check]:
+    """`clicks`: a copy of the generated clicks, where all is generated."""
+    found = [counts_add_up(ended), lines_are_there(ended, joined_lines)]
+    if clicks is not None:
+        found.append(all_is_read(ended))
+    if joined_lines > LINES_MAX:
+        found.append(
+            Check(None, f"{joined_lines:,} joined lines are too many to compare; `photon verify` can")
+        )
+        return found
+    if settings.joiner.output_format != "jsonl" or not _is_flat(settings):
+        found.append(Check(None, "the joined logs are not of the form that is compared; `photon verify` can"))
+        return found
+    report = check_pairs(out / "joined", PairFields.of(settings))
+    found.append(nothing_twice(report))
+    if clicks is not None:
+        found.append(pairs_are_true(report, ended, true_pairs(clicks)))
+    return found
+
+
+def counts_add_up(ended: Mapping[str, Ended]) -> Check:
+    """Every event read has one fate (design invariant 3)."""
+    wrong = [name for name, one in ended.items() if not fates_of(one.ledger)["adds_up"]]
+    if wrong:
+        return Check(False, f"the fates of {', '.join(wrong)} do not add up to the events read")
+    read = ", ".join(f"{name} {one.ledger['foreign_events']:,}" for name, one in ended.items())
+    return Check(True, f"every event read has one fate ({read})")
+
+
+def lines_are_there(ended: Mapping[str, Ended], joined_lines: int) -> Check:
+    """What the dispatchers were told is joined stands in the output."""
+    told = sum(one.ledger["fates"][Fate.JOINED.value] for one in ended.values())
+    if told > joined_lines:
+        return Check(False, f"{told - joined_lines:,} events are told to be joined and are not in the output")
+    return Check(True, f"all that is told to be joined is in the output ({joined_lines:,} lines)")
+
+
+def all_is_read(ended: Mapping[str, Ended]) -> Check:
+    """Every event that was written is accounted for, in each datacenter that was there to read it."""
+    unread, more = [], []
+    for name, one in ended.items():
+        assert one.written is not None, "of generated logs it is known"
+        missing = one.written - one.ledger["foreign_events"]
+        if missing < 0:
+            return Check(False, f"{name} counts {-missing:,} events more than were written")
+        if missing and one.killed:
+            more.append(f"; {name}, which is down, has {missing:,} to read yet")
+        elif missing:
+            unread.append(f"{name} {missing:,}")
+    if unread:
+        return Check(False, f"not all that was written is read: {', '.join(unread)} events are missing")
+    return Check(True, f"every event written is read{''.join(more)}")
+
+
+def nothing_twice(report: PairsReport) -> Check:
+    """Design invariant 1, and that every line holds what it names."""
+    wrong = {
+        "joined twice": report.repeated,
+        "with another primary event than the one named": report.mismatched,
+        "no joined event": report.unreadable,
+    }
+    bad = [f"{count:,} lines {what}" for what, count in wrong.items() if count]
+    if bad:
+        return Check(False, "; ".join([*bad, *report.examples]))
+    return Check(True, f"no event is joined twice in all datacenters together ({report.distinct:,} events)")
+
+
+def pairs_are_true(report: PairsReport, ended: Mapping[str, Ended], truth: Sequence[bytes]) -> Check:
+    """What the generator wrote is what was joined: every click with its query."""
+    pending = sum(one.ledger["pending"] for one in ended.values())
+    down = [name for name, one in ended.items() if one.killed]
+    if pending or down:
+        why = [f"{pending:,} events wait yet"] if pending else []
+        why += [f"{', '.join(down)} may have joins to finish"] if down else []
+        if report.distinct > len(truth):
+            return Check(False, f"{report.distinct:,} events are joined of {len(truth):,} that were written")
+        return Check(None, f"{report.distinct:,} of {len(truth):,} clicks are joined: {' and '.join(why)}")
+    problems = report.problems(len(truth), pairs_sha256(truth))
+    if problems:
+        return Check(False, "; ".join(problems))
+    return Check(True, f"the {len(truth):,} pairs are the true ones (sha256 {report.sha256[:16]}...)")
+
+
+def true_pairs(clicks: Path) -> list[bytes]:
+    """The distinct pairs that generated clicks name, as photon.app.verify_pairs writes them."""
+    decoder = msgspec.json.Decoder(_Click)
+    pairs: set[bytes] = set()
+    for path in sorted(clicks.glob("*.jsonl")):
+        with path.open("rb") as file:
+            while lines := file.readlines(_READ_BYTES):
+                found = map(decoder.decode, lines)
+                pairs.update(f"{click.primary_id}\t{click.id}\n".encode() for click in found)
+    return list(pairs)
+
+
+def count_lines(directory: Path) -> int:
+    """Lines of all logs in it."""
+    count = 0
+    for path in directory.glob("*.jsonl"):
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES):
+                count += data.count(b"\n")
+    return count
+
+
+def _is_flat(settings: Settings) -> bool:
+    return not any(
+        "." in name for name in (settings.foreign.id, settings.foreign.primary_id, settings.primary.id)
+    )

@@ -1,0 +1,58 @@
+"""The feeder of `photon dev` as its parent sees it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+from photon.app.dev_feed import Feed
+from photon.app.launching import child_environment
+from photon.app.supervisor import last_message
+from photon.core.errors import PhotonError
+
+END_S_MAX: Final = 10.0
+
+
+class FeederEndedError(PhotonError):
+    """It can't write the logs."""
+
+
+class Feeder:
+    """Starts it; it dies with this process."""
+
+    def __init__(
+        self, directories: Sequence[Path], queries_per_s: float, clicks_per_s: float, seed: int, log: Path
+    ) -> None:
+        plan = Feed([str(path) for path in directories], queries_per_s, clicks_per_s, seed)
+        self._log = log
+        self._log_start = log.stat().st_size if log.exists() else 0
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "photon.app.dev_feed", json.dumps(asdict(plan))],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=child_environment(),
+                start_new_session=True,
+            )
+
+    def check(self) -> None:
+        """FeederEndedError if it has ended by itself."""
+        if self._process.poll() is not None:
+            raise FeederEndedError(f"the feeder ended: {last_message(self._log, self._log_start)}")
+
+    def stop(self) -> None:
+        """It writes what it holds back, and ends. FeederEndedError if it had ended by itself."""
+        self.check()
+        self._process.terminate()
+        try:
+            self._process.wait(END_S_MAX)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()

@@ -1,0 +1,270 @@
+"""`photon dev`: start a whole system, feed it, show it, play its outage, stop it, check what it wrote."""
+
+import itertools
+import random
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from photon.app.dev_checks import count_lines
+from photon.app.dev_feeding import Feeder
+from photon.app.dev_figures import Sample, Window, figures_of
+from photon.app.dev_finishing import Finishing
+from photon.app.dev_outage import Outage, OutagePlay
+from photon.app.dev_plan import fed_datacenters, logs_of, named_replicas, plan_dev
+from photon.app.dev_summary import summary_of
+from photon.app.dev_system import DevSystem
+from photon.app.dev_view import Look, View
+from photon.app.launching import Launcher
+from photon.app.preflight import (
+    check_apart,
+    check_directories,
+    check_leaders,
+    check_names,
+    check_outputs,
+    check_same_run,
+)
+from photon.app.registry_members import Replacing, clear_unfounded, members_of
+from photon.app.running import (
+    POLL_S,
+    PORT_TRIES_MAX,
+    STALL_S,
+    StalledError,
+    await_memory,
+    joined_lines,
+    locked,
+    open_nursery,
+    tell_all,
+    termination,
+    why_stalled,
+)
+from photon.app.supervisor import PortTakenError
+from photon.app.topology import Topology
+from photon.core.errors import UsageError
+from photon.core.logfiles import check_patterns
+from photon.core.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from photon.app.statuses import StatusReader
+
+SAMPLE_S: Final = 0.5
+_ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class DevJob:
+    """What `photon dev` was asked for. `seconds` None: until it is told to stop."""
+
+    out: Path
+    work: Path
+    config: Path | None = None
+    primary: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    datacenters: int = 2
+    queries_per_s: float = 1_000.0
+    clicks_per_s: float = 200.0
+    seconds: float | None = None
+    outage: Outage | None = None
+    seed: int = 1
+
+
+def run_dev(job: DevJob, view: View) -> dict[str, Any]:
+    """The summary of docs/dev.md. Errors as those of `photon join`."""
+    settings = load_settings(job.config)
+    replicas = len(settings.replicas) or named_replicas(job.config, settings)
+    _check(job, settings)
+    with (
+        locked(job.work),
+        locked(job.out / "joined"),
+        termination() as told_to_stop,
+        open_nursery() as nursery,
+    ):
+        joined_before = sum(joined_lines(job.out).values())
+        for tries in itertools.count(1):
+            if not joined_before:
+                clear_unfounded(job.work, replicas)
+            rng = random.Random()
+            topology = plan_dev(
+                settings, job.work, job.out, job.primary, job.foreign, job.datacenters, rng, replicas
+            )
+            _check_planned(job, topology, joined_before)
+            run = _Run(job, topology, nursery, view, told_to_stop)
+            try:
+                seconds = run.run(0 if settings.registry.retention_days else joined_before)
+                break
+            except PortTakenError as error:
+                if tries >= PORT_TRIES_MAX or settings.replicas:
+                    raise
+                view.notice(f"{error}; starting again on other ports")
+    return summary_of(topology, job.work, run.killed, run.restarts, seconds, joined_before)
+
+
+class _Run:
+    """One life of the system."""
+
+    def __init__(
+        self, job: DevJob, topology: Topology, launcher: Launcher, view: View, told_to_stop: Sequence[int]
+    ) -> None:
+        self._job, self._topology, self._view, self._told_to_stop = job, topology, view, told_to_stop
+        self._system = DevSystem(topology, job.work, launcher)
+        self._play = None
+        if job.outage is not None:
+            self._system.processes_of(job.outage.datacenter)  # or there is none
+            system = self._system
+            self._play = OutagePlay(job.outage, system.kill_datacenter, system.restore_datacenter)
+        self._feeder: Feeder | None = None
+        self._window = Window()
+        self._began = time.monotonic()
+        self.restarts = 0
+
+    @property
+    def killed(self) -> list[str]:
+        """Datacenters that are kept down."""
+        outage = self._job.outage
+        return [outage.datacenter] if outage is not None and self._play and self._play.killed else []
+
+    def run(self, remembered: int) -> float:
+        """Seconds from when all was up to the end of the feed. `remembered`: ids the registry must know."""
+        from photon.app.statuses import StatusReader  # while the nursery imports the same
+
+        system, job = self._system, self._job
+        lost = members_of(job.work, len(self._topology.replicas)).lost
+        replacing = Replacing(self._topology, lost, self._view.notice)
+        try:
+            system.cluster.start()
+            if not self._topology.checked_settings().replicas:
+                replacing.start()
+            reader = StatusReader(self._topology)
+            await_memory(job.work, system.cluster, reader, self._told_to_stop, remembered)
+            system.cluster.start_dispatchers()
+            with ThreadPoolExecutor(1, "sampling") as pool:
+                sampler = _Sampler(reader, pool)
+                self._await_up(sampler)
+                seconds = self._watch(sampler)
+                self._finish(sampler)
+            replacing.stop()
+            self.restarts = system.supervisor.restarts()
+            system.stop()
+        except BaseException:
+            replacing.stop()
+            if self._feeder is not None:
+                self._feeder.kill()
+            system.kill()
+            raise
+        return seconds
+
+    def _await_up(self, sampler: "_Sampler") -> None:
+        began = time.monotonic()
+        while not self._told_to_stop:
+            if self._turn(sampler, "starting") and not sampler.reader.silent():
+                break
+            if time.monotonic() - began > STALL_S:
+                raise StalledError(why_stalled(sampler.reader, STALL_S))
+            time.sleep(POLL_S)
+        self._began = time.monotonic()
+
+    def _watch(self, sampler: "_Sampler") -> float:
+        job = self._job
+        fed = fed_datacenters(self._topology, job.work)
+        if fed and not self._told_to_stop:
+            directories = [logs_of(job.work, name) for name in fed]
+            log = job.work / "logs" / "feed.log"
+            self._feeder = Feeder(directories, job.queries_per_s, job.clicks_per_s, job.seed, log)
+        while not self._told_to_stop and (job.seconds is None or self._seconds < job.seconds):
+            self._turn(sampler, "running")
+            if self._feeder is not None:
+                self._feeder.check()
+            said = self._play.step(self._seconds) if self._play is not None else None
+            if said is not None:
+                self._view.notice(said)
+            time.sleep(POLL_S)
+        seconds = self._seconds
+        if self._feeder is not None:
+            self._feeder.stop()
+            self._feeder = None
+        return seconds
+
+    def _finish(self, sampler: "_Sampler") -> None:
+        """Let what was written get its fate, where it gets on: nothing is lost if it does not."""
+        fed = fed_datacenters(self._topology, self._job.work)
+        written = {name: count_lines(logs_of(self._job.work, name) / "clicks") for name in fed}
+        finishing = Finishing(written, time.monotonic())
+        while True:
+            if self._turn(sampler, "finishing"):
+                rows = figures_of(self._topology, self._window).pipelines
+                alive = [row for row in rows if row.datacenter not in self.killed]
+                if finishing.is_over(alive, time.monotonic()):
+                    return
+            time.sleep(POLL_S)
+
+    def _turn(self, sampler: "_Sampler", phase: str) -> bool:
+        """Keep the processes running; whether there is something new to see, which is shown."""
+        self._system.poll()
+        sample = sampler.sample()
+        if sample is None:
+            return False
+        self._window.add(sample)
+        figures = figures_of(self._topology, self._window)
+        restarts = self._system.supervisor.restarts()
+        self._view.show(Look(self._seconds, phase, figures, self.killed, restarts))
+        tell_all(self._system.cluster, sampler.reader, self._view.notice)
+        return True
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+class _Sampler:
+    """Asks all processes, in a thread: one that stands still must not keep others from being restarted."""
+
+    def __init__(self, reader: "StatusReader", pool: ThreadPoolExecutor) -> None:
+        self.reader = reader
+        self._pool = pool
+        self._asked_s = float("-inf")
+        self._answer: Future[object] | None = None
+
+    def sample(self) -> Sample | None:
+        """What they said, if that is new. They are asked again SAMPLE_S after the last time."""
+        found = None
+        if self._answer is not None and self._answer.done():
+            self._answer.result()
+            self._answer = None
+            found = Sample(
+                self._asked_s, {**dict.fromkeys(self.reader.silent()), **dict(self.reader.named())}
+            )
+        now = time.monotonic()
+        if self._answer is None and now - self._asked_s >= SAMPLE_S:
+            self._asked_s = now
+            self._answer = self._pool.submit(self.reader.read, _ROLES)
+        return found
+
+
+def _check(job: DevJob, settings: Settings) -> None:
+    """What can be known to be wrong before anything is planned."""
+    if bool(job.primary) != bool(job.foreign):
+        raise UsageError(
+            "--primary and --foreign go together: existing logs of both, or none for generated ones"
+        )
+    check_names([*job.primary, *job.foreign, str(job.out.absolute()), str(job.work.absolute())])
+    check_patterns([*job.primary, *job.foreign])
+    roots = settings.joiner.output_roots
+    check_outputs(job.out, job.work, roots)
+    if settings.adapter.use:
+        from joiner.adapter import load_adapter
+
+        load_adapter(settings.adapter.use)
+    check_directories((job.out, job.work, *map(Path, roots)))
+
+
+def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
+    settings = topology.checked_settings()
+    names = [pipeline.datacenter for pipeline in topology.pipelines]
+    patterns = [p for one in topology.pipelines for p in topology.primary_of(one) + topology.foreign_of(one)]
+    check_apart(patterns, job.out, job.work, names, settings.joiner.output_roots)
+    check_same_run(job.work, job.out, settings, names, joined_before)
+    if not settings.replicas:
+        check_leaders(job.work, settings)

@@ -1,0 +1,84 @@
+"""What a run of `photon dev` came to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from photon.app.dev_checks import Ended, checks_of, count_lines
+from photon.app.dev_plan import fed_datacenters, logs_of
+from photon.app.running import joined_lines, ledger_of
+from photon.app.summary import merge_fates, percentiles_ms
+from photon.app.topology import Topology
+from photon.core.fates import Fate
+
+
+def summary_of(
+    topology: Topology, work: Path, killed: Sequence[str], restarts: int, seconds: float, joined_before: int
+) -> dict[str, Any]:
+    """Of the work directory as a whole, like that of `photon join`; and whether all is as it must be."""
+    out = Path(topology.output)
+    fed = fed_datacenters(topology, work)
+    ended = {
+        p.datacenter: Ended(
+            ledger_of(topology, p),
+            p.datacenter in killed,
+            count_lines(logs_of(work, p.datacenter) / "clicks") if p.datacenter in fed else None,
+        )
+        for p in topology.pipelines
+    }
+    lines = joined_lines(out)
+    joined = sum(lines.values())
+    all_fed = len(fed) == len(topology.pipelines)
+    clicks = logs_of(work, fed[0]) / "clicks" if fed and all_fed else None
+    checks = checks_of(out, topology.checked_settings(), ended, joined, clicks)
+    ledgers = [one.ledger for one in ended.values()]
+    return {
+        **merge_fates(ledgers, joined),
+        "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
+        "seconds": round(seconds, 3),
+        "joined_per_s": round((joined - joined_before) / seconds, 1) if seconds > 0 else 0.0,
+        "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
+        "joined_this_run": joined - joined_before,
+        "datacenters": {name: _row(one, lines.get(name, 0)) for name, one in ended.items()},
+        "killed": list(killed),
+        "restarts": restarts,
+        "checks": [asdict(check) for check in checks],
+        "ok": all(check.ok is not False for check in checks),
+    }
+
+
+def _row(one: Ended, lines: int) -> dict[str, Any]:
+    ledger = one.ledger
+    return {
+        "joined": lines,
+        "foreign_events": ledger["foreign_events"],
+        "written": one.written,
+        "fates": {**ledger["fates"], Fate.PENDING.value: ledger["pending"]},
+        "wasted_joins": ledger["wasted_joins"],
+        "latency_ms": percentiles_ms([ledger["latency_us"]]),
+    }
+
+
+def print_dev_summary(summary: Mapping[str, Any]) -> None:
+    """The summary as aligned text on stdout."""
+    for name, row in summary["datacenters"].items():
+        latency = row["latency_ms"]
+        shown = "/".join("-" if latency[p] is None else f"{latency[p]:,.0f}" for p in ("p50", "p90", "p99"))
+        pending = row["fates"][Fate.PENDING.value]
+        wasted = row["wasted_joins"]
+        share = wasted / max(1, wasted + row["joined"])
+        click.echo(
+            f"{name:<10} joined {row['joined']:,} of {row['foreign_events']:,} events read, "
+            f"pending {pending:,}, wasted joins {wasted:,} ({share:.1%}), p50/p90/p99 {shown} ms"
+        )
+    click.echo(
+        f"{'together':<10} joined {summary['joined']:,} in {summary['seconds']:,.1f} s "
+        f"({summary['joined_per_s']:,.0f}/s), restarts {summary['restarts']:,}"
+        + (f", killed: {', '.join(summary['killed'])}" if summary["killed"] else "")
+    )
+    for check in summary["checks"]:
+        word = {True: "ok", False: "WRONG", None: "?"}[check["ok"]]
+        click.echo(f"{word:<6} {check['text']}")

@@ -1,0 +1,33 @@
+"""How commands that look at a running system find it: by its work directory, or by its settings."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from photon.app.topology import Topology
+from photon.core.errors import UsageError
+
+
+def system_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--work and --config, of which one must be given."""
+    with_config = click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="Settings (photon.toml) that name the system's processes: [replicas], [datacenters].",
+    )(command)
+    return click.option(
+        "--work",
+        type=click.Path(path_type=Path),
+        help="Work directory of a `photon join` or `photon dev` (OUT/.photon).",
+    )(with_config)
+
+
+def find_system(work: Path | None, config: Path | None) -> Topology:
+    """UsageError unless one of the two is given, and it tells of a system."""
+    from photon.app.system import read_system
+
+    if (work is None) == (config is None):
+        raise UsageError("name the system by one of --work (of a run here) and --config (its photon.toml)")
+    return read_system(config, None if work is None else work / "topology.json")

@@ -1,0 +1,136 @@
+"""The checks at the end of `photon dev` find what is wrong, and say what they could not check."""
+
+import dataclasses
+import json
+
+import pytest
+
+from photon.app.dev_checks import Ended, checks_of, count_lines
+from photon.app.dev_outage import Outage, OutagePlay
+from photon.core.settings import Joiner, Settings
+from tests.app.kit import write_lines
+
+
+def ledger(events, joined, duplicate=0, pending=None):
+    return {
+        "foreign_events": events,
+        "fates": {"joined": joined, "duplicate": duplicate},
+        "pending": events - joined - duplicate if pending is None else pending,
+    }
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Three clicks, one of them logged twice; east has joined two and west one."""
+    clicks = [{"id": f"c{n}", "primary_id": f"q{n}"} for n in range(3)]
+    write_lines(tmp_path / "clicks" / "a.jsonl", [*clicks, clicks[0]])
+    joined = [{**click, "primary": {"id": click["primary_id"]}} for click in clicks]
+    write_lines(tmp_path / "joined" / "east" / "joiner-east-000000.jsonl", joined[:2])
+    write_lines(tmp_path / "joined" / "west" / "joiner-west-000000.jsonl", joined[2:])
+    return tmp_path
+
+
+ENDED = {
+    "east": Ended(ledger(4, 2, 2), killed=False, written=4),
+    "west": Ended(ledger(4, 1, 3), killed=False, written=4),
+}
+
+
+def results(run, ended=ENDED, lines=3, settings=None, fed=True):
+    found = checks_of(run, settings or Settings(), ended, lines, run / "clicks" if fed else None)
+    return [check.ok for check in found], "\n".join(check.text for check in found)
+
+
+def changed(name, **changes):
+    return ENDED | {name: dataclasses.replace(ENDED[name], **changes)}
+
+
+def test_all_is_well(run):
+    oks, text = results(run)
+    assert oks == [True] * 5
+    assert "the 3 pairs are the true ones" in text
+    assert count_lines(run / "clicks") == 4
+
+
+def test_an_event_that_is_joined_in_both_datacenters_is_found(run):
+    line = {"id": "c0", "primary_id": "q0", "primary": {"id": "q0"}}
+    write_lines(run / "joined" / "west" / "joiner-west-000001.jsonl", [line])
+    oks, text = results(run, lines=4)
+    assert oks == [True, True, True, False, False]
+    assert "1 lines joined twice" in text and "joiner-west-000001.jsonl: 'c0' is joined again" in text
+
+
+def test_an_event_with_a_query_that_it_does_not_name_is_found(run):
+    line = {"id": "c2", "primary_id": "q2", "primary": {"id": "q1"}}
+    write_lines(run / "joined" / "west" / "joiner-west-000000.jsonl", [line])
+    assert results(run)[0] == [True, True, True, False, False]
+
+
+def test_a_click_that_nobody_joined_is_found(run):
+    (run / "joined" / "west" / "joiner-west-000000.jsonl").write_text("")
+    oks, text = results(run, lines=2)
+    assert oks == [True, False, True, True, False]
+    assert "1 events are told to be joined and are not in the output" in text
+    assert "2 joined lines instead of 3" in text
+
+
+def test_counts_that_do_not_add_up_are_found(run):
+    oks, text = results(run, changed("west", ledger=ledger(4, 1, 3, pending=1)))
+    assert oks[0] is False and "the fates of west do not add up" in text
+
+
+def test_events_that_were_not_read_are_found_unless_their_datacenter_is_down(run):
+    oks, text = results(run, changed("west", written=9))
+    assert oks[2] is False and "west 5 events are missing" in text
+    oks, text = results(run, changed("west", written=9, killed=True))
+    assert oks == [True, True, True, True, None]
+    assert "west, which is down, has 5 to read yet" in text and "west may have joins to finish" in text
+
+
+def test_more_events_than_were_written_are_found_even_in_a_datacenter_that_is_down(run):
+    oks, text = results(run, changed("west", written=3, killed=True))
+    assert oks[2] is False and "west counts 1 events more than were written" in text
+
+
+def test_pairs_are_not_compared_while_events_wait(run):
+    oks, text = results(run, changed("west", ledger=ledger(4, 1, 2)))
+    assert oks == [True, True, True, True, None] and "1 events wait yet" in text
+
+
+def test_of_given_logs_only_what_can_be_known_is_checked(run):
+    assert results(run, fed=False)[0] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        Settings(joiner=Joiner(output_format="parquet")),
+        dataclasses.replace(Settings(), foreign=dataclasses.replace(Settings().foreign, id="ctx.id")),
+    ],
+)
+def test_logs_of_another_form_are_left_to_photon_verify(run, settings):
+    oks, text = results(run, settings=settings)
+    assert oks == [True, True, True, None] and "photon verify" in text
+
+
+def test_an_outage_kills_and_restores_once_each_when_their_times_have_come():
+    done = []
+    outage = Outage("east", 20.0, 10.0)
+    play = OutagePlay(
+        outage, lambda name: done.append(("kill", name)), lambda name: done.append(("up", name))
+    )
+    said = [play.step(at) for at in (0.0, 19.9, 20.0, 20.1, 29.9, 30.0, 31.0)]
+    assert done == [("kill", "east"), ("up", "east")]
+    assert [text is not None for text in said] == [False, False, True, False, False, True, False]
+    assert not play.killed and outage.ends_s == 30.0
+
+
+def test_an_outage_without_an_end_leaves_the_datacenter_down():
+    play = OutagePlay(Outage("east", 1.0, None), lambda _: None, lambda _: pytest.fail("restored"))
+    assert [play.step(at) is None for at in (1.0, 100.0)] == [False, True]
+    assert play.killed
+
+
+def test_json_of_the_checks_is_plain(run):
+    found = checks_of(run, Settings(), ENDED, 3, run / "clicks")
+    assert json.loads(json.dumps([dataclasses.asdict(check) for check in found]))[0]["ok"] is True

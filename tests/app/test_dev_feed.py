@@ -1,0 +1,125 @@
+"""The generator of `photon dev`: the same events in every datacenter's copy of the logs."""
+
+import json
+import random
+
+import pytest
+
+from photon.app.dev_feed import DatacenterLogs, Events, Feed
+from photon.app.dev_feeding import Feeder, FeederEndedError
+from photon.core.errors import StorageError
+from tests.app.test_join import wait_for
+
+
+class Time:
+    def __init__(self):
+        self.us = 1_700_000_000_000_000
+
+    def __call__(self):
+        return self.us
+
+
+@pytest.fixture
+def made():
+    """What 20 s of 400 queries/s and 100 clicks/s come to: (lines of queries, lines of clicks) a tick."""
+    time = Time()
+    events = Events(Feed([], 400.0, 100.0, 1), random.Random(1), time)
+    ticks = []
+    for tick in range(2_000):
+        time.us += 10_000
+        ticks.append(events.tick((tick + 1) * 0.01))
+    ticks.append(events.tick(20.0, last=True))
+    return [tuple(part.splitlines() for part in tick) for tick in ticks]
+
+
+def test_events_come_at_the_rate_that_is_asked_for(made):
+    queries = [line for tick in made for line in tick[0]]
+    clicks = [json.loads(line) for tick in made for line in tick[1]]
+    distinct = {click["id"] for click in clicks}
+    assert len(distinct) == pytest.approx(2_000, rel=0.01)
+    # One in a hundred clicks brings a query of its own.
+    assert len(queries) == pytest.approx(8_000 + 20, rel=0.01)
+    assert len({json.loads(line)["id"] for line in queries}) == len(queries)
+
+
+def test_every_click_names_a_query_that_is_logged_some_of_them_later(made):
+    logged, early = set(), 0
+    named = set()
+    for queries, clicks in made:
+        logged |= {json.loads(line)["id"] for line in queries}
+        of = {json.loads(line)["primary_id"] for line in clicks}
+        early += len(of - logged)
+        named |= of
+    assert named <= logged
+    assert 5 < early < 50
+
+
+def test_some_clicks_are_logged_twice_byte_for_byte(made):
+    clicks = [line for tick in made for line in tick[1]]
+    repeated = len(clicks) - len({*clicks})
+    assert len({*clicks}) == len({json.loads(line)["id"] for line in clicks})
+    assert 0 < repeated < 20
+
+
+def test_two_copies_hold_the_same_lines_in_the_same_order_each_with_its_own_delay(tmp_path):
+    rng = random.Random(1)
+    copies = [DatacenterLogs(tmp_path / name, "a.jsonl", rng, 0.5) for name in ("east", "west")]
+    differed = False
+    for tick in range(300):
+        now = tick * 0.01
+        for copy in copies:
+            copy.put(now, b"q%d\n" % tick, b"c%d\n" % tick)
+            copy.write(now)
+        sizes = {(tmp_path / name / "clicks" / "a.jsonl").stat().st_size for name in ("east", "west")}
+        differed = differed or len(sizes) == 2
+    for copy in copies:
+        copy.close()
+    assert differed
+    for kind in ("queries", "clicks"):
+        lines = b"".join(b"%s%d\n" % (kind[:1].encode(), tick) for tick in range(300))
+        for name in ("east", "west"):
+            assert (tmp_path / name / kind / "a.jsonl").read_bytes() == lines
+
+
+def test_a_log_that_cannot_be_written_ends_the_feed(tmp_path):
+    (tmp_path / "clicks").mkdir()
+    (tmp_path / "clicks" / "a.jsonl").symlink_to("/dev/full")
+    logs = DatacenterLogs(tmp_path, "a.jsonl", random.Random(1), 0.0)
+    logs.put(0.0, b"q\n", b"c\n")
+    with pytest.raises(StorageError, match=r"a.jsonl: No space left"):
+        logs.write(1.0)
+
+
+def events_of(directory):
+    lines = [line for path in directory.glob("*.jsonl") for line in path.read_bytes().splitlines()]
+    return [json.loads(line) for line in lines]
+
+
+def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(tmp_path):
+    homes = [tmp_path / name for name in ("east", "west")]
+    feeder = Feeder(homes, 1_000.0, 500.0, 1, tmp_path / "feed.log")
+    try:
+        wait_for(lambda: len(events_of(homes[1] / "clicks")) > 200, 60)
+        feeder.check()
+        feeder.stop()
+    finally:
+        feeder.kill()
+    for home in homes:
+        queries = {event["id"] for event in events_of(home / "queries")}
+        assert {event["primary_id"] for event in events_of(home / "clicks")} <= queries
+    assert events_of(homes[0] / "clicks") == events_of(homes[1] / "clicks")
+
+
+def test_a_feeder_that_cannot_write_says_why(tmp_path):
+    (tmp_path / "east").write_text("no directory")
+    feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
+
+    def has_ended():
+        try:
+            feeder.check()
+        except FeederEndedError as error:
+            assert "east" in str(error) and "Not a directory" in str(error)
+            return True
+        return False
+
+    wait_for(has_ended, 60)

@@ -1,0 +1,151 @@
+"""Who runs where in `photon dev`."""
+
+import random
+from collections import Counter
+
+import pytest
+
+from photon.app.dev_plan import (
+    fed_datacenters,
+    logs_of,
+    named_replicas,
+    plan_dev,
+    replica_sites,
+)
+from photon.app.registry_members import Members
+from photon.app.topology import write_topology
+from photon.core.errors import UsageError
+from photon.core.settings import Settings, load_settings
+
+DESCRIBED = """
+[registry]
+shards = 2
+[replicas.a]
+datacenter = "here"
+grpc = "127.0.0.1:7400"
+raft = "127.0.0.1:7401"
+[datacenters.here]
+region = "home"
+eventstores = ["localhost:7410"]
+joiners = ["127.0.0.1:7420", "127.0.0.1:7421"]
+dispatchers = ["127.0.0.1:7430"]
+"""
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def planned(settings=None, datacenters=2, primary=(), foreign=(), **more):
+        work, out = tmp_path / "work", tmp_path / "out"
+        work.mkdir(exist_ok=True)
+        return plan_dev(
+            settings or Settings(), work, out, primary, foreign, datacenters, random.Random(1), **more
+        )
+
+    return planned
+
+
+def described(tmp_path, text=DESCRIBED):
+    path = tmp_path / "photon.toml"
+    path.write_text(text)
+    return load_settings(path)
+
+
+def test_five_replicas_are_in_five_datacenters_of_three_regions_and_no_region_has_a_majority(plan):
+    topology = plan()
+    assert {r.name: r.datacenter for r in topology.replicas} == {
+        "r0": "east", "r1": "east-2", "r2": "west", "r3": "west-2", "r4": "central",
+    }  # fmt: skip
+    regions = Counter(topology.regions[r.datacenter] for r in topology.replicas)
+    assert len(regions) == 3 and max(regions.values()) <= 2
+
+
+def test_two_pipelines_are_in_two_regions_and_each_reads_its_own_logs(plan, tmp_path):
+    topology = plan()
+    assert [topology.regions[p.datacenter] for p in topology.pipelines] == ["us-east", "us-west"]
+    east, west = topology.pipelines
+    assert east.primary == [str(logs_of(tmp_path / "work", "east") / "queries" / "*.jsonl")]
+    assert west.foreign == [str(logs_of(tmp_path / "work", "west") / "clicks" / "*.jsonl")]
+    assert fed_datacenters(topology, tmp_path / "work") == ["east", "west"]
+
+
+def test_every_process_has_an_address_of_its_own(plan):
+    topology = plan(datacenters=5)
+    addresses = [r.grpc for r in topology.replicas] + [
+        f"{r.raft_host}:{r.raft_port}" for r in topology.replicas
+    ]
+    addresses += [a for p in topology.pipelines for a in p.eventstores + p.joiners + p.dispatchers]
+    assert len(addresses) == len({*addresses}) == 5 * 2 + 5 * 3
+
+
+@pytest.mark.parametrize(
+    ("replicas", "regions"),
+    [(1, {"us-east": 1}), (3, {"us-east": 1, "us-west": 1, "central": 1}), (7, None), (9, None)],
+)
+def test_another_number_of_replicas_is_spread_over_the_regions(plan, replicas, regions):
+    topology = plan(replicas=replicas)
+    found = Counter(topology.regions[r.datacenter] for r in topology.replicas)
+    assert found.total() == replicas == topology.checked_settings().registry.replicas
+    assert found == regions if regions else max(found.values()) <= replicas // 2
+
+
+def test_there_are_five_replicas_unless_the_settings_name_a_number(tmp_path):
+    path = tmp_path / "photon.toml"
+    path.write_text("[registry]\nshards = 2\n")
+    assert named_replicas(path, load_settings(path)) == 5
+    path.write_text("[registry]\nreplicas = 3\n")
+    assert named_replicas(path, load_settings(path)) == 3
+    assert named_replicas(None, Settings()) == 5
+
+
+def test_a_replica_that_takes_the_place_of_another_is_where_that_was():
+    names = ["r0", "r1", "r3", "r4", "r5"]
+    members = Members(names, frozenset({"r5"}), [("r2", "r5")], ["r2"], mostly_lost=False)
+    assert replica_sites(members, 5, {})["r5"] == "west"
+    later = Members(names, frozenset(), [], [], mostly_lost=False)
+    assert replica_sites(later, 5, {"r5": "west"})["r5"] == "west"
+    assert replica_sites(later, 5, {})["r5"] == "west"  # the only place that is free
+
+
+def test_a_resumed_system_leaves_its_replicas_where_they_were(plan, tmp_path):
+    write_topology(plan(), tmp_path / "work" / "topology.json")
+    again = plan()
+    assert [r.datacenter for r in again.replicas] == ["east", "east-2", "west", "west-2", "central"]
+
+
+def test_given_logs_are_read_by_all_and_nothing_is_generated(plan, tmp_path):
+    topology = plan(primary=["q/*.jsonl"], foreign=["/c/*.jsonl"])
+    assert fed_datacenters(topology, tmp_path / "work") == []
+    for pipeline in topology.pipelines:
+        assert topology.foreign_of(pipeline) == ["/c/*.jsonl"]
+        assert topology.primary_of(pipeline)[0].endswith("/q/*.jsonl")
+
+
+def test_a_system_of_settings_is_used_as_it_is(plan, tmp_path):
+    topology = plan(described(tmp_path))
+    assert [(r.name, r.grpc, r.datacenter) for r in topology.replicas] == [("a", "127.0.0.1:7400", "here")]
+    (here,) = topology.pipelines
+    assert (here.joiners, topology.regions) == (["127.0.0.1:7420", "127.0.0.1:7421"], {"here": "home"})
+    assert fed_datacenters(topology, tmp_path / "work") == ["here"]
+    assert topology.output == str(tmp_path / "out")
+
+
+def test_logs_that_the_settings_name_are_not_written(plan, tmp_path):
+    text = DESCRIBED + 'primary = ["/q/*.jsonl"]\nforeign = ["/c/*.jsonl"]\n'
+    topology = plan(described(tmp_path, text))
+    assert fed_datacenters(topology, tmp_path / "work") == []
+    assert topology.pipelines[0].primary == ["/q/*.jsonl"]
+
+
+@pytest.mark.parametrize("elsewhere", ['grpc = "r0:7400"', 'raft = "10.0.0.1:7401"'])
+def test_a_system_of_other_machines_is_refused(plan, tmp_path, elsewhere):
+    key = elsewhere.split()[0]
+    text = "\n".join(elsewhere if line.startswith(key) else line for line in DESCRIBED.splitlines())
+    with pytest.raises(UsageError, match=r"replica a: .* is not of this machine"):
+        plan(described(tmp_path, text))
+
+
+def test_two_processes_of_one_name_are_refused(plan, tmp_path):
+    path = tmp_path / "photon.toml"
+    path.write_text("[joiner]\nprocesses = 3\n")
+    with pytest.raises(UsageError, match="joiner-east-2"):
+        plan(load_settings(path), datacenters=4)
