@@ -33,14 +33,20 @@ class Cluster:
     """Starts when entered; killed and its files deleted when left."""
 
     def __init__(
-        self, directory: Path, settings: Mapping[str, object] | None = None, delay_ms: float = 0.0
+        self,
+        directory: Path,
+        settings: Mapping[str, object] | None = None,
+        delay_ms: float = 0.0,
+        clock: Mapping[str, float] | None = None,
     ) -> None:
+        """`clock`: arguments of a FastClock that the replicas go by."""
         ports = free_ports(3 * len(NODES), random.Random())
         self.grpc = {node: f"127.0.0.1:{ports.pop()}" for node in NODES}
         self._listen = {node: ports.pop() for node in NODES}
         self._dialed = {node: ports.pop() for node in NODES} if delay_ms else self._listen
         self._delay_ms = delay_ms
         self.settings = dict(settings or {})
+        self._clock = None if clock is None else dict(clock)
         self._parent = directory
         self._directory = Path()
         self._processes: dict[str, subprocess.Popen[str]] = {}
@@ -81,6 +87,7 @@ class Cluster:
             "raft_peers": {peer: port for peer, port in self._dialed.items() if peer != node},
             "directory": str(self._directory / node),
             "settings": self.settings,
+            "clock": self._clock,
         }
         # What replicas say of each other while they start and die is not the measurement's matter.
         log = (self._directory / f"{node}.log").open("a")

@@ -8,6 +8,7 @@ import sys
 import threading
 from pathlib import Path
 
+from benchmarks.figures.fast_clock import FastClock
 from idregistry.server import RegistryServer
 from photon.app.supervisor import die_with_parent
 from photon.core.clock import SystemClock
@@ -35,7 +36,7 @@ def main() -> None:
         replica["grpc"],
         Path(replica["directory"]),
         b"benchmark",
-        SystemClock(),
+        FastClock(**replica["clock"]) if replica.get("clock") else SystemClock(),
         random.Random(),
         fatal,
         raft_dialed=("127.0.0.1", replica["raft_dialed"]),

@@ -1,0 +1,81 @@
+"""A nursery (photon.app.nursery) some of whose processes crash at marked points: a launcher for supervisors.
+
+`CrashingNursery.arm("joiner-east", [Crash("registered"), Crash("done", 2)])`: its next life ends at the first
+point, the one after that at the second; later ones end as they like.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from photon.app import cli, nursery
+from photon.app.launching import Process, child_environment
+from photon.app.nursery import Nursery
+from photon.app.supervisor import die_with_parent
+from photon.app.topology import process_name
+from tests.faults.kit import crashing
+from tests.faults.kit.crashing import Crash
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_TITLE = " " * 1024
+
+
+class CrashingNursery(Nursery):
+    """`reached`: a file in which each process says at which point it ends."""
+
+    def __init__(self, reached: Path) -> None:
+        self._reached = reached
+        self._crashes: dict[str, deque[Crash]] = {}
+        super().__init__()
+
+    def arm(self, process: str, crashes: Iterable[Crash]) -> None:
+        """What becomes of its next lives, one after the other."""
+        self._crashes.setdefault(process, deque()).extend(crashes)
+
+    def left(self) -> dict[str, int]:
+        """Process -> crashes that no life of it was told of yet."""
+        return {process: len(crashes) for process, crashes in self._crashes.items() if crashes}
+
+    def reached(self) -> Counter[str]:
+        """`joiner-east: registered` -> how often."""
+        if not self._reached.exists():
+            return Counter()
+        return Counter(self._reached.read_text().splitlines())
+
+    def launch(self, arguments: Sequence[str], log: Path) -> Process:
+        process = process_name(arguments[0], arguments[arguments.index("--name") + 1])
+        if self._crashes.get(process):
+            crash = self._crashes[process].popleft()
+            arguments = [*crash.arguments(self._reached), *arguments]
+        return super().launch(arguments, log)
+
+    def _begin(self) -> None:
+        """As the real one's, which is in this module's `main`."""
+        self._launched = None
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.kit.crashing_nursery", str(theirs.fileno()), _TITLE],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                env={**child_environment(), **_ONE_THREAD},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                cwd=Path(__file__).parents[3],
+            )
+
+
+def main(descriptor: int) -> None:
+    die_with_parent(os.environ)
+    cli.__dict__["main"] = crashing.main  # which every fork asks for
+    with suppress(OSError):
+        nursery.serve(socket.socket(fileno=descriptor))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

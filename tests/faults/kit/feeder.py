@@ -1,0 +1,370 @@
+"""Live logs of each datacenter from a seed, and what must become of them.
+
+The seed fixes which events there are, in which order and at what distance; their times (and so their ids)
+begin when the feeder does. Each datacenter gets a copy of all of them of its own, in another order of
+arrival, as if its log collector were slower or quicker than the other's.
+"""
+
+import json
+import random
+import threading
+import time
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from pathlib import Path
+from typing import Final, Literal
+
+TICK_S: Final = 0.01
+FILE_LINES_MAX: Final = 2_000
+EVENTS_MAX: Final = 2_000_000
+_SERVERS: Final = 3
+_ARRIVAL_S: Final = 0.3
+"""A datacenter gets a line up to so much later than another does."""
+_BEFORE_QUERY_S: Final = (0.05, 1.5)
+_LATE_S: Final = (1.0, 5.0)
+_REPEATED_S: Final = (0.0, 2.0)
+_MALFORMED: Final = (
+    b'{"id": "10.9.9.9:9:1", "primary_id": ',
+    b"\x00\xff\x80 no json",
+    b'{"id": "a", "primary_id": "b"}',
+    b'["id", "primary_id", 1]',
+    b'{"id": 1.5, "primary_id": {}, "ts_us": "soon"}',
+)
+
+Log = Literal["queries", "clicks"]
+LOGS: Final[tuple[Log, ...]] = ("queries", "clicks")
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What is fed. Shares are of the clicks; what is left over has its query some time before it."""
+
+    seed: int
+    clicks: int = 3_000
+    """Distinct ids."""
+    clicks_per_s: float = 300.0
+    """0: all at once."""
+    queries_a_click: float = 1.5
+    before_query: float = 0.05
+    """Logged before the query that they name."""
+    late: float = 0.05
+    """Logged seconds after their query."""
+    duplicates: float = 0.03
+    """Logged a second time, or more."""
+    orphans: float = 0.01
+    """Name a query that is never logged. All in the first half: in the end nobody waits for them."""
+    malformed: float = 0.005
+    """Lines that are no event, beside the clicks; as many among the queries."""
+    opaque: float = 0.1
+    """Have an id that is not ours."""
+    late_s: tuple[float, float] = _LATE_S
+    arrival_s: float = _ARRIVAL_S
+    all_late: bool = False
+    """The first datacenter's copy, too, is late by up to `arrival_s`."""
+
+
+@dataclass(slots=True)
+class Truth:
+    """What was logged, in all datacenters alike once all is written. Foreign id -> ..."""
+
+    queries: dict[str, bytes] = field(default_factory=dict)
+    """Primary id -> its line, without the newline."""
+    clicks: dict[str, bytes] = field(default_factory=dict)
+    """Foreign id -> its line; orphans too."""
+    pairs: dict[str, str] = field(default_factory=dict)
+    """Foreign id -> primary id: what must be joined, once."""
+    orphans: set[str] = field(default_factory=set)
+    malformed: int = 0
+    malformed_queries: int = 0
+    repeated: int = 0
+    """Lines of clicks that stand again."""
+    orphan_lines: int = 0
+
+    @property
+    def foreign_lines(self) -> int:
+        """In each datacenter."""
+        return len(self.clicks) + self.repeated + self.malformed
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Due:
+    at_s: float
+    turn: int
+    log: Log
+    line: bytes
+    server: int
+
+
+class Feeder:
+    """Writes in a thread of its own. `start`, `join` (or `stop`: what is due later is never written).
+
+    `truth` is whole once `start` has returned; `written` tells how far the copies are.
+    """
+
+    def __init__(self, feed: Feed, logs: Mapping[str, Path]) -> None:
+        """`logs`: datacenter -> the directory of its copy, with queries/ and clicks/ in it."""
+        if feed.clicks * (2 + feed.queries_a_click) > EVENTS_MAX:
+            raise ValueError(f"{feed.clicks:,} clicks: a feed is good for {EVENTS_MAX:,} events")
+        self.feed = feed
+        self.logs = dict(logs)
+        self.truth = Truth()
+        self._copies: dict[str, _Copy] = {}
+        self._complete_s: list[float] = []
+        self._began: float | None = None
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+
+    @staticmethod
+    def patterns(directory: Path) -> tuple[list[str], list[str]]:
+        """Of a copy: globs of its primary logs, of its foreign logs."""
+        return [str(directory / "queries" / "*.jsonl")], [str(directory / "clicks" / "*.jsonl")]
+
+    def prepare(self) -> None:
+        """Make the directories, empty."""
+        for directory in self.logs.values():
+            for log in LOGS:
+                (directory / log).mkdir(parents=True, exist_ok=True)
+
+    def start(self) -> None:
+        self.prepare()
+        dues, self.truth, self._complete_s = _script(self.feed, time.time_ns() // 1_000)
+        for number, (datacenter, directory) in enumerate(self.logs.items()):
+            rng = random.Random(f"{self.feed.seed} {number}")
+            is_late = bool(number) or self.feed.all_late
+            arrivals = _arrivals(dues, rng if is_late else None, self.feed.arrival_s)
+            self._copies[datacenter] = _Copy(directory, arrivals, rng, self.feed.arrival_s)
+        self._began = time.monotonic()
+        self._thread.start()
+
+    def join(self, deadline_s: float = 600.0) -> None:
+        """Return when all is written."""
+        self._thread.join(deadline_s)
+        if self._failure is not None:
+            raise self._failure
+        assert not self._thread.is_alive(), f"the feeder is not done after {deadline_s:g} s"
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self._copies) and all(copy.is_done for copy in self._copies.values())
+
+    def is_done_in(self, datacenter: str) -> bool:
+        return datacenter in self._copies and self._copies[datacenter].is_done
+
+    @property
+    def joinable(self) -> int:
+        """Pairs of which both events are due by now, in the quickest copy."""
+        return 0 if self._began is None else bisect(self._complete_s, time.monotonic() - self._began)
+
+    @property
+    def written(self) -> dict[str, int]:
+        """Datacenter -> lines of its foreign logs."""
+        return {datacenter: copy.foreign_lines for datacenter, copy in self._copies.items()}
+
+    def pause(self, datacenter: str) -> None:
+        """Its collector stands still, with whole clicks' queries behind it: none is left to wait for them."""
+        self._copies[datacenter].pause()
+
+    def resume(self, datacenter: str) -> None:
+        """It goes on, and catches up at once."""
+        self._copies[datacenter].resume()
+
+    def _run(self) -> None:
+        assert self._began is not None
+        try:
+            while not self.is_done and not self._stopping.wait(TICK_S):
+                for copy in self._copies.values():
+                    copy.write(time.monotonic() - self._began)
+        except BaseException as error:
+            self._failure = error
+
+
+class _Copy:
+    """One datacenter's logs."""
+
+    def __init__(self, directory: Path, dues: list[_Due], rng: random.Random, arrival_s: float) -> None:
+        self._dues = dues
+        self._arrival_s = arrival_s
+        self._rng = rng
+        self._next = 0
+        self._lock = threading.Lock()
+        self._paused = False
+        self.foreign_lines = 0
+        self._files: dict[tuple[Log, int], _Files] = {
+            (log, server): _Files(directory / log, server) for log in LOGS for server in range(_SERVERS)
+        }
+
+    @property
+    def is_done(self) -> bool:
+        return self._next == len(self._dues)
+
+    def pause(self) -> None:
+        with self._lock:
+            if not self._paused and self._next:
+                self._write_awaited()
+            self._paused = True
+
+    def resume(self) -> None:
+        with self._lock:
+            self._paused = False
+
+    def _write_awaited(self) -> None:
+        """The queries of clicks that are written: else these wait for as long as this copy stands still."""
+        horizon = self._dues[self._next - 1].at_s + _BEFORE_QUERY_S[1] + self._arrival_s
+        ahead = self._dues[self._next :]
+        awaited = [one for one in ahead if one.log == "queries" and one.at_s <= horizon]
+        moved = {one.turn for one in awaited}
+        self._dues[self._next :] = awaited + [one for one in ahead if one.turn not in moved]
+        self._put(self._next + len(awaited))
+
+    def write(self, elapsed_s: float) -> None:
+        with self._lock:
+            if self._paused:
+                return
+            end = self._next
+            while end < len(self._dues) and self._dues[end].at_s <= elapsed_s:
+                end += 1
+            self._put(end)
+
+    def _put(self, end: int) -> None:
+        due = self._dues[self._next : end]
+        lines: dict[tuple[Log, int], list[bytes]] = {}
+        for one in due:
+            lines.setdefault((one.log, one.server), []).append(one.line)
+        for where, some in lines.items():
+            self._files[where].write(some, self._rng)
+        self.foreign_lines += sum(one.log == "clicks" for one in due)
+        self._next = end
+
+
+class _Files:
+    """One server's log in a copy: a file after the other."""
+
+    def __init__(self, directory: Path, server: int) -> None:
+        self._directory = directory
+        self._server = server
+        self._number = 0
+        self._lines = 0
+
+    def write(self, lines: Sequence[bytes], rng: random.Random) -> None:
+        """In two writes now and then, the first of which ends in the middle of a line."""
+        if self._lines >= FILE_LINES_MAX:
+            self._number, self._lines = self._number + 1, 0
+        self._lines += len(lines)
+        data = b"".join(line + b"\n" for line in lines)
+        cut = rng.randrange(len(data)) if rng.random() < 0.1 else 0
+        path = self._directory / f"{self._directory.name}-{self._server}-{self._number:05}.jsonl"
+        with path.open("ab", buffering=0) as file:
+            for part in (data[:cut], data[cut:]):
+                if part:
+                    file.write(part)
+
+
+def _arrivals(dues: Sequence[_Due], rng: random.Random | None, arrival_s: float) -> list[_Due]:
+    """In the order of a copy whose collector is late by a time that changes; without dice, as scripted."""
+    if rng is None:
+        return list(dues)
+    late, step = 0.0, arrival_s / 15
+    found = []
+    for due in dues:
+        late = min(arrival_s, max(0.0, late + rng.uniform(-step, step)))
+        found.append(_Due(due.at_s + late, due.turn, due.log, due.line, due.server))
+    return sorted(found)
+
+
+class _Ids:
+    """Ids of events of one kind: distinct, and of the time that they are given."""
+
+    def __init__(self, rng: random.Random, subnet: int, began_us: int, opaque: float) -> None:
+        self._rng = rng
+        self._subnet = subnet
+        self._began_us = began_us
+        self._opaque = opaque
+        self._last_us = 0
+
+    def draw(self, at_s: float) -> tuple[str, int, int]:
+        """-> id, time (us), server."""
+        server = self._rng.randrange(_SERVERS)
+        self._last_us = max(self._last_us + 1, self._began_us + round(at_s * 1e6))
+        if self._rng.random() < self._opaque:
+            return f"{self._rng.getrandbits(128):032x}", self._last_us, server
+        return f"10.{self._subnet}.0.{server + 1}:{4000 + server}:{self._last_us}", self._last_us, server
+
+
+def _script(feed: Feed, began_us: int) -> tuple[list[_Due], Truth, list[float]]:
+    """All lines, by when they are due (seconds from the start); what must become of them; when each pair is
+    whole."""
+    rng = random.Random(feed.seed)
+    queries, clicks = (_Ids(rng, subnet, began_us, feed.opaque) for subnet in (1, 2))
+    truth = Truth()
+    heap: list[_Due] = []
+    logged_at: dict[str, float] = {}
+    complete: list[float] = []
+
+    def put(at_s: float, log: Log, line: bytes, server: int) -> None:
+        heappush(heap, _Due(at_s, len(truth.queries) + len(heap), log, line, server))
+
+    def query(at_s: float, logged_s: float) -> str:
+        text, time_us, server = queries.draw(at_s)
+        line = _line({"id": text, "ts_us": time_us, "words": _words(rng), "user": rng.randrange(1_000)})
+        truth.queries[text] = line
+        logged_at[text] = logged_s
+        put(logged_s, "queries", line, server)
+        return text
+
+    recent: list[str] = []
+    gap = 1.0 / feed.clicks_per_s if feed.clicks_per_s else 0.0
+    for number in range(feed.clicks):
+        at = number * gap
+        while len(truth.queries) < (number + 1) * feed.queries_a_click or not recent:
+            recent.append(query(at, at))
+        kind = rng.random()
+        logged = at
+        is_orphan = number < feed.clicks / 2 and rng.random() < 2 * feed.orphans
+        if is_orphan:
+            primary, _, _ = queries.draw(at)
+        elif kind < feed.before_query:
+            primary = query(at, at + rng.uniform(*_BEFORE_QUERY_S) * (1 if gap else 0))
+        else:
+            primary = recent[-1 - min(int(rng.expovariate(1 / 30)), len(recent) - 1)]
+            if kind < feed.before_query + feed.late:
+                logged = at + rng.uniform(*feed.late_s) * (1 if gap else 0)
+        text, time_us, server = clicks.draw(logged)
+        line = _line({"id": text, "primary_id": primary, "ts_us": time_us, "at": _words(rng)})
+        truth.clicks[text] = line
+        if is_orphan:
+            truth.orphans.add(text)
+        else:
+            truth.pairs[text] = primary
+            complete.append(max(logged, logged_at[primary]))
+        put(logged, "clicks", line, server)
+        copies = 1
+        while rng.random() < feed.duplicates:
+            copies += 1
+            again = logged + rng.uniform(*_REPEATED_S) * (1 if gap else 0)
+            put(again, "clicks", line, rng.randrange(_SERVERS))
+        truth.repeated += copies - 1
+        truth.orphan_lines += copies if is_orphan else 0
+        if rng.random() < feed.malformed:
+            truth.malformed += 1
+            put(logged, "clicks", rng.choice(_MALFORMED) + b" %d" % number, server)
+        if rng.random() < feed.malformed:
+            truth.malformed_queries += 1
+            put(at, "queries", rng.choice(_MALFORMED) + b" %d" % number, server)
+        del recent[:-5_000]
+    return [heappop(heap) for _ in range(len(heap))], truth, sorted(complete)
+
+
+def _line(event: Mapping[str, object]) -> bytes:
+    return json.dumps(event).encode()
+
+
+def _words(rng: random.Random) -> str:
+    return " ".join(f"w{rng.randrange(10_000)}" for _ in range(rng.randrange(2, 8)))

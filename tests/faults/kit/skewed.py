@@ -1,0 +1,56 @@
+"""Processes whose wall clock is wrong: `python -m tests.faults.kit.skewed -5.0 -- joiner serve ...`."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from photon.app.launching import Launcher, Process, child_environment
+from photon.app.topology import process_name
+from photon.core.clock import SystemClock
+
+
+class SkewedLauncher:
+    """Launches as `launcher` does, but those processes that `is_skewed` names, whose clock is `by_s` off."""
+
+    def __init__(self, launcher: Launcher, is_skewed: Callable[[str], bool], by_s: float) -> None:
+        self._launcher = launcher
+        self._is_skewed = is_skewed
+        self._by_s = by_s
+        self.skewed: set[str] = set()
+        """Those that were launched so."""
+
+    def launch(self, arguments: Sequence[str], log: Path) -> Process:
+        process = process_name(arguments[0], arguments[arguments.index("--name") + 1])
+        if not self._is_skewed(process):
+            return self._launcher.launch(arguments, log)
+        self.skewed.add(process)
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.kit.skewed", str(self._by_s), "--", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=child_environment(),
+                start_new_session=True,
+                cwd=Path(__file__).parents[3],
+            )
+
+    def close(self) -> None:
+        """The launcher is its maker's."""
+
+
+def main(by_s: float, arguments: list[str]) -> None:
+    from photon.app import cli
+
+    right = SystemClock.now_us
+
+    def now_us(self: SystemClock) -> int:
+        return right(self) + round(by_s * 1e6)
+
+    SystemClock.now_us = now_us  # type: ignore[method-assign]
+    cli.main(arguments)
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]), sys.argv[3:])

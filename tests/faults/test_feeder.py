@@ -1,0 +1,106 @@
+"""The feeder of the fault tests: the same logs from the same seed, one copy a datacenter, and their truth."""
+
+import json
+import time
+from collections import Counter
+
+import pytest
+
+from tests.faults.kit.feeder import Feed, Feeder
+
+ALL_AT_ONCE = Feed(seed=7, clicks=1_000, clicks_per_s=0)
+
+
+def fed(tmp_path, feed, names=("east", "west")):
+    feeder = Feeder(feed, {name: tmp_path / name for name in names})
+    feeder.start()
+    feeder.join(60)
+    return feeder
+
+
+def wait_until(what):
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def lines_of(directory):
+    return [line for path in sorted(directory.glob("*.jsonl")) for line in path.read_bytes().splitlines()]
+
+
+def event_of(line):
+    try:
+        event = json.loads(line)
+        return event if isinstance(event, dict) and isinstance(event.get("ts_us"), int) else None
+    except ValueError:
+        return None
+
+
+def test_the_truth_is_what_each_datacenter_has_in_its_logs(tmp_path):
+    feeder = fed(tmp_path, ALL_AT_ONCE)
+    truth = feeder.truth
+    for name in ("east", "west"):
+        lines = lines_of(tmp_path / name / "clicks")
+        events = [event for event in map(event_of, lines) if event is not None]
+        queries = [e for e in map(event_of, lines_of(tmp_path / name / "queries")) if e is not None]
+        known = {query["id"] for query in queries}
+        assert len(lines) == truth.foreign_lines == feeder.written[name]
+        assert len(lines) - len(events) == truth.malformed
+        assert {e["id"]: e["primary_id"] for e in events if e["primary_id"] in known} == truth.pairs
+        assert {e["id"] for e in events if e["primary_id"] not in known} == truth.orphans
+        assert sum(e["id"] in truth.orphans for e in events) == truth.orphan_lines
+        assert sum(Counter(e["id"] for e in events).values()) - len(truth.clicks) == truth.repeated
+        assert known == truth.queries.keys()
+    assert truth.orphans and truth.repeated and truth.malformed and truth.malformed_queries
+
+
+def test_a_seed_makes_the_same_events_again_at_another_time(tmp_path):
+    def shape(feeder):
+        rows = list(feeder.truth.queries)
+        return [rows.index(primary) for primary in feeder.truth.pairs.values()]
+
+    one, again = fed(tmp_path / "one", ALL_AT_ONCE), fed(tmp_path / "again", ALL_AT_ONCE)
+    other = fed(tmp_path / "other", Feed(seed=8, clicks=1_000, clicks_per_s=0))
+    assert shape(one) == shape(again) != shape(other)
+    assert not one.truth.pairs.keys() & {i for i in again.truth.pairs if ":" in i}
+
+
+def test_some_clicks_are_logged_before_the_query_that_they_name(tmp_path):
+    feed = Feed(seed=3, clicks=300, clicks_per_s=600, before_query=0.3, orphans=0, late=0)
+    feeder = Feeder(feed, {"east": tmp_path / "east"})
+    feeder.start()
+    early = set()
+    while not feeder.is_done:
+        time.sleep(0.01)
+        # The queries first: what is missing among them then was not there when the click was.
+        queries = set(lines_of(tmp_path / "east" / "queries"))
+        clicks = {e["id"] for e in map(event_of, lines_of(tmp_path / "east" / "clicks")) if e}
+        truth = feeder.truth
+        early |= {text for text in clicks if truth.queries[truth.pairs[text]] not in queries}
+    feeder.join(60)
+    assert len(early) > 10
+
+
+def test_a_copy_that_stands_still_has_the_queries_of_its_clicks_and_catches_up(tmp_path):
+    feed = Feed(seed=5, clicks=3_000, clicks_per_s=1_500, before_query=0.2, orphans=0, late_s=(0.1, 0.5))
+    feeder = Feeder(feed, {name: tmp_path / name for name in ("east", "west")})
+    feeder.start()
+    wait_until(lambda: feeder.written["west"] >= 500)
+    feeder.pause("west")
+    stood, moving = feeder.written["west"], feeder.written["east"]
+    queries = set(lines_of(tmp_path / "west" / "queries"))
+    clicks = [e["id"] for e in map(event_of, lines_of(tmp_path / "west" / "clicks")) if e]
+    truth = feeder.truth
+    assert all(truth.queries[truth.pairs[text]] in queries for text in clicks)
+    wait_until(lambda: feeder.written["east"] >= moving + 500)
+    assert feeder.written["west"] == stood
+    feeder.resume("west")
+    feeder.join(60)
+    assert feeder.written == {"east": truth.foreign_lines, "west": truth.foreign_lines}
+    assert Counter(lines_of(tmp_path / "west" / "clicks")) == Counter(lines_of(tmp_path / "east" / "clicks"))
+
+
+def test_a_feed_without_bound_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="good for"):
+        Feeder(Feed(seed=1, clicks=10_000_000), {"east": tmp_path})

@@ -1,0 +1,63 @@
+"""Each role killed at each marked point between two of its IO steps, in a whole system under load."""
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.faults.kit.crashing import POINTS, SELDOM, Crash
+from tests.faults.kit.crashing_nursery import CrashingNursery
+from tests.faults.kit.cutting import LONG, cut_short
+from tests.faults.kit.feeder import Feed
+from tests.faults.kit.system import FaultSystem, seed_for
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+
+PASSES_MAX = 2
+SETTINGS = {
+    "registry": {"lease_s": 1.5},
+    "joiner": {"output_file_bytes_max": 50_000, "unjoinable_age_s": 4.0},
+}
+
+
+def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_path):
+    rng = random.Random(seed := seed_for("points"))
+    launcher = CrashingNursery(tmp_path / "reached")
+    second = tmp_path / "second"
+    settings = {**SETTINGS, "joiner": {**SETTINGS["joiner"], "output_roots": [str(second)]}}
+    feed = Feed(seed, LONG, clicks_per_s=200.0, malformed=0.03, all_late=True)
+    system = FaultSystem(tmp_path, seed, feed, settings=settings, launcher=launcher)
+    victims = {
+        f"{role}-{name}": role for role in ("joiner", "dispatcher", "eventstore") for name in ("east", "west")
+    }
+    victims["registry-r0"] = "registry"
+    wanted = Counter()
+    for process, role in victims.items():
+        points = rng.sample(POINTS[role], len(POINTS[role]))
+        points.sort(key=lambda point: point != "vote stored")  # there need be no election later
+        launcher.arm(process, [Crash(point, passes(point, rng)) for point in points])
+        wanted.update(f"{process}: {point}" for point in points)
+    try:
+        with system:
+            system.until(lambda: lets_up(system) or launcher.reached() == wanted, "every point", 300)
+            cut_short(system.feeder)
+            system.finish()
+            assert_roots_are_alike(system.out, second)
+    finally:
+        launcher.close()
+
+
+def passes(point: str, rng: random.Random) -> int:
+    return 0 if point in SELDOM else rng.randrange(PASSES_MAX + 1)
+
+
+def lets_up(system: FaultSystem) -> None:
+    """Restarts are not put off: a process that ends so often is not left alone for longer and longer."""
+    down = [name for name, child in system.dev.supervisor.children.items() if child.process is None]
+    system.dev.supervisor.let_up(down)
+
+
+def assert_roots_are_alike(first: Path, second: Path) -> None:
+    for path in (first / "joined").glob("*/*.jsonl"):
+        assert (second / path.relative_to(first)).read_bytes() == path.read_bytes()
