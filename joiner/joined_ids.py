@@ -8,16 +8,15 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 import numpy as np
 
 from joiner import parquet
 from joiner.adapter import Adapter
 from joiner.output_files import PARQUET
 from photon.core.chunks import read_chunk
-from photon.core.columns import join_lines, take_ids, take_times
+from photon.core.columns import take_ids, take_times
 from photon.core.formats import JsonLines
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Settings
@@ -87,8 +86,8 @@ class JoinedIds:
                 if start < at + count:
                     table = file.read_row_group(group, columns, use_threads=False)
                     for low in range(max(0, start - at), count, ROWS_MAX):
-                        rows = table.slice(low, ROWS_MAX)
-                        yield self._parsed(_as_lines(rows, plain), at + min(count, low + ROWS_MAX))
+                        lines = parquet.as_lines(table.slice(low, ROWS_MAX).to_pylist(), plain)
+                        yield self._parsed(lines, at + min(count, low + ROWS_MAX))
                 at += count
 
     def _parsed(self, lines: bytes, end: int) -> JoinedPart:
@@ -110,11 +109,3 @@ def _together(parts: Sequence[JoinedPart]) -> JoinedPart:
         sum(part.unclearable for part in parts),
         parts[-1].end,
     )
-
-
-def _as_lines(rows: Any, plain: bool) -> bytes:
-    """Rows as the JSON lines that they were made of, the fields alone that were read."""
-    if not plain:
-        return msgspec.json.Encoder().encode_lines(rows.to_pylist())
-    texts = [text.encode() if isinstance(text, str) else text for text in rows.column(0).to_pylist()]
-    return join_lines(texts)

@@ -8,11 +8,14 @@ string there, a whole number beyond what its column holds) becomes one column `e
 import contextlib
 import errno
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
+from photon.core.columns import join_lines
 from photon.core.errors import SettingsError
 
 COLUMN: Final = "event"
@@ -53,6 +56,18 @@ def convert(source: Path, target: Path, rest: Rest = lambda: None) -> int:
     if _rows_read(pa, target) != rows:
         raise OSError(errno.EIO, "cannot be read back as Parquet", str(target))
     return rows
+
+
+def as_lines(rows: Sequence[Mapping[str, Any]], plain: bool) -> bytes:
+    """Rows of such a file as the lines that they were made of; `plain`: they hold these in COLUMN.
+
+    Fields that are null are left out: they are missing in the line, or null.
+    """
+    if plain:
+        texts = [row[COLUMN] for row in rows]
+        return join_lines([text.encode() if isinstance(text, str) else text for text in texts])
+    told = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    return msgspec.json.Encoder().encode_lines(told)
 
 
 def _rows_read(pa: Any, target: Path) -> int | None:

@@ -7,9 +7,8 @@
 The driver holds none of it. An export (Parquet) can be asked later, without a registry.
 """
 
-import random
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from idregistry.client import RegistryClient
+from idregistry.client import RegistryAt
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.tokens import parse_token
@@ -36,67 +35,61 @@ SCHEMA: Final = (
     "id binary, time_us long, token binary, address string, incarnation long, token_us long, shard int"
 )
 
-_ASK_TIMEOUT_S: Final = 10.0
+ASK_TIMEOUT_S: Final = 10.0
 _PAUSE_S: Final = 0.5
 _IDS, _FACTS = "ids", "shards"
 
 
-def registered(
-    session: SparkSession, addresses: Sequence[str], timeout_s: float = SCAN_TIMEOUT_S
-) -> DataFrame:
-    """All that the registry at these gRPC addresses (`host:port`) holds. Everything acknowledged before a
-    job of it began is in; what is registered or released meanwhile may be or not.
+def registered(session: SparkSession, registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> DataFrame:
+    """All that the registry holds. Everything acknowledged before a job of it began is in; what is registered
+    or released meanwhile may be or not.
 
     UnavailableError where no replica answers now; a job fails where a shard can't be read within `timeout_s`.
     Each job scans anew: persist it, or write an export, to use it twice.
     """
-    shards = _shards(addresses)
+    shards = _shards(registry)
     numbers = session.range(0, shards, 1, shards).select(F.col("id").cast("int").alias("shard"))
-    return map_in_arrow(numbers, _scanner(tuple(addresses), timeout_s), SCHEMA)
+    return map_in_arrow(numbers, _scanner(registry, timeout_s), SCHEMA)
 
 
-def boundaries(addresses: Sequence[str], timeout_s: float = SCAN_TIMEOUT_S) -> dict[int, int]:
+def boundaries(registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> dict[int, int]:
     """Shard -> the event time (us) before which its leader has forgotten ids. UnavailableError."""
     found = {}
-    for shard in range(_shards(addresses)):
-        with closing(_scan(addresses, shard, timeout_s)) as pieces:
+    for shard in range(_shards(registry)):
+        with closing(_scan(registry, shard, timeout_s)) as pieces:
             found[shard] = next(pieces).boundary_us  # of an empty shard too
     return found
 
 
-def _shards(addresses: Sequence[str]) -> int:
-    with closing(client_of(addresses)) as client:
+def _shards(registry: RegistryAt) -> int:
+    with registry.client(ASK_TIMEOUT_S) as client:
         return client.configuration().shards
-
-
-def client_of(addresses: Sequence[str]) -> RegistryClient:
-    return RegistryClient(list(addresses), _ASK_TIMEOUT_S, SystemClock(), random.Random())
 
 
 # --- on the executors
 
 
 def _scanner(
-    addresses: tuple[str, ...], timeout_s: float
+    registry: RegistryAt, timeout_s: float
 ) -> "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     def scan_shards(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         for batch in batches:
             for shard in batch.column(0).to_pylist():
-                for scanned in _scan(addresses, shard, timeout_s):
+                for scanned in _scan(registry, shard, timeout_s):
                     if scanned.ids:
                         yield to_arrow(scanned, shard)
 
     return scan_shards
 
 
-def _scan(addresses: Sequence[str], shard: int, timeout_s: float) -> "Generator[Scanned, None, None]":
+def _scan(registry: RegistryAt, shard: int, timeout_s: float) -> "Generator[Scanned, None, None]":
     """The pieces of one shard, from its leader: only that knows all that was acknowledged.
 
     Who leads may change until the first piece is here. UnavailableError.
     """
     deadline = time.monotonic() + timeout_s
     begun = False
-    with closing(client_of(addresses)) as client:
+    with registry.client(ASK_TIMEOUT_S) as client:
         while True:
             try:
                 left_s = max(0.001, deadline - time.monotonic())
@@ -158,12 +151,12 @@ class Export:
 
 
 def write_export(
-    session: SparkSession, addresses: Sequence[str], directory: str, timeout_s: float = SCAN_TIMEOUT_S
+    session: SparkSession, registry: RegistryAt, directory: str, timeout_s: float = SCAN_TIMEOUT_S
 ) -> int:
     """Keep what the registry holds now as Parquet in a new directory, or a URI for Spark; how many ids."""
     began_us = SystemClock().now_us()
-    registered(session, addresses, timeout_s).write.parquet(f"{directory}/{_IDS}")
-    facts = [(shard, us, began_us) for shard, us in boundaries(addresses, timeout_s).items()]
+    registered(session, registry, timeout_s).write.parquet(f"{directory}/{_IDS}")
+    facts = [(shard, us, began_us) for shard, us in boundaries(registry, timeout_s).items()]
     # Written last: an export without it is not whole.
     session.createDataFrame(facts, "shard int, boundary_us long, began_us long").coalesce(1).write.parquet(
         f"{directory}/{_FACTS}"

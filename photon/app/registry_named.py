@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-_WHICH: Final = "say which registry: either --work DIR or --registry HOST:PORT,..., or a --config that names [replicas]"
+_WHICH: Final = (
+    "say which registry: either --work DIR or --registry HOST:PORT,..., or a --config that names [replicas]"
+)
 
 
 @dataclass(frozen=True, slots=True)

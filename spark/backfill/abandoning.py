@@ -16,6 +16,7 @@ import numpy.typing as npt
 from idregistry.buckets import buckets_of
 from idregistry.client import RegistryClient
 from idregistry.configuration import Configuration
+from idregistry.messages import SCAN_S_MAX
 from idregistry.scanning import Scanned
 from photon.core.columns import pack_times, take_ids, unpack_times
 from photon.core.errors import UnavailableError
@@ -27,7 +28,6 @@ from spark.backfill.publishing import take_back
 
 WAIT_S_MAX: Final = 120.0
 """More than a lease, for the fence and for its way to the shards."""
-SCAN_S_MAX: Final = 3600.0
 _PAUSE_S: Final = 0.2
 _FIRST_PROBE_US: Final = 1
 

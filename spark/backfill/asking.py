@@ -1,24 +1,14 @@
 """A backfill's questions to the registry, asked until they are answered."""
 
-import random
 import time
 from collections.abc import Callable
 from typing import Final
 
-from idregistry.client import RegistryClient
-from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
-from photon.core.settings import Settings
 
 PATIENCE_S: Final = 300.0
 """So long a registry is asked that does not answer."""
 _PAUSE_S_MAX: Final = 5.0
-
-
-def registry_client(addresses: tuple[str, ...], settings: Settings) -> RegistryClient:
-    return RegistryClient(
-        list(addresses), settings.registry.request_timeout_s, SystemClock(), random.Random()
-    )
 
 
 def patiently(ask: Callable[[], bytes], patience_s: float = PATIENCE_S) -> bytes:

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from idregistry.client import RegistryAt
 from joiner import rules
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
@@ -30,7 +31,7 @@ from photon.core.ids import ID_BYTES
 from photon.core.logwriter import DeadLetter, dead_letter_lines
 from photon.core.settings import Settings
 from photon.core.tokens import Token
-from spark.backfill.asking import patiently, registry_client
+from spark.backfill.asking import patiently
 from spark.backfill.events import Foreign, Primaries, foreign_events
 from spark.backfill.rows import Kind, file_and_offset, kinds_of
 from spark.backfill.staging import Staged, StagedFile
@@ -61,7 +62,7 @@ class Work:
     """What every task of a job is told. `names`: of the logs, by number; `begun_us`: bucket 0's token."""
 
     settings: Settings
-    registry: tuple[str, ...]
+    registry: RegistryAt
     address: str
     incarnation: int
     begun_us: int
@@ -116,8 +117,7 @@ class _Task:
         self.bucket = bucket
         self._work = work
         self._token = work.token(bucket)
-        self._client = registry_client(work.registry, work.settings)
-        opened.callback(self._client.close)
+        self._client = opened.enter_context(work.registry.client(work.settings.registry.request_timeout_s))
         self._pool = opened.enter_context(ThreadPoolExecutor(COMMITS_IN_FLIGHT_MAX))
         adapter = work.settings.adapter
         self._adapter = BatchAdapter(load_adapter(adapter.use, adapter.field))

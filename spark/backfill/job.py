@@ -29,6 +29,7 @@ from spark.backfill.bucket import BucketResult
 from spark.backfill.rows import FILES_MAX, OFFSET_MAX
 from spark.reading.paths import check_name, is_uri
 from spark.reading.ranges import LogFile
+from spark.recovery.losses import BACKFILL
 
 STEM: Final = "backfill"
 """Joined logs are `joined/<datacenter>/backfill-NNNNNN.jsonl`."""
@@ -120,7 +121,7 @@ class Place:
 
     @property
     def token_address(self) -> str:
-        return f"{STEM}/{self.datacenter}"
+        return f"{BACKFILL}{self.datacenter}"
 
     def load(self) -> Job | None:
         """CorruptStateError, StorageError."""

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from idregistry.client import RegistryAt
 from joiner.lease_keeper import LeaseKeeper
 from photon.core.disk import storage_errors, sync_directory
 from photon.core.settings import Settings
@@ -33,7 +34,7 @@ def join_buckets(
     job: Job,
     place: Place,
     settings: Settings,
-    registry: tuple[str, ...],
+    registry: RegistryAt,
     keeper: LeaseKeeper,
 ) -> Job:
     """The job with its results, as it is durably noted. FencedError; SparkFailedError: run it again."""

@@ -12,19 +12,18 @@ is published that may be others' by then. A driver that died is followed by the 
 with the same tokens; `--abandon` ends the job otherwise (spark.backfill.abandoning).
 """
 
-import random
 import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from idregistry.client import RegistryClient
+from idregistry.client import RegistryAt, RegistryClient
 from joiner import parquet
 from joiner.adapter import load_adapter
 from joiner.lease import Lease
@@ -65,13 +64,13 @@ _CLIENT_TIMEOUT_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is wanted. `primary`, `foreign`: globs; `registry`: gRPC addresses."""
+    """What is wanted. `primary`, `foreign`: globs."""
 
     primary: tuple[str, ...]
     foreign: tuple[str, ...]
     place: Place
     output_format: str
-    registry: tuple[str, ...]
+    registry: RegistryAt
     settings: Settings
 
 
@@ -94,7 +93,7 @@ def backfill(
         parquet.check_installed()
     with locked(place), ExitStack() as opened:
         spark = _Spark(open_session, opened)
-        client = opened.enter_context(closing(_client(order, clock)))
+        client = opened.enter_context(order.registry.client(_CLIENT_TIMEOUT_S, clock))
         _clear_before(order, client, notice, checkpoint)
         job = _resumed(order, client, spark, notice)
         if job is not None and job.phase is Phase.DONE:
@@ -253,10 +252,6 @@ def _prepare(place: Place) -> None:
             f"{place.out}: joined, dead-letters and .photon-backfill lie on different file systems; "
             "files are renamed from one to the other, so put them on one"
         )
-
-
-def _client(order: Order, clock: Clock) -> RegistryClient:
-    return RegistryClient(list(order.registry), _CLIENT_TIMEOUT_S, clock, random.Random())
 
 
 @contextmanager

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from joiner import parquet
-from photon.core.columns import join_lines
 
 FORMS: Final = "primary binary, content long, forms array<long>"
 _PARQUET_ROWS: Final = 4096
@@ -67,21 +66,10 @@ def _form(raw: bytes, loosely: bool) -> int:
 
 
 def parquet_lines(source: Any) -> Iterator[bytes]:
-    """A joined log as Parquet (joiner.parquet) -> its rows as lines, in chunks. Fields that are null are left
-    out: they are missing in the line, or null."""
+    """A joined log as Parquet (joiner.parquet) -> its rows as lines, in chunks."""
     import pyarrow.parquet as pq
 
-    encoder = msgspec.json.Encoder()
     with pq.ParquetFile(source) as file:
         plain = file.schema_arrow.names == [parquet.COLUMN]
         for batch in file.iter_batches(_PARQUET_ROWS):
-            rows = batch.to_pylist()
-            if plain:
-                texts = [row[parquet.COLUMN] for row in rows]
-                yield join_lines([t.encode() if isinstance(t, str) else t for t in texts])
-            else:
-                yield encoder.encode_lines(list(map(_without_nulls, rows)))
-
-
-def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if value is not None}
+            yield parquet.as_lines(batch.to_pylist(), plain)

@@ -7,6 +7,7 @@ hdfs://) Spark reads and Photon parses.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -14,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from photon.core.settings import Settings
 from spark.engine.arrow import map_in_arrow
 from spark.reading.columns import FOREIGN_SCHEMA, PRIMARY_SCHEMA
-from spark.reading.parsing import ChunkParser
+from spark.reading.parsing import ChunkParser, Parser
 from spark.reading.range_reading import chunks_of
 from spark.reading.ranges import LogFile, Range, local_file, split_bytes, tasks_of
 from spark.reading.remote_reading import remote_events
@@ -36,14 +37,16 @@ def parsed_primaries(
 
     Local files are read as far as they go now, in every job of the DataFrame.
     """
-    return _parsed(session, paths, settings, key, unended, foreign=False)
+    make = partial(ChunkParser, settings, key, foreign=False)
+    return parsed(session, paths, settings, make, PRIMARY_SCHEMA, unended)
 
 
 def parsed_foreign(
     session: SparkSession, paths: Sequence[str], settings: Settings, key: bytes, unended: bool = False
 ) -> DataFrame:
     """-> path, start, length, id, primary_id (16 bytes), time_us, line, reason. As parsed_primaries."""
-    return _parsed(session, paths, settings, key, unended, foreign=True)
+    make = partial(ChunkParser, settings, key, foreign=True)
+    return parsed(session, paths, settings, make, FOREIGN_SCHEMA, unended)
 
 
 def log_files(paths: Sequence[str]) -> tuple[list[LogFile], list[str]]:
@@ -84,14 +87,19 @@ def split_bytes_max(session: SparkSession) -> int:
     return int(found[1]) * _SIZES[found[2] or "b"]
 
 
-def _parsed(
-    session: SparkSession, paths: Sequence[str], settings: Settings, key: bytes, unended: bool, foreign: bool
+def parsed(
+    session: SparkSession,
+    paths: Sequence[str],
+    settings: Settings,
+    make: Callable[[], Parser],
+    schema: str,
+    unended: bool,
 ) -> DataFrame:
+    """What parsers make of the files, `schema`; one is made for each task. `unended` as parsed_primaries."""
     files, uris = log_files(paths)
-    schema = FOREIGN_SCHEMA if foreign else PRIMARY_SCHEMA
 
     def work(ranges: list[Range]) -> Iterator[Any]:
-        parser = ChunkParser(settings, key, foreign)
+        parser = make()
         for one in ranges:
             for path, chunk in chunks_of(one, settings.logs, unended):
                 yield from parser.columns(one.file.name, path, chunk)
@@ -99,8 +107,5 @@ def _parsed(
     read = run(session, plan(session, files), work, schema)
     if not uris:
         return read
-    most = split_bytes_max(session)
-    remote = remote_events(
-        session, uris, settings, lambda: ChunkParser(settings, key, foreign), unended, schema, most
-    )
+    remote = remote_events(session, uris, settings, make, unended, schema, split_bytes_max(session))
     return remote if not files else read.unionByName(remote)

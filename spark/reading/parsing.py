@@ -1,6 +1,6 @@
 """Chunks of whole records to record batches, by Photon's own formats. On the executors."""
 
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from photon.core.chunks import Chunk
 from photon.core.formats import ForeignBatch, Formats, Malformed, PrimaryBatch
@@ -11,6 +11,14 @@ from spark.reading.range_reading import beginning
 
 OVERSIZED_KEPT_BYTES: Final = 1024
 """Of a line that is longer than logs.line_bytes_max."""
+
+
+class Parser(Protocol):
+    """Makes record batches of chunks. For one thread."""
+
+    def columns(self, name: str, path: str, chunk: Chunk) -> list[Any]:
+        """`name` says the format; `path` is what was read."""
+        ...
 
 
 class ChunkParser:

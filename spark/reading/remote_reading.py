@@ -21,7 +21,7 @@ from photon.core.framing import holds_blocks
 from photon.core.packed import is_packed
 from photon.core.settings import Settings
 from spark.engine.arrow import map_in_arrow
-from spark.reading.parsing import ChunkParser
+from spark.reading.parsing import Parser
 from spark.reading.range_reading import chunks_of, is_object
 from spark.reading.ranges import Range, local_file
 
@@ -36,12 +36,12 @@ def remote_events(
     session: SparkSession,
     uris: Sequence[str],
     settings: Settings,
-    make_parser: Callable[[], ChunkParser],
+    make_parser: Callable[[], Parser],
     unended: bool,
     schema: str,
     split_bytes_max: int,
 ) -> DataFrame:
-    """As spark.reading.events.parsed_primaries or parsed_foreign."""
+    """As spark.reading.events.parsed."""
     files = session.read.format("binaryFile").load(list(uris)).select("path", "length").collect()
     whole = [file.path for file in files if _is_whole(file.path)]
     large = min(split_bytes_max, _OPEN_COST_BYTES)
@@ -92,7 +92,7 @@ def _bases(lines: DataFrame) -> dict[tuple[str, int], int]:
 
 
 def _line_parser(
-    make_parser: Callable[[], ChunkParser], bases: Bases, line_bytes_max: int, unended: bool
+    make_parser: Callable[[], Parser], bases: Bases, line_bytes_max: int, unended: bool
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     def parse(batches: Iterable[Any]) -> Iterator[Any]:
         parser = make_parser()
@@ -144,7 +144,7 @@ def _to_size(chunk: Chunk, size: int, unended: bool) -> Chunk:
 
 
 def _file_parser(
-    make_parser: Callable[[], ChunkParser], settings: Settings, unended: bool
+    make_parser: Callable[[], Parser], settings: Settings, unended: bool
 ) -> Callable[[Iterable[Any]], Iterator[Any]]:
     def parse(batches: Iterable[Any]) -> Iterator[Any]:
         parser = make_parser()

@@ -4,15 +4,14 @@ What recovery takes for missing it has joined again. So a last line without its 
 whole JSON object, and a line that is one without telling its event is told apart from one that is damaged.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from joiner.adapter import load_adapter
-from joiner.output_files import PARQUET
 from photon.core.chunks import Chunk
 from photon.core.errors import UsageError
 from photon.core.formats_fields import Field, decoder_of, parse_path
@@ -20,15 +19,10 @@ from photon.core.formats_lines import decode, split_chunk
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
 from spark.reading.columns import fixed_binary
-from spark.reading.contents import parquet_lines
-from spark.reading.events import log_files, plan, run, split_bytes_max
-from spark.reading.range_reading import chunks_of, is_object
-from spark.reading.ranges import Range
-from spark.reading.remote_reading import remote_events
+from spark.reading.joined import parsed_joined
+from spark.reading.range_reading import is_object
 
 SCHEMA: Final = "id binary, untold int, damaged int"
-_LINE_BYTES_MAX: Final = 128 << 20
-"""A primary and a foreign event, each of the longest line, and what an adapter adds."""
 _ID: Final = str | int
 
 
@@ -39,25 +33,7 @@ def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings)
     UsageError for settings by which joined lines may not tell their foreign event; AdapterError.
     """
     check_told(settings)
-    wide = replace(settings, logs=replace(settings.logs, line_bytes_max=_LINE_BYTES_MAX))
-    lines = [path for path in paths if not path.endswith(PARQUET)]
-    files, uris = log_files(lines)
-
-    def of_lines(ranges: list[Range]) -> Iterator[Any]:
-        parser = JoinedKeys(wide)
-        for one in ranges:
-            for path, chunk in chunks_of(one, wide.logs, True):
-                yield from parser.columns(one.file.name, path, chunk)
-
-    found = run(session, plan(session, files), of_lines, SCHEMA)
-    if uris:
-        most = split_bytes_max(session)
-
-        def make() -> Any:
-            return JoinedKeys(wide)
-
-        found = found.unionByName(remote_events(session, uris, wide, make, True, SCHEMA, most))
-    return found.unionByName(_of_rows(session, [path for path in paths if path.endswith(PARQUET)], wide))
+    return parsed_joined(session, paths, settings, partial(JoinedKeys, settings), SCHEMA, unended=True)
 
 
 def check_told(settings: Settings) -> None:
@@ -73,22 +49,6 @@ def check_told(settings: Settings) -> None:
             "foreign event's id, so what is lost can't be known; if they all do, say keeps_id = True in that "
             "class (docs/adapters.md)"
         )
-
-
-def _of_rows(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    files, uris = log_files(paths)
-    if uris:
-        raise UsageError(
-            f"{uris[0]}: joined logs as Parquet are read from local paths only; copy them to this machine "
-            "and name them with --out"
-        )
-
-    def of_rows(name: str) -> Iterator[Any]:
-        parser = JoinedKeys(settings)
-        for data in parquet_lines(name):
-            yield from parser.columns(name, name, Chunk(0, len(data), data))
-
-    return run(session, [file.name for file in files], of_rows, SCHEMA)
 
 
 class JoinedKeys:

@@ -9,6 +9,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from idregistry.client import RegistryAt
 from photon.core.columns import pack_times
 from photon.core.errors import UnavailableError
 from photon.core.settings import Settings
@@ -33,12 +34,12 @@ _NEVER_PASS_OVER: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.file
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What is read: globs of the inputs; each output, with joined/ in it; gRPC addresses of the registry, and
-    how long the scan of one of its shards may take."""
+    """What is read: globs of the inputs; each output, with joined/ in it; the registry, and how long the scan
+    of one of its shards may take."""
 
     foreign: Sequence[str]
     outs: Sequence[str]
-    registry: Sequence[str]
+    registry: RegistryAt
     scan_timeout_s: float = SCAN_TIMEOUT_S
 
 

@@ -4,7 +4,8 @@ joined after it.
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -15,12 +16,12 @@ from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
 from photon.core.ids import ID_BYTES
 from spark.engine.arrow import map_in_arrow
-from spark.registered import client_of
+from spark.registered import ASK_TIMEOUT_S
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from idregistry.client import RegistryClient
+    from idregistry.client import RegistryAt, RegistryClient
 
 BATCH_IDS_MAX: Final = 8192
 ROUNDS: Final = 3
@@ -28,26 +29,27 @@ ROUNDS: Final = 3
 _PAUSE_S: Final = 0.5
 
 
-def absent(events: DataFrame, addresses: Sequence[str]) -> DataFrame:
+def absent(events: DataFrame, registry: "RegistryAt") -> DataFrame:
     """key, time_us -> the keys of which every replica that answers says, again and again, that they are not
     registered. One that it has forgotten is none of them. A job fails with UnavailableError if none answers.
     """
-    return map_in_arrow(events.select("key", "time_us"), _asker(tuple(addresses)), "key binary")
+    return map_in_arrow(events.select("key", "time_us"), _asker(registry), "key binary")
 
 
 def _asker(
-    addresses: tuple[str, ...],
+    registry: "RegistryAt",
 ) -> "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
     def ask(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
         from spark.reading.columns import fixed_binary
 
+        # Each replica by itself: a client of all would ask the nearest one only.
+        replicas = [replace(registry, addresses=(address,)) for address in registry.addresses]
         with ExitStack() as held:
             clients: list[RegistryClient] = []
             for batch in batches:
-                # Each replica by itself: a client of all would ask the nearest one only.
-                clients = clients or [held.enter_context(closing(client_of([a]))) for a in addresses]
+                clients = clients or [held.enter_context(one.client(ASK_TIMEOUT_S)) for one in replicas]
                 for low in range(0, batch.num_rows, BATCH_IDS_MAX):
                     part = batch.slice(low, BATCH_IDS_MAX)
                     ids = b"".join(part.column(0).to_pylist())

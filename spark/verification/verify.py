@@ -1,13 +1,13 @@
 """One run of `photon verify`: reads registry and logs, lets the jobs judge them, writes the details."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
+from idregistry.client import RegistryAt
 from joiner.adapter import load_adapter
 from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
@@ -17,10 +17,10 @@ from spark.engine.session import spark_failures
 from spark.reading.paths import check_new, check_output, input_paths, output_paths
 from spark.reading.remote_paths import existing
 from spark.registered import (
+    ASK_TIMEOUT_S,
     Export,
     boundaries,
     check_export,
-    client_of,
     read_export,
     registered,
     signed,
@@ -41,15 +41,15 @@ _LEASES: Final = "address string, incarnation long, lease string"
 class Question:
     """What to verify: globs of the inputs, the --out of each `photon join`, where details go ("": nowhere).
 
-    `registry`: gRPC addresses of replicas, or else `export`, the directory of an export. `span`: the time of
-    the events; `settle_s` as SETTLE_S, `scan_timeout_s` as SCAN_TIMEOUT_S.
+    `registry`, or else `export`, the directory of an export. `span`: the time of the events; `settle_s` as
+    SETTLE_S, `scan_timeout_s` as SCAN_TIMEOUT_S.
     """
 
     foreign: tuple[str, ...]
     out: tuple[str, ...]
     primary: tuple[str, ...] = ()
     details: str = ""
-    registry: tuple[str, ...] = ()
+    registry: RegistryAt | None = None
     export: str = ""
     span: Span = field(default_factory=Span)
     settle_s: float = SETTLE_S
@@ -263,16 +263,16 @@ def _outputs(outs: Sequence[str], kind: str) -> list[str]:
     return paths
 
 
-def _with_leases(losers: Sequence[Loser], addresses: Sequence[str]) -> list[Loser]:
-    leases = _leases([loser.incarnation for loser in losers], addresses)
+def _with_leases(losers: Sequence[Loser], registry: RegistryAt) -> list[Loser]:
+    leases = _leases([loser.incarnation for loser in losers], registry)
     return [replace(loser, lease=leases[loser.incarnation]) for loser in losers]
 
 
-def _leases(incarnations: Sequence[int], addresses: Sequence[str]) -> dict[int, str]:
+def _leases(incarnations: Sequence[int], registry: RegistryAt) -> dict[int, str]:
     """Each one's lease now: one of spark.verification.verdicts.LEASES. UnavailableError."""
     if not incarnations:
         return {}
-    with closing(client_of(addresses)) as client:
+    with registry.client(ASK_TIMEOUT_S) as client:
         states = client.incarnations(incarnations)
     return {
         one: "fenced" if state.fenced else "runs" if state.expires_in_s > 0 else "over"

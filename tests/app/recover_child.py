@@ -5,15 +5,14 @@ to pass it before, whether to apply.
 """
 
 import json
-import random
 import signal
 import sys
 import threading
 from pathlib import Path
 
-from idregistry.client import RegistryClient
-from photon.app.borrowed_registry import registry_addresses
+from photon.app.borrowed_registry import asked_registry
 from photon.app.recover import Job, recover
+from photon.app.registry_named import Named
 from photon.app.topology import read_topology
 from photon.core.clock import SystemClock
 from tests.app.recovering import PlainReading
@@ -33,10 +32,9 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
     roots = [out, *map(Path, topology.checked_settings().joiner.output_roots)]
     inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
     job = Job(roots, work, inbox, work / "recovery", apply=apply, settle_s=0.0)
-    with registry_addresses(work, None) as addresses:
-        registry = RegistryClient(addresses, 20.0, SystemClock(), random.Random())
-        reading = PlainReading(addresses, roots, clicks)
-        report = recover(job, registry, reading, SystemClock(), checkpoint=checkpoint)
+    with asked_registry(Named(work)) as asked, asked.registry.client(20.0) as client:
+        reading = PlainReading(asked.registry.addresses, roots, clicks)
+        report = recover(job, client, reading, SystemClock(), checkpoint=checkpoint)
     print(json.dumps(report.as_document()))
     return report.status
 

@@ -139,7 +139,8 @@ class PlainReading:
 
     def survey(self, young_us: int, doubtful_us: int) -> Survey:
         registered = self._registered()
-        lost = {key: token for key, token in registered.items() if key not in self._joined()}
+        joined = self._joined()
+        lost = {key: token for key, token in registered.items() if key not in joined}
         held = [parse_token(token) for token in lost.values() if token]
         losses = []
         for who, group in groupby(sorted(held, key=_who), key=_who):

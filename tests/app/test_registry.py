@@ -1,7 +1,10 @@
 """The registry of a run: resharded, its replicas replaced, by the commands and by itself."""
 
+import contextlib
+import datetime
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -13,14 +16,22 @@ from typing import Any
 import psutil
 import pytest
 
+from idregistry.client import RegistryAt
 from idregistry.directory_commands import Row
 from idregistry.peers import read_table, write_table
+from photon.app.certs import Authority
+from photon.app.ports import free_ports
 from photon.app.preflight import _check_replicas
 from photon.app.registry_cli import _write_joining_topology, parse_time_us
 from photon.app.registry_disks import DiskWatch
 from photon.app.registry_members import members_of
+from photon.app.registry_named import Named
 from photon.app.topology import Replica, Topology, read_topology, write_topology
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.columns import pack_times
+from photon.core.errors import CorruptStateError, UnavailableError, UsageError
+from photon.core.ids import IdPacker
+from photon.core.settings import load_settings
+from photon.core.tokens import Token
 from photon.raft.home import Home
 from photon.wire import idregistry_pb2 as pb
 from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
@@ -225,21 +236,20 @@ def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: 
     """Who leads may be one of them, and nobody speaks to a stranger."""
 
     def replica(name: str) -> Replica:
-        return Replica(name, f"{name}:1", f"raft-{name}", 2, "/somewhere")
+        return Replica(name, f"{name}:1", f"raft-{name}", 2, f"/somewhere/{name}")
 
     began = Topology({}, [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], [])
-    write_topology(began, tmp_path / "topology.json")
     now = [
         pb.Replica(name=name, grpc=f"{name}:1", raft_host=f"raft-{name}", raft_port=2)
         for name in ("r1", "r2", "r3")  # r4 may not have come to who was asked
     ]
-    made = read_topology(_write_joining_topology(tmp_path, now, "r4", "[::1]:7", "[::1]:8"))
+    made = read_topology(_write_joining_topology(began, tmp_path, now, "r1", "r4", "[::1]:7", "[::1]:8"))
     assert [(r.name, r.raft_host, r.joining) for r in made.replicas] == [
         *((name, f"raft-{name}", False) for name in ("r1", "r2", "r3")),
         ("r4", "::1", True),
     ]
     assert (made.replica("r4").raft_port, made.replica("r4").grpc) == (7, "[::1]:8")
-    assert made.replica("r4").directory == str(tmp_path / "registry" / "r4")
+    assert made.replica("r4").directory == "/somewhere/r4"
 
 
 def test_times_are_given_as_iso_or_in_seconds() -> None:
@@ -287,6 +297,8 @@ def test_times_are_given_as_iso_or_in_seconds() -> None:
         ["registry", "replace", "r1", "--name", "r3", "--registry", "h:1"],
         ["registry", "replace", "r1", "--cancel", "r3", "--registry", "h:1"],
         ["registry", "scan", "0", "--work", "a", "--registry", "b:1"],
+        ["registry", "scan", "0", "--work", "a", "--config", os.devnull],
+        ["registry", "scan", "0", "--config", os.devnull],
     ],
 )
 def test_bad_usage_is_told_in_a_line(arguments: list[str]) -> None:
@@ -301,14 +313,16 @@ def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 from photon.app import roles
+from photon.app.topology import read_topology
 from photon.core.errors import UsageError
 class Role:
     def __init__(self, fail): self.fail = fail
     def start(self): self.fail(UsageError("r1 has been replaced"))
 roles._MAKERS["registry"] = lambda topology, name, clock, fail: Role(fail)
-roles.serve_role("registry", Path(sys.argv[1]), "r1")
+roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
-    write_topology(Topology({}, [], [], "/out", "00", True, [], []), tmp_path / "topology.json")
+    r1 = Replica("r1", "127.0.0.1:1", "127.0.0.1", 2, str(tmp_path))
+    write_topology(Topology({}, [], [], "/out", "00", True, [r1], []), tmp_path / "topology.json")
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "topology.json"],
         capture_output=True,
@@ -317,6 +331,79 @@ roles.serve_role("registry", Path(sys.argv[1]), "r1")
         check=False,
     )
     assert (done.returncode, done.stderr) == (2, "photon: r1 has been replaced\n")
+
+
+SYSTEM = """
+[system]
+work = "{0}/work"
+out = "{0}/out"
+secret_file = "{0}/secret"
+[registry]
+clock_skew_s = 0.5
+[replicas.r0]
+datacenter = "east"
+grpc = "127.0.0.1:{1}"
+raft = "127.0.0.1:{2}"
+[metrics]
+serve = false
+[tls]
+cert = "node.pem"
+key = "node.key"
+ca = "ca.pem"
+"""
+
+
+def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_path: Path) -> None:
+    Authority(tmp_path, datetime.datetime.now(datetime.UTC)).issue("node", "photon", 30.0)
+    (tmp_path / "secret").write_text("sixteen bytes, or more")
+    ports = free_ports(4, random.Random())
+    config = tmp_path / "photon.toml"
+    config.write_text(SYSTEM.format(tmp_path, *ports))
+    address = f"127.0.0.1:{ports[0]}"
+
+    def run(*words: object) -> str:
+        done = photon(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)  # where the TLS files are, and the new topology will be
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        processes = [start_photon("registry", "serve", "--config", config, "--name", "r0")]
+        try:
+            with Named(settings=load_settings(config)).at().client(60.0) as client:
+                client.commit(IdPacker().pack(["a"]), pack_times([1]), Token("h:1", 1, 1).pack())
+            assert "2 shards for events from" in run("reshard", 2, "--config", config)
+            scanned = [run("registry", "scan", n, "--registry", address, "--config", config) for n in (0, 1)]
+            assert "".join(scanned).split()[0] == IdPacker().pack(["a"]).hex()
+            with pytest.raises(UnavailableError), RegistryAt((address,)).client(1.0) as stranger:
+                stranger.configuration()
+            new = ["--name", "r1", "--raft", f"127.0.0.1:{ports[2]}", "--grpc", f"127.0.0.1:{ports[3]}"]
+            replace_r0 = ["registry", "replace", "r0", *new, "--config", config]
+            assert "start it: photon registry serve --topology topology-r1.json --name r1" in run(*replace_r0)
+            processes.append(
+                start_photon("registry", "serve", "--topology", tmp_path / "topology-r1.json", "--name", "r1")
+            )
+            with Named(addresses=new[-1], settings=load_settings(config)).at().client(2.0) as client:
+
+                def replicas() -> list[str]:
+                    with contextlib.suppress(UnavailableError):
+                        return [replica.name for replica in client.directory().replicas]
+                    return []
+
+                wait_until(lambda: replicas() == ["r1"], 60.0)
+            topology = read_topology(tmp_path / "topology-r1.json")
+            assert topology.settings["tls"]["key"] == str(tmp_path / "node.key")  # it is read elsewhere, too
+            made = topology.replica("r1")
+            assert (made.datacenter, made.joining) == ("east", True)
+            assert (Path(made.directory), Path(made.directory).exists()) == (
+                tmp_path / "work/registry/r1",
+                True,
+            )
+        finally:
+            for process in processes:
+                process.kill()
+                process.communicate()
 
 
 def test_an_unused_number_is_the_new_replicas_name(tmp_path: Path) -> None:

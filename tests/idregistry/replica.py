@@ -12,6 +12,8 @@ from pathlib import Path
 from idregistry.server import RegistryServer
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
+from photon.core.tls import Tls
+from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import on_termination
 
 
@@ -29,6 +31,10 @@ def main() -> None:
         logging.error("fatal", exc_info=error)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    network = LOOPBACK
+    if replica.get("tls"):
+        *files, name = replica["tls"]
+        network = Network(Tls(*map(Path, files), name))
     server = RegistryServer(
         parse_settings({"registry": replica["settings"]}).registry,
         node,
@@ -42,6 +48,7 @@ def main() -> None:
         random.Random(),
         fatal,
         joining=replica["joining"],
+        network=network,
     )
     server.start()
     parent = os.getppid()

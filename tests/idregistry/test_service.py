@@ -471,3 +471,16 @@ def test_what_can_be_no_replica_is_refused_by_client_and_server(
     with pytest.raises(UsageError, match=r"is no (name|address)"):
         client._rounds.ask_directory("Replace", pb.ReplaceRequest(old="r0", replica=replica))
     assert node.directory.view.leaving is None
+
+
+@pytest.mark.parametrize("field", ["old", "cancel"])
+def test_a_name_too_long_for_a_command_is_refused_before_it_stops_the_replica(
+    ensemble: Ensemble, field: str
+) -> None:
+    node = ensemble.add(1)[0]
+    node.directory_log._leader = "r0"
+    replica = pb.Replica(name="r3", raft_host="h", raft_port=1, grpc="h:1")
+    request = pb.ReplaceRequest(**{"old": "r0", "replica": replica, field: "x" * (3 << 20)})  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="is no name") as caught:
+        ensemble.client()._rounds.ask_directory("Replace", request)
+    assert len(str(caught.value)) < 1000

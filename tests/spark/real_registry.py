@@ -8,12 +8,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from idregistry.client import RegistryClient
+from idregistry.client import RegistryAt, RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.fates import Committed
 from photon.core.ids import IdPacker
+from photon.core.tls import Tls
 from photon.core.tokens import Token
+from photon.wire.network import Network
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 class RealRegistry:
     """Ends with `close`."""
 
-    def __init__(self, directory: Path, shards: int = 1, **settings: float) -> None:
+    def __init__(self, directory: Path, shards: int = 1, tls: Tls | None = None, **settings: float) -> None:
         directory.mkdir(exist_ok=True)
         sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
         grpc, raft = (s.getsockname()[1] for s in sockets)
@@ -36,10 +38,12 @@ class RealRegistry:
             "log": str(directory / "r0.log"),
             "settings": {"shards": shards, "replicas": 1, **settings},
             "joining": False,
+            "tls": tls and [str(tls.cert), str(tls.key), str(tls.ca), tls.name],
         }
         command = [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)]
         self._process = subprocess.Popen(command, cwd=ROOT)
-        self.client = RegistryClient([self.address], 20.0, SystemClock(), random.Random())
+        self.at = RegistryAt((self.address,), Network(tls))
+        self.client = RegistryClient([self.address], 20.0, SystemClock(), random.Random(), Network(tls))
 
     def commit(self, ids: Sequence[str], token: Token, *times_us: int) -> None:
         """Register event ids as texts, with a time for each, or one for all; every one must be won."""

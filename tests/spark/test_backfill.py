@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from idregistry.client import RegistryAt
 from joiner.output_files import complete_files, count_joined, read_lives
 from photon.app.cli import main
 from photon.app.generate_at_once import generate_at_once
@@ -46,7 +47,7 @@ def order(tmp_path, registry):
         (str(logs / "clicks"),),
         Place(tmp_path / "out", "old"),
         "jsonl",
-        (registry.address,),
+        registry.at,
         parse_settings({"registry": {"lease_s": 2.0}}),
     )
 
@@ -197,7 +198,7 @@ def test_events_older_than_the_registry_remembers_expire(run, order, tmp_path):
     forgetful = RealRegistry(tmp_path / "forgetful", retention_days=1)
     try:
         write_logs(tmp_path, [("a",), ("a",), ("b", "none")])
-        summary = run(replace(order, registry=(forgetful.address,)))
+        summary = run(replace(order, registry=forgetful.at))
     finally:
         forgetful.close()
     assert fates(summary) == {"foreign_events": 3, "expired": 3}
@@ -209,7 +210,7 @@ def test_once_done_it_has_cleared_its_tokens_and_says_that_it_joins_nothing_agai
     summary = run(order)
     assert (summary["joined"], summary["tokens_cleared"]) == (50, 50)
     assert summary["joined_per_s"] > 0
-    again = run(replace(order, registry=("127.0.0.1:1",)))  # nobody is asked anything
+    again = run(replace(order, registry=RegistryAt(("127.0.0.1:1",))))  # nobody is asked anything
     assert (again["joined"], again["joined_per_s"], again["tokens_cleared"]) == (50, 0, 50)
 
 

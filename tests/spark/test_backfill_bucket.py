@@ -34,7 +34,7 @@ def work(registry, tmp_path):
     (tmp_path / "staging").mkdir()
     return Work(
         settings=Settings(),
-        registry=(registry.address,),
+        registry=registry.at,
         address="backfill/old",
         incarnation=next(NUMBERS),
         begun_us=BEGUN_US,

@@ -167,7 +167,7 @@ def test_tokens_are_not_cleared_at_another_registry_than_the_backfills_own(tmp_p
     done, settings = Done(tmp_path / "out", registry), parse_settings({})
     kept = {"reading": reading_of(settings), "registry": "0" * 32}
     done.place.save(msgspec.structs.replace(done.job, **kept))
-    order = Order((), (), done.place, "jsonl", (registry.address,), settings)
+    order = Order((), (), done.place, "jsonl", registry.at, settings)
     with pytest.raises(UsageError, match="name the --work or --registry that it was begun with"):
         backfill(order, lambda: pytest.fail("Spark was started"))
     assert done.holders() == set(done.names)

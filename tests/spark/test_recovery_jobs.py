@@ -42,9 +42,7 @@ def read(session, registry, logs):
     def make(*outs, settings=None, details=""):
         from spark.recovery.recovering import Sources, SparkReading
 
-        sources = Sources(
-            [str(logs.directory / "clicks")], [*map(str, outs or [logs.out])], [registry.address]
-        )
+        sources = Sources([str(logs.directory / "clicks")], [*map(str, outs or [logs.out])], registry.at)
         return SparkReading(session, sources, settings or parse_settings({}, "test"), details)
 
     return make

@@ -5,10 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 
+from idregistry.client import RegistryAt
 from photon.core.columns import pack_times
-from photon.core.errors import UsageError
+from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker
 from photon.core.tokens import Token
+from tests.certificates import Authority
 from tests.spark.real_registry import RealRegistry
 
 pytestmark = pytest.mark.spark
@@ -36,7 +38,7 @@ def packed(*ids):
 def test_every_id_is_there_once_with_what_its_token_says(session, registry):
     from spark.registered import registered, unsigned
 
-    rows = registered(session, [registry.address]).collect()
+    rows = registered(session, registry.at).collect()
     assert len(rows) == 900
     found = {bytes(row.id): row for row in rows}
     assert len(found) == 900
@@ -56,8 +58,8 @@ def test_an_export_is_the_registry_as_it_was(session, registry, tmp_path):
     from spark.registered import read_export, registered, write_export
 
     before_us = time.time_ns() // 1000
-    write_export(session, [registry.address], str(tmp_path / "export"))
-    now = registered(session, [registry.address])
+    write_export(session, registry.at, str(tmp_path / "export"))
+    now = registered(session, registry.at)
     export = read_export(session, str(tmp_path / "export"))
     assert export.ids.exceptAll(now).count() == 0
     assert now.exceptAll(export.ids).count() == 0
@@ -94,28 +96,57 @@ def test_what_was_acknowledged_before_a_scan_is_in_it(session, registry):
     for n in range(3):
         ids = [f"now{n}-{k}" for k in range(20)]
         registry.commit(ids, EAST, 77)
-        held = {bytes(row.id) for row in registered(session, [registry.address]).select("id").collect()}
+        held = {bytes(row.id) for row in registered(session, registry.at).select("id").collect()}
         assert held.issuperset(packed(*ids))
     column = b"".join(packed(*ids))
     assert set(registry.client.lookup(column, pack_times([77] * 20))) == {1}
 
 
 def test_a_scan_that_takes_longer_than_it_may_ends(session, registry, tmp_path):
-    from photon.core.errors import UnavailableError
     from spark.engine.session import SparkFailedError, spark_failures
     from spark.registered import boundaries, registered
 
     with pytest.raises(UnavailableError):
-        boundaries([registry.address], 1e-6)
+        boundaries(registry.at, 1e-6)
     with pytest.raises(SparkFailedError), spark_failures():
-        registered(session, [registry.address], 1e-6).collect()
+        registered(session, registry.at, 1e-6).collect()
 
 
 def test_a_registry_that_does_not_answer_is_told_in_a_line(session):
-    from photon.core.errors import UnavailableError
     from spark import registered as module
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_ASK_TIMEOUT_S", 0.5)
+        patch.setattr(module, "ASK_TIMEOUT_S", 0.5)
         with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1"):
-            module.registered(session, ["127.0.0.1:1"])
+            module.registered(session, RegistryAt(("127.0.0.1:1",)))
+
+
+def test_executors_ask_through_tls_what_answers_nobody_without(session, tmp_path, monkeypatch, capsys):
+    from photon.app.cli import main
+    from spark import registered as module
+    from spark.verification.lookups import absent
+
+    tls = Authority(tmp_path / "ca").issue("node", tls_name="photon")
+    secured = RealRegistry(tmp_path / "registry", tls=tls)
+    try:
+        secured.commit(["a", "b"], EAST)
+        assert {bytes(row.id) for row in module.registered(session, secured.at).collect()} == {
+            *packed("a", "b")
+        }
+        asked = session.createDataFrame(
+            [(bytearray(key), 2) for key in packed("a", "c")], "key binary, time_us long"
+        )
+        assert [bytes(row.key) for row in absent(asked, secured.at).collect()] == packed("c")
+        (tmp_path / "photon.toml").write_text(
+            f'replicas.r0 = {{ datacenter = "east", grpc = "{secured.address}", raft = "127.0.0.1:1" }}\n'
+            f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n'
+        )
+        monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+        with pytest.raises(SystemExit):
+            main(["registry", "export", str(tmp_path / "kept"), "--config", str(tmp_path / "photon.toml")])
+        assert capsys.readouterr().out == f"2 ids in {tmp_path / 'kept'}\n"
+        monkeypatch.setattr(module, "ASK_TIMEOUT_S", 1.0)
+        with pytest.raises(UnavailableError):
+            module.registered(session, RegistryAt((secured.address,)))
+    finally:
+        secured.close()

@@ -110,7 +110,7 @@ class Planted:
             (str(self.logs.out),),
             (str(self.logs.directory / "queries"),),
             str(details),
-            registry=(registry.address,) if registry else (),
+            registry=registry.at if registry else None,
             **more,
         )
         report = verify(session, question, Settings())
@@ -219,7 +219,7 @@ def test_the_report_tells_which_joiners_lost_most_and_what_is_broken(planted, an
 def test_an_export_tells_the_same_but_for_what_only_the_registry_knows(session, planted, registry, tmp_path):
     from spark.registered import write_export
 
-    write_export(session, [registry.address], str(tmp_path / "export"))
+    write_export(session, registry.at, str(tmp_path / "export"))
     report, rows = planted.ask(session, export=str(tmp_path / "export"))
     expected = {
         id_: "not_in_export" if verdict == "unregistered" else verdict
@@ -266,7 +266,7 @@ def test_an_event_joined_after_the_scan_is_not_called_unregistered(session, regi
     # The files were listed when this is called: it must be one that was there.
     logs.joined("east")
     monkeypatch.setattr(sources, "joined_events", and_before)
-    question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=(registry.address,))
+    question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=registry.at)
     report = verify(session, question, Settings())
     assert (report.broken, report.counts["joined"]) == ([], 1)
 
@@ -282,7 +282,7 @@ def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp
     registry = RealRegistry(tmp_path / "registry", retention_days=1.0)
     try:
         registry.commit(["any"], ALIVE, new)
-        question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=(registry.address,))
+        question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=registry.at)
         report = verify(session, question, Settings())
     finally:
         registry.close()

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from idregistry.client import RegistryAt
 from photon.app.cli import main
 from spark.verification.verdicts import make_report
 from tests.app.kit import join
@@ -136,9 +137,13 @@ def test_the_question_is_what_the_options_say(logs, monkeypatch, capfd):
     monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext())
     monkeypatch.setattr("spark.verification.verify.verify", verify)
     options = ["--registry", "a:1,b:2", "--settle", "5", "--scan-timeout", "90", "--to", "3"]
-    with pytest.raises(SystemExit) as end:
-        main(["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), *options])
-    assert (end.value.code, capfd.readouterr().err) == (0, "")
-    [question] = asked
+    config = logs.directory / "photon.toml"
+    config.write_text('[replicas.r0]\ndatacenter = "east"\ngrpc = "c:1"\nraft = "c:2"\n')
+    for given in (options, ["--config", str(config)], [*options, "--config", str(config)], []):
+        with pytest.raises(SystemExit) as end:
+            main(["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), *given])
+        assert (end.value.code, capfd.readouterr().err) == (0, "")
+    question = asked[0]
     assert (question.settle_s, question.scan_timeout_s, question.span.end_us) == (5.0, 90.0, 3_000_000)
-    assert question.registry == ("a:1", "b:2")
+    named, of_settings = RegistryAt(("a:1", "b:2")), RegistryAt(("c:1",))
+    assert [one.registry for one in asked] == [named, of_settings, named, None]
