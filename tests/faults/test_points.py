@@ -1,11 +1,16 @@
 """Each role killed at each marked point between two of its IO steps, in a whole system under load."""
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from eventstore.client import EventStoreClient
+from photon.app.topology import Pipeline
+from photon.core.fates import Found
+from photon.core.ids import IdPacker
 from tests.faults.kit.crashing import POINTS, SELDOM, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.cutting import LONG, cut_short
@@ -15,6 +20,7 @@ from tests.faults.kit.system import FaultSystem, seed_for
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 PASSES_MAX = 2
+LOOKUP_IDS = 1_000
 SETTINGS = {
     "registry": {"lease_s": 1.5},
     "joiner": {"output_file_bytes_max": 50_000, "unjoinable_age_s": 4.0},
@@ -42,6 +48,9 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
         with system:
             system.until(lambda: lets_up(system) or launcher.reached() == wanted, "every point", 300)
             cut_short(system.feeder)
+            system.until_drained()
+            for pipeline in system.topology.pipelines:
+                assert_every_query_is_in_the_map(system, pipeline)
             system.finish()
             assert_roots_are_alike(system.out, second)
     finally:
@@ -56,6 +65,27 @@ def lets_up(system: FaultSystem) -> None:
     """Restarts are not put off: a process that ends so often is not left alone for longer and longer."""
     down = [name for name, child in system.dev.supervisor.children.items() if child.process is None]
     system.dev.supervisor.let_up(down)
+
+
+def assert_every_query_is_in_the_map(system: FaultSystem, pipeline: Pipeline) -> None:
+    """One that is in none would be joined by the other datacenter, so that nobody might notice."""
+    eventstore = f"eventstore-{pipeline.datacenter}"
+    system.kill(eventstore)  # what is only in its cache is gone
+    system.until(lambda: (system.status(eventstore) or {}).get("caught_up"), f"{eventstore} to have read all")
+    client = EventStoreClient(pipeline.eventstores[0], 10.0)
+    queries = list(system.feeder.truth.queries.items())
+    for start in range(0, len(queries), LOOKUP_IDS):
+        some = queries[start : start + LOOKUP_IDS]
+        found, lines = client.lookup(IdPacker().pack([text for text, _ in some]))
+        missing = [text for (text, _), one in zip(some, found, strict=True) if one != Found.FOUND]
+        assert missing == []
+        assert lines == [line for _, line in some]
+    letters = Counter(
+        (letter["file"], letter["offset"])
+        for path in system.topology.dead_letters_directory(pipeline.datacenter).glob("primary-*.jsonl")
+        for letter in map(json.loads, path.read_bytes().splitlines())
+    )
+    assert len(letters) == letters.total() == system.feeder.truth.malformed_queries
 
 
 def assert_roots_are_alike(first: Path, second: Path) -> None:
