@@ -25,7 +25,8 @@ from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
 
 HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
-HALVE_AFTER_FAILURES: Final = 8  # about 3 s of backoff: a joiner that was restarted is back by then
+CUT_AFTER_FAILURES: Final = 4  # while it was on its way: a joiner may have died of another batch
+CUT: Final = 8  # each failure may be a joiner's death: few are to be enough
 TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is not worth a line
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
 
@@ -87,11 +88,11 @@ class Sender:
                 strikes += not isinstance(error, OverloadedError)
                 if failures >= TELL_AFTER_FAILURES:
                     self._notice(f"joiner: {error}; sent again until it answers")
-                if strikes >= HALVE_AFTER_FAILURES:
+                if strikes >= CUT_AFTER_FAILURES:
                     if len(part) == 1:
                         answer.verdicts[part] = Joined.RETRY_UNAVAILABLE
                         position += 1
-                    size = max(1, len(part) // 2)
+                    size = max(1, len(part) // CUT)
                 if self._wait(HELD_BACKOFF.delay_us(failures, self._rng) / 1e6):
                     return None
             else:

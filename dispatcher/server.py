@@ -36,6 +36,8 @@ from photon.wire.rpc import Server
 __all__ = ["DispatcherServer", "read_totals"]
 
 _RPC_WORKERS: Final = 2
+_CALLS_MAX: Final = 64
+_REQUEST_BYTES_MAX: Final = 1 << 20
 
 
 class DispatcherServer:
@@ -115,7 +117,8 @@ class DispatcherServer:
                 sharing,
             )
             undo.pop_all()
-        self._rpc = Server(listen, _RPC_WORKERS, network=network)
+        self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
+        self._rpc.serve_while(lambda: self._driver.storage_error is None)
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
             DispatcherService(self.status, lambda ids: find_waiting(self._ledger, ids)),
@@ -146,6 +149,7 @@ class DispatcherServer:
         if self._stopped:
             return
         self._stopped = True
+        self._rpc.drain()
         self._driver.stop()
         self._reader.close()
         self._rpc.stop()

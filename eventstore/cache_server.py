@@ -13,6 +13,7 @@ from photon.core.histogram import Histogram
 from photon.core.settings import Settings
 from photon.wire import eventstore_pb2 as pb
 from photon.wire import eventstore_pb2_grpc
+from photon.wire.failures import failure_of
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
 
@@ -42,6 +43,7 @@ class CacheServer:
         self._trouble: str | None = None
         self._announcer = threading.Thread(target=self._announce_again, name="announcer", daemon=True)
         service = CacheService(self._share, home, clock, self._latency, self.status)
+        self._server.serve_while(self._is_member)
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
 
     @property
@@ -56,6 +58,7 @@ class CacheServer:
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Leave: home and its clients ask here no more. Then let calls under way end."""
+        self._server.drain()
         self._stopping.set()
         if self._announcer.is_alive():
             self._announcer.join()
@@ -68,7 +71,7 @@ class CacheServer:
         cache = self._share.cache
         return {
             "home": self._home,
-            "member": self._clock.monotonic() - self._heard < SILENT_S_MAX,
+            "member": self._is_member(),
             "trouble": self._trouble,
             "cache": {
                 "hits": cache.hits,
@@ -79,6 +82,10 @@ class CacheServer:
             "latency_us": {"cache": self._latency.status()},
         }
 
+    def _is_member(self) -> bool:
+        """Whether home sends who asks for primary events here, too."""
+        return self._clock.monotonic() - self._heard < SILENT_S_MAX
+
     def _announce_again(self) -> None:
         while not self._stopping.is_set():
             self._stopping.wait(ANNOUNCE_EVERY_S if self._announce() else _AGAIN_S)
@@ -88,9 +95,7 @@ class CacheServer:
         try:
             response = self._stub.Announce(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
-            self._trouble = (
-                f"home {self._home} does not answer: {error.code().name.lower()}: {error.details()}"
-            )
+            self._trouble = f"home {self._home} does not answer: {failure_of(error)}"
             return False
         self._share.belong_to(response.store)
         self._heard, self._trouble = self._clock.monotonic(), None

@@ -119,6 +119,7 @@ class EventStoreServer:
                 self.status,
             )
         )
+        self._server.serve_while(lambda: self._reader.storage_error is None)
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
 
     @property

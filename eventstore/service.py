@@ -1,5 +1,6 @@
 """The gRPC faces of the EventStore: columns in, columns out, errors as status codes."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +21,9 @@ from photon.core.histogram import Histogram
 from photon.core.ids import ID_BYTES
 from photon.wire import eventstore_pb2 as pb
 from photon.wire import eventstore_pb2_grpc
+
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%:\[\]-]{1,255}:[0-9]{1,5}")
+"""Every client of home is told it, and dials it."""
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["EventStore"].full_name
 
@@ -70,6 +74,8 @@ class EventStoreService(eventstore_pb2_grpc.EventStoreServicer):
 
     def Announce(self, request: pb.AnnounceRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
         members = self._parts.members
+        if not _ADDRESS.fullmatch(request.address):
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "'address' is HOST:PORT, of the cache process")
         if request.leaving:
             members.leave(request.address)
         elif not members.announce(request.address, self._parts.clock.monotonic()):

@@ -9,6 +9,7 @@ NAME_CHARS_MAX: Final = 64
 _NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
 """A name is a directory's too: none is `..`, and none begins as an option does."""
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]+)?\]")
+_SHOWN_CHARS_MAX: Final = 300
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -17,8 +18,8 @@ def name_mistake(name: str) -> str | None:
     if _NAME.fullmatch(name):
         return None
     return (
-        f"{name!r} is no name for a replica: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or '-', "
-        "the first a letter or digit"
+        f"{_shown(name)} is no name for a replica: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or "
+        "'-', the first a letter or digit"
     )
 
 
@@ -27,7 +28,14 @@ def address_mistake(address: str) -> str | None:
     host, _, port = address.rpartition(":")
     if _HOST.fullmatch(host) and port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16:
         return None
-    return f"{address!r} is no address: give HOST:PORT, with a port of 1 to 65535 ([HOST]:PORT for IPv6)"
+    return (
+        f"{_shown(address)} is no address: give HOST:PORT, with a port of 1 to 65535 ([HOST]:PORT for IPv6)"
+    )
+
+
+def _shown(text: str) -> str:
+    """A stranger's may be of any length."""
+    return repr(text if len(text) <= _SHOWN_CHARS_MAX else f"{text[:_SHOWN_CHARS_MAX]}...")
 
 
 def iso_utc(time_us: int) -> str:

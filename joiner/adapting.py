@@ -9,6 +9,7 @@ import msgspec
 
 from joiner.adapter import Adapter, Event, Skip, describe, splice_column
 from photon.core.columns import join_lines, split_lines
+from photon.core.errors import UsageError
 
 REASON_CHARS_MAX: Final = 500
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -45,7 +46,10 @@ class BatchAdapter:
     def join(self, primaries: Sequence[bytes], foreign: bytes) -> Adapted:
         """N primary lines and a column of N foreign lines."""
         if self._only_splices:
-            return Adapted(splice_column(primaries, foreign, self._field), None, {})
+            try:
+                return Adapted(splice_column(primaries, foreign, self._field), None, {})
+            except ValueError as error:
+                raise UsageError(f"events: {error}") from error
         lines: list[bytes] = []
         rows: list[int] = []
         reasons: dict[int, str] = {}

@@ -51,6 +51,11 @@ class LeaseKeeper:
                 "one; send again later"
             )
 
+    @property
+    def runs(self) -> bool:
+        """Whether this joiner's own does."""
+        return self.own.holds(self._monotonic())
+
     def inherit(self, token: Token) -> Lease:
         """The lease for one more batch of an earlier life, until it has `ended`. Before `start` only."""
         new = Lease(token.address, token.incarnation, self.own.lease_s)

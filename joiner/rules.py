@@ -54,7 +54,7 @@ def outcomes_of_lookup(
     reasons = {
         int(row): "no primary event in the logs"
         if patience.drain
-        else f"no primary event after {tries[row] + 1} tries in {age_us[row] / 1e6:.0f} s"
+        else f"no primary event after {int(tries[row]) + 1} tries in {age_us[row] / 1e6:.0f} s"
         for row in np.flatnonzero(given_up)
     }
     return outcomes, reasons

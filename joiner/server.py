@@ -56,6 +56,7 @@ class JoinerServer:
             checkpoint,
         )
         service = JoinerService(self._worker)
+        self._server.serve_while(self._worker.can_work)
         self._server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, service, SERVICE_NAME)
 
     @property
@@ -71,6 +72,7 @@ class JoinerServer:
             self._worker.close()
             raise
         self._worker.start()
+        self._server.set_serving(self._worker.can_work())  # at once, where the lease is there
 
     def stop(self, grace_s: float = 5.0) -> bool:
         """Let requests end, and unresolved batches, each within `grace_s`; whether all did."""

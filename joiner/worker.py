@@ -80,6 +80,7 @@ class Worker:
             opened.callback(journal.close)
             self._journal = journal
             self._output = output
+            self._disks = [directory, *(root.directory for root in roots)]
 
             def end(error: BaseException) -> None:
                 output.finish_append()
@@ -158,6 +159,12 @@ class Worker:
         self._completer.start()
         if self._clearer is not None:
             self._clearer.start()
+
+    def can_work(self) -> bool:
+        """Whether a batch would be taken: the lease runs and the disks take writes. Those that did not are
+        tried again."""
+        self._gate.probe(self._disks)
+        return self.leases.runs and self._gate.error is None
 
     def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
         """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done.

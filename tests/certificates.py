@@ -23,16 +23,27 @@ class Authority:
         self.ca_key = directory / "ca.key"
         self.run("req", "-x509", *_EC, "-keyout", self.ca_key, "-out", self.ca, "-subj", "/CN=a CA")
 
-    def issue(self, name: str, days: int = 30, usage: str = "serverAuth,clientAuth") -> Tls:
-        """Of one node; with days below 0 it has expired."""
+    def issue(
+        self,
+        name: str,
+        days: int = 30,
+        usage: str = "serverAuth,clientAuth",
+        carries: str = "DNS:photon,DNS:localhost,IP:127.0.0.1",
+        tls_name: str = "",
+    ) -> Tls:
+        """Of one node, which carries these names; with days below 0 it has expired.
+
+        `tls_name`: what its clients look for.
+        """
         cert, key = self._directory / f"{name}.pem", self._directory / f"{name}.key"
         request = self._directory / f"{name}.csr"
         self.run("req", *_EC, "-keyout", key, "-out", request, "-subj", f"/CN={name}")
         extensions = self._directory / f"{name}.ext"
-        extensions.write_text(f"extendedKeyUsage={usage}\n")
+        names = f"subjectAltName={carries}\n" if carries else ""
+        extensions.write_text(f"extendedKeyUsage={usage}\n{names}")
         signing = ["-CA", self.ca, "-CAkey", self.ca_key, "-CAcreateserial", "-days", days]
         self.run("x509", "-req", "-in", request, *signing, "-extfile", extensions, "-out", cert)
-        return Tls(cert, key, self.ca)
+        return Tls(cert, key, self.ca, tls_name)
 
     def run(self, *arguments: object) -> None:
         """The openssl command."""

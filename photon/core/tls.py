@@ -1,16 +1,22 @@
 """TLS between machines: which files, checked once, and the contexts made of them.
 
-Mutual: both ends show a certificate of one CA, which is the cluster's own. Host names are not checked, since
-nodes are known by their ids, which their room proves by the cluster's secret.
+Mutual: both ends show a certificate of one CA, which is the system's own. Between registry replicas host
+names are not checked, since nodes are known by their ids, which their room proves by the system's secret.
+Clients of gRPC look for `name` in the server's certificate; where it is empty, for the host they dial.
 """
 
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from photon.core.errors import SettingsError
 
-_HANDSHAKE_STEPS_MAX = 10
+EXPIRES_SOON_S: Final = 14 * 86_400.0
+"""A certificate that ends within so long is complained of."""
+
+_HANDSHAKE_STEPS_MAX: Final = 10
+_OTHER_NAME: Final = 62  # X509_V_ERR_HOSTNAME_MISMATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class Tls:
     """Its key, without a passphrase."""
     ca: Path
     """The certificates of the CA that all nodes' certificates are of, and nobody else's."""
+    name: str = ""
+    """Of every certificate of the system, looked for by gRPC in place of the host name; empty: that is."""
 
     def server_context(self) -> ssl.SSLContext:
         """For the end that was dialed. Raises SettingsError."""
@@ -58,28 +66,51 @@ class Tls:
         return context
 
 
-def load_tls(cert: Path, key: Path, ca: Path) -> Tls:
-    """The files, once this node was able to shake hands with itself by them. Raises SettingsError."""
-    for name, path in (("cert", cert), ("key", key), ("ca", ca)):
+def load_tls(cert: Path, key: Path, ca: Path, name: str = "") -> Tls:
+    """The files, once this node was able to shake hands with itself by them. Raises SettingsError.
+
+    `name`: one that the certificate must carry, as every other of the system; empty: none is asked for.
+    """
+    for setting, path in (("cert", cert), ("key", key), ("ca", ca)):
         try:
             path.open("rb").close()
         except OSError as error:
             raise SettingsError(
-                f"tls.{name}: {path}: cannot be read ({error.strerror}); name an existing file"
+                f"tls.{setting}: {path}: cannot be read ({error.strerror}); name an existing file"
             ) from error
-    tls = Tls(cert, key, ca)
+    tls = Tls(cert, key, ca, name)
     _try(tls)
     return tls
 
 
-def _try(tls: Tls) -> None:
-    """What no peer would accept (another CA's, expired, not for this use) is found before it is served."""
+def expires_at_s(tls: Tls) -> float:
+    """Unix time at which nobody accepts the certificate any more. Raises SettingsError."""
+    return _try(tls)
+
+
+def expiry_complaint(tls: Tls, expires_s: float, now_s: float) -> str | None:
+    """What to tell of a certificate that ends soon; None of one that does not."""
+    left_s = expires_s - now_s
+    if left_s > EXPIRES_SOON_S:
+        return None
+    when = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
+    return (
+        f"tls.cert: {tls.cert}: {when}: sign a new one (`photon certs` does for its own CA), then restart "
+        "the processes one after the other"
+    )
+
+
+def _try(tls: Tls) -> float:
+    """What no peer would accept (another CA's, expired, not for this use, without the name) is found before
+    it is served. When it expires, in Unix seconds."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = [
-        tls.client_context().wrap_bio(to_client, to_server),
-        tls.server_context().wrap_bio(to_server, to_client, server_side=True),
-    ]
+    dials = tls.client_context()
+    # The rule of gRPC's clients: one of the alternative names; the common name counts for nothing.
+    dials.check_hostname, dials.hostname_checks_common_name = bool(tls.name), False
     try:
+        client = dials.wrap_bio(to_client, to_server, server_hostname=tls.name or None)
+        server = tls.server_context().wrap_bio(to_server, to_client, server_side=True)
+        ends = [client, server]
         for _ in range(_HANDSHAKE_STEPS_MAX):
             for end in list(ends):
                 try:
@@ -88,15 +119,24 @@ def _try(tls: Tls) -> None:
                 except ssl.SSLWantReadError:
                     pass
             if not ends:
-                return
+                shown = client.getpeercert() or {}
+                return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
         raise AssertionError("a TLS handshake without an end")
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _OTHER_NAME:
+            raise SettingsError(
+                f"tls.cert: {tls.cert}: no client would accept it: it does not carry the name '{tls.name}' "
+                f"(subjectAltName DNS:{tls.name}), which tls.name asks of every certificate; sign one that "
+                "does (`photon certs`), or set tls.name"
+            ) from error
         raise SettingsError(
             f"tls.cert: {tls.cert}: no node would accept it: {error.verify_message}; "
             f"take one that the CA in {tls.ca} has signed, valid now, for servers and for clients"
         ) from error
     except ssl.SSLError as error:
         raise SettingsError(f"tls.cert: {tls.cert}: TLS fails with it ({_why(error)})") from error
+    except ValueError as error:
+        raise SettingsError(f"tls.name: {tls.name!r} is no name of a host ({error})") from error
 
 
 def _no_passphrase() -> str:

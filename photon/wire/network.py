@@ -13,6 +13,7 @@ import grpc
 
 from photon.core.errors import UsageError
 from photon.core.tls import Tls
+from photon.wire.naming import NamedChannel, is_name
 
 MESSAGE_BYTES_MAX: Final = 64 << 20
 
@@ -20,6 +21,11 @@ SIZES: Final = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
     ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
 ]
+KEEPALIVE_MS: Final = 2_000
+PING_TIMEOUT_MS: Final = 3_000
+"""A server that is silent for so long while it owes an answer is pinged, and without an answer to that the
+connection is given up, and calls fail: a machine that vanished sends no end of a connection."""
+
 _CHANNEL: Final = [
     *SIZES,
     # A server that restarts is found again in milliseconds, not after gRPC's default second.
@@ -28,6 +34,14 @@ _CHANNEL: Final = [
     ("grpc.min_reconnect_backoff_ms", 300),
     ("grpc.max_reconnect_backoff_ms", 500),
     ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+    ("grpc.keepalive_timeout_ms", PING_TIMEOUT_MS),
+    # Of any ping: gRPC measures bandwidth with some, and lets no other go while one is unanswered.
+    ("grpc.http2.ping_timeout_ms", PING_TIMEOUT_MS),
+    # By default two pings without data are sent, then none.
+    ("grpc.http2.max_pings_without_data", 0),
+    # A server that comes back may have another address: its name is asked for again so soon.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
 
 
@@ -46,6 +60,11 @@ class Network:
     def open(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
         """A lazily connected channel to `host:port`. Never fork after one exists."""
         dialed = self.via.get(address, address)
+        if is_name(dialed):
+            return NamedChannel(lambda: self._open(dialed, options))
+        return self._open(dialed, options)
+
+    def _open(self, dialed: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         if self.tls is None:
             return grpc.insecure_channel(dialed, options=[*_CHANNEL, *options])
         credentials = grpc.ssl_channel_credentials(
@@ -56,7 +75,10 @@ class Network:
 
     def bound(self, advertised: str) -> str:
         """What to listen on for an advertised `host:port`. UsageError where strangers could use it."""
-        address = f"{self.bind}:{advertised.rpartition(':')[2]}" if self.bind else advertised
+        address = advertised
+        if self.bind:
+            host = f"[{self.bind}]" if ":" in self.bind.strip("[]") and self.bind[0] != "[" else self.bind
+            address = f"{host}:{advertised.rpartition(':')[2]}"
         self.check_listen(address)
         return address
 

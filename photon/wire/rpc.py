@@ -3,6 +3,7 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent import futures
 from typing import Any, Final
@@ -12,36 +13,93 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError
-from photon.wire.network import LOOPBACK, SIZES, Network
+from photon.wire.failures import failure_of
+from photon.wire.intake import LIMITS, Intake
+from photon.wire.network import KEEPALIVE_MS, LOOPBACK, MESSAGE_BYTES_MAX, SIZES, Network
 
-# Two servers must not share a port in silence.
-_SERVER: Final = [*SIZES, ("grpc.so_reuseport", 0)]
+HEALTH_POLL_S: Final = 0.2
+"""So often a server looks whether it can do its work."""
+DRAIN_S: Final = 0.1
+"""Between saying NOT_SERVING to those who watch and refusing calls: theirs are on their way for so long."""
+
+_SERVER: Final = [
+    *SIZES,
+    *LIMITS,
+    # Two servers must not share a port in silence.
+    ("grpc.so_reuseport", 0),
+    # Clients ping a server that is silent (photon.wire.network): by default it would hang up on them.
+    ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class _Health(health.HealthServicer):  # type: ignore[misc]
+    """Knows how many watch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._count = threading.Lock()
+        self.watchers = 0
+
+    def Watch(self, request: Any, context: grpc.ServicerContext, send_response_callback: Any = None) -> Any:
+        self._watched(1)
+        if not context.add_callback(lambda: self._watched(-1)):
+            self._watched(-1)  # it has ended already
+        return super().Watch(request, context, send_response_callback)
+
+    def _watched(self, by: int) -> None:
+        with self._count:
+            self.watchers += by
 
 
 class Server:
     """A gRPC server with health and reflection. First SIGTERM drains, a second one forces."""
 
     def __init__(
-        self, listen: str, workers: int, in_flight_max: int | None = None, network: Network = LOOPBACK
+        self,
+        listen: str,
+        workers: int,
+        in_flight_max: int | None = None,
+        network: Network = LOOPBACK,
+        request_bytes_max: int = MESSAGE_BYTES_MAX,
     ) -> None:
         """`listen`: the advertised address; `network` says what is bound for it. UsageError.
 
-        `in_flight_max` bounds running and queued calls together; more are refused RESOURCE_EXHAUSTED.
+        `in_flight_max` bounds running and queued calls together; more are refused RESOURCE_EXHAUSTED. So are
+        larger requests than `request_bytes_max`, and `workers` of them are held at a time.
         """
         self.listen = listen
         self._bound = network.bound(listen)
         self._tls = network.tls
         self._pool = futures.ThreadPoolExecutor(workers, thread_name_prefix="rpc")
-        self._server = grpc.server(self._pool, options=_SERVER, maximum_concurrent_rpcs=in_flight_max)
-        self._health = health.HealthServicer()
+        self._server = grpc.server(
+            self._pool,
+            interceptors=[Intake()],
+            options=[
+                ("grpc.max_receive_message_length", request_bytes_max),
+                *_SERVER,
+            ],  # the first one counts
+            maximum_concurrent_rpcs=in_flight_max,
+        )
+        self._health = _Health()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         self._names: list[str] = [health.SERVICE_NAME, reflection.SERVICE_NAME]
-        self._stopping = threading.Event()
+        self._can_work: Callable[[], bool] = lambda: True
+        self._serving: bool | None = None
+        self._draining = threading.Event()
+        self._watch = threading.Thread(target=self._look_again, name="health", daemon=True)
 
     def add(self, register: Callable[[Any, Any], None], servicer: object, service_name: str) -> None:
         """`register` is the generated add_XServicer_to_server."""
         register(servicer, self._server)
         self._names.append(service_name)
+
+    def serve_while(self, can_work: Callable[[], bool]) -> None:
+        """Health checks are told SERVING only while that is true; it is asked every HEALTH_POLL_S. Before
+        `start`."""
+        self._can_work = can_work
 
     def start(self) -> None:
         """Bind and serve. AddressInUseError if the port is taken."""
@@ -55,10 +113,21 @@ class Server:
             ) from error
         if self.listen.endswith(":0"):
             self.listen = f"{self.listen[:-2]}:{bound}"
+        self.set_serving(self._can_work())
         self._server.start()
-        for name in self._names:
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._watch.start()
+
+    def set_serving(self, serving: bool) -> None:
+        """What health checks are told, of the server ("") and of each of its services."""
+        if serving is not self._serving:
+            self._serving = serving
+            for name in ("", *self._names):
+                self._health.set(name, _SERVING if serving else _NOT_SERVING)
+
+    def drain(self) -> None:
+        """Health checks are told NOT_SERVING from now on; calls are taken until `stop`."""
+        self._draining.set()
+        self._health.enter_graceful_shutdown()
 
     def _add_port(self) -> int:
         if self._tls is None:
@@ -69,9 +138,15 @@ class Server:
 
     def stop(self, grace: float = 5.0) -> None:
         """Refuse new calls, let those under way end within `grace` seconds."""
-        self._health.enter_graceful_shutdown()
+        self.drain()
+        if self._health.watchers:
+            time.sleep(min(grace, DRAIN_S))
         self._server.stop(grace).wait(grace + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _look_again(self) -> None:
+        while not self._draining.wait(HEALTH_POLL_S):
+            self.set_serving(self._can_work())
 
 
 def on_termination(stop: Callable[[], None]) -> None:
@@ -88,10 +163,9 @@ def on_termination(stop: Callable[[], None]) -> None:
 
 def to_photon_error(error: grpc.RpcError, what: str) -> UnavailableError:
     """The house error for a failed call: overloaded (nothing was done) or unavailable (outcome unknown)."""
-    code, details = error.code(), error.details()
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return OverloadedError(f"{what}: {details}")
-    return UnavailableError(f"{what}: {code.name.lower()}: {details}")
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return OverloadedError(f"{what}: {error.details()}")
+    return UnavailableError(f"{what}: {failure_of(error)}")
 
 
 def ask_status(call: Any, request: Any, timeout_s: float, who: str) -> dict[str, Any]:

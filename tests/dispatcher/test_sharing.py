@@ -21,6 +21,7 @@ from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS
 from photon.core.logfiles import FileState, SeenFile
 from tests.dispatcher.fakes import some_events
+from tests.seeds import seeds
 
 LEASE_S = 6.0
 WORKERS = 4
@@ -450,9 +451,7 @@ def test_files_on_a_device_that_has_another_number_after_a_reboot_are_read_on_by
     assert {state.inode: state.offset for state in share.taken} == offsets
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(10), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(10, 200))]
-)
+@seeds(10, 60, 200)
 def test_whoever_comes_dies_or_sleeps_each_event_is_counted_once(world, seed):
     rng = random.Random(seed)
     for inode in range(12):

@@ -20,6 +20,7 @@ from photon.core.logfiles import SeenFile
 from photon.core.settings import Logs
 from tests.core.following import append
 from tests.dispatcher.test_sharing import totals
+from tests.seeds import seeds
 
 FILES = 16
 LEASE_S = 1e6
@@ -267,9 +268,7 @@ def test_other_lines_after_the_same_head_are_read(two):
     assert len(two.read) == two.written + FILES + FILES  # one line is cut at 2,000 bytes
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 60))]
-)
+@seeds(4, 24, 60)
 def test_however_logs_rotate_each_line_is_read_once(world, seed):
     rng = random.Random(seed)
     for name in ("d0", "d1", "d2")[: rng.choice((2, 3))]:

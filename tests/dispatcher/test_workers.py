@@ -19,6 +19,7 @@ from photon.core.fates import Joined
 from tests.dispatcher.child import LEASE_S
 from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks, until
 from tests.dispatcher.test_kills import REPOSITORY, backends, check_ledger
+from tests.seeds import seeds
 
 __all__ = ["backends"]
 
@@ -111,8 +112,7 @@ def check_all(site: Site, writer: Writer) -> None:
     }
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3, 4))])
-@pytest.mark.long
+@seeds(0, 2, 4)
 def test_workers_killed_and_stopped_at_any_moment_lose_nothing_and_count_nothing_twice(crew, writer, seed):
     rng = random.Random(seed)
     for _ in range(WORKERS):

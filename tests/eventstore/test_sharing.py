@@ -474,3 +474,18 @@ def test_a_new_member_gets_from_home_what_its_clients_ask_for(root, home, client
     assert client.lookup(PACKER.pack(idents)) == (bytes(200), lines)
     assert cached(cache)["misses"] == misses
     cache.stop()
+
+
+@pytest.mark.parametrize("address", ["", "nowhere", "a b:1", "h:", "h:123456", "x" * 300 + ":1", "h:1\n"])
+def test_an_address_that_can_be_none_is_not_handed_on(tmp_path, address):
+    (tmp_path / "logs").mkdir()
+    server = serve(tmp_path)
+    try:
+        with LOOPBACK.open(server.listen) as channel:
+            stub = eventstore_pb2_grpc.EventStoreStub(channel)
+            with pytest.raises(grpc.RpcError) as caught:
+                stub.Announce(pb.AnnounceRequest(address=address), timeout=30)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert not stub.Members(pb.MembersRequest(), timeout=30).caches
+    finally:
+        server.stop()

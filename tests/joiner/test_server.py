@@ -1,8 +1,10 @@
 """The joiner behind gRPC, as the dispatcher and the operator meet it."""
 
+import itertools
 import random
 import socket
 import threading
+import time
 
 import grpc
 import pytest
@@ -65,6 +67,16 @@ def connect():
         client.close()
 
 
+def share_calls(client, servers):
+    """Until the client is connected to all: the first calls go to whoever is connected first."""
+    deadline = time.monotonic() + 60
+    for number in itertools.count():
+        client.join(batch_of([f"s{number}"]))
+        if all(server.status()["joined"] for server in servers):
+            return
+        assert time.monotonic() < deadline
+
+
 def test_a_batch_goes_there_and_each_event_has_its_own_outcome(serve, connect, store, tmp_path):
     store.lacks = {"q-b": Found.ABSENT}
     client = connect(serve(clock=ManualClock(), drain=True))
@@ -108,14 +120,18 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
 def test_batches_go_to_the_joiners_in_turn(serve, connect):
     servers = [serve(name="one"), serve(name="two")]
     client = connect(*servers)
+    share_calls(client, servers)
+    before = [server.status()["joined"] for server in servers]
     for number in range(4):
         client.join(batch_of([f"e{number}"]))
-    assert [server.status()["joined"] for server in servers] == [2, 2]
+    assert [server.status()["joined"] for server in servers] == [before[0] + 2, before[1] + 2]
 
 
 def test_a_joiner_that_is_gone_is_left_out_while_others_answer(serve, connect):
     servers = [serve(name="one"), serve(name="two")]
     client = connect(*servers)
+    share_calls(client, servers)
+    before = servers[1].status()["joined"]
     servers[0].stop(1)
     failures = 0
     for number in range(20):
@@ -123,10 +139,10 @@ def test_a_joiner_that_is_gone_is_left_out_while_others_answer(serve, connect):
             client.join(batch_of([f"e{number}"]))
         except UnavailableError:
             failures += 1
-    assert 1 <= failures <= 5
-    assert servers[1].status()["joined"] == 20 - failures
+    assert failures <= 1
+    assert servers[1].status()["joined"] == before + 20 - failures
     statuses = client.statuses()
-    assert statuses[servers[1].listen]["joined"] == 20 - failures
+    assert statuses[servers[1].listen]["joined"] == before + 20 - failures
     assert isinstance(statuses[servers[0].listen], UnavailableError)
 
 
@@ -135,12 +151,14 @@ def test_a_batch_that_no_joiner_takes_leaves_none_out(serve, connect):
     client = connect(*servers)
     batch = batch_of(["a"])
     broken = ForeignColumns(batch.ids, b"", batch.times, batch.events, batch.tries, batch.first_seen)
+    share_calls(client, servers)
     for _ in range(4):
         with pytest.raises(UnavailableError, match="invalid_argument"):
             client.join(broken)
+    before = [server.status()["joined"] for server in servers]
     for number in range(4):
         client.join(batch_of([f"e{number}"]))
-    assert [server.status()["joined"] for server in servers] == [2, 2]
+    assert [server.status()["joined"] for server in servers] == [before[0] + 2, before[1] + 2]
 
 
 def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, connect, store):
@@ -171,6 +189,8 @@ def test_a_joiner_that_is_not_there_is_unavailable(connect):
     for call in (lambda: client.join(batch_of(["a"])), client.status):
         with pytest.raises(UnavailableError, match=r"joiner 127\.0\.0\.1:1: unavailable"):
             call()
+    with pytest.raises(OverloadedError, match="nothing was sent"):
+        client.join(batch_of(["a"]))
     client.close()
     with pytest.raises(UsageError):
         JoinerClient([], timeout_s=5)
@@ -210,3 +230,18 @@ def test_the_health_check_names_the_service(serve):
     with pytest.raises(grpc.RpcError):
         stub.Check(health_pb2.HealthCheckRequest(service="photon.nothing"), timeout=10)
     channel.close()
+
+
+def test_events_that_are_no_lines_of_objects_are_the_caller_s_mistake(serve, connect, tmp_path):
+    client = connect(serve())
+    with pytest.raises(UnavailableError, match=r"invalid_argument: events: .* JSON object"):
+        client.join(batch_of(["a", "b"], events=[b'{"id":"a"}', b"x"]))
+    assert not output_lines(tmp_path)
+    assert client.join(batch_of(["a"])).outcomes == bytes([Joined.JOINED])
+
+
+def test_tries_without_end_are_counted_without_a_warning(serve, connect, store, recwarn):
+    store.lacks = {"q-a": Found.ABSENT}
+    answer = connect(serve()).join(batch_of(["a"], tries=(1 << 32) - 1, first_seen_us=0))
+    assert answer.reasons[0].startswith("no primary event after 4294967296 tries")
+    assert not [warning for warning in recwarn if "overflow" in str(warning.message)]

@@ -1,0 +1,45 @@
+"""What a failed call says, and how to mend it where TLS is why: gRPC tells the one, in OpenSSL's words."""
+
+from typing import Final
+
+import grpc
+
+_AGREE: Final = "set [tls] at both ends or at none"
+_MENDS: Final = (
+    ("WRONG_VERSION_NUMBER", f"the server does not speak TLS, which is set here: {_AGREE}"),
+    (
+        "Hostname Verification Check failed",
+        "its certificate does not carry the name that clients look for: sign one that carries tls.name "
+        "(`photon certs`), and set the same tls.name at both ends",
+    ),
+    (
+        "certificate has expired",
+        "the server's certificate has expired: sign a new one and restart the server, or set the clock",
+    ),
+    ("certificate is not yet valid", "the server's certificate is not valid yet: set the clocks"),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "the server's certificate is not of the CA that tls.ca names here: take both from one CA",
+    ),
+    (
+        "Socket closed",
+        f"it closed the connection at once: if it serves, it may want TLS ({_AGREE}) or refuse the "
+        "certificate of this end (expired, or not of the CA that tls.ca names there); its log says which",
+    ),
+)
+_WHILE_CONNECTING: Final = "failed to connect to all addresses"
+
+
+def failure_of(error: grpc.RpcError) -> str:
+    """`unavailable: why; mend`."""
+    details = error.details() or ""
+    text = f"{error.code().name.lower()}: {details}"
+    mend = mend_of(details)
+    return f"{text}; {mend}" if mend else text
+
+
+def mend_of(details: str) -> str | None:
+    """Of a failed connection; None where TLS has no part in it."""
+    if _WHILE_CONNECTING not in details:
+        return None
+    return next((mend for sign, mend in _MENDS if sign in details), None)

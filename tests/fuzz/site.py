@@ -1,0 +1,275 @@
+"""A whole system for strangers to come to: a process for each role, by settings, plain or inside TLS."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from photon.core.tls import Tls
+from photon.wire import (
+    dispatcher_pb2,
+    dispatcher_pb2_grpc,
+    eventstore_pb2,
+    eventstore_pb2_grpc,
+    idregistry_pb2,
+    idregistry_pb2_grpc,
+    joiner_pb2,
+    joiner_pb2_grpc,
+)
+from photon.wire.network import Network
+from photon.wire.rpc import ask_status
+from tests.certificates import Authority
+
+ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
+OFFSET: Final = 10
+"""Of the metrics port; the ports that are chosen leave room for it."""
+WAIT_S: Final = 60.0
+GROWTH_BYTES_MAX: Final = 96 << 20
+"""What a process may have grown by after strangers: its pools' threads, gRPC's buffers, arenas."""
+
+POOLS: Final = {"registry": 152, "eventstore": 16, "joiner": 32, "dispatcher": 10}
+"""Threads that a process may have started: those of gRPC's pool, and as many scrapes as there may be."""
+
+STUBS: Final[Mapping[str, Any]] = {
+    "registry": (idregistry_pb2_grpc.IdRegistryStub, idregistry_pb2.StatusRequest),
+    "eventstore": (eventstore_pb2_grpc.EventStoreStub, eventstore_pb2.StatusRequest),
+    "joiner": (joiner_pb2_grpc.JoinerStub, joiner_pb2.StatusRequest),
+    "dispatcher": (dispatcher_pb2_grpc.DispatcherStub, dispatcher_pb2.StatusRequest),
+}
+
+
+def wait_until(reached: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, f"not in time: {what}"
+        time.sleep(0.02)
+
+
+@dataclass(slots=True)
+class Size:
+    """Of a process at a moment."""
+
+    memory: int
+    threads: int
+    descriptors: int
+
+
+@dataclass(slots=True)
+class Site:
+    """One datacenter with one replica, on loopback. `start`, then `stop`."""
+
+    directory: Path
+    tls: Tls | None = None
+    more: str = ""
+    """Settings beside those that say who runs where."""
+    secret: str = ""
+    """Name of the file that holds the replicas' secret."""
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    ports: dict[str, int] = field(default_factory=dict)
+    _pairs: int = 0
+
+    @property
+    def network(self) -> Network:
+        """As one of its processes sees it."""
+        return Network(tls=self.tls)
+
+    @property
+    def config(self) -> Path:
+        return self.directory / "photon.toml"
+
+    def address(self, port: str) -> str:
+        return f"127.0.0.1:{self.ports[port]}"
+
+    def prepare(self) -> None:
+        """Logs and settings."""
+        (self.directory / "logs" / "queries").mkdir(parents=True)
+        (self.directory / "logs" / "clicks").mkdir()
+        self.ports = _free_ports([*ROLES, "raft"])
+        self.ports |= {f"{role} metrics": self.ports[role] + OFFSET for role in ROLES}
+        self.config.write_text(self._settings() + self.more)
+
+    def start(self) -> "Site":
+        self.prepare()
+        for role in ROLES:
+            self.start_role(role)
+        self.join_more(20)
+        return self
+
+    def start_role(self, role: str) -> None:
+        with self.log(role).open("wb") as log:
+            self.processes[role] = subprocess.Popen(
+                self.command(role),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.directory,
+                env=environment(),
+            )
+
+    def command(self, role: str) -> list[str]:
+        name = "r0" if role == "registry" else "east"
+        photon = [sys.executable, "-m", "photon.app.cli"]
+        return [*photon, role, "serve", "--config", str(self.config), "--name", name]
+
+    def stop(self) -> dict[str, int]:
+        """SIGTERM to all; their exit statuses."""
+        for process in self.processes.values():
+            process.send_signal(signal.SIGTERM)
+        ended = {}
+        for role, process in self.processes.items():
+            try:
+                ended[role] = process.wait(WAIT_S)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)  # the log gets the stacks of its threads
+                ended[role] = process.wait()
+        return ended
+
+    def kill(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+
+    # -- whether all is well ----------------------------------------------------------------------------
+
+    def join_more(self, pairs: int = 1) -> None:
+        """New queries and clicks are joined: every role, each within its time, still does its work."""
+        numbers = range(self._pairs, self._pairs + pairs)
+        self._pairs += pairs
+        for kind, line in (("queries", _query), ("clicks", _click)):
+            with (self.directory / "logs" / kind / "a.jsonl").open("ab") as file:
+                file.write(b"".join(map(line, numbers)))
+        wait_until(lambda: len(self.joined()) >= self._pairs, f"{pairs} pairs more joined: {self.told()}")
+        wait_until(lambda: self._fated() >= self._pairs, "the dispatcher knows of them")
+
+    def _fated(self) -> int:
+        fates: dict[str, int] = self.status("dispatcher")["fates"]
+        return sum(fates.values())
+
+    def joined(self) -> list[bytes]:
+        """The joined lines of the pairs that `join_more` wrote."""
+        lines = b"".join(path.read_bytes() for path in sorted(self.directory.rglob("joined/**/*.jsonl")))
+        return [line for line in lines.splitlines() if line.startswith(b'{"id":"click-')]
+
+    def status(self, role: str) -> dict[str, Any]:
+        stub, request = STUBS[role]
+        with self.network.open(self.address(role)) as channel:
+            return ask_status(stub(channel).Status, request(), WAIT_S, role)
+
+    def facts(self) -> dict[str, Any]:
+        """What strangers must not change."""
+        registry, events = self.status("registry"), self.status("dispatcher")
+        return {
+            "ids": [shard["ids"] for shard in registry["shards"]],
+            "version": registry["version"],
+            "members": registry["members"],
+            "caches": self.caches(),
+            "primary": self.status("eventstore")["primary_events"],
+            "joined": self.status("joiner")["joined"],
+            "fates": events["fates"],
+            "lines": self.joined(),
+        }
+
+    def caches(self) -> list[str]:
+        """Cache processes that home knows."""
+        with self.network.open(self.address("eventstore")) as channel:
+            stub = eventstore_pb2_grpc.EventStoreStub(channel)  # type: ignore[no-untyped-call]
+            return list(stub.Members(eventstore_pb2.MembersRequest(), timeout=WAIT_S).caches)
+
+    def log(self, role: str) -> Path:
+        return self.directory / f"{role}.log"
+
+    def told(self) -> str:
+        """The end of all logs, for the message of a failed check."""
+        return "\n".join(f"--- {role}\n{self.log(role).read_text()[-2000:]}" for role in self.processes)
+
+    def check_unharmed(self, before: Mapping[str, Size], facts: Mapping[str, Any] | None = None) -> None:
+        """All processes live, work, are as large as before, and have written no traceback."""
+        if facts is not None:
+            now = self.facts()
+            assert now == facts, f"{now} != {facts}"
+        self.join_more()
+        for role, process in self.processes.items():
+            assert process.poll() is None, f"{role} has ended: {self.told()}"
+            log = self.log(role).read_text()
+            assert "Traceback" not in log and "Error in service handler" not in log, log[-3000:]
+            wait_until(lambda role=role: self.size(role).descriptors <= before[role].descriptors + 8,  # type: ignore[misc]
+                       f"descriptors of {role} closed: {before[role]}, {self.size(role)}")  # fmt: skip
+            size = self.size(role)
+            assert size.memory <= before[role].memory + GROWTH_BYTES_MAX, (role, before[role], size)
+            assert size.threads <= before[role].threads + POOLS[role], (role, before[role], size)
+
+    def sizes(self) -> dict[str, Size]:
+        return {role: self.size(role) for role in self.processes}
+
+    def size(self, role: str) -> Size:
+        process = psutil.Process(self.processes[role].pid)
+        return Size(process.memory_info().rss, process.num_threads(), process.num_fds())
+
+    def _settings(self) -> str:
+        at = {name: f'"{self.address(name)}"' for name in (*ROLES, "raft")}
+        tls = ""
+        if self.tls is not None:
+            files = {"cert": self.tls.cert, "key": self.tls.key, "ca": self.tls.ca, "name": self.tls.name}
+            tls = "[tls]\n" + "".join(f"{key} = {json.dumps(str(value))}\n" for key, value in files.items())
+        return f"""
+[system]
+out = "out"
+work = "work"
+secret_file = {json.dumps(self.secret)}
+[replicas.r0]
+datacenter = "east"
+grpc = {at["registry"]}
+raft = {at["raft"]}
+[datacenters.east]
+primary = ["logs/queries"]
+foreign = ["logs/clicks"]
+eventstores = [{at["eventstore"]}]
+joiners = [{at["joiner"]}]
+dispatchers = [{at["dispatcher"]}]
+[metrics]
+serve = true
+port_offset = {OFFSET}
+[logs]
+scan_interval_s = 0.1
+{tls}"""
+
+
+def certified(directory: Path) -> Site:
+    """One inside TLS."""
+    return Site(directory / "site", Authority(directory / "ca").issue("node", tls_name="photon"))
+
+
+def _query(number: int) -> bytes:
+    return json.dumps({"id": f"query-{number}", "ts_us": number}).encode() + b"\n"
+
+
+def _click(number: int) -> bytes:
+    click = {"id": f"click-{number}", "primary_id": f"query-{number}", "ts_us": number}
+    return json.dumps(click, separators=(",", ":")).encode() + b"\n"
+
+
+def environment() -> dict[str, str]:
+    """Of a process that is started elsewhere."""
+    root = str(Path(__file__).parents[2])
+    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+
+
+def _free_ports(names: list[str]) -> dict[str, int]:
+    """Each free now, and so is the one that is OFFSET above it."""
+    found: dict[str, int] = {}
+    while len(found) < len(names):
+        with socket.create_server(("127.0.0.1", 0)) as one:
+            port = one.getsockname()[1]
+        taken = {*found.values(), *(other + OFFSET for other in found.values())}
+        if port + OFFSET < 1 << 16 and not {port, port + OFFSET} & taken:
+            found[names[len(found)]] = port
+    return found

@@ -1,0 +1,30 @@
+"""What a server's health service says."""
+
+import time
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from photon.wire.network import LOOPBACK
+
+SERVING = "SERVING"
+NOT_SERVING = "NOT_SERVING"
+
+
+def health(address, service="", network=LOOPBACK):
+    """SERVING, NOT_SERVING, or the name of the status with which the call failed."""
+    with network.open(address) as channel:
+        request = health_pb2.HealthCheckRequest(service=service)
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(request, timeout=10)
+        except grpc.RpcError as error:
+            return error.code().name
+        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
+
+
+def await_health(wanted, address, service="", seconds=60):
+    """Wait until it says so."""
+    deadline = time.monotonic() + seconds
+    while (said := health(address, service)) != wanted:
+        assert time.monotonic() < deadline, f"{address} {service}: {said}, not {wanted}"
+        time.sleep(0.02)

@@ -1,0 +1,180 @@
+"""Batches are spread over joiners' processes, one of which is killed, one stopped, one without a lease."""
+
+import itertools
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from joiner.client import JoinerClient
+from joiner.service import SERVICE_NAME
+from photon.core.errors import UnavailableError
+from photon.wire.network import LOOPBACK
+from tests.joiner.fakes import batch_of
+
+REPOSITORY = Path(__file__).parents[2]
+NAMES = ["one", "two", "three"]
+LEASE_S = 1.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def wait_until(true, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class Joiner:
+    def __init__(self, root, name):
+        self._root, self._name, self._listen = root, name, "127.0.0.1:0"
+        self.start()
+
+    def start(self):
+        address = self._root / f"address-{self._name}"
+        address.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.joiner.serving_child"]
+        arguments = [str(self._root), self._name, self._listen, str(LEASE_S)]
+        self.process = subprocess.Popen(command + arguments, cwd=REPOSITORY)
+        wait_until(lambda: address.exists() or self.process.poll() is not None)
+        self._listen = self.address = address.read_text()
+        self._client = JoinerClient([self.address], 20.0)
+
+    def status(self):
+        """Asked until it answers: it may have been stopped or started just now."""
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self._client.status()
+            except UnavailableError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def joined(self):
+        return self.status()["joined"]
+
+    def health(self):
+        with LOOPBACK.open(self.address) as channel:
+            request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
+            check = health_pb2_grpc.HealthStub(channel).Check
+            return check(request, timeout=20, wait_for_ready=True).status
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+    def close(self):
+        self._client.close()
+        self.kill()
+
+
+class Load:
+    """Threads that send batches and send again what failed, as a dispatcher does."""
+
+    def __init__(self, addresses, threads=4):
+        self._client = JoinerClient(addresses, 30.0)
+        self._stopping = threading.Event()
+        self.errors = []
+        self.answers = [0] * threads
+        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(threads)]
+        for thread in self._threads:
+            thread.start()
+
+    def _run(self, number):
+        for batch in (batch_of([f"{number}-{count}"]) for count in itertools.count()):
+            while not self._stopping.wait(0.002):
+                try:
+                    self._client.join(batch)
+                    break
+                except UnavailableError as error:
+                    self.errors.append(error)
+                    self._stopping.wait(0.02)
+            if self._stopping.is_set():
+                return
+            self.answers[number] += 1
+
+    def goes_on(self, answers=40):
+        """Wait until each thread had so many more answers."""
+        before = list(self.answers)
+        wait_until(lambda: all(a >= b + answers for a, b in zip(self.answers, before, strict=True)))
+
+    def stop(self):
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(30)
+        self._client.close()
+
+
+@pytest.fixture
+def joiners(tmp_path):
+    started = [Joiner(tmp_path, name) for name in NAMES]
+    yield started
+    for joiner in started:
+        joiner.close()
+
+
+@pytest.fixture
+def load(joiners):
+    load = Load([joiner.address for joiner in joiners])
+    yield load
+    load.stop()
+
+
+def each_gets_more(joiners, lines=10):
+    before = [joiner.joined() for joiner in joiners]
+    wait_until(lambda: all(j.joined() >= b + lines for j, b in zip(joiners, before, strict=True)))
+
+
+def test_batches_go_on_past_joiners_that_are_killed_or_stopped_or_have_no_lease_and_all_come_back(
+    joiners, load, tmp_path
+):
+    killed, stopped, leaseless = joiners
+    each_gets_more(joiners)
+
+    killed.kill()
+    stopped.process.send_signal(signal.SIGSTOP)
+    load.goes_on()
+
+    killed.start()
+    stopped.process.send_signal(signal.SIGCONT)
+    each_gets_more(joiners)
+
+    silence = tmp_path / "no-lease-three"
+    silence.touch()
+    wait_until(lambda: leaseless.health() == NOT_SERVING)
+    wait_until(lambda: leaseless.status()["in_flight"] == 0)  # what it had taken before
+    had = leaseless.joined()
+    each_gets_more([killed, stopped])
+    assert leaseless.joined() == had
+
+    silence.unlink()
+    wait_until(lambda: leaseless.health() == SERVING)
+    each_gets_more(joiners)
+
+
+def test_a_joiner_that_is_told_to_end_drains_and_hardly_a_call_fails(joiners, load):
+    each_gets_more(joiners)
+    load.errors.clear()
+    for joiner in joiners[:2]:
+        joiner.process.send_signal(signal.SIGTERM)
+        assert joiner.process.wait(60) == 0
+        load.goes_on(5)
+        joiner.start()
+        each_gets_more(joiners, 2)
+    # On a machine that is busy one may come so late that the server ends it.
+    assert len(load.errors) <= 2
+
+
+def test_where_all_are_away_nothing_is_sent_and_the_first_that_is_back_gets_all(joiners, load):
+    each_gets_more(joiners)
+    for joiner in joiners:
+        joiner.kill()
+    wait_until(lambda: any("no joiner is there and healthy" in str(error) for error in load.errors))
+    joiners[1].start()
+    load.goes_on()
