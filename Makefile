@@ -3,22 +3,51 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-spark test-long soak check bench proto clean
+# Tests run in two processes, those that share what is costly to start in one (tests/conftest.py); WORKERS=0: here.
+WORKERS ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS)
+# What has a target of its own.
+APART = faults or links or compose or fuzz or soak
+
+# The real server that stands between datacenters; a Go module.
+TOXIPROXY := .toxiproxy/bin/server
+TOXIPROXY_VERSION := v2.12.0
+MINUTES ?= 30
+
+.PHONY: demo test test-spark test-long test-faults test-compose fuzz soak soak-faults results check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
 
 test: $(VENV)/.dev  ## all quick tests: under 5 minutes on 2 cores
-	$(BIN)/python -m pytest -m "not spark and not long"
+	$(PYTEST) -m "not (spark or long or $(APART))"
 
 test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a cluster too; they skip where there is no Java
-	$(BIN)/python -m pytest -m "spark and not long"
+	$(PYTEST) -m "spark and not (long or $(APART))"
 
 test-long: $(VENV)/.dev $(VENV)/.spark  ## real data sets; Spark drills; more seeds through the simulator of the replicated log
-	$(BIN)/python -m pytest -m long
-	PHOTON_SIM_SEEDS=60 $(BIN)/python -m pytest --timeout 1200 tests/simulation/test_seeds.py
+	$(PYTEST) -m "long and not ($(APART))"
+	PHOTON_SIM_SEEDS=60 $(PYTEST) --timeout 1200 tests/simulation/test_seeds.py
+	@echo "More seeds, of these tests and of the simulator: make soak"
 
-soak: $(VENV)/.dev  ## tens of thousands of seeds through the simulator of the replicated log: hours
+test-faults: $(VENV)/.dev $(TOXIPROXY)  ## a system of several datacenters whose processes, links and disks fail; needs Go
+	$(BIN)/python -m pytest -m "faults or links"
+
+test-compose: $(VENV)/.dev $(TOXIPROXY)  ## docker-compose.yml for real; starts an engine where none runs (root)
+	PHOTON_TOXIPROXY=$(CURDIR)/$(TOXIPROXY) $(BIN)/python -m pytest -m compose
+
+fuzz: $(VENV)/.dev  ## strangers' bytes on every port, for long
+	$(BIN)/python -m pytest -m fuzz
+
+soak-faults: $(VENV)/.dev $(TOXIPROXY)  ## random faults on whole systems for MINUTES (30), then a report
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
+
+results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn into docs/results.md: ten minutes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/figures.txt
+	$(BIN)/python -m benchmarks.figures
+
+soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the simulator of the replicated log: hours
+	$(PYTEST) -m soak
 	$(BIN)/python -m tests.simulation --soak 20000 --jobs 2
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
@@ -51,5 +80,10 @@ $(VENV)/.spark: $(VENV)/.run requirements/spark.txt
 	if command -v java >/dev/null; then \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/spark.txt && touch $@; fi
 
+# Without Go there is none, and the tests that need it say so.
+$(TOXIPROXY):
+	if command -v go >/dev/null; then \
+	    GOBIN=$(CURDIR)/$(@D) go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY_VERSION); fi
+
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out bench-out
+	rm -rf $(VENV) .toxiproxy build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache demo-out bench-out

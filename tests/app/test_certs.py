@@ -106,7 +106,9 @@ def test_a_name_that_can_be_no_file_is_refused(name: str) -> None:
 
 def test_a_certificate_without_the_name_is_refused_when_it_is_loaded(tmp_path: Path) -> None:
     tls = issue(tmp_path, tls_name="elsewhere")
-    with pytest.raises(SettingsError, match=r"does not carry the name 'photon'.*sign one that does") as caught:
+    with pytest.raises(
+        SettingsError, match=r"does not carry the name 'photon'.*sign one that does"
+    ) as caught:
         load_tls(tls.cert, tls.key, tls.ca, "photon")
     assert "\n" not in str(caught.value)
     assert load_tls(tls.cert, tls.key, tls.ca, "")

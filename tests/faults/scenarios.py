@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from photon.app.topology import PIPELINE_ROLES
+from tests.faults.kit.crashing import POINTS, Crash
+from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.system import FaultSystem
 
 Scenario = Callable[[FaultSystem, random.Random], None]
@@ -19,6 +21,9 @@ MORE_LINES: Final = 30
 """So many more joined lines show that work goes on."""
 _PAUSE_S: Final = (0.05, 0.6)
 _TURNS: Final = 4
+CRASHING: Final = 4
+"""Processes at a time."""
+_CRASHING_S: Final = (2.0, 5.0)
 
 
 def kill_at_random_moments(system: FaultSystem, rng: random.Random, kills: int = KILLS) -> None:
@@ -91,6 +96,22 @@ def stop_a_dispatcher(system: FaultSystem, rng: random.Random) -> None:
 def stop_an_eventstore(system: FaultSystem, rng: random.Random) -> None:
     """SIGSTOP; lookups of its datacenter hang until their timeout."""
     _stop_for_a_while(system, rng, "eventstore")
+
+
+def crashing_at_points(launcher: CrashingNursery) -> Scenario:
+    """For systems that `launcher` starts: some processes end, twice, at marked points between two steps."""
+
+    def crash_at_random_points(system: FaultSystem, rng: random.Random) -> None:
+        for victim in rng.sample(system.topology.processes(), CRASHING):
+            points = POINTS[victim.partition("-")[0]]
+            until_up(system, victim)
+            launcher.arm(victim, [Crash(rng.choice(points), rng.randrange(3)) for _ in range(2)])
+            system.kill(victim)
+        system.run_for(rng.uniform(*_CRASHING_S))
+        launcher.disarm()  # some points do not come
+        goes_on(system)
+
+    return crash_at_random_points
 
 
 KILLING: Final[tuple[Scenario, ...]] = (

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.faults import scenarios
+from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.cutting import LONG, cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.supervised import SupervisedSystem
@@ -19,12 +20,21 @@ SETTINGS = {
 }
 
 
-def test_processes_of_every_role_killed_at_random_moments_change_nothing_in_what_is_joined(tmp_path, nursery):
-    seed = seed_for("kills")
+@pytest.fixture
+def launcher(tmp_path):
+    made = CrashingNursery(tmp_path / "reached")
+    yield made
+    made.close()
+
+
+def test_processes_of_any_role_killed_at_random_moments_change_nothing_in_what_is_joined(tmp_path, launcher):
+    rng = random.Random(seed := seed_for("kills"))
     feed = Feed(seed, LONG, 200.0)
-    with FaultSystem(tmp_path, seed, feed, replicas=5, settings=SETTINGS, launcher=nursery) as system:
+    with FaultSystem(tmp_path, seed, feed, replicas=5, settings=SETTINGS, launcher=launcher) as system:
         system.until_joined(50)
-        scenarios.kill_at_random_moments(system, random.Random(seed))
+        scenarios.kill_at_random_moments(system, rng)
+        scenarios.crashing_at_points(launcher)(system, rng)
+        assert launcher.reached()
         cut_short(system.feeder)
         system.finish()
 

@@ -3,11 +3,10 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,11 +27,12 @@ from photon.wire import (
 from photon.wire.network import Network
 from photon.wire.rpc import ask_status
 from tests.certificates import Authority
+from tests.ports import free_ports
 
 ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
-OFFSET: Final = 10
-"""Of the metrics port; the ports that are chosen leave room for it."""
-WAIT_S: Final = 60.0
+OFFSET: Final = len(ROLES) + 1
+"""Of the metrics ports, which follow those of the roles and of Raft."""
+WAIT_S: Final = 90.0
 GROWTH_BYTES_MAX: Final = 96 << 20
 """What a process may have grown by after strangers: its pools' threads, gRPC's buffers, arenas."""
 
@@ -263,13 +263,9 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
 
 
-def _free_ports(names: list[str]) -> dict[str, int]:
+def _free_ports(names: Sequence[str]) -> dict[str, int]:
     """Each free now, and so is the one that is OFFSET above it."""
-    found: dict[str, int] = {}
-    while len(found) < len(names):
-        with socket.create_server(("127.0.0.1", 0)) as one:
-            port = one.getsockname()[1]
-        taken = {*found.values(), *(other + OFFSET for other in found.values())}
-        if port + OFFSET < 1 << 16 and not {port, port + OFFSET} & taken:
-            found[names[len(found)]] = port
-    return found
+    while True:
+        ports = free_ports(2 * len(names))
+        if all(ports[n + OFFSET] == ports[n] + OFFSET for n in range(OFFSET)):
+            return dict(zip(names, ports[:OFFSET], strict=True))

@@ -3,7 +3,6 @@
 import json
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 NODES = ("r0", "r1", "r2")
@@ -34,10 +34,7 @@ class Cluster:
         self._statuses: dict[str, RegistryClient] = {}
 
     def _give_ports(self, *nodes: str) -> None:
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * len(nodes))]
-        ports = [s.getsockname()[1] for s in sockets]
-        for s in sockets:
-            s.close()
+        ports = free_ports(2 * len(nodes))
         for n, node in enumerate(nodes):
             self.grpc[node] = f"127.0.0.1:{ports[n]}"
             self.raft[node] = ports[len(nodes) + n]

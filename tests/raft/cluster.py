@@ -12,7 +12,8 @@ from typing import TypeVar
 from photon.raft.host import RaftHost
 from photon.raft.port import Applied, Change, ChangeKind, Outcome, Refusal, ReplicatedLog, Unknown
 from photon.raft.settings import RaftLimits, RaftTiming
-from tests.raft.kit import Register, command, free_ports, wait_until
+from tests.ports import free_ports
+from tests.raft.kit import Register, command, wait_until
 
 T = TypeVar("T")
 

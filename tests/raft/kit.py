@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import random
 import shutil
-import socket
 import struct
 import tempfile
 import time
@@ -266,14 +265,6 @@ def memory_directory() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:

@@ -11,7 +11,7 @@ from photon.raft.codec import MessageError
 from photon.raft.core import now
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.transport import Transport
-from tests.raft.kit import free_ports
+from tests.ports import free_ports
 
 LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=1 << 20, outgoing_bytes=4 << 20)
 TIMING = RaftTiming(reconnect_s_min=0.01, reconnect_s_max=0.02)

@@ -15,8 +15,9 @@ from photon.raft import disk
 from photon.raft.host import RaftHost
 from photon.raft.port import Refused
 from photon.raft.settings import RaftLimits
+from tests.ports import free_ports
 from tests.raft.cluster import Cluster
-from tests.raft.kit import Register, command, free_ports, wait_until
+from tests.raft.kit import Register, command, wait_until
 
 Make = Callable[..., Cluster]
 

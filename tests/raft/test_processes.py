@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.raft.kit import free_ports, wait_until
+from tests.ports import free_ports
+from tests.raft.kit import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 

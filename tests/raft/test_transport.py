@@ -17,7 +17,7 @@ from photon.raft.core import now
 from photon.raft.frames import FrameWriter
 from photon.raft.link_log import LinkLog
 from photon.raft.transport import STRANGERS_MAX, Transport
-from tests.raft.kit import free_ports
+from tests.ports import free_ports
 from tests.raft.link_kit import LIMITS, TIMING, Ear, Net, Relay, identity_of
 
 

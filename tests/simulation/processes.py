@@ -17,7 +17,7 @@ from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError
 from photon.core.tokens import Token
-from tests.raft.kit import free_ports
+from tests.ports import free_ports
 from tests.simulation.history import Act, Asked, Commit, Ended, History, Lookup, Told
 from tests.simulation.proxy import Proxy
 

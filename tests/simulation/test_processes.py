@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.seeds import seeds
 from tests.simulation.checkers import check
 from tests.simulation.history import Told
 from tests.simulation.processes import NODES, Chaos, ClientThread, Recorder, Servers, ended
@@ -18,10 +19,7 @@ _SETTLE_S = 40.0
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize(
-    "seed", [1, pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long)]
-)
-@pytest.mark.long
+@seeds(0, 2, 3)
 def test_killed_stopped_and_cut_off_servers_keep_every_promise(seed: int, tmp_path: Path) -> None:
     servers, recorder, over = Servers(tmp_path), Recorder(), threading.Event()
     chaos = Chaos(servers, random.Random(seed))

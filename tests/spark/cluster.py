@@ -19,6 +19,7 @@ EXECUTOR_MEMORY = "512m"
 
 # For seconds of work the optimising compiler costs more than it saves.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+NO_CODEGEN = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 
 _TREE = Path(__file__).parents[2]
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
@@ -153,12 +154,13 @@ def _kill(process):
         process.send_signal(signal.SIGKILL)
 
 
-def on_cluster(cluster):
-    """The options of a command that run it there."""
+def on_cluster(cluster, codegen=False):
+    """The options of a command that run it there, with generated code or without."""
     small = {
         "spark.executor.memory": EXECUTOR_MEMORY,
         "spark.sql.shuffle.partitions": "4",
         "spark.executor.extraJavaOptions": QUICK_JAVA,
+        **({} if codegen else NO_CODEGEN),
     }
     conf = [part for key, value in small.items() for part in ("--conf", f"{key}={value}")]
     return ["--master", cluster.master, "--driver-memory", "512m", *conf]
@@ -181,7 +183,7 @@ def python_process(*arguments, directory, environment=None):
     )
 
 
-def ended(process, timeout=100):
+def ended(process, timeout=200):
     """What the process said, once it has ended."""
     try:
         out, err = process.communicate(timeout=timeout)
@@ -192,7 +194,7 @@ def ended(process, timeout=100):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def photon(*arguments, directory, environment=None, timeout=100):
+def photon(*arguments, directory, environment=None, timeout=200):
     process = python_process("-m", "photon.app.cli", *arguments, directory=directory, environment=environment)
     return ended(process, timeout)
 

@@ -1,4 +1,4 @@
-"""One Spark session for the whole folder, a standalone cluster for a module: starting them takes seconds."""
+"""One Spark session for the whole folder, and one standalone cluster: starting them takes seconds."""
 
 import os
 
@@ -6,6 +6,7 @@ import pytest
 
 from photon.core.errors import UsageError
 from spark.engine.session import check_requirements, open_session
+from tests.spark.cluster import NO_CODEGEN, QUICK_JAVA, running_cluster
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +16,7 @@ def monkeypatch_session():
 
 
 @pytest.fixture(scope="session")
-def requirements():
+def requirements(monkeypatch_session):
     """A missing PySpark or Java skips the tests that need it; where CI is set it fails them."""
     try:
         check_requirements()
@@ -23,26 +24,25 @@ def requirements():
         if os.environ.get("CI"):
             pytest.fail(f"CI must run the Spark tests: {error}")
         pytest.skip(str(error))
+    # The commands' own JVMs inherit it.
+    monkeypatch_session.setenv("JDK_JAVA_OPTIONS", QUICK_JAVA)
 
 
 @pytest.fixture(scope="session")
-def session(monkeypatch_session, requirements):
-    # For seconds of work the optimising compiler costs more than it saves; the command's own JVM inherits it.
-    monkeypatch_session.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+def session(requirements):
     quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
-    # So does generated code; the commands in processes of their own run it.
-    quick |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+    # So does generated code; the commands in processes of their own on this machine run it.
+    quick |= NO_CODEGEN
     with open_session("local[2]", "768m", quick) as session:
         yield session
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def cluster(tmp_path_factory, requirements):
     """A master and two workers of one core, which have neither this directory nor its PYTHONPATH.
 
     Only for processes of their own (tests.spark.cluster.photon): this one has its session already.
+    tests/conftest.py keeps those who ask for it in one worker.
     """
-    from tests.spark.cluster import running_cluster
-
     with running_cluster(tmp_path_factory.mktemp("cluster"), workers=2) as cluster:
         yield cluster

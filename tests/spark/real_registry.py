@@ -2,7 +2,6 @@
 
 import json
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from photon.core.ids import IdPacker
 from photon.core.tls import Tls
 from photon.core.tokens import Token
 from photon.wire.network import Network
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,10 +25,7 @@ class RealRegistry:
 
     def __init__(self, directory: Path, shards: int = 1, tls: Tls | None = None, **settings: float) -> None:
         directory.mkdir(exist_ok=True)
-        sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
-        grpc, raft = (s.getsockname()[1] for s in sockets)
-        for s in sockets:
-            s.close()
+        grpc, raft = free_ports(2)
         self.address = f"127.0.0.1:{grpc}"
         replica = {
             "node": "r0",

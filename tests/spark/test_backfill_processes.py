@@ -123,8 +123,7 @@ class Command:
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch_session, requirements):
-    monkeypatch_session.setenv("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+def command(tmp_path, requirements):
     (tmp_path / "registry").mkdir()
     registry = RealRegistry(tmp_path / "registry")
     yield Command(tmp_path, registry)

@@ -81,7 +81,7 @@ def there(cluster, tmp_path):
     """Runs a command on the cluster -> its status and report."""
 
     def there(*arguments):
-        done = photon(*arguments, *on_cluster(cluster), directory=tmp_path)
+        done = photon(*arguments, *on_cluster(cluster, codegen="logmap" in arguments), directory=tmp_path)
         assert done.stderr == "", done.stderr
         return done.returncode, report(done.stdout)
 

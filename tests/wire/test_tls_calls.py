@@ -13,6 +13,7 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.tls import Tls
 from photon.wire import dispatcher_pb2 as pb
 from photon.wire import dispatcher_pb2_grpc
+from photon.wire.failures import mend_of
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server, ask_status
 from tests.certificates import Authority
@@ -154,6 +155,12 @@ def test_an_old_tls_is_refused(serve: Serve, tls: Tls) -> None:
     with socket.create_connection((host, int(port))) as plain, pytest.raises((ssl.SSLError, OSError)):
         context.wrap_socket(plain)
     assert ask(server, Network(tls=tls)) == {"answers": True}
+
+
+def test_what_has_nothing_to_do_with_tls_is_told_as_it_is() -> None:
+    assert mend_of("failed to connect to all addresses; last error: Connection refused") is None
+    assert mend_of("Socket closed") is None, "a call that was under way: the server has ended"
+    assert mend_of("connections to all backends failing; last error: Socket closed") is not None
 
 
 # -- what is listened on ---------------------------------------------------------------------------------

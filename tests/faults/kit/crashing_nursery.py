@@ -37,9 +37,9 @@ class CrashingNursery(Nursery):
         """What becomes of its next lives, one after the other."""
         self._crashes.setdefault(process, deque()).extend(crashes)
 
-    def left(self) -> dict[str, int]:
-        """Process -> crashes that no life of it was told of yet."""
-        return {process: len(crashes) for process, crashes in self._crashes.items() if crashes}
+    def disarm(self) -> None:
+        """Lives to come end as they like; those that run do what they were told."""
+        self._crashes.clear()
 
     def reached(self) -> Counter[str]:
         """`joiner-east: registered` -> how often."""

@@ -1,0 +1,34 @@
+"""How tests are shared among the workers of pytest-xdist (`-n 2`); no result depends on it."""
+
+from functools import cache
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    # The longest single tests are on Spark: none of them should begin when the other worker is done.
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+
+
+@cache
+def _together(root, path):
+    """What a file shares with others that run in the same worker; none: its tests run anywhere."""
+    if path.startswith("tests/spark/test_cluster"):
+        return "one cluster"
+    if path.startswith("tests/fuzz/"):
+        return "the systems that strangers come to"
+    # What the fixture of a module starts, it starts once.
+    return path if 'scope="module"' in (root / path).read_text("utf-8") else None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    # Its own groups (--dist loadgroup) do nothing with pytest 9.2 and pytest-xdist 3.8.
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return _together(config.rootpath, nodeid.partition("::")[0]) or nodeid
+
+    return Scheduling(config, log)
