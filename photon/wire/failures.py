@@ -27,7 +27,7 @@ _MENDS: Final = (
         "certificate of this end (expired, or not of the CA that tls.ca names there); its log says which",
     ),
 )
-_WHILE_CONNECTING: Final = "failed to connect to all addresses"
+_WHILE_CONNECTING: Final = ("failed to connect to all addresses", "connections to all backends failing")
 
 
 def failure_of(error: grpc.RpcError) -> str:
@@ -40,6 +40,6 @@ def failure_of(error: grpc.RpcError) -> str:
 
 def mend_of(details: str) -> str | None:
     """Of a failed connection; None where TLS has no part in it."""
-    if _WHILE_CONNECTING not in details:
+    if not any(sign in details for sign in _WHILE_CONNECTING):
         return None
     return next((mend for sign, mend in _MENDS if sign in details), None)

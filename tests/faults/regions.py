@@ -40,8 +40,8 @@ def cut_a_leader_off_from_its_followers(system: FaultSystem, rng: random.Random)
 def cut_one_way(system: FaultSystem, rng: random.Random) -> None:
     """A datacenter is not heard, or hears nothing, while the other way is whole.
 
-    Not of its clients' links alone: a leader whom its followers reach and the clients elsewhere do not keeps its
-    lead, and those clients wait.
+    Not of its clients' links alone: a leader whom its followers reach and the clients elsewhere do not keeps
+    its lead, and those clients wait.
     """
     datacenter = rng.choice(sorted({replica.datacenter for replica in system.topology.replicas}))
     direction: Direction = rng.choice(("to", "from"))

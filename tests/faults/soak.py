@@ -1,7 +1,7 @@
 """Random faults on a whole system, for as long as wanted: `python -m tests.faults.soak --minutes 30`.
 
-Rounds of a few minutes, each a new system of two pipelines and five replicas behind proxies, whose whole output
-is checked. `--seed` plays the same faults again, in the same order and on the same events; when each of them
+Rounds of a few minutes, each a new system of two pipelines and five replicas behind proxies, whose output is
+checked. `--seed` plays the same faults again, in the same order and on the same events; when each of them
 hits is up to the machine. Ends with a report, status 1 if a round broke a promise.
 """
 
