@@ -100,7 +100,8 @@ class IdRegistryService(IdRegistryServicer):
         One that is far behind sends its clients elsewhere: each "absent" would cost a join in vain.
         """
         hosted = self._hosted(request, context, None)
-        if (lag := hosted.log.lag) > LOOKUP_LAG_MAX:
+        # What a leader has just proposed it does not lack.
+        if (lag := hosted.log.lag - hosted.log.in_flight) > LOOKUP_LAG_MAX:
             context.abort(
                 grpc.StatusCode.UNAVAILABLE, f"{lag} commands behind its leader; ask another replica"
             )

@@ -166,8 +166,7 @@ class ReplicatedLog(Protocol):
 
     @property
     def lag(self) -> int:
-        """Entries that its leader had committed when last heard, and this replica has not applied; of one
-        that leads, or knows no leader, those in its own log. Any thread."""
+        """Entries that are committed, for all this replica knows, and that it has not applied. Any thread."""
 
     @property
     def in_flight(self) -> int:

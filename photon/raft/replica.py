@@ -136,8 +136,9 @@ class Replica:
     @property
     def lag(self) -> int:
         core = self.core
-        alone = core.is_leader or core.leader is None
-        return max(0, (self._journal.last_index if alone else self._leader_committed) - core.applied_index)
+        alone = core.is_leader or core.leader is None  # all in its own log may be committed, too
+        known = max(self._leader_committed, self._journal.last_index if alone else 0)
+        return max(0, known - core.applied_index)
 
     @property
     def in_flight(self) -> int:

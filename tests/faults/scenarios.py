@@ -134,6 +134,13 @@ def goes_on(system: FaultSystem, lines: int = MORE_LINES) -> None:
     system.until_joined(system.watch.joined + lines)
 
 
+def lets_up(system: FaultSystem) -> None:
+    """Restarts are not put off: a process that ends so often is not left alone for longer and longer."""
+    children = system.dev.supervisor.children
+    down = [name for name, child in children.items() if child.process is None and not child.held]
+    system.dev.supervisor.let_up(down)
+
+
 def until_up(system: FaultSystem, process: str) -> int:
     """Its process id, as soon as it runs."""
     return system.until(lambda: system.dev.pid_of(process), f"{process} to be up") or 0

@@ -97,8 +97,8 @@ def _is_well(system, process):
 def test_a_datacenter_that_is_gone_with_its_disks_starts_empty_while_the_other_goes_on(
     tmp_path, nursery, backlog
 ):
-    """Its joined logs are gone with it: what they held, and what it had registered and not written, is what is
-    missing, and known to the registry under its tokens, where the offline scan finds it."""
+    """Its joined logs are gone: what they held, and what was registered and not written, is what is missing; the
+    registry has it under the tokens of those that are gone, where the offline scan finds it."""
     seed = seed_for("lost datacenter")
     feed = Feed(seed, LONG, 200.0)
     with FaultSystem(tmp_path, seed, feed, launcher=nursery) as system:

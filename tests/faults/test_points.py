@@ -11,6 +11,7 @@ from eventstore.client import EventStoreClient
 from photon.app.topology import Pipeline
 from photon.core.fates import Found
 from photon.core.ids import IdPacker
+from tests.faults import scenarios
 from tests.faults.kit.crashing import POINTS, SELDOM, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.cutting import LONG, cut_short
@@ -46,7 +47,9 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
         wanted.update(f"{process}: {point}" for point in points)
     try:
         with system:
-            system.until(lambda: lets_up(system) or launcher.reached() == wanted, "every point", 300)
+            system.until(
+                lambda: scenarios.lets_up(system) or launcher.reached() == wanted, "every point", 300
+            )
             cut_short(system.feeder)
             system.until_drained()
             for pipeline in system.topology.pipelines:
@@ -59,12 +62,6 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
 
 def passes(point: str, rng: random.Random) -> int:
     return 0 if point in SELDOM else rng.randrange(PASSES_MAX + 1)
-
-
-def lets_up(system: FaultSystem) -> None:
-    """Restarts are not put off: a process that ends so often is not left alone for longer and longer."""
-    down = [name for name, child in system.dev.supervisor.children.items() if child.process is None]
-    system.dev.supervisor.let_up(down)
 
 
 def assert_every_query_is_in_the_map(system: FaultSystem, pipeline: Pipeline) -> None:

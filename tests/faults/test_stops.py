@@ -77,13 +77,19 @@ def fence_a_zombie(
     launcher.arm(zombie, [Crash(step, rng.randrange(3), stop=True)])
     system.kill(zombie)  # it is started again by a poll, and none is between the two
     with scenarios.standing_still(system, *others):  # else they may have everything before it has
-        system.until(lambda: launcher.reached().total() > reached, f"{zombie} to stand still: {step}")
+        system.until(
+            lambda: scenarios.lets_up(system) or launcher.reached().total() > reached,
+            f"{zombie} to stand still: {step}",
+        )
     pid = system.dev.pid_of(zombie)
     system.fence(system.lives(datacenter)[-1].incarnation)
     meanwhile = recovers(system, datacenter)
     scenarios.goes_on(system)
     system.resume(zombie)
-    system.until(lambda: system.dev.pid_of(zombie) not in (None, pid), "the next life of the zombie")
+    system.until(
+        lambda: scenarios.lets_up(system) or system.dev.pid_of(zombie) not in (None, pid),
+        "the next life of the zombie",
+    )
     afterwards = recovers(system, datacenter)
     scenarios.goes_on(system)
     return meanwhile, afterwards
