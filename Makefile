@@ -37,7 +37,7 @@ test-compose: $(VENV)/.dev $(TOXIPROXY)  ## docker-compose.yml for real; starts 
 	PHOTON_TOXIPROXY=$(CURDIR)/$(TOXIPROXY) $(BIN)/python -m pytest -m compose
 
 fuzz: $(VENV)/.dev  ## strangers' bytes on every port, for long
-	$(BIN)/python -m pytest -m fuzz
+	PHOTON_FUZZ_EXAMPLES=$${PHOTON_FUZZ_EXAMPLES:-2000} $(PYTEST) --timeout 3600 -m fuzz tests/fuzz
 
 soak-faults: $(VENV)/.dev $(TOXIPROXY)  ## random faults on whole systems for MINUTES (30), then a report
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)

@@ -1,8 +1,13 @@
-"""How tests are shared among the workers of pytest-xdist (`-n 2`); no result depends on it."""
+"""How tests are shared among the workers of pytest-xdist (`-n 2`), and what holds of all of them."""
 
 from functools import cache
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine that is busy with the other worker makes examples slowly: that is no fault of what is tested.
+settings.register_profile("photon", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("photon")
 
 
 @pytest.hookimpl(tryfirst=True)

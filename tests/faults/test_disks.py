@@ -97,7 +97,7 @@ def _is_well(system, process):
 def test_a_datacenter_that_is_gone_with_its_disks_starts_empty_while_the_other_goes_on(
     tmp_path, nursery, backlog
 ):
-    """Its joined logs are gone: what they held, and what was registered and not written, is what is missing; the
+    """Its joined logs are gone: what they held, and what was registered and not written, is missing. The
     registry has it under the tokens of those that are gone, where the offline scan finds it."""
     seed = seed_for("lost datacenter")
     feed = Feed(seed, LONG, 200.0)

@@ -260,7 +260,9 @@ def environment() -> dict[str, str]:
     """Of a process that is started elsewhere."""
     root = str(Path(__file__).parents[2])
     path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    return os.environ | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+    # With the tests their processes end, however those end.
+    parent = {"PHOTON_PARENT": str(os.getpid())}
+    return os.environ | parent | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
 
 
 def _free_ports(names: Sequence[str]) -> dict[str, int]:
