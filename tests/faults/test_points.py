@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventstore.client import EventStoreClient
-from photon.app.topology import Pipeline
+from photon.app.topology import PIPELINE_ROLES, Pipeline
 from photon.core.fates import Found
 from photon.core.ids import IdPacker
 from tests.faults import scenarios
@@ -20,7 +20,9 @@ from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
+ROUNDS = 2
 PASSES_MAX = 2
+VOTED = "vote stored"
 LOOKUP_IDS = 1_000
 SETTINGS = {
     "registry": {"lease_s": 1.5},
@@ -35,14 +37,12 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
     settings = {**SETTINGS, "joiner": {**SETTINGS["joiner"], "output_roots": [str(second)]}}
     feed = Feed(seed, LONG, clicks_per_s=200.0, malformed=0.03, all_late=True)
     system = FaultSystem(tmp_path, seed, feed, settings=settings, launcher=launcher)
-    victims = {
-        f"{role}-{name}": role for role in ("joiner", "dispatcher", "eventstore") for name in ("east", "west")
-    }
-    victims["registry-r0"] = "registry"
+    victims = {f"{role}-{name}": role for role in PIPELINE_ROLES for name in ("east", "west")}
     wanted = Counter()
-    for process, role in victims.items():
-        points = rng.sample(POINTS[role], len(POINTS[role]))
-        points.sort(key=lambda point: point != "vote stored")  # there need be no election later
+    for process, role in [*victims.items(), ("registry-r0", "registry")]:
+        points = [point for _ in range(ROUNDS) for point in rng.sample(POINTS[role], len(POINTS[role]))]
+        if role == "registry":  # there need be no election later
+            points = [VOTED, *[point for point in points if point != VOTED]]
         launcher.arm(process, [Crash(point, passes(point, rng)) for point in points])
         wanted.update(f"{process}: {point}" for point in points)
     try:

@@ -1,6 +1,8 @@
 """A channel to a host by name is opened anew where gRPC has given the name up (photon/wire/naming.py)."""
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -33,16 +35,24 @@ class Opened:
         self.addresses = list(addresses)
         self.now_s = 100.0
         self.count = 0
+        self.inner = []
         self.channel = NamedChannel(self._open, lambda: self.now_s)
         self.stub = health_pb2_grpc.HealthStub(self.channel)
 
     def _open(self):
         address = self.addresses[min(self.count, len(self.addresses) - 1)]
         self.count += 1
-        return grpc.insecure_channel(address)
+        self.inner.append(grpc.insecure_channel(address))
+        return self.inner[-1]
 
     def check(self):
         return self.stub.Check(CHECK, timeout=20).status
+
+    def calls(self):
+        """How many are under way."""
+        used = self.channel.begin()
+        self.channel.end(used)
+        return used.calls
 
     def fail(self):
         with pytest.raises(grpc.RpcError) as failed:
@@ -117,9 +127,9 @@ def test_who_listens_to_the_channels_state_is_told_of_the_new_ones(opened):
 
 def test_a_closed_channel_is_not_opened_again(opened):
     opened.now_s += RENEW_S
-    first = opened.channel.newest
+    used = opened.channel.begin()
     opened.channel.close()
-    opened.channel.failed(first, Refused())
+    opened.channel.end(used, Refused())
     assert opened.count == 1
 
 
@@ -129,3 +139,126 @@ class Refused:
 
     def details(self):
         return "failed to connect to all addresses"
+
+
+class Slow(health_pb2_grpc.HealthServicer):
+    """Each call lasts until it is let go."""
+
+    def __init__(self):
+        self.begun, self.let_go = threading.Semaphore(0), threading.Event()
+
+    def Check(self, request, context):
+        self.begun.release()
+        self.let_go.wait(60)
+        return health_pb2.HealthCheckResponse(status=SERVING)
+
+    def Watch(self, request, context):
+        for _ in range(2):
+            yield self.Check(request, context)
+
+
+@pytest.fixture
+def slow():
+    """A plain server: its address and its servicer."""
+    servicer = Slow()
+    server = grpc.server(ThreadPoolExecutor(4))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    yield servicer
+    servicer.let_go.set()
+    server.stop(0).wait()
+
+
+def test_many_futures_that_find_no_connection_all_end(opened):
+    opened.now_s += RENEW_S
+    futures = [opened.stub.Check.future(CHECK, timeout=20) for _ in range(8)]
+    failures = []
+    for future in futures:  # daemons: one that hangs fails this test and not the run
+        threading.Thread(target=lambda f=future: failures.append(f.exception()), daemon=True).start()
+    wait_until(lambda: len(failures) == len(futures))
+    assert any(failure is not None for failure in failures)  # the later ones may find the new channel
+    wait_until(lambda: opened.count == 2)
+    assert opened.check() == SERVING
+
+
+@pytest.mark.parametrize("kind", ["call", "future", "stream"])
+def test_calls_under_way_outlive_a_renewal_and_their_channel_is_closed_after_them(slow, server, kind):
+    opened = Opened(slow.address, server.listen)
+    closed = threading.Event()
+    first = opened.inner[0]
+    close, first.close = first.close, lambda: (close(), closed.set())
+    with ThreadPoolExecutor(1) as pool:
+        if kind == "call":
+            answer = pool.submit(opened.stub.Check, CHECK, timeout=60)
+        elif kind == "future":
+            answer = opened.stub.Check.future(CHECK, timeout=60)
+        else:
+            stream = opened.stub.Watch(CHECK, timeout=60)
+            answer = pool.submit(lambda: list(stream)[-1])
+        assert slow.begun.acquire(timeout=60)
+        opened.now_s += RENEW_S
+        used = opened.channel.begin()
+        opened.channel.end(used, Refused())
+        assert opened.count == 2
+        assert opened.check() == SERVING
+        assert not closed.is_set()
+        slow.let_go.set()
+        assert answer.result(60).status == SERVING
+    assert closed.wait(60)
+    opened.channel.close()
+
+
+def test_a_stream_is_opened_on_the_newest_channel(opened):
+    opened.now_s += RENEW_S
+    opened.fail()
+    watch = opened.stub.Watch(CHECK, timeout=20)
+    assert next(watch).status == SERVING
+    watch.cancel()
+
+
+def test_a_stream_that_finds_no_connection_renews_the_channel_too(opened):
+    opened.now_s += RENEW_S
+    with pytest.raises(grpc.RpcError):
+        next(opened.stub.Watch(CHECK, timeout=20))
+    wait_until(lambda: opened.count == 2)
+    assert opened.check() == SERVING
+
+
+def test_a_stream_that_nobody_holds_any_more_is_cancelled(slow):
+    opened = Opened(slow.address)
+    opened.stub.Watch(CHECK, timeout=600)
+    wait_until(lambda: opened.calls() == 0)
+    opened.channel.close()
+
+
+def test_calls_of_many_threads_end_in_nothing_but_errors_of_grpc(server):
+    """None meets a channel that another thread has closed."""
+    opened = Opened(NOWHERE)
+    wrong = []
+
+    def call():
+        for _ in range(50):
+            opened.now_s += RENEW_S
+            try:
+                opened.check()
+            except grpc.RpcError:
+                continue
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert opened.count > 4
+    assert not wrong
+    opened.channel.close()
+
+
+def wait_until(true):
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

@@ -1,15 +1,17 @@
 """gRPC inside TLS: who gets in, who does not, and what each is told."""
 
+import pickle
 import socket
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import pytest
 
-from photon.core.errors import UnavailableError, UsageError
+from photon.core.errors import SettingsError, UnavailableError, UsageError
 from photon.core.tls import Tls
 from photon.wire import dispatcher_pb2 as pb
 from photon.wire import dispatcher_pb2_grpc
@@ -184,3 +186,30 @@ def test_bound_beyond_loopback_in_place_of_the_advertised_host_is_refused_as_wel
 
 def test_beyond_loopback_it_listens_where_that_was_asked_for_in_so_many_words() -> None:
     Server("0.0.0.0:0", 1, network=Network(insecure_beyond_loopback=True)).stop(0)
+
+
+def test_the_files_are_read_once_so_that_one_that_is_gone_later_does_no_harm(
+    authority: Authority, tls: Tls, serve: Serve, tmp_path: Path
+) -> None:
+    own = authority.issue("moved", tls_name=NAME)
+    network = Network(tls=own)
+    server = serve(Network(tls=tls))
+    for path in (own.cert, own.key):
+        path.rename(tmp_path / path.name)
+    try:
+        assert ask(server, network) == {"answers": True}
+        with pytest.raises(SettingsError, match=f"{own.key.name}: cannot be read"):
+            Network(tls=own)
+    finally:
+        for path in (own.cert, own.key):
+            (tmp_path / path.name).rename(path)
+
+
+def test_what_is_known_of_the_network_travels_without_the_key_and_reads_it_where_it_comes(
+    tls: Tls, serve: Serve
+) -> None:
+    network = Network(tls, {"a:1": "b:2"}, "127.0.0.1")
+    packed = pickle.dumps(network)
+    assert tls.key.read_bytes() not in packed
+    assert pickle.loads(packed) == network
+    assert ask(serve(network), pickle.loads(packed)) == {"answers": True}

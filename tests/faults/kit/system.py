@@ -129,7 +129,7 @@ class FaultSystem:
         self.watch.expects = self._expects_lines
         with ExitStack() as opened:
             if proxies:
-                self._proxies = Proxies(self.rng)
+                self._proxies = Proxies(random.Random())  # ports: no two runs of a seed may meet
                 opened.callback(self._proxies.close)
                 topology = self._proxies.between(topology)
             if launcher is None:
