@@ -3,14 +3,14 @@
 import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
 
 from joiner.batch import ForeignColumns, JoinOutcomes
-from joiner.spreading import OPTIONS, targets
+from joiner.targets import OPTIONS, addresses_of, targets
 from photon.core.errors import OverloadedError, UnavailableError, UsageError
 from photon.wire import joiner_pb2, joiner_pb2_grpc
 from photon.wire.naming import was_never_sent
@@ -21,8 +21,8 @@ __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
 
 TRY_AWAY_S: Final = 2.0
-"""While all are away one call is let through so often: it learns why, and a channel by name is opened anew
-after calls that failed (photon.wire.naming)."""
+"""Joiners that are away are asked for their status so often, while there are batches: it learns why, and a
+channel by name is opened anew after calls that failed (photon.wire.naming)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,17 +31,39 @@ class _Group:
 
     channel: grpc.Channel
     stub: Any
-    state: grpc.ChannelConnectivity = grpc.ChannelConnectivity.IDLE
-    tried_s: float = float("-inf")
-    """When the last call was let through while all were away; monotonic."""
+    who: str
+    size: int
+    """How many addresses it has."""
+    is_away: bool = False
+    """None of them can be reached and is healthy: since the channel gave up, until it is connected."""
+    why: str = ""
+    """What the last call of this outage met with."""
+    asked_s: float = float("-inf")
+    """When the last status was asked for while they were away; monotonic."""
+    asking: grpc.Future | None = None
+    """Held, for gRPC cancels a call that nobody holds."""
 
     def told(self, state: grpc.ChannelConnectivity) -> None:
-        self.state = state
+        if state is grpc.ChannelConnectivity.READY:
+            self.is_away, self.why = False, ""
+        elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+            self.is_away = True
 
-    @property
-    def is_away(self) -> bool:
-        """None of them can be reached and is healthy."""
-        return self.state is grpc.ChannelConnectivity.TRANSIENT_FAILURE
+    def failed(self, error: Any) -> None:
+        """A call that was never sent ended so."""
+        self.why = str(to_photon_error(error, self.who))
+
+    def ask(self, now_s: float) -> None:
+        """In the background: no batch waits for joiners that may be away."""
+        if now_s - self.asked_s < TRY_AWAY_S or (self.asking is not None and not self.asking.done()):
+            return
+        self.asked_s = now_s
+        self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=TRY_AWAY_S)
+        self.asking.add_done_callback(self._answered)
+
+    def _answered(self, ended: Any) -> None:
+        if was_never_sent(ended):
+            self.failed(ended)
 
 
 class JoinerClient:
@@ -57,10 +79,9 @@ class JoinerClient:
         self._network = network
         self._lock = threading.Lock()
         self._groups: list[_Group] = []
+        self._turns: list[_Group] = []
         self._turn = itertools.count()
-        self._why = ""
         self._own: dict[str, grpc.Channel] = {}
-        self._who = f"joiner {addresses[0]}" if len(addresses) == 1 else f"joiners {', '.join(addresses)}"
 
     def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
         """Each event's outcome. The joiner registers nothing after the timeout.
@@ -76,15 +97,7 @@ class JoinerClient:
             tries=batch.tries,
             first_seen=batch.first_seen,
         )
-        group = self._next()
-        try:
-            response = group.stub.Join(request, timeout=self._timeout_s if timeout_s is None else timeout_s)
-        except grpc.RpcError as error:
-            failure = to_photon_error(error, self._who)
-            if was_never_sent(error):
-                self._why = str(failure)
-                raise self._all_are_away() from error
-            raise failure from error
+        response = self._send(request, self._timeout_s if timeout_s is None else timeout_s)
         reasons = dict(zip(response.reason_rows, response.reasons, strict=True))
         return JoinOutcomes(response.outcomes, reasons)
 
@@ -107,35 +120,57 @@ class JoinerClient:
             for channel in [group.channel for group in self._groups] + list(self._own.values()):
                 channel.close()
 
-    def _next(self) -> _Group:
-        """Whose turn it is. OverloadedError where all are away: it is not the batch that makes them fail."""
-        groups = self._groups or self._open()
-        turn = next(self._turn)
-        for step in range(len(groups)):
-            group = groups[(turn + step) % len(groups)]
-            if not group.is_away:
-                return group
-        group, now_s = groups[turn % len(groups)], time.monotonic()
-        if now_s - group.tried_s < TRY_AWAY_S:
-            raise self._all_are_away()
-        group.tried_s = now_s
-        return group
+    def _send(self, request: joiner_pb2.JoinRequest, timeout_s: float) -> joiner_pb2.JoinResponse:
+        """By the group whose turn it is, or the next where that could not even be sent."""
+        deadline_s = time.monotonic() + timeout_s
+        met: grpc.RpcError | None = None
+        for group in self._in_turn():
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                response: joiner_pb2.JoinResponse = group.stub.Join(request, timeout=left_s)
+            except grpc.RpcError as error:
+                if not was_never_sent(error):
+                    raise to_photon_error(error, group.who) from error
+                group.failed(error)
+                met = error
+            else:
+                return response
+        # It is not the batch that makes them fail.
+        whys = "; ".join(group.why or f"{group.who}: no connection" for group in self._groups)
+        raise OverloadedError(f"nothing was sent, for no joiner is there and healthy: {whys}") from met
 
-    def _all_are_away(self) -> OverloadedError:
-        return OverloadedError(f"nothing was sent, for no joiner is there and healthy: {self._why}")
+    def _in_turn(self) -> Iterable[_Group]:
+        """Those that are not away, each as often the first as it has addresses."""
+        turns = self._turns or self._open()
+        there = [group for group in turns if not group.is_away]
+        if len(there) < len(turns):
+            self._ask_those_away()
+        start = next(self._turn) % (len(there) or 1)
+        return dict.fromkeys(there[start:] + there[:start])
+
+    def _ask_those_away(self) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            for group in self._groups:
+                if group.is_away:
+                    group.ask(now_s)
 
     def _open(self) -> list[_Group]:
         with self._lock:
-            if not self._groups:
+            if not self._turns:
                 network = self._network
                 together = network.tls is None or bool(network.tls.name)
                 dialed = [network.via.get(address, address) for address in self._addresses]
                 self._groups = [self._group(target) for target in targets(dialed, together)]
-            return self._groups
+                self._turns = [group for group in self._groups for _ in range(group.size)]
+            return self._turns
 
     def _group(self, target: str) -> _Group:
         channel = self._network.open(target, OPTIONS)
-        group = _Group(channel, joiner_pb2_grpc.JoinerStub(channel))  # type: ignore[no-untyped-call]
+        addresses = addresses_of(target)
+        who = f"joiner{'s' if len(addresses) > 1 else ''} {', '.join(addresses)}"
+        stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
+        group = _Group(channel, stub, who, len(addresses))
         channel.subscribe(group.told)
         return group
 

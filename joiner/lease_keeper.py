@@ -12,7 +12,7 @@ from typing import Any, Final
 from joiner.lease import Lease
 from joiner.ports import Notice, Registry
 from photon.core.clock import Clock
-from photon.core.errors import FencedError, OverloadedError
+from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
 from photon.core.tokens import Token
 
 FIRST_LEASE_WAIT_S: Final = 1.0
@@ -29,9 +29,15 @@ class LeaseKeeper:
         clock: Clock,
         notice: Notice,
         on_fatal: Callable[[BaseException], None],
+        settings: bytes = b"",
     ) -> None:
-        """`on_fatal` is told, once, that `own` is fenced."""
+        """`on_fatal` is told, once, that `own` is fenced, or that no lease is to be had with these `settings`
+        (core.settings_identity.identity_digest).
+        """
         self.own = own
+        self.refused: SettingsMismatchError | None = None
+        """Why no lease will ever be had: none is asked for any more, and none of what is under way is given up."""
+        self._settings = settings
         self._registry = registry
         self._monotonic = clock.monotonic
         self._notice = notice
@@ -101,9 +107,11 @@ class LeaseKeeper:
         with self._lock:
             leases = [self.own, *(lease for lease, _ in self._inherited.values())]
         for lease in leases:
-            if not lease.fenced and lease.due_s <= self._monotonic():
+            if self.refused is None and not lease.fenced and lease.due_s <= self._monotonic():
                 self._renew(lease)
         self._asked.set()
+        if self.refused is not None:
+            return self.own.lease_s
         next_s = min((lease.due_s for lease in leases if not lease.fenced), default=float("inf"))
         return min(max(0.0, next_s - self._monotonic()), self.own.lease_s)
 
@@ -124,9 +132,14 @@ class LeaseKeeper:
     def _renew(self, lease: Lease) -> None:
         asked_s = self._monotonic()
         try:
-            self._registry.keep_alive(lease.address, lease.incarnation, lease.lease_s)
+            self._registry.keep_alive(lease.address, lease.incarnation, lease.lease_s, self._settings)
         except FencedError as error:
             self.fenced(lease, error)
+        except SettingsMismatchError as error:
+            # The registry keeps what it was founded with: the answer is the same for every lease, for ever.
+            self.refused, self._trouble = error, str(error)
+            if not self._stopping.is_set():
+                self._on_fatal(error)
         except Exception as error:
             # Whatever it is: without this thread the joiner would stand still and not say why.
             lease.failed(self._monotonic())

@@ -21,10 +21,12 @@ class Registry(Protocol):
         """
         ...
 
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, /) -> None:
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes, /) -> None:
         """From now on this incarnation is not fenced for so long.
 
-        FencedError: it is, for ever. UnavailableError: perhaps, perhaps not.
+        `settings`: core.settings_identity.identity_digest, or empty. FencedError: it is, for ever.
+        SettingsMismatchError: others hold leases by other settings, so this one never will. UnavailableError:
+        perhaps, perhaps not.
         """
         ...
 

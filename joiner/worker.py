@@ -35,6 +35,7 @@ from photon.core.errors import StorageError
 from photon.core.notices import Notices
 from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
+from photon.core.settings_identity import identity_digest
 
 
 class Worker:
@@ -89,7 +90,9 @@ class Worker:
             self._gate = StorageGate(clock, end)
             tokens = TokenSource(address, clock, rng)
             own = Lease(address, tokens.incarnation, settings.registry.lease_s)
-            self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end)
+            self.leases = LeaseKeeper(
+                registry, own, clock, self._notices.tell, end, identity_digest(settings)
+            )
             self._settler = Settler(registry, journal, output, self._gate, self.leases, checkpoint)
             self._slots = CommitSlots(wanted.commits_in_flight_max)
             self._resolver = Resolver(self._settle, rng, self._notices.tell)

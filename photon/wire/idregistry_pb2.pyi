@@ -141,20 +141,24 @@ class DirectoryResponse(_message.Message):
     def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
-    __slots__ = ("address", "incarnation", "lease_s")
+    __slots__ = ("address", "incarnation", "lease_s", "settings")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     address: str
     incarnation: int
     lease_s: float
-    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    settings: bytes
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., lease_s: _Optional[float] = ..., settings: _Optional[bytes] = ...) -> None: ...
 
 class KeepAliveResponse(_message.Message):
-    __slots__ = ("fenced",)
+    __slots__ = ("fenced", "mismatched")
     FENCED_FIELD_NUMBER: _ClassVar[int]
+    MISMATCHED_FIELD_NUMBER: _ClassVar[int]
     fenced: bool
-    def __init__(self, fenced: _Optional[bool] = ...) -> None: ...
+    mismatched: bool
+    def __init__(self, fenced: _Optional[bool] = ..., mismatched: _Optional[bool] = ...) -> None: ...
 
 class FenceRequest(_message.Message):
     __slots__ = ("incarnation",)

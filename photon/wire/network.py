@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import grpc
 
-from photon.core.errors import UsageError
+from photon.core.errors import SettingsError, UsageError
 from photon.core.tls import Tls
 from photon.wire.naming import NamedChannel, is_name
 
@@ -56,6 +56,16 @@ class Network:
     """Host to bind in place of the advertised one's."""
     insecure_beyond_loopback: bool = False
     """Whoever reaches a port may use it, though it is not of loopback and there is no TLS."""
+    _credentials: Any = field(init=False, repr=False, compare=False)
+    """Of the files of `tls`, read once: a process goes on with what it started with."""
+
+    def __post_init__(self) -> None:
+        """SettingsError for a file that can't be read."""
+        object.__setattr__(self, "_credentials", None if self.tls is None else _credentials(self.tls))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the key: it is read from the same path where this arrives."""
+        return type(self), (self.tls, self.via, self.bind, self.insecure_beyond_loopback)
 
     def open(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
         """A lazily connected channel to `host:port`. Never fork after one exists."""
@@ -67,11 +77,8 @@ class Network:
     def _open(self, dialed: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         if self.tls is None:
             return grpc.insecure_channel(dialed, options=[*_CHANNEL, *options])
-        credentials = grpc.ssl_channel_credentials(
-            self.tls.ca.read_bytes(), self.tls.key.read_bytes(), self.tls.cert.read_bytes()
-        )
         names = [("grpc.ssl_target_name_override", self.tls.name)] if self.tls.name else []
-        return grpc.secure_channel(dialed, credentials, options=[*_CHANNEL, *names, *options])
+        return grpc.secure_channel(dialed, self._credentials, options=[*_CHANNEL, *names, *options])
 
     def bound(self, advertised: str) -> str:
         """What to listen on for an advertised `host:port`. UsageError where strangers could use it."""
@@ -98,6 +105,15 @@ class Network:
             return host, port
         name, _, number = there.rpartition(":")
         return name.strip("[]"), int(number)
+
+
+def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+    try:
+        return grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.cert.read_bytes())
+    except OSError as error:
+        raise SettingsError(
+            f"tls: {error.filename}: cannot be read ({error.strerror}); name an existing file"
+        ) from error
 
 
 LOOPBACK: Final = Network()

@@ -15,7 +15,7 @@ from joiner.batch import ForeignColumns
 from joiner.worker import Worker
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import join_lines, pack_times, split_ids, split_lines
-from photon.core.errors import FencedError, UnavailableError
+from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Cleared, Committed, Found
 from photon.core.settings import Settings, parse_settings
 from photon.core.tokens import parse_token
@@ -77,6 +77,8 @@ class FakeRegistry:
         self.silent_to_leases = False
         self.asked_leases: list[tuple[str, int, float]] = []
         self.fences: set[int] = set()
+        self.settings = b""
+        """Digest of those that it was founded with, by the first that tells one."""
         self._lock = threading.Lock()
         self._file = None
         if path is not None:
@@ -113,12 +115,15 @@ class FakeRegistry:
                 self._file.write(b"".join(f"{k.hex()} {CLEARED.hex()}\n".encode() for k in there))
             return bytes(Cleared.CLEARED if key in self.tokens else Cleared.ABSENT for key in keys)
 
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         self.asked_leases.append((token_address, incarnation, lease_s))
         if self.down or self.silent_to_leases:
             raise UnavailableError("registry: no quorum")
         if incarnation in self.fences:
             raise FencedError(f"incarnation {incarnation:016x} is fenced")
+        if settings and self.settings not in (b"", settings):
+            raise SettingsMismatchError("the registry was founded with other settings")
+        self.settings = self.settings or settings
 
     def release(self, name: str, incarnation: int) -> bool:
         """Recovery's: forget the id if it is of that incarnation, which must be fenced."""

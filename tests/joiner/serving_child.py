@@ -21,7 +21,7 @@ class Leases(FakeRegistry):
         super().__init__()
         self._silent = silent
 
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         if self._silent.exists():
             raise UnavailableError("registry: no quorum")
 

@@ -35,7 +35,7 @@ class SharedRegistry:
             state["tokens"].update(dict.fromkeys(there, ""))
             return bytes(Cleared.CLEARED if k.hex() in there else Cleared.ABSENT for k in split_ids(ids))
 
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         with self._state() as state:
             if incarnation in state["fences"]:
                 raise FencedError(f"incarnation {incarnation:016x} is fenced")

@@ -335,10 +335,10 @@ def test_batches_of_an_old_life_wait_for_the_old_ones_lease(make, registry, monk
     old = leave_batch(make, registry)
     real = registry.keep_alive
 
-    def only_new(address, incarnation, lease_s):
+    def only_new(address, incarnation, lease_s, settings):
         if incarnation == old:
             raise FencedError("fenced") if old in registry.fences else OverloadedError("busy")
-        real(address, incarnation, lease_s)
+        real(address, incarnation, lease_s, settings)
 
     monkeypatch.setattr(registry, "keep_alive", only_new)
     second = make(clock=SystemClock())

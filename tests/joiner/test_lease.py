@@ -9,7 +9,7 @@ import pytest
 from joiner.lease import RETRY_S_MAX, Lease
 from joiner.lease_keeper import LeaseKeeper
 from photon.core.clock import SystemClock
-from photon.core.errors import FencedError, OverloadedError
+from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
 from photon.core.tokens import Token
 from tests.joiner.fakes import FakeRegistry
 
@@ -23,10 +23,10 @@ class Slow(FakeRegistry):
         self.seconds = 0.0
         self.calls = []
 
-    def keep_alive(self, token_address, incarnation, lease_s):
+    def keep_alive(self, token_address, incarnation, lease_s, settings=b""):
         self.calls.append((round(self._clock.monotonic(), 3), incarnation))
         self._clock.advance(self.seconds)
-        super().keep_alive(token_address, incarnation, lease_s)
+        super().keep_alive(token_address, incarnation, lease_s, settings)
 
 
 @pytest.fixture
@@ -140,6 +140,33 @@ def test_a_fenced_joiner_is_ended_once_and_asks_no_more(keeper, registry, clock,
     keeper.own.granted(clock.monotonic())  # an answer that comes late gives nothing back
     with pytest.raises(OverloadedError):
         keeper.check(keeper.own)
+
+
+def test_a_joiner_with_other_settings_is_ended_once_and_gives_nothing_up(registry, clock, notices, fatal):
+    """What a life before it registered is ended by the next start, with the right settings."""
+    registry.settings = b"a" * 16
+    keeper = LeaseKeeper(registry, Lease("a:1", 7, 9.0), clock, notices.append, fatal.append, b"b" * 16)
+    earlier = keeper.inherit(Token("b:2", 5, 0))
+    run(keeper, clock, 30)
+    assert [type(error) for error in fatal] == [SettingsMismatchError]
+    assert keeper.refused is fatal[0]
+    assert len(registry.calls) == 1
+    assert not keeper.own.fenced
+    assert not earlier.fenced
+    for lease in (keeper.own, earlier):
+        with pytest.raises(OverloadedError):
+            keeper.check(lease)
+    assert "other" in keeper.status()["trouble"]
+
+
+def test_the_settings_are_told_with_every_lease(registry, clock, notices, fatal):
+    registry.settings = b"a" * 16
+    keeper = LeaseKeeper(registry, Lease("a:1", 7, 9.0), clock, notices.append, fatal.append, b"a" * 16)
+    earlier = keeper.inherit(Token("b:2", 5, 0))
+    run(keeper, clock, 4)
+    keeper.check(keeper.own)
+    keeper.check(earlier)
+    assert fatal == []
 
 
 def test_a_commit_that_is_fenced_fences_the_lease_while_it_runs(keeper, fatal):

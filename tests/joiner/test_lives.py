@@ -21,9 +21,9 @@ class WatchfulRegistry(FakeRegistry):
         self.told = None
         self._root = root
 
-    def keep_alive(self, token_address, incarnation, lease_s):
+    def keep_alive(self, token_address, incarnation, lease_s, settings=b""):
         self._look()
-        super().keep_alive(token_address, incarnation, lease_s)
+        super().keep_alive(token_address, incarnation, lease_s, settings)
 
     def commit(self, ids, times, token):
         self._look()

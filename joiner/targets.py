@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -37,6 +38,11 @@ def targets(addresses: Sequence[str], together: bool) -> list[str]:
         else:
             found.append(f"{scheme}:{address}")
     return [f"{scheme}:{','.join(those)}" for scheme, those in literals.items() if those] + found
+
+
+def addresses_of(target: str) -> list[str]:
+    """The `host:port`s that one target of `targets` stands for."""
+    return re.sub("^(dns:///|ipv[46]:)", "", target).split(",")
 
 
 def _scheme(host: str) -> str:

@@ -1,9 +1,9 @@
-"""Which gRPC targets reach all joiners (joiner/spreading.py)."""
+"""Which gRPC targets reach all joiners (joiner/targets.py)."""
 
 import json
 
 from joiner.service import SERVICE_NAME
-from joiner.spreading import OPTIONS, targets
+from joiner.targets import OPTIONS, addresses_of, targets
 
 
 def test_literals_of_one_family_share_a_channel_so_that_grpc_takes_turns_among_them():
@@ -37,3 +37,12 @@ def test_an_address_that_is_named_twice_gets_no_second_share():
 def test_health_is_asked_of_the_service_that_joiners_serve():
     config = json.loads(dict(OPTIONS)["grpc.service_config"])
     assert config["healthCheckConfig"]["serviceName"] == SERVICE_NAME
+
+
+def test_a_target_tells_which_addresses_it_stands_for():
+    addresses = ["10.0.0.1:1", "10.0.0.2:1", "[::1]:1", "joiner:1"]
+    assert [addresses_of(target) for target in targets(addresses, True)] == [
+        ["10.0.0.1:1", "10.0.0.2:1"],
+        ["[::1]:1"],
+        ["joiner:1"],
+    ]
