@@ -41,7 +41,7 @@ class InstantRegistry:
     def clear(self, ids: bytes, times: bytes) -> bytes:
         return bytes([Cleared.CLEARED]) * (len(times) // 8)
 
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         """It always may."""
 
 

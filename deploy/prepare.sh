@@ -18,7 +18,8 @@ for name; do
     fi
     cp ca.pem "/certs/$name/"
     cp "$name.key" "/certs/$name/node.key"
-    cp "$name.pem" "/certs/$name/node.pem"
+    cp "$name.pem" "/certs/$name/node.pem.new"
     chown -R "$owner" "/certs/$name"
+    mv "/certs/$name/node.pem.new" "/certs/$name/node.pem" # last: it says that all is there, and whose it is
     echo "certificate of $name made"
 done

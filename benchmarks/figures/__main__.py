@@ -36,14 +36,14 @@ def main(quick: bool, only: str, out: Path) -> None:
     unknown = set(chosen) - set(PARTS)
     if unknown:
         raise click.UsageError(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
-    kept = out / "results" / "data.json"
-    data: dict[str, Any] = json.loads(kept.read_text("utf-8")) if kept.exists() else {}
+    measured: dict[str, Any] = {"machine": describe_machine()}
     with tempfile.TemporaryDirectory(prefix="photon-figures-") as scratch:
         for part in chosen:
             began = time.monotonic()
-            data[part] = PARTS[part](Path(scratch) / part, quick)
+            measured[part] = PARTS[part](Path(scratch) / part, quick)
             sys.stderr.write(f"{part}: measured in {time.monotonic() - began:.0f} s\n")
-    data["machine"] = describe_machine()
+    kept = out / "results" / "data.json"
+    data = {**(json.loads(kept.read_text("utf-8")) if kept.exists() else {}), **measured}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text(json.dumps(data, separators=(",", ":")) + "\n", "utf-8")
     draw(data, kept.parent)

@@ -9,11 +9,18 @@ from pathlib import Path
 
 from photon.app.completing import grace_s, unlisted_files
 from photon.app.launching import Launcher
-from photon.app.placing import Placing, absolute
+from photon.app.placing import Placing
 from photon.app.registry_disks import DiskWatch
 from photon.app.registry_members import members_of
 from photon.app.supervisor import Supervisor
-from photon.app.topology import DATACENTER_NAMES, Topology, document_of, process_name, write_topology
+from photon.app.topology import (
+    DATACENTER_NAMES,
+    Topology,
+    absolute,
+    document_of,
+    process_name,
+    write_topology,
+)
 from photon.core.settings import Settings
 
 

@@ -1,6 +1,7 @@
 """What must hold when `photon dev` has ended: read from its files, not asked of the processes."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -37,18 +38,30 @@ class Ended:
     written: int | None
 
 
+class _Query(msgspec.Struct, gc=False):
+    id: str
+
+
 class _Click(msgspec.Struct, gc=False):
     id: str
     primary_id: str
 
 
 def checks_of(
-    out: Path, settings: Settings, ended: Mapping[str, Ended], joined_lines: int, clicks: Path | None
+    out: Path,
+    settings: Settings,
+    ended: Mapping[str, Ended],
+    joined_lines: int,
+    logs: Mapping[str, Path],
+    waited: bool,
 ) -> list[Check]:
-    """`clicks`: a copy of the generated clicks, where all is generated."""
+    """`logs`: datacenter -> its copy of the generated logs, where all is generated, or else nothing.
+
+    `waited`: nobody cut it short that what was written gets its fate.
+    """
     found = [counts_add_up(ended), lines_are_there(ended, joined_lines)]
-    if clicks is not None:
-        found.append(all_is_read(ended))
+    if logs:
+        found.append(all_is_read(ended, waited))
     if joined_lines > LINES_MAX:
         found.append(
             Check(None, f"{joined_lines:,} joined lines are too many to compare; `photon verify` can")
@@ -57,10 +70,11 @@ def checks_of(
     if settings.joiner.output_format != "jsonl" or not _is_flat(settings):
         found.append(Check(None, "the joined logs are not of the form that is compared; `photon verify` can"))
         return found
-    report = check_pairs(out / "joined", PairFields.of(settings))
+    truth = true_pairs(logs.values()) if logs else None
+    report = check_pairs(out / "joined", PairFields.of(settings), truth)
     found.append(nothing_twice(report))
-    if clicks is not None:
-        found.append(pairs_are_true(report, ended, true_pairs(clicks)))
+    if truth is not None:
+        found.append(pairs_are_true(report, ended, truth, logs, waited))
     return found
 
 
@@ -74,14 +88,14 @@ def counts_add_up(ended: Mapping[str, Ended]) -> Check:
 
 
 def lines_are_there(ended: Mapping[str, Ended], joined_lines: int) -> Check:
-    """What the dispatchers were told is joined stands in the output."""
+    """What the dispatchers were told is joined stands in the output, by number: their ledgers hold no ids."""
     told = sum(one.ledger["fates"][Fate.JOINED.value] for one in ended.values())
     if told > joined_lines:
         return Check(False, f"{told - joined_lines:,} events are told to be joined and are not in the output")
     return Check(True, f"all that is told to be joined is in the output ({joined_lines:,} lines)")
 
 
-def all_is_read(ended: Mapping[str, Ended]) -> Check:
+def all_is_read(ended: Mapping[str, Ended], waited: bool) -> Check:
     """Every event that was written is accounted for, in each datacenter that was there to read it."""
     unread, more = [], []
     for name, one in ended.items():
@@ -94,7 +108,8 @@ def all_is_read(ended: Mapping[str, Ended]) -> Check:
         elif missing:
             unread.append(f"{name} {missing:,}")
     if unread:
-        return Check(False, f"not all that was written is read: {', '.join(unread)} events are missing")
+        missed = f"not all that was written is read: {', '.join(unread)} events are missing"
+        return Check(False, missed) if waited else Check(None, f"{missed}, which were not waited for")
     return Check(True, f"every event written is read{''.join(more)}")
 
 
@@ -111,32 +126,68 @@ def nothing_twice(report: PairsReport) -> Check:
     return Check(True, f"no event is joined twice in all datacenters together ({report.distinct:,} events)")
 
 
-def pairs_are_true(report: PairsReport, ended: Mapping[str, Ended], truth: Sequence[bytes]) -> Check:
-    """What the generator wrote is what was joined: every click with its query."""
-    pending = sum(one.ledger["pending"] for one in ended.values())
+def pairs_are_true(
+    report: PairsReport, ended: Mapping[str, Ended], truth: Set[bytes], logs: Mapping[str, Path], waited: bool
+) -> Check:
+    """What the generator wrote is what was joined: every click with its query, and nothing else."""
+    if report.untrue:
+        return Check(
+            False, "; ".join([f"{report.untrue:,} pairs are joined that were not written", *report.examples])
+        )
     down = [name for name, one in ended.items() if one.killed]
-    if pending or down:
-        why = [f"{pending:,} events wait yet"] if pending else []
-        why += [f"{', '.join(down)} may have joins to finish"] if down else []
-        if report.distinct > len(truth):
-            return Check(False, f"{report.distinct:,} events are joined of {len(truth):,} that were written")
-        return Check(None, f"{report.distinct:,} of {len(truth):,} clicks are joined: {' and '.join(why)}")
-    problems = report.problems(len(truth), pairs_sha256(truth))
-    if problems:
-        return Check(False, "; ".join(problems))
-    return Check(True, f"the {len(truth):,} pairs are the true ones (sha256 {report.sha256[:16]}...)")
+    pending = {name: one.ledger["pending"] for name, one in ended.items() if one.ledger["pending"]}
+    if not pending and not down and waited:
+        problems = report.problems(len(truth), pairs_sha256(truth))
+        if problems:
+            return Check(False, "; ".join(problems))
+        return Check(True, f"the {len(truth):,} pairs are the true ones (sha256 {report.sha256[:16]}...)")
+    why = [f"{', '.join(down)} may have joins to finish"] if down else []
+    if pending and waited and not down:
+        late = sum(max(0, count - _orphans(logs[name])) for name, count in pending.items())
+        if late:
+            return Check(False, f"{late:,} events wait yet, though all is written and nobody is down")
+        why.append(f"{sum(pending.values()):,} events wait for queries that a killed generator held back")
+    elif pending:
+        why.append(f"{sum(pending.values()):,} events wait yet")
+    if not waited:
+        why.append("the rest was not waited for")
+    return Check(None, f"{report.distinct:,} of {len(truth):,} clicks are joined: {' and '.join(why)}")
 
 
-def true_pairs(clicks: Path) -> list[bytes]:
-    """The distinct pairs that generated clicks name, as photon.app.verify_pairs writes them."""
+def true_pairs(logs: Iterable[Path]) -> set[bytes]:
+    """The pairs that generated clicks name, as photon.app.verify_pairs writes them.
+
+    A generator that was killed has not written the same to all copies.
+    """
     decoder = msgspec.json.Decoder(_Click)
-    pairs: set[bytes] = set()
-    for path in sorted(clicks.glob("*.jsonl")):
+    return {
+        f"{click.primary_id}\t{click.id}\n".encode()
+        for copy in logs
+        for lines in _lines(copy / "clicks")
+        for click in map(decoder.decode, lines)
+    }
+
+
+def _orphans(logs: Path) -> int:
+    """Clicks whose query is not in the same copy: a generator that was killed held it back."""
+    clicks, queries = msgspec.json.Decoder(_Click), msgspec.json.Decoder(_Query)
+    named = Counter(
+        click.primary_id for lines in _lines(logs / "clicks") for click in map(clicks.decode, lines)
+    )
+    for lines in _lines(logs / "queries"):
+        for query in map(queries.decode, lines):
+            named.pop(query.id, None)
+    return named.total()
+
+
+def _lines(directory: Path) -> Iterator[list[bytes]]:
+    """Whole lines of all logs in it, some MiB at a time."""
+    for path in sorted(directory.glob("*.jsonl")):
         with path.open("rb") as file:
             while lines := file.readlines(_READ_BYTES):
-                found = map(decoder.decode, lines)
-                pairs.update(f"{click.primary_id}\t{click.id}\n".encode() for click in found)
-    return list(pairs)
+                if not lines[-1].endswith(b"\n"):  # of a generator that was killed
+                    lines.pop()
+                yield lines
 
 
 def count_lines(directory: Path) -> int:

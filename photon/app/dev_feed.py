@@ -11,6 +11,7 @@ import heapq
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -39,6 +40,7 @@ HELD_BACK_S: Final = (0.05, 0.5)
 REPEATED: Final = 0.001
 """Of the clicks: so many are logged twice, byte for byte."""
 REPEATED_WITHIN_S: Final = 2.0
+_NAME: Final = re.compile(r"fed-(\d{6})\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +105,14 @@ def _append(file: FileIO, data: bytes) -> None:
 
 
 class Events:
-    """Makes queries and clicks at a steady rate. `now_us` is the time that they get; ids are Photon's."""
+    """Makes queries and clicks at a steady rate. `now_us` is the time that they get; ids are Photon's.
 
-    def __init__(self, plan: Feed, rng: random.Random, now_us: Callable[[], int]) -> None:
+    `life`: from 0 on, each life's its own: its ids are of a server process of its own.
+    """
+
+    def __init__(self, plan: Feed, rng: random.Random, now_us: Callable[[], int], life: int) -> None:
         self._plan, self._rng, self._now_us = plan, rng, now_us
-        (self._query_head,), (self._click_head,) = heads(0, 1), heads(1, 1)
+        self._query_head, self._click_head = (heads(side, life + 1)[life] for side in (0, 1))
         self._query_texts, self._click_texts = query_payloads(plan.seed), click_payloads(plan.seed)
         self._clickable: list[str] = []
         self._held: list[tuple[float, int, bool, bytes]] = []
@@ -168,12 +173,19 @@ class Events:
         heapq.heappush(self._held, (due_s, self._holds, is_query, line))
 
 
+def last_life(directory: str) -> int:
+    """That of the last feeder that wrote to it; -1 if none has. The clock does not tell: it may step back."""
+    found = [_NAME.fullmatch(path.name) for path in Path(directory).glob("*/*.jsonl")]
+    return max((int(match[1]) for match in found if match is not None), default=-1)
+
+
 def feed(plan: Feed, stopped: threading.Event) -> None:
     """Write until `stopped`, then what was held back. StorageError."""
     rng = random.Random(plan.seed)
-    name = f"fed-{time.time_ns() // 1_000}.jsonl"  # ids of later lives are later, too
+    life = 1 + max(map(last_life, plan.directories))
+    name = f"fed-{life:06d}.jsonl"
     copies = [DatacenterLogs(Path(path), name, rng, COPY_DELAY_S_MAX) for path in plan.directories]
-    events = Events(plan, rng, lambda: time.time_ns() // 1_000)
+    events = Events(plan, rng, lambda: time.time_ns() // 1_000, life)
     began = time.monotonic()
     while True:
         over = stopped.wait(TICK_S)

@@ -1,6 +1,7 @@
 """The feeder of `photon dev` as its parent sees it."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from photon.app.launching import child_environment
 from photon.app.supervisor import last_message
 from photon.core.errors import PhotonError
 
+COMMAND: Final = (sys.executable, "-m", "photon.app.dev_feed")
 END_S_MAX: Final = 10.0
 
 
@@ -31,7 +33,7 @@ class Feeder:
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "photon.app.dev_feed", json.dumps(asdict(plan))],
+                [*COMMAND, json.dumps(asdict(plan))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -39,19 +41,32 @@ class Feeder:
                 start_new_session=True,
             )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def check(self) -> None:
         """FeederEndedError if it has ended by itself."""
         if self._process.poll() is not None:
-            raise FeederEndedError(f"the feeder ended: {last_message(self._log, self._log_start)}")
+            raise FeederEndedError(self._why())
 
     def stop(self) -> None:
-        """It writes what it holds back, and ends. FeederEndedError if it had ended by itself."""
+        """It writes what it holds back, and ends. FeederEndedError if it had ended already, or could not."""
         self.check()
         self._process.terminate()
         try:
-            self._process.wait(END_S_MAX)
+            status = self._process.wait(END_S_MAX)
         except subprocess.TimeoutExpired:
             self.kill()
+            raise FeederEndedError(
+                f"the feeder did not write its last events within {END_S_MAX:.0f} s and was killed; its logs "
+                "may lack queries of their clicks"
+            ) from None
+        if status not in (0, -signal.SIGTERM):  # by the signal: told before it had begun
+            raise FeederEndedError(self._why())
+
+    def _why(self) -> str:
+        return f"the feeder ended: {last_message(self._log, self._log_start)}"
 
     def kill(self) -> None:
         self._process.kill()

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from photon.app.placing import Placing, absolute
+from photon.app.placing import Placing
 from photon.app.registry_members import Members, members_of
-from photon.app.system import topology_of
-from photon.app.topology import Pipeline, Topology, document_of, read_topology
+from photon.app.system import check_processes, topology_of
+from photon.app.topology import Pipeline, Topology, absolute, document_of, read_topology
 from photon.core.errors import UsageError
 from photon.core.settings import DatacenterPlace, Settings
 from photon.wire.network import is_loopback
@@ -68,18 +68,8 @@ def plan_dev(
         regions=dict(REGIONS),
     )
     places.metrics(topology)
-    _check_names(topology)
+    check_processes(topology)
     return topology
-
-
-def _check_names(topology: Topology) -> None:
-    """The third joiner of `east` is `joiner-east-2`, and so is the first of `east-2`."""
-    names = topology.processes()
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise UsageError(
-            f"two processes would be named {min(twice)}; run fewer of a role, or fewer datacenters"
-        )
 
 
 def logs_of(work: Path, datacenter: str) -> Path:

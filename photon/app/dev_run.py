@@ -1,5 +1,6 @@
 """`photon dev`: start a whole system, feed it, show it, play its outage, stop it, check what it wrote."""
 
+import contextlib
 import itertools
 import random
 import time
@@ -99,7 +100,7 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
                 if tries >= PORT_TRIES_MAX or settings.replicas:
                     raise
                 view.notice(f"{error}; starting again on other ports")
-    return summary_of(topology, job.work, run.killed, run.restarts, seconds, joined_before)
+    return summary_of(topology, job.work, run.killed, run.restarts, seconds, joined_before, not run.cut_short)
 
 
 class _Run:
@@ -118,7 +119,10 @@ class _Run:
         self._feeder: Feeder | None = None
         self._window = Window()
         self._began = time.monotonic()
+        self._was_told = False
         self.restarts = 0
+        self.cut_short = False
+        """Somebody did not want to wait until what was written has its fate."""
 
     @property
     def killed(self) -> list[str]:
@@ -137,10 +141,12 @@ class _Run:
             system.cluster.start()
             if not self._topology.checked_settings().replicas:
                 replacing.start()
-            reader = StatusReader(self._topology)
-            await_memory(job.work, system.cluster, reader, self._told_to_stop, remembered)
-            system.cluster.start_dispatchers()
-            with ThreadPoolExecutor(1, "sampling") as pool:
+            with (
+                contextlib.closing(StatusReader(self._topology)) as reader,
+                ThreadPoolExecutor(1, "sampling") as pool,
+            ):
+                await_memory(job.work, system.cluster, reader, self._told_to_stop, remembered)
+                system.cluster.start_dispatchers()
                 sampler = _Sampler(reader, pool)
                 self._await_up(sampler)
                 seconds = self._watch(sampler)
@@ -173,14 +179,17 @@ class _Run:
             directories = [logs_of(job.work, name) for name in fed]
             log = job.work / "logs" / "feed.log"
             self._feeder = Feeder(directories, job.queries_per_s, job.clicks_per_s, job.seed, log)
-        while not self._told_to_stop and (job.seconds is None or self._seconds < job.seconds):
+        while not self._told_to_stop:
             self._turn(sampler, "running")
             if self._feeder is not None:
                 self._feeder.check()
-            said = self._play.step(self._seconds) if self._play is not None else None
-            if said is not None:
+            seconds = self._seconds
+            while self._play is not None and (said := self._play.step(seconds)) is not None:
                 self._view.notice(said)
+            if job.seconds is not None and seconds >= job.seconds:
+                break
             time.sleep(POLL_S)
+        self._was_told = bool(self._told_to_stop)
         seconds = self._seconds
         if self._feeder is not None:
             self._feeder.stop()
@@ -198,6 +207,9 @@ class _Run:
                 alive = [row for row in rows if row.datacenter not in self.killed]
                 if finishing.is_over(alive, time.monotonic()):
                     return
+            if self._told_to_stop and not self._was_told:  # after the end of --for
+                self.cut_short = True
+                return
             time.sleep(POLL_S)
 
     def _turn(self, sampler: "_Sampler", phase: str) -> bool:

@@ -10,15 +10,24 @@ import click
 from photon.app.dev_checks import Ended, checks_of, count_lines
 from photon.app.dev_plan import fed_datacenters, logs_of
 from photon.app.running import joined_lines, ledger_of
-from photon.app.summary import merge_fates, percentiles_ms
+from photon.app.summary import percentiles_ms, run_summary
 from photon.app.topology import Topology
 from photon.core.fates import Fate
 
 
 def summary_of(
-    topology: Topology, work: Path, killed: Sequence[str], restarts: int, seconds: float, joined_before: int
+    topology: Topology,
+    work: Path,
+    killed: Sequence[str],
+    restarts: int,
+    seconds: float,
+    joined_before: int,
+    waited: bool,
 ) -> dict[str, Any]:
-    """Of the work directory as a whole, like that of `photon join`; and whether all is as it must be."""
+    """Of the work directory as a whole, like that of `photon join`; and whether all is as it must be.
+
+    `waited`: as in photon.app.dev_checks.
+    """
     out = Path(topology.output)
     fed = fed_datacenters(topology, work)
     ended = {
@@ -31,17 +40,11 @@ def summary_of(
     }
     lines = joined_lines(out)
     joined = sum(lines.values())
-    all_fed = len(fed) == len(topology.pipelines)
-    clicks = logs_of(work, fed[0]) / "clicks" if fed and all_fed else None
-    checks = checks_of(out, topology.checked_settings(), ended, joined, clicks)
+    logs = {name: logs_of(work, name) for name in fed} if len(fed) == len(ended) else {}
+    checks = checks_of(out, topology.checked_settings(), ended, joined, logs, waited)
     ledgers = [one.ledger for one in ended.values()]
     return {
-        **merge_fates(ledgers, joined),
-        "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
-        "seconds": round(seconds, 3),
-        "joined_per_s": round((joined - joined_before) / seconds, 1) if seconds > 0 else 0.0,
-        "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
-        "joined_this_run": joined - joined_before,
+        **run_summary(ledgers, joined, joined_before, seconds),
         "datacenters": {name: _row(one, lines.get(name, 0)) for name, one in ended.items()},
         "killed": list(killed),
         "restarts": restarts,

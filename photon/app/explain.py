@@ -7,7 +7,6 @@ silent, and the others still tell.
 import importlib
 import json
 import mmap
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -16,10 +15,9 @@ from typing import Any, Final
 
 from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
-from idregistry.client import RegistryClient
 from photon.app.dead_letters import Filter, read_letters
+from photon.app.registry_named import registry_of
 from photon.app.topology import Pipeline, Topology
-from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES, IdPacker
@@ -101,16 +99,12 @@ def registered(topology: Topology, packed: bytes) -> dict[str, Any] | None:
 
     Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
     """
-    replicas = [replica.grpc for replica in topology.replicas]
-    client = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random(), topology.network(""))
-    try:
+    with registry_of(topology).client(TIMEOUT_S) as client:
         for shard in range(client.configuration().shards):
             for part in client.scan(shard, timeout_s=SCAN_S_MAX):
                 row = _row_of(part.ids, packed)
                 if row is not None:
                     return {"shard": shard, **_token(part.tokens[row], topology)}
-    finally:
-        client.close()
     return None
 
 

@@ -38,7 +38,7 @@ from photon.app.running import (
     termination,
     why_stalled,
 )
-from photon.app.summary import furthest, merge_fates, percentiles_ms
+from photon.app.summary import furthest, merge_fates, run_summary
 from photon.app.supervisor import PortTakenError
 from photon.app.topology import DATACENTER_NAMES, PIPELINE_ROLES, Topology
 from photon.core.fates import Fate
@@ -101,11 +101,11 @@ def _run(
     try:
         cluster.start()
         replacing.start()
-        reader = StatusReader(topology)
-        await_memory(job.work, cluster, reader, told_to_stop, remembered)
-        cluster.start_dispatchers()
-        run = _watch(job, cluster, reader, display, told_to_stop, began)
-        _await_complete(cluster, reader, display, told_to_stop)
+        with contextlib.closing(StatusReader(topology)) as reader:
+            await_memory(job.work, cluster, reader, told_to_stop, remembered)
+            cluster.start_dispatchers()
+            run = _watch(job, cluster, reader, display, told_to_stop, began)
+            _await_complete(cluster, reader, display, told_to_stop)
         replacing.stop()
         cluster.stop()
     except BaseException:
@@ -207,8 +207,6 @@ def _tell_unended(display: RunDisplay, statuses: Sequence[dict[str, Any]]) -> No
 def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisplay) -> dict[str, Any]:
     per_datacenter = joined_lines(Path(topology.output))
     joined = sum(per_datacenter.values())
-    new = joined - joined_before
-    seconds = run.seconds
     ledgers = [ledger_of(topology, pipeline) for pipeline in topology.pipelines]
     written = sum(ledger["fates"][Fate.JOINED.value] for ledger in ledgers)
     if written > joined:
@@ -223,12 +221,7 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
             "first); the same command completes them"
         )
     return {
-        **merge_fates(ledgers, joined),
-        "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
-        "seconds": round(seconds, 3),
-        "joined_per_s": round(new / seconds, 1) if seconds > 0 else 0.0,
-        "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
-        "joined_this_run": new,
+        **run_summary(ledgers, joined, joined_before, run.seconds),
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
         "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),

@@ -62,7 +62,3 @@ class Placing:
 
     def _address(self) -> str:
         return f"127.0.0.1:{next(self._ports)}"
-
-
-def absolute(pattern: str) -> str:
-    return str(Path.cwd() / pattern)

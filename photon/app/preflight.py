@@ -5,7 +5,6 @@ resumed on one that remembers at least what stands in the joined logs.
 """
 
 import glob
-import hashlib
 import itertools
 import json
 import os
@@ -19,7 +18,8 @@ from photon.app.registry_members import members_of
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.logfiles import glob_matches, matching_files
-from photon.core.settings import Settings, to_document
+from photon.core.settings import Settings
+from photon.core.settings_identity import identity_settings
 
 SETTLED_S: Final = 3.0
 """A leader that has applied all it has committed, and says the same for so long, knows no more."""
@@ -154,8 +154,7 @@ def check_same_run(
     now = {
         "registry.shards": settings.registry.shards,
         "registry.replicas": settings.registry.replicas,
-        "ids.key (digest)": hashlib.blake2b(settings.ids.key.encode(), digest_size=8).hexdigest(),
-        **{f"foreign.{name}": value for name, value in to_document(settings)["foreign"].items()},
+        **identity_settings(settings),
     }
     if not path.exists():
         if joined_lines:

@@ -5,7 +5,6 @@ one machine it is replaced by an empty one with a new name, by itself, while the
 """
 
 import contextlib
-import random
 import shutil
 import threading
 import time
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 
 from photon.app.registry_disks import is_blank, never_founded, remembered_by, trace_of, with_other_disks
 from photon.app.topology import Topology
-from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, LockedError, UnavailableError, UsageError
 
@@ -154,17 +152,12 @@ class Replacing:
         self._stop.set()
 
     def _run(self) -> None:
-        from idregistry.client import RegistryClient
+        from idregistry.client import RegistryAt
 
-        replicas = [replica.grpc for replica in self._topology.replicas if not replica.joining]
-        client = RegistryClient(
-            replicas, TIMEOUT_S, SystemClock(), random.Random(), self._topology.network("")
-        )
-        try:
+        replicas = tuple(replica.grpc for replica in self._topology.replicas if not replica.joining)
+        with RegistryAt(replicas, self._topology.network("")).client(TIMEOUT_S) as client:
             for old, new in self._lost:
                 self._replace(client, old, new)
-        finally:
-            client.close()
 
     def _replace(self, client: "RegistryClient", old: str, new: str) -> None:
         row = self._topology.replica(new)

@@ -22,7 +22,7 @@ from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS, die_with_paren
 from photon.app.system import split_address
 from photon.app.topology import Replica, Topology, process_name
 from photon.core.clock import Clock, SystemClock
-from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UsageError
+from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
 from photon.wire.network import Network
 from photon.wire.rpc import on_termination
 
@@ -60,10 +60,7 @@ def serve_role(role: str, topology: Topology, name: str) -> None:
         server = _MAKERS[role](topology, name, SystemClock(), fail)
         on_termination(told.set)
         _tame_collector()
-        server.start()
-        network = topology.network(_datacenter(topology, role, name))
-        watch_expiry(network.tls)
-        _serve_metrics(topology, role, name, server, network)
+        _start(topology, role, name, server)
     except CorruptStateError as error:
         _end(error, CORRUPT_STATUS)
     except AddressInUseError as error:
@@ -82,13 +79,28 @@ def _tame_collector() -> None:
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-def _serve_metrics(topology: Topology, role: str, name: str, server: _Role, network: Network) -> None:
-    """AddressInUseError if its port is taken."""
+def _start(topology: Topology, role: str, name: str, server: _Role) -> None:
+    """AddressInUseError if one of its ports is taken; for that of metrics before anybody is served."""
+    network = topology.network(_datacenter(topology, role, name))
+    watch_expiry(network.tls)
     process = process_name(role, name)
+    started = threading.Event()
     if process in topology.metrics:
         from photon.wire.metrics import serve_metrics
 
-        serve_metrics(topology.metrics[process], role, process, server.status, network)
+        def status() -> dict[str, Any]:
+            if not started.is_set():
+                raise UnavailableError(f"{process} is starting; ask again")
+            return server.status()
+
+        address = topology.metrics[process]
+        own = topology.replica(name).listen_grpc if role == "registry" else ""
+        if own:  # metrics have no such setting: they are bound where gRPC is
+            address = f"{own.rpartition(':')[0]}:{address.rpartition(':')[2]}"
+            network = replace(network, bind="")
+        serve_metrics(address, role, process, status, network)
+    server.start()
+    started.set()
 
 
 def _datacenter(topology: Topology, role: str, name: str) -> str:
@@ -146,7 +158,7 @@ def _registry(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseE
 def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
     if replica.listen_raft:
         return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
-    return network.bind or replica.raft_host, replica.raft_port
+    return network.bind.strip("[]") or replica.raft_host, replica.raft_port
 
 
 def _eventstore(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:

@@ -1,6 +1,6 @@
 """Asks every process of a topology for its status; one that does not answer is left out, not waited for."""
 
-import random
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
-from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
+from photon.app.registry_named import registry_of
 from photon.app.topology import Topology
-from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 
 TIMEOUT_S: Final = 2.0
@@ -23,8 +22,8 @@ class StatusReader:
 
     def __init__(self, topology: Topology) -> None:
         network = topology.network("")
-        replicas = [replica.grpc for replica in topology.replicas]
-        registry = RegistryClient(replicas, TIMEOUT_S, SystemClock(), random.Random(), network)
+        self._closing = contextlib.ExitStack()
+        registry = self._closing.enter_context(registry_of(topology).client(TIMEOUT_S))
         self._calls: dict[str, Callable[[], dict[str, Any]]] = {
             f"registry-{replica.name}": partial(registry.status, replica.grpc)
             for replica in topology.replicas
@@ -36,7 +35,9 @@ class StatusReader:
         }
         for role, client in clients.items():
             for place in topology.places(role):
-                self._calls[place.process(role)] = client(place.address(role)).status
+                asked = client(place.address(role))
+                self._closing.callback(asked.close)
+                self._calls[place.process(role)] = asked.status
         self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
         self._last: dict[str, dict[str, Any] | None] = dict.fromkeys(self._calls)
 
@@ -65,6 +66,12 @@ class StatusReader:
             r["directory"]["has_quorum"] and all(shard["has_quorum"] for shard in r["shards"])
             for r in replicas
         )
+
+    def close(self) -> None:
+        """End its channels and threads: what it still asks has no answer."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._closing.close()
+        self._pool.shutdown()
 
     def _ask(self, name: str) -> dict[str, Any] | None:
         try:

@@ -1,6 +1,6 @@
 """What a run came to: pure sums over what the processes say and what stands in the output."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -61,6 +61,21 @@ def merge_fates(dispatchers: Iterable[Mapping[str, Any]], joined: int) -> dict[s
 
 def _fate(ledger: Mapping[str, Any], fate: Fate) -> int:
     return int(ledger["fates"].get(fate.value, 0))
+
+
+def run_summary(
+    ledgers: Sequence[Mapping[str, Any]], joined: int, joined_before: int, seconds: float
+) -> dict[str, Any]:
+    """What `photon join` and `photon dev` have in common. `ledgers`: of each datacenter; `joined`: lines."""
+    new = joined - joined_before
+    return {
+        **merge_fates(ledgers, joined),
+        "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
+        "seconds": round(seconds, 3),
+        "joined_per_s": round(new / seconds, 1) if seconds > 0 else 0.0,
+        "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
+        "joined_this_run": new,
+    }
 
 
 def percentiles_ms(histograms: Iterable[Mapping[str, Any]]) -> dict[str, float | None]:

@@ -13,6 +13,7 @@ from photon.app.topology import (
     Pipeline,
     Replica,
     Topology,
+    absolute,
     document_of,
     process_name,
     read_topology,
@@ -60,7 +61,18 @@ def _topology_of(settings: Settings) -> Topology:
     )
     if settings.metrics.serve:
         topology.metrics.update(_metrics(topology, settings))
+    check_processes(topology)
     return topology
+
+
+def check_processes(topology: Topology) -> None:
+    """SettingsError: the third joiner of `east` is `joiner-east-2`, and so is the first of `east-2`."""
+    names = topology.processes()
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SettingsError(
+            f"two processes would be named {min(twice)}; run fewer of a role, or rename a datacenter"
+        )
 
 
 def split_address(address: str, where: str) -> tuple[str, int]:
@@ -92,8 +104,8 @@ def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
         joiners=list(place.joiners),
         dispatchers=list(place.dispatchers),
         directory=str(work / name),
-        primary=[_absolute(pattern) for pattern in place.primary],
-        foreign=[_absolute(pattern) for pattern in place.foreign],
+        primary=[absolute(pattern) for pattern in place.primary],
+        foreign=[absolute(pattern) for pattern in place.foreign],
     )
 
 
@@ -199,7 +211,3 @@ def _servers(settings: Settings) -> Iterable[tuple[str, str]]:
         for key in ("eventstores", "joiners", "dispatchers"):
             for address in getattr(place, key):
                 yield f"'datacenters.{name}.{key}'", address
-
-
-def _absolute(pattern: str) -> str:
-    return str(Path.cwd() / pattern)

@@ -162,9 +162,14 @@ def document_of(settings: Settings) -> dict[str, Any]:
     """Settings as a topology has them: with absolute paths, as it is read in other directories too."""
     document = to_document(settings)
     joiner, tls = document["joiner"], document["tls"]
-    joiner["output_roots"] = [str(Path.cwd() / root) for root in joiner["output_roots"]]
-    tls.update({name: str(Path.cwd() / tls[name]) for name in ("cert", "key", "ca") if tls[name]})
+    joiner["output_roots"] = [absolute(root) for root in joiner["output_roots"]]
+    tls.update({name: absolute(tls[name]) for name in ("cert", "key", "ca") if tls[name]})
     return document
+
+
+def absolute(path: str) -> str:
+    """Also of a pattern; `..` and links stay as they are."""
+    return str(Path.cwd() / path)
 
 
 def network_of(settings: Settings, datacenter: str) -> Network:

@@ -4,7 +4,8 @@ The digest is the sha256 over the sorted lines `primary_id<TAB>foreign_id<NEWLIN
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +38,8 @@ class PairsReport:
 
     `lines`: joined lines; `distinct`: distinct foreign ids; `repeated`: lines whose foreign id stood before;
     `mismatched`: lines whose primary is not the one they name; `unreadable`: lines that are no joined event;
-    `sha256`: of the distinct pairs; `examples`: the first of what is wrong, with file and line.
+    `untrue`: distinct pairs that the truth lacks, where one is given; `sha256`: of the distinct pairs;
+    `examples`: the first of what is wrong, with file and line.
     """
 
     files: int = 0
@@ -46,6 +48,7 @@ class PairsReport:
     repeated: int = 0
     mismatched: int = 0
     unreadable: int = 0
+    untrue: int = 0
     sha256: str = ""
     examples: list[str] = field(default_factory=list)
 
@@ -70,9 +73,12 @@ def pairs_sha256(lines: Iterable[bytes]) -> str:
     return hashlib.sha256(b"".join(sorted(lines))).hexdigest()
 
 
-def check_pairs(joined: Path, fields: PairFields | None = None) -> PairsReport:
+def check_pairs(
+    joined: Path, fields: PairFields | None = None, truth: Set[bytes] | None = None
+) -> PairsReport:
     """Read every .jsonl file under `joined` (a directory for each datacenter) and report its pairs.
 
+    `truth`: all pairs that there may be, as lines of the digest.
     UsageError if there is no such directory. A last line without its newline is unreadable.
     """
     if not joined.is_dir():
@@ -80,7 +86,7 @@ def check_pairs(joined: Path, fields: PairFields | None = None) -> PairsReport:
     check = _Check(fields or PairFields())
     for path in sorted(joined.rglob("*.jsonl")):
         check.file(path)
-    return check.end()
+    return check.end(truth)
 
 
 class _Check:
@@ -107,7 +113,11 @@ class _Check:
             self._lines(lines, path, number)
             number += len(lines)
 
-    def end(self) -> PairsReport:
+    def end(self, truth: Set[bytes] | None) -> PairsReport:
+        untrue = self._pairs - truth if truth is not None else ()
+        self._report.untrue = len(untrue)
+        for pair in itertools.islice(untrue, _EXAMPLES_MAX):
+            self._example(f"not among the true pairs: {pair.decode('utf-8', 'replace').strip()}")
         self._report.distinct = len(self._foreign)
         self._report.sha256 = pairs_sha256(self._pairs)
         return self._report

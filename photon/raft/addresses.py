@@ -1,13 +1,13 @@
 """Which ids and addresses nodes may have, and the socket that one listens on."""
 
 import errno
-import ipaddress
 import socket
 from collections.abc import Mapping
 
 from photon.core.errors import AddressInUseError, SettingsError, UsageError
 from photon.raft.handshake import ID_BYTES_MAX
 from photon.raft.link import size_buffers
+from photon.wire.network import is_loopback
 
 _BACKLOG = 64
 
@@ -27,7 +27,7 @@ def check_peers(node: str, peers: Mapping[str, tuple[str, int]]) -> None:
 def check_node(node: str, listen_host: str, secret: bytes) -> None:
     """Raise SettingsError for what this node can't be, or must not do without a secret."""
     _check_id(node)
-    if not secret and not _is_loopback(listen_host):
+    if not secret and not is_loopback(f"{listen_host}:0"):
         raise SettingsError(
             f"raft: will not listen on {listen_host} without a cluster secret; set one, the same on all nodes"
         )
@@ -59,12 +59,3 @@ def _check_id(name: str) -> None:
         raise SettingsError(
             f"raft: {name!r} can't be a node id; take 1 to {ID_BYTES_MAX} bytes of printable text"
         )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -23,7 +23,9 @@ def ledger(events, joined, duplicate=0, pending=None):
 def run(tmp_path):
     """Three clicks, one of them logged twice; east has joined two and west one."""
     clicks = [{"id": f"c{n}", "primary_id": f"q{n}"} for n in range(3)]
-    write_lines(tmp_path / "clicks" / "a.jsonl", [*clicks, clicks[0]])
+    for name in ("logs-east", "logs-west"):
+        write_lines(tmp_path / name / "clicks" / "a.jsonl", [*clicks, clicks[0]])
+        write_lines(tmp_path / name / "queries" / "a.jsonl", [{"id": f"q{n}"} for n in range(3)])
     joined = [{**click, "primary": {"id": click["primary_id"]}} for click in clicks]
     write_lines(tmp_path / "joined" / "east" / "joiner-east-000000.jsonl", joined[:2])
     write_lines(tmp_path / "joined" / "west" / "joiner-west-000000.jsonl", joined[2:])
@@ -36,8 +38,9 @@ ENDED = {
 }
 
 
-def results(run, ended=ENDED, lines=3, settings=None, fed=True):
-    found = checks_of(run, settings or Settings(), ended, lines, run / "clicks" if fed else None)
+def results(run, ended=ENDED, lines=3, settings=None, fed=True, waited=True):
+    logs = {name: run / f"logs-{name}" for name in ended} if fed else {}
+    found = checks_of(run, settings or Settings(), ended, lines, logs, waited)
     return [check.ok for check in found], "\n".join(check.text for check in found)
 
 
@@ -49,7 +52,7 @@ def test_all_is_well(run):
     oks, text = results(run)
     assert oks == [True] * 5
     assert "the 3 pairs are the true ones" in text
-    assert count_lines(run / "clicks") == 4
+    assert count_lines(run / "logs-east" / "clicks") == 4
 
 
 def test_an_event_that_is_joined_in_both_datacenters_is_found(run):
@@ -92,9 +95,43 @@ def test_more_events_than_were_written_are_found_even_in_a_datacenter_that_is_do
     assert oks[2] is False and "west counts 1 events more than were written" in text
 
 
-def test_pairs_are_not_compared_while_events_wait(run):
+def test_events_that_wait_when_all_is_written_and_nobody_is_down_are_found(run):
     oks, text = results(run, changed("west", ledger=ledger(4, 1, 2)))
-    assert oks == [True, True, True, True, None] and "1 events wait yet" in text
+    assert oks == [True, True, True, True, False]
+    assert "1 events wait yet, though all is written and nobody is down" in text
+
+
+def test_a_system_that_joined_nothing_is_not_well(run):
+    for path in (run / "joined").rglob("*.jsonl"):
+        path.write_text("")
+    nothing = {name: dataclasses.replace(one, ledger=ledger(4, 0)) for name, one in ENDED.items()}
+    oks, text = results(run, nothing, lines=0)
+    assert oks == [True, True, True, True, False] and "8 events wait yet" in text
+
+
+@pytest.mark.parametrize("ended", [{"killed": True}, {"ledger": ledger(4, 1, 2)}])
+def test_pairs_that_were_not_written_are_found_while_events_wait_or_a_datacenter_is_down(run, ended):
+    line = {"id": "c2", "primary_id": "q9", "primary": {"id": "q9"}}
+    write_lines(run / "joined" / "west" / "joiner-west-000000.jsonl", [line])
+    oks, text = results(run, changed("west", **ended))
+    assert oks[4] is False and "1 pairs are joined that were not written" in text
+    assert "not among the true pairs: q9\tc2" in text
+
+
+def test_what_was_not_waited_for_is_not_held_against_the_run(run):
+    oks, text = results(run, changed("west", ledger=ledger(3, 1, 1)), waited=False)
+    assert oks == [True, True, None, True, None]
+    assert "west 1 events are missing, which were not waited for" in text and "1 events wait yet" in text
+
+
+def test_clicks_on_queries_that_a_killed_generator_held_back_may_wait_and_torn_lines_are_not_counted(run):
+    with (run / "logs-west" / "clicks" / "a.jsonl").open("a") as file:
+        file.write('{"id": "c7", "primary_id": "q7"}\n{"id": "c8", "prim')
+    oks, text = results(run, changed("west", ledger=ledger(5, 1, 3), written=5))
+    assert oks == [True, True, True, True, None]
+    assert "1 events wait for queries that a killed generator held back" in text
+    oks, _ = results(run, changed("west", ledger=ledger(5, 1, 2), written=5))
+    assert oks[4] is False
 
 
 def test_of_given_logs_only_what_can_be_known_is_checked(run):
@@ -132,5 +169,5 @@ def test_an_outage_without_an_end_leaves_the_datacenter_down():
 
 
 def test_json_of_the_checks_is_plain(run):
-    found = checks_of(run, Settings(), ENDED, 3, run / "clicks")
+    found = checks_of(run, Settings(), ENDED, 3, {name: run / f"logs-{name}" for name in ENDED}, True)
     assert json.loads(json.dumps([dataclasses.asdict(check) for check in found]))[0]["ok"] is True

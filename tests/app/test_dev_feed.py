@@ -1,13 +1,18 @@
 """The generator of `photon dev`: the same events in every datacenter's copy of the logs."""
 
 import json
+import os
 import random
+import signal
+import sys
 
 import pytest
 
-from photon.app.dev_feed import DatacenterLogs, Events, Feed
+from photon.app import dev_feeding
+from photon.app.dev_feed import DatacenterLogs, Events, Feed, last_life
 from photon.app.dev_feeding import Feeder, FeederEndedError
 from photon.core.errors import StorageError
+from tests.app.kit import write_lines
 from tests.app.test_join import wait_for
 
 
@@ -23,7 +28,7 @@ class Time:
 def made():
     """What 20 s of 400 queries/s and 100 clicks/s come to: (lines of queries, lines of clicks) a tick."""
     time = Time()
-    events = Events(Feed([], 400.0, 100.0, 1), random.Random(1), time)
+    events = Events(Feed([], 400.0, 100.0, 1), random.Random(1), time, 0)
     ticks = []
     for tick in range(2_000):
         time.us += 10_000
@@ -108,6 +113,53 @@ def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(t
         queries = {event["id"] for event in events_of(home / "queries")}
         assert {event["primary_id"] for event in events_of(home / "clicks")} <= queries
     assert events_of(homes[0] / "clicks") == events_of(homes[1] / "clicks")
+
+
+def test_two_lives_at_the_same_time_of_the_clock_have_no_id_in_common():
+    ids = []
+    for life in (0, 1):
+        events = Events(Feed([], 400.0, 100.0, 1), random.Random(1), Time(), life)
+        lines = b"".join(part for at in (1.0, 2.0) for part in events.tick(at)).splitlines()
+        ids.append({json.loads(line)["id"] for line in lines})
+    assert len(ids[0]) == len(ids[1]) > 400 and ids[0].isdisjoint(ids[1])
+
+
+def test_each_life_is_counted_by_the_files_of_the_earlier_ones(tmp_path):
+    assert last_life(str(tmp_path)) == -1
+    for name in ("fed-000000.jsonl", "fed-000011.jsonl", "own-000099.jsonl"):
+        write_lines(tmp_path / "clicks" / name, [])
+    assert last_life(str(tmp_path)) == 11
+
+
+def started(tmp_path):
+    feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
+    wait_for(lambda: len(events_of(tmp_path / "east" / "clicks")) > 10, 60)
+    return feeder
+
+
+def test_a_feeder_that_does_not_end_when_told_is_killed_and_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(dev_feeding, "END_S_MAX", 0.2)
+    feeder = started(tmp_path)
+    os.kill(feeder.pid, signal.SIGSTOP)
+    with pytest.raises(FeederEndedError, match="was killed; its logs"):
+        feeder.stop()
+
+
+def test_a_feeder_that_fails_at_its_last_write_says_why(tmp_path, monkeypatch):
+    # A child that ends as the feeder does when the disk is full at the end.
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import signal, sys\n"
+        "def end(*_):\n    sys.stderr.write('photon: a.jsonl: No space left\\n'); sys.exit(1)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        f"open({str(tmp_path / 'ready')!r}, 'w').close()\n"
+        "while True:\n    signal.pause()\n"
+    )
+    monkeypatch.setattr(dev_feeding, "COMMAND", (sys.executable, str(child)))
+    feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
+    wait_for((tmp_path / "ready").exists, 60)
+    with pytest.raises(FeederEndedError, match="No space left"):
+        feeder.stop()
 
 
 def test_a_feeder_that_cannot_write_says_why(tmp_path):

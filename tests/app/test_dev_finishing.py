@@ -1,7 +1,11 @@
 """A `photon dev` that was told to stop lets what was written get its fate, and does not wait for ever."""
 
+import signal
+
+from photon.app import dev_run
 from photon.app.dev_figures import PipelineFigures
 from photon.app.dev_finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing
+from photon.app.topology import Topology
 
 
 def row(name, events, pending=0, silent=()):
@@ -37,3 +41,26 @@ def test_of_given_logs_it_is_over_when_nothing_waits_and_nothing_more_was_read()
     waiting = Finishing({}, 0.0)
     assert not waiting.is_over([row("east", 12, pending=2)], 0.0)
     assert waiting.is_over([row("east", 12, pending=2)], SETTLED_S)
+
+
+class WaitsForEver(dev_run._Run):
+    """A run whose processes never have anything new to say."""
+
+    def __init__(self, tmp_path, told_to_stop):
+        topology = Topology({}, [], [], str(tmp_path), "", False, [], [])
+        job = dev_run.DevJob(tmp_path, tmp_path, seconds=0.0)
+        super().__init__(job, topology, None, None, told_to_stop)
+        self.turns = 0
+
+    def _turn(self, _sampler, phase):
+        self.turns += phase == "finishing"
+        if self.turns == 3:
+            self._told_to_stop.append(signal.SIGINT)
+        return False
+
+
+def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):
+    run = WaitsForEver(tmp_path, [])
+    run._watch(None)
+    run._finish(None)
+    assert run.cut_short and run.turns == 3

@@ -14,7 +14,7 @@ from photon.app.dev_plan import (
 )
 from photon.app.registry_members import Members
 from photon.app.topology import write_topology
-from photon.core.errors import UsageError
+from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Settings, load_settings
 
 DESCRIBED = """
@@ -147,5 +147,5 @@ def test_a_system_of_other_machines_is_refused(plan, tmp_path, elsewhere):
 def test_two_processes_of_one_name_are_refused(plan, tmp_path):
     path = tmp_path / "photon.toml"
     path.write_text("[joiner]\nprocesses = 3\n")
-    with pytest.raises(UsageError, match="joiner-east-2"):
+    with pytest.raises(SettingsError, match="joiner-east-2"):
         plan(load_settings(path), datacenters=4)

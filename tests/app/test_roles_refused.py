@@ -4,7 +4,7 @@ import pytest
 
 from photon.app.supervisor import ADDRESS_STATUS
 from tests.app.kit import photon
-from tests.app.roles_kit import Roles
+from tests.app.roles_kit import METRICS_OFFSET, Roles
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -62,15 +62,25 @@ def test_nothing_listens_beyond_loopback_without_tls(roles):
     assert "192.0.2.1:7410" in line and "insecure_beyond_loopback" in line
 
 
-@pytest.mark.parametrize("role", ["eventstore", "joiner", "registry"])
-def test_an_address_that_is_not_of_this_machine_is_told(roles, role):
+@pytest.mark.parametrize(
+    ("role", "metrics", "told"),
+    [
+        ("eventstore", False, "192.0.2.1:7410"),
+        ("joiner", False, "192.0.2.1:7410"),
+        ("registry", False, "192.0.2.1:7410"),
+        ("registry", True, f"cannot serve metrics on 192.0.2.1:{7410 + METRICS_OFFSET}"),
+    ],
+)
+def test_an_address_that_is_not_of_this_machine_is_told(roles, role, metrics, told):
     name = "r0" if role == "registry" else "west"
     address = roles.all[role, name]
     change(roles, address, "192.0.2.1:7410")
     change(roles, "insecure_beyond_loopback = false", "insecure_beyond_loopback = true")
+    if not metrics:
+        change(roles, "serve = true", "serve = false")
     status, line = serve(roles, role, name)
     assert status == ADDRESS_STATUS
-    assert "192.0.2.1:7410" in line and "not of this machine" in line
+    assert told in line and "not of this machine" in line
 
 
 def test_settings_that_name_no_system_are_refused(tmp_path):

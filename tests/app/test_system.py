@@ -123,6 +123,17 @@ def test_two_servers_at_one_address_are_refused():
         topology_of(parse_settings(document))
 
 
+def test_two_processes_of_one_name_are_refused():
+    document = system()
+    document["datacenters"]["west"]["joiners"] = ["a:1", "a:2", "a:3"]
+    document["datacenters"]["west-2"] |= {
+        **document["datacenters"]["east"],
+        **{role: [f"{role}:1"] for role in ("eventstores", "joiners", "dispatchers")},
+    }
+    with pytest.raises(SettingsError, match="two processes would be named joiner-west-2"):
+        topology_of(parse_settings(document))
+
+
 def test_an_even_number_of_replicas_is_refused():
     document = system()
     del document["replicas"]["r1"]
