@@ -20,7 +20,7 @@ from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.scanning import Scanned
 from idregistry.sharding import ShardPart, segments_of
 from photon.core.clock import Clock, SystemClock
-from photon.core.errors import FencedError, UnavailableError, UsageError
+from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError, UsageError
 from photon.core.fates import Cleared, Committed, Released
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.network import LOOPBACK, Network
@@ -157,13 +157,24 @@ class RegistryClient:
 
     # --- leases of joiners
 
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float) -> None:
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         """Hold the incarnation's lease for `lease_s` from the moment of this call. FencedError: it must end.
 
+        `settings`: core.settings_identity.identity_digest, of whoever makes ids of events. The registry keeps
+        the first one that it is told; SettingsMismatchError for another: it gets no lease, ever.
         UnavailableError: it may or may not have been renewed.
         """
-        request = pb.KeepAliveRequest(address=token_address, incarnation=incarnation, lease_s=lease_s)
-        if self._rounds.ask_directory("KeepAlive", request).fenced:
+        request = pb.KeepAliveRequest(
+            address=token_address, incarnation=incarnation, lease_s=lease_s, settings=settings
+        )
+        answer = self._rounds.ask_directory("KeepAlive", request)
+        if answer.mismatched:
+            raise SettingsMismatchError(
+                "ids.key and all of [foreign] must be the same on all machines of a system, or every event "
+                "would be joined twice, and this registry was founded with others than this process has: "
+                "give it the same photon.toml as the joiners that work"
+            )
+        if answer.fenced:
             raise FencedError(f"incarnation {incarnation:016x} of {token_address} is fenced; start a new one")
 
     def fence(self, incarnation: int) -> FenceAnswer:

@@ -198,8 +198,8 @@ class Coordinator:
         """With what only the leader knows: its clock, and how a lease stands."""
         now_us = self._clock.now_us()
         match what:
-            case KeepAlive(incarnation=incarnation, address=address, lease_us=lease_us):
-                return KeepAlive(now_us, incarnation, address, lease_us)
+            case KeepAlive(incarnation=incarnation, address=address, lease_us=lease_us, settings=settings):
+                return KeepAlive(now_us, incarnation, address, lease_us, settings)
             case Replace(old=old, row=row):
                 return Replace(now_us, old, row)
             case Cancel(new=new):

@@ -30,6 +30,7 @@ from idregistry.directory_commands import (
     Gone,
     Identify,
     KeepAlive,
+    Mismatched,
     Propose,
     Rejected,
     Replace,
@@ -53,6 +54,8 @@ class DirectoryState:
     def __init__(self) -> None:
         self.view = View()
         self.leases: dict[int, Lease] = {}
+        self.settings = b""
+        """Digest of what makes an event's identity, by the first joiner that said it; never changed."""
         self._grants = 0
         self.fences: list[int] = []
         """In order; never changed but at its end. Raft thread only."""
@@ -218,12 +221,15 @@ class DirectoryState:
 
     # --- leases and fences (3.3.3)
 
-    def _keep_alive(self, command: KeepAlive) -> bool | Rejected:
-        incarnation = command.incarnation
+    def _keep_alive(self, command: KeepAlive) -> bool | Mismatched | Rejected:
+        incarnation, settings = command.incarnation, command.settings
         if incarnation in self._fenced:
             return False
+        if settings and self.settings and settings != self.settings:
+            return Mismatched()
         if incarnation not in self.leases and len(self.leases) >= LEASES_MAX:
             return Rejected(f"{LEASES_MAX} joiners hold leases; wait until some have run out", busy=True)
+        self.settings = self.settings or settings
         self._grants += 1
         self.leases[incarnation] = Lease(command.address, command.lease_us, self._grants)
         self.renewed.add(incarnation)
@@ -271,6 +277,7 @@ class DirectoryState:
             "founders": view.founders,
             "retired": view.retired,
             "leases": self.leases,
+            "settings": self.settings,
             "grants": self._grants,
             "fences": self.fences,
             "time_us": self.time_us,
@@ -303,7 +310,7 @@ class DirectoryState:
             retired=held.retired,
         )
         self.leases, self.fences, self.time_us = held.leases, held.fences, held.time_us
-        self._grants = held.grants
+        self._grants, self.settings = held.grants, held.settings
         self._fenced = set(held.fences)
         self.renewed = set(held.leases)
 
@@ -343,3 +350,4 @@ class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     # Snapshots of before have none of these.
     cancelled: str = ""
     identity: bytes = b""
+    settings: bytes = b""

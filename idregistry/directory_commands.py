@@ -105,11 +105,14 @@ class Gone(_Command, frozen=True):
 
 
 class KeepAlive(_Command, frozen=True):
-    """An incarnation of a joiner takes or renews its lease. Answer: True, False where fenced, or Rejected."""
+    """An incarnation of a joiner takes or renews its lease. `settings`: the digest of those by which it makes
+    ids of events, or empty. Answer: True, False where fenced, Mismatched or Rejected.
+    """
 
     incarnation: int
     address: str
     lease_us: int
+    settings: bytes = b""  # commands of before have none
 
 
 class Fence(_Command, frozen=True):
@@ -151,6 +154,11 @@ class Rejected:
 
     why: str
     busy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The registry was founded by joiners that make other ids of the same events: no lease, ever."""
 
 
 _decoder: Final = msgspec.msgpack.Decoder(Command)

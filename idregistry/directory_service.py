@@ -10,12 +10,22 @@ from idregistry.answers import Answer, Decided, NotLeader, Overloaded
 from idregistry.configuration import HORIZON, SHARDS_MAX
 from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, Wanted
 from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
+from idregistry.directory_commands import (
+    Cancel,
+    Fence,
+    KeepAlive,
+    Mismatched,
+    Propose,
+    Rejected,
+    Replace,
+    Row,
+)
 from idregistry.hosting import Hosted
 from idregistry.messages import INCARNATIONS_MAX
 from idregistry.naming import address_mistake, name_mistake
 from idregistry.view import Proposal
 from idregistry.waiting import Context, Waiting
+from photon.core.settings_identity import IDENTITY_DIGEST_BYTES
 from photon.core.tokens import TOKEN_BYTES_MAX
 from photon.raft.port import ReplicatedLog
 from photon.wire import idregistry_pb2 as pb
@@ -88,9 +98,15 @@ class DirectoryHandlers:
             )
         if len(request.address.encode()) > TOKEN_BYTES_MAX:
             _mistake(context, f"an address of {len(request.address)} characters")
+        settings = request.settings
+        if len(settings) not in (0, IDENTITY_DIGEST_BYTES):
+            _mistake(
+                context,
+                f"a digest of settings of {len(settings)} bytes; it has {IDENTITY_DIGEST_BYTES} or none",
+            )
         lease_us = round(request.lease_s * 1e6)
-        result = self._ask(KeepAlive(0, request.incarnation, request.address, lease_us), context)
-        return pb.KeepAliveResponse(fenced=not result)
+        result = self._ask(KeepAlive(0, request.incarnation, request.address, lease_us, settings), context)
+        return pb.KeepAliveResponse(fenced=result is False, mismatched=isinstance(result, Mismatched))
 
     def fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:
         """Fence an incarnation whose lease is over; "fenced" only once it can win nothing in any shard.

@@ -36,7 +36,7 @@ class LeaseKeeper:
         """
         self.own = own
         self.refused: SettingsMismatchError | None = None
-        """Why no lease will ever be had: none is asked for any more, and none of what is under way is given up."""
+        """Why no lease is ever to be had: none is asked for any more. What is under way is not given up."""
         self._settings = settings
         self._registry = registry
         self._monotonic = clock.monotonic

@@ -38,7 +38,8 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "registry": {"election_timeout_ms": 1_000, "lease_s": 10.0, "request_timeout_s": 10.0, "shards": 2},
     # So small that clicks which come late are looked up in the logs.
     "eventstore": {"cache_bytes": 1 << 20},
-    "dispatcher": {"request_timeout_s": 30.0},
+    "dispatcher": {"batches_in_flight_max": 16},
+    "joiner": {"commits_in_flight_max": 16},
 }
 
 

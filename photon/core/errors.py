@@ -17,6 +17,10 @@ class SettingsError(UsageError):
     """A setting is unknown, of the wrong type or out of its range."""
 
 
+class SettingsMismatchError(SettingsError):
+    """Another process of the system works by settings that must be the same in all. No restart mends it."""
+
+
 class StorageError(PhotonError):
     """The disk's fault: nothing was acknowledged that is not on it."""
 

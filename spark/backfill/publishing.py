@@ -112,7 +112,9 @@ class Publisher:
 
 
 def await_lease(keeper: LeaseKeeper, job: Job, place: Place, deadline_s: float) -> None:
-    """Return when the lease runs. FencedError; UnavailableError at `deadline_s` (time.monotonic)."""
+    """Return when the lease runs. FencedError, SettingsMismatchError; UnavailableError at `deadline_s`
+    (time.monotonic).
+    """
     while True:
         try:
             keeper.check(keeper.own)
@@ -120,6 +122,8 @@ def await_lease(keeper: LeaseKeeper, job: Job, place: Place, deadline_s: float) 
         except OverloadedError as error:
             if keeper.own.fenced:
                 raise fenced(job, place) from error
+            if keeper.refused is not None:
+                raise keeper.refused from error
             if time.monotonic() > deadline_s:
                 why = keeper.status()["trouble"] or "no answer yet"
                 raise UnavailableError(

@@ -34,6 +34,7 @@ from photon.core.clock import Clock, SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import LockedError, UsageError
 from photon.core.settings import Settings
+from photon.core.settings_identity import identity_digest
 from spark.backfill.clearing import Clearer, is_left
 from spark.backfill.job import (
     STEM,
@@ -258,13 +259,14 @@ def _prepare(place: Place) -> None:
 def _leased(
     job: Job, order: Order, client: RegistryClient, clock: Clock, notice: Notice
 ) -> Iterator[LeaseKeeper]:
-    """The lease of the job's incarnation, from before anything is registered. FencedError."""
+    """The lease of the job's incarnation, from before anything is registered. FencedError,
+    SettingsMismatchError."""
     place = order.place
     # Recovery gives events up for lost only if their incarnation wrote to an output that it was told of. Once
     # more in every run: what a killed one wrote may not be durable.
     note_life(place.joined, STEM, Life(job.incarnation, place.token_address, job.begun_us))
     lease = Lease(place.token_address, job.incarnation, order.settings.registry.lease_s)
-    keeper = LeaseKeeper(client, lease, clock, notice, lambda _: None)
+    keeper = LeaseKeeper(client, lease, clock, notice, lambda _: None, identity_digest(order.settings))
     keeper.start()
     try:
         await_lease(keeper, job, place, time.monotonic() + FIRST_LEASE_WAIT_S_MAX)

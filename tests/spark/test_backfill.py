@@ -16,7 +16,7 @@ from photon.app.cli import main
 from photon.app.generate_at_once import generate_at_once
 from photon.app.generate_options import AtOnce, Mix
 from photon.app.verify_pairs import check_pairs
-from photon.core.errors import FencedError, UsageError
+from photon.core.errors import FencedError, SettingsMismatchError, UsageError
 from photon.core.settings import parse_settings
 from tests.app.kit import joined_pairs, read_lines, write_lines
 from tests.idregistry.cluster import wait_until
@@ -124,6 +124,17 @@ def test_a_dead_letter_names_the_line_that_it_was(run, order, tmp_path):
         assert data[found[fate]["offset"] :].startswith(line)
     assert found["malformed"]["event"] == "no event"
     assert found["unjoinable"]["event"] == click("c", "none")
+
+
+def test_a_backfill_that_makes_other_ids_than_the_registrys_founder_registers_nothing(run, order, tmp_path):
+    write_logs(tmp_path, [("a",), ("b",)])
+    run(order)
+    place = replace(order.place, out=tmp_path / "other")
+    for table in ({"ids": {"key": "another"}}, {"foreign": {"time_unit": "ms"}}):
+        with pytest.raises(SettingsMismatchError, match="founded with others"):
+            run(replace(order, place=place, settings=parse_settings(table)))
+        shutil.rmtree(place.out)
+    assert run(replace(order, place=place))["duplicate"] == 2
 
 
 def test_a_backfill_that_is_done_is_not_done_again_until_its_logs_grow(run, order, tmp_path):

@@ -1,0 +1,102 @@
+"""What the page of the paper's figures says is what was measured (benchmarks.figures)."""
+
+import math
+
+from benchmarks.figures.drawing import p90_ms, series, wasted_percent
+from benchmarks.figures.page import page
+from photon.app.dev_figures import Sample
+
+MACHINE = {"cores": 2, "processor": "a processor", "memory_gib": 8, "kernel": "6", "python": "3.11"}
+EDGES = [1_000, 2_000, 4_000]
+
+
+def row(at_s, **datacenters):
+    return {"at_s": at_s, "datacenters": datacenters}
+
+
+def of(joined, wasted=0.0, counts=(0, 0, 0, 0)):
+    return {
+        "joined_per_s": joined,
+        "wasted_per_s": wasted,
+        "read_per_s": joined,
+        "skipped_per_s": 0.0,
+        "cache_hits_per_s": 9.0,
+        "logs_hits_per_s": 1.0,
+        "latency": {"edges": EDGES, "counts": list(counts)},
+    }
+
+
+def test_a_row_is_the_difference_of_two_samples():
+    from benchmarks.figures.system import rows_of
+
+    def said(joined, duplicate, wasted, hits):
+        return {
+            "dispatcher-east": {
+                "foreign_events": joined + duplicate,
+                "pending": 3,
+                "fates": {"joined": joined, "duplicate": duplicate},
+                "wasted_joins": wasted,
+                "latency_us": {"edges": EDGES, "counts": [joined]},
+            },
+            "eventstore-east": {"cache": {"hits": hits}, "logs": {"hits": 0, "misses": 0}},
+        }
+
+    samples = [Sample(10.0, said(100, 10, 5, 50)), Sample(12.0, said(300, 60, 15, 70))]
+    (found,) = rows_of(samples, 8.0)
+    east = found["datacenters"]["east"]
+    assert found["at_s"] == 4.0
+    assert (east["read_per_s"], east["joined_per_s"], east["wasted_per_s"]) == (125.0, 100.0, 5.0)
+    assert east["skipped_per_s"] == 20.0, "of 50 duplicates 10 were joined in vain"
+    assert east["cache_hits_per_s"] == 10.0
+    assert east["latency"]["counts"] == [200, 0, 0, 0]
+
+
+def test_a_datacenter_that_was_away_leaves_a_gap():
+    at, values = series([row(1.0, east=of(5.0)), row(2.0), row(3.0, east=of(6.0))], "east", "joined_per_s")
+    assert at == [1.0, 2.0, 3.0]
+    assert values[0] == 5.0
+    assert math.isnan(values[1])
+    assert values[2] == 6.0
+
+
+def test_percentiles_and_shares_are_of_all_events_in_the_window():
+    rows = [
+        row(float(n), east=of(80.0, 4.0, (8, 0, 2, 0)), west=of(20.0, 1.0, (0, 0, 0, 0))) for n in range(5)
+    ]
+    assert p90_ms(rows) == ([4.0], [4.0]), "a tenth and more took up to 4 ms"
+    assert wasted_percent(rows) == ([4.0], [5.0])
+
+
+def test_the_page_says_what_was_measured_and_leaves_out_what_was_not():
+    rows = [row(float(n), east=of(120.0, 0.0, (10, 0, 0, 0)), west=of(80.0)) for n in range(10)]
+    report = {"duplicates": 0, "lost": 7, "events_in": 1234, "longest_stall_s": 2.5}
+    outage = {
+        "seconds": 10.0,
+        "down": "east",
+        "down_at_s": 2.0,
+        "up_at_s": 9.0,
+        "rows": rows,
+        "report": report,
+    }
+    batching = {
+        "round_trip_ms": 100.0,
+        "requests_per_s": 400.0,
+        "ids_a_request": [1, 20],
+        "series": {
+            "one at a time": [
+                {
+                    "at_s": 0.0,
+                    "requests_per_s": 300.0,
+                    "commits_per_s": 9.0,
+                    "ids_a_commit": 330.0,
+                    "p50_ms": 480.0,
+                }
+            ]
+        },
+    }
+    written = page({"machine": MACHINE, "outage": outage, "batching": batching})
+    assert "120 and 80; `west` alone 80" in written
+    assert "90.0 %, where the cache" in written
+    assert "0; 7 (of 1,234 read)" in written
+    assert "300; 9.0, each of 330 ids; p50 480 ms" in written
+    assert "Wasted joins" not in written
