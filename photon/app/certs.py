@@ -21,7 +21,7 @@ DAYS_MAX: Final = CA_DAYS
 CA_NAME: Final = "ca"
 _EARLIER: Final = datetime.timedelta(minutes=5)
 """Valid so long before now: clocks of machines differ."""
-_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,199}")
+_FILE_NAME: Final = re.compile(r"(?:::)?[A-Za-z0-9][A-Za-z0-9_.:-]{0,199}")
 _COMMON_NAME_MAX: Final = 64
 
 Key = ec.EllipticCurvePrivateKey

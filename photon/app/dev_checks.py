@@ -30,12 +30,14 @@ class Check:
 class Ended:
     """How a datacenter ended: its ledger as in dispatcher.counts; lines in its copy of the generated logs.
 
-    `written` None: its logs are not the generator's.
+    `written` None: its logs are not the generator's. `seen`: events that were recorded or in hand when it was
+    last seen; None where nobody looked.
     """
 
     ledger: Mapping[str, Any]
     killed: bool
     written: int | None
+    seen: int | None = None
 
 
 class _Query(msgspec.Struct, gc=False):
@@ -60,8 +62,7 @@ def checks_of(
     `waited`: nobody cut it short that what was written gets its fate.
     """
     found = [counts_add_up(ended), lines_are_there(ended, joined_lines)]
-    if logs:
-        found.append(all_is_read(ended, waited))
+    found.append(all_is_read(ended, waited) if logs else registered_are_there(ended, joined_lines))
     if joined_lines > LINES_MAX:
         found.append(
             Check(None, f"{joined_lines:,} joined lines are too many to compare; `photon verify` can")
@@ -79,10 +80,22 @@ def checks_of(
 
 
 def counts_add_up(ended: Mapping[str, Ended]) -> Check:
-    """Every event read has one fate (design invariant 3)."""
+    """Every event read has one fate (design invariant 3), or what was in hand at the end has none yet."""
     wrong = [name for name, one in ended.items() if not fates_of(one.ledger)["adds_up"]]
     if wrong:
         return Check(False, f"the fates of {', '.join(wrong)} do not add up to the events read")
+    in_hand = {
+        name: one.seen - one.ledger["foreign_events"]
+        for name, one in ended.items()
+        if one.seen is not None and one.seen > one.ledger["foreign_events"]
+    }
+    if in_hand:
+        return Check(
+            None,
+            f"{sum(in_hand.values()):,} events were in hand and not decided "
+            f"({', '.join(f'{name} {count:,}' for name, count in in_hand.items())}); "
+            "the same command goes on with them",
+        )
     read = ", ".join(f"{name} {one.ledger['foreign_events']:,}" for name, one in ended.items())
     return Check(True, f"every event read has one fate ({read})")
 
@@ -93,6 +106,27 @@ def lines_are_there(ended: Mapping[str, Ended], joined_lines: int) -> Check:
     if told > joined_lines:
         return Check(False, f"{told - joined_lines:,} events are told to be joined and are not in the output")
     return Check(True, f"all that is told to be joined is in the output ({joined_lines:,} lines)")
+
+
+def registered_are_there(ended: Mapping[str, Ended], joined_lines: int) -> Check:
+    """What the registry has is in the output, by number; where more is told, the logs must have repeated it.
+
+    What a joiner registered and nobody wrote counts as a duplicate in every datacenter.
+    """
+    registered = {
+        name: one.ledger["fates"][Fate.JOINED.value] + one.ledger["fates"][Fate.DUPLICATE.value]
+        for name, one in ended.items()
+    }
+    name = max(registered, key=lambda name: registered[name])
+    missing = registered[name] - joined_lines
+    if missing > 0:
+        return Check(
+            None,
+            f"{missing:,} events more than there are joined lines count as joined or duplicates in {name}: "
+            "the logs repeat them, or a joiner that is not here registered them and has not written them; "
+            "`photon verify` can tell",
+        )
+    return Check(True, "no event counts as a duplicate that is not in the output")
 
 
 def all_is_read(ended: Mapping[str, Ended], waited: bool) -> Check:

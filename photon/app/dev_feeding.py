@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from photon.app.dev_feed import Feed
+from photon.app.dev_feed import Feed, last_life
 from photon.app.launching import child_environment
 from photon.app.supervisor import last_message
 from photon.core.errors import PhotonError
@@ -29,6 +29,7 @@ class Feeder:
         self, directories: Sequence[Path], queries_per_s: float, clicks_per_s: float, seed: int, log: Path
     ) -> None:
         plan = Feed([str(path) for path in directories], queries_per_s, clicks_per_s, seed)
+        self._directories, self._life_before = plan.directories, max(map(last_life, plan.directories))
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0
         with log.open("ab") as output:
@@ -44,6 +45,10 @@ class Feeder:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def has_begun(self) -> bool:
+        """Whether its files are there: its time counts from then on."""
+        return all(last_life(directory) > self._life_before for directory in self._directories)
 
     def check(self) -> None:
         """FeederEndedError if it has ended by itself."""

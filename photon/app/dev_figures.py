@@ -40,6 +40,8 @@ class PipelineFigures:
     joined_per_s: float = 0.0
     foreign_events: int | None = None
     pending: int | None = None
+    in_flight: int | None = None
+    """Events read or taken for a retry, and not recorded."""
     wasted_joins: int | None = None
     wasted_ratio: float | None = None
     """Of the joins in the window: so many were done in vain."""
@@ -140,6 +142,7 @@ def _pipeline(topology: Topology, window: Window, datacenter: str) -> PipelineFi
         joined_per_s=_per_s(joined, window.seconds),
         foreign_events=now["foreign_events"],
         pending=now["pending"],
+        in_flight=sum(status["in_flight"] for status in answers),
         wasted_joins=now["wasted_joins"],
         wasted_ratio=_share(wasted, joined + wasted),
         cache_hit_ratio=_share(hits, hits + misses),

@@ -32,9 +32,17 @@ class Finishing:
         return done or settled or now_s - self._began_s >= FINISH_S_MAX
 
     def _is_done(self, row: PipelineFigures) -> bool:
-        """Nothing waits and all that was written is read; where that is unknown, nothing was read lately."""
-        if row.pending != 0:
+        """Nothing waits or is in hand and all that was written is read; where that is unknown, nothing was
+        read lately."""
+        if row.pending != 0 or row.in_flight != 0:
             return False
         if row.datacenter in self._written:
             return row.foreign_events == self._written[row.datacenter]
         return self._seen.get(row.datacenter) == (row.foreign_events, row.pending)
+
+
+def events_seen(row: PipelineFigures) -> int | None:
+    """Recorded or in hand, as a datacenter was just seen; at least: a retry is pending and in hand."""
+    if row.foreign_events is None or row.pending is None or row.in_flight is None:
+        return None
+    return row.foreign_events + max(0, row.in_flight - row.pending)

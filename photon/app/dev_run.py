@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from photon.app.dev_checks import count_lines
 from photon.app.dev_feeding import Feeder
 from photon.app.dev_figures import Sample, Window, figures_of
-from photon.app.dev_finishing import Finishing
+from photon.app.dev_finishing import Finishing, events_seen
 from photon.app.dev_outage import Outage, OutagePlay
 from photon.app.dev_plan import fed_datacenters, logs_of, named_replicas, plan_dev
 from photon.app.dev_summary import summary_of
@@ -100,7 +100,9 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
                 if tries >= PORT_TRIES_MAX or settings.replicas:
                     raise
                 view.notice(f"{error}; starting again on other ports")
-    return summary_of(topology, job.work, run.killed, run.restarts, seconds, joined_before, not run.cut_short)
+    return summary_of(
+        topology, job.work, run.killed, run.restarts, seconds, joined_before, not run.cut_short, run.seen
+    )
 
 
 class _Run:
@@ -123,6 +125,8 @@ class _Run:
         self.restarts = 0
         self.cut_short = False
         """Somebody did not want to wait until what was written has its fate."""
+        self.seen: dict[str, int | None] = {}
+        """Datacenter -> events that were recorded or in hand at the end, where it is not kept down."""
 
     @property
     def killed(self) -> list[str]:
@@ -179,6 +183,7 @@ class _Run:
             directories = [logs_of(job.work, name) for name in fed]
             log = job.work / "logs" / "feed.log"
             self._feeder = Feeder(directories, job.queries_per_s, job.clicks_per_s, job.seed, log)
+            self._await_feed(self._feeder, sampler)
         while not self._told_to_stop:
             self._turn(sampler, "running")
             if self._feeder is not None:
@@ -196,6 +201,16 @@ class _Run:
             self._feeder = None
         return seconds
 
+    def _await_feed(self, feeder: Feeder, sampler: "_Sampler") -> None:
+        """The generator takes a while to start on a busy machine: its time counts from the first log."""
+        while not self._told_to_stop and not feeder.has_begun():
+            self._turn(sampler, "starting")
+            feeder.check()
+            if self._seconds > STALL_S:
+                raise StalledError(f"the generator has begun no logs within {STALL_S:.0f} s; run it again")
+            time.sleep(POLL_S)
+        self._began = time.monotonic()
+
     def _finish(self, sampler: "_Sampler") -> None:
         """Let what was written get its fate, where it gets on: nothing is lost if it does not."""
         fed = fed_datacenters(self._topology, self._job.work)
@@ -205,6 +220,7 @@ class _Run:
             if self._turn(sampler, "finishing"):
                 rows = figures_of(self._topology, self._window).pipelines
                 alive = [row for row in rows if row.datacenter not in self.killed]
+                self.seen = {row.datacenter: events_seen(row) for row in alive}
                 if finishing.is_over(alive, time.monotonic()):
                     return
             if self._told_to_stop and not self._was_told:  # after the end of --for
@@ -277,6 +293,7 @@ def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
     names = [pipeline.datacenter for pipeline in topology.pipelines]
     patterns = [p for one in topology.pipelines for p in topology.primary_of(one) + topology.foreign_of(one)]
     check_apart(patterns, job.out, job.work, names, settings.joiner.output_roots)
-    check_same_run(job.work, job.out, settings, names, joined_before)
+    joiners = {pipeline.datacenter: len(pipeline.joiners) for pipeline in topology.pipelines}
+    check_same_run(job.work, job.out, settings, joiners, joined_before)
     if not settings.replicas:
         check_leaders(job.work, settings)

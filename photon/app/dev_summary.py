@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -14,6 +14,8 @@ from photon.app.summary import percentiles_ms, run_summary
 from photon.app.topology import Topology
 from photon.core.fates import Fate
 
+_RATE_S_MIN: Final = 0.05
+
 
 def summary_of(
     topology: Topology,
@@ -23,10 +25,11 @@ def summary_of(
     seconds: float,
     joined_before: int,
     waited: bool,
+    seen: Mapping[str, int | None],
 ) -> dict[str, Any]:
     """Of the work directory as a whole, like that of `photon join`; and whether all is as it must be.
 
-    `waited`: as in photon.app.dev_checks.
+    `waited`, `seen` (datacenter -> events): as in photon.app.dev_checks.
     """
     out = Path(topology.output)
     fed = fed_datacenters(topology, work)
@@ -35,6 +38,7 @@ def summary_of(
             ledger_of(topology, p),
             p.datacenter in killed,
             count_lines(logs_of(work, p.datacenter) / "clicks") if p.datacenter in fed else None,
+            seen.get(p.datacenter),
         )
         for p in topology.pipelines
     }
@@ -79,9 +83,14 @@ def print_dev_summary(summary: Mapping[str, Any]) -> None:
         )
     click.echo(
         f"{'together':<10} joined {summary['joined']:,} in {summary['seconds']:,.1f} s "
-        f"({summary['joined_per_s']:,.0f}/s), restarts {summary['restarts']:,}"
+        f"({_rate(summary)}), restarts {summary['restarts']:,}"
         + (f", killed: {', '.join(summary['killed'])}" if summary["killed"] else "")
     )
     for check in summary["checks"]:
         word = {True: "ok", False: "WRONG", None: "?"}[check["ok"]]
         click.echo(f"{word:<6} {check['text']}")
+
+
+def _rate(summary: Mapping[str, Any]) -> str:
+    """Of a run that was shorter than what is shown of its seconds there is none."""
+    return f"{summary['joined_per_s']:,.0f}/s" if summary["seconds"] >= _RATE_S_MIN else "-"

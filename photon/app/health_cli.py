@@ -25,9 +25,11 @@ def command(address: str, config: Path | None, timeout: float) -> None:
 
     Status 1 if it does not, or does not answer.
     """
+    from photon.app.system import split_address
     from photon.app.topology import network_of
     from photon.core.settings import load_settings
 
+    split_address(address, "ADDRESS")
     settings = load_settings(config)
     # Straight to the address: what stands between datacenters is not asked after here.
     answer = ask_health(network_of(settings, ""), address, timeout)

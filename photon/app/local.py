@@ -63,8 +63,8 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
         open_nursery() as nursery,
     ):
         joined_before = sum(joined_lines(job.out).values())
-        names = DATACENTER_NAMES[: job.datacenters]
-        check_same_run(job.work, job.out, settings, names, joined_before)
+        joiners = dict.fromkeys(DATACENTER_NAMES[: job.datacenters], settings.joiner.processes)
+        check_same_run(job.work, job.out, settings, joiners, joined_before)
         check_leaders(job.work, settings)
         # Ids that are forgotten on purpose are not missed.
         remembered = 0 if settings.registry.retention_days else joined_before

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from joiner.roots import same_directory
 from photon.app.registry_members import members_of
+from photon.app.topology import process_name
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.logfiles import glob_matches, matching_files
@@ -142,15 +143,16 @@ def check_matches(patterns: Sequence[str]) -> None:
 
 
 def check_same_run(
-    work: Path, out: Path, settings: Settings, datacenters: Sequence[str], joined_lines: int
+    work: Path, out: Path, settings: Settings, joiners: Mapping[str, int], joined_lines: int
 ) -> None:
     """What a work directory was made with must not change while it remembers: refuse rather than join twice.
 
-    `joined_lines`: in the output. SettingsError, UsageError, CorruptStateError, StorageError.
+    `joiners`: datacenter -> how many run there; `joined_lines`: in the output. SettingsError, UsageError,
+    CorruptStateError, StorageError.
     """
     path, mark = work / "run.json", out / "joined" / _MARK
     marks = {root: Path(root) / "joined" / _MARK for root in settings.joiner.output_roots}
-    datacenters, joiners = list(datacenters), settings.joiner.processes
+    runs = {"datacenters": list(joiners), "joiners": dict(joiners)}
     now = {
         "registry.shards": settings.registry.shards,
         "registry.replicas": settings.registry.replicas,
@@ -165,16 +167,16 @@ def check_same_run(
         identity = secrets.token_hex(8)
         home = os.path.relpath(out, work)
         _check_roots(marks, identity)
-        _write(path, {"run": identity, "output": home, "datacenters": datacenters, "joiners": joiners, **now})
+        _write(path, {"run": identity, "output": home, **runs, **now})
     else:
-        before = _read(path, {"run", "output", "datacenters", "joiners", *now})
+        before = _read(path, {"run", "output", *runs, *now})
         identity = before["run"]
         _check_unchanged(work, before, now)
         _check_output(work, out, mark, before)
         _check_roots(marks, identity)
-        _check_as_many(work, before, datacenters, joiners)
-        if (datacenters, joiners) != (before["datacenters"], before["joiners"]):
-            _write(path, {**before, "datacenters": datacenters, "joiners": joiners})
+        _check_none_left_out(work, before, joiners)
+        if any(before[name] != value for name, value in runs.items()):
+            _write(path, {**before, **runs})
         if joined_lines:
             _check_replicas(work, settings.registry.replicas)
     for each in (mark, *marks.values()):
@@ -217,19 +219,25 @@ def _check_roots(marks: Mapping[str, Path], identity: str) -> None:
             )
 
 
-def _check_as_many(work: Path, before: Mapping[str, Any], datacenters: Sequence[str], joiners: int) -> None:
-    """A datacenter, or a joiner, that is left out may have registered what it has not written yet."""
-    count = len(before["datacenters"])
-    if len(datacenters) < count:
+def _check_none_left_out(work: Path, before: Mapping[str, Any], joiners: Mapping[str, int]) -> None:
+    """A joiner that is left out may have registered what it has not written yet: it is the same by name."""
+    had: int | dict[str, int] = before["joiners"]
+    if isinstance(had, int):  # as it was written once: so many in each datacenter
+        had = dict.fromkeys(before["datacenters"], had)
+    missing = [name for name in had if name not in joiners]
+    if missing:
         raise UsageError(
-            f"{work} was made with {count} datacenters, and one that is left out may have joins to finish; "
-            f"use --datacenters {count}"
+            f"{work} was made with the datacenters {', '.join(had)}, and {', '.join(missing)}, which is left "
+            f"out, may have joins to finish; use --datacenters {len(had)} (or name it in the settings as "
+            "before)"
         )
-    if joiners < before["joiners"]:
-        raise SettingsError(
-            f"{work} was made with {before['joiners']} joiners a datacenter, and one that is left out may "
-            f"have joins to finish; set joiner.processes = {before['joiners']}"
-        )
+    for name, count in had.items():
+        if joiners[name] < count:
+            raise SettingsError(
+                f"{work} was made with {count} joiners in {name}, and "
+                f"{process_name('joiner', f'{name}/{joiners[name]}')}, which is left out, may have joins to "
+                f"finish; set joiner.processes = {count} (or name as many in the settings as before)"
+            )
 
 
 def _write(path: Path, facts: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """How commands that look at a running system find it: by its work directory, or by its settings."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,15 @@ def system_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def find_system(work: Path | None, config: Path | None) -> Topology:
     """UsageError unless one of the two is given, and it tells of a system."""
-    from photon.app.system import read_system
+    from photon.app.system import topology_of
+    from photon.app.topology import read_topology
+    from photon.core.settings import load_settings
 
     if (work is None) == (config is None):
         raise UsageError("name the system by one of --work (of a run here) and --config (its photon.toml)")
-    return read_system(config, None if work is None else work / "topology.json")
+    if work is not None:
+        return read_topology(work / "topology.json")
+    settings = load_settings(config)
+    # Replicas alone prove to each other that they have the secret; who asks need not be able to read it.
+    asked = dataclasses.replace(settings, system=dataclasses.replace(settings.system, secret_file=""))
+    return topology_of(asked, str(config))

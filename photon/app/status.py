@@ -1,5 +1,6 @@
 """`photon status`: what every process of a running system says of itself, and the fates of all events."""
 
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -26,21 +27,22 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     """
     from photon.app.statuses import StatusReader
 
-    reader = StatusReader(find_system(work, config))
-    _, _, _, dispatchers = reader.read(("registry", "eventstore", "joiner", "dispatcher"))
-    statuses = dict(reader.named())
+    with contextlib.closing(StatusReader(find_system(work, config))) as reader:
+        _, _, _, dispatchers = reader.read(("registry", "eventstore", "joiner", "dispatcher"))
+        statuses, silent = dict(reader.named()), reader.silent()
+        why = {name: reader.why_silent(name) for name in silent}
     fates = {status["datacenter"]: fates_of(status) for status in dispatchers}
     if as_json:
-        click.echo(json.dumps({**statuses, **dict.fromkeys(reader.silent()), "fates": fates}))
+        click.echo(json.dumps({**statuses, **dict.fromkeys(silent), "fates": fates}))
     else:
         for name, status in statuses.items():
             click.echo(f"{name:<{_WIDTH}}{line_of(status)}")
-        for name in reader.silent():
-            click.echo(f"{name:<{_WIDTH}}does not answer")
+        for name in silent:
+            click.echo(f"{name:<{_WIDTH}}does not answer{f' ({why[name]})' if why[name] else ''}")
         for datacenter, row in fates.items():
             click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
     wrong = any(not row["adds_up"] for row in fates.values())
-    raise SystemExit(1 if reader.silent() or wrong else 0)
+    raise SystemExit(1 if silent or wrong else 0)
 
 
 def fates_line(row: Status) -> str:
@@ -121,7 +123,11 @@ def _clearing(clearing: Status) -> list[str]:
     return [*shown, f"clearing: {clearing['trouble']}"] if clearing["trouble"] else shown
 
 
-def _members(caches: Sequence[str]) -> list[str]:
+def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """Of an event store its caches, of the registry its replicas, which all have lines of their own."""
+    if isinstance(members, Mapping):
+        return []
+    caches = members
     return [f"{len(caches)} cache processes beside"]
 
 

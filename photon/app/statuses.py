@@ -15,6 +15,7 @@ from photon.core.errors import UnavailableError
 
 TIMEOUT_S: Final = 2.0
 THREADS_MAX: Final = 32
+WHY_CHARS_MAX: Final = 200
 
 
 class StatusReader:
@@ -40,6 +41,7 @@ class StatusReader:
                 self._calls[place.process(role)] = asked.status
         self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
         self._last: dict[str, dict[str, Any] | None] = dict.fromkeys(self._calls)
+        self._why: dict[str, str] = {}
 
     def read(
         self, roles: tuple[str, ...] = ("dispatcher", "eventstore", "joiner")
@@ -60,6 +62,10 @@ class StatusReader:
         """Those (of these roles) that did not answer when last asked, or were not asked yet."""
         return [name for name, status in self._last.items() if status is None and name.startswith(roles)]
 
+    def why_silent(self, name: str) -> str:
+        """The error of the last call that failed, in a short line; empty before there was one."""
+        return self._why.get(name, "")
+
     def registry_has_quorum(self) -> bool:
         (replicas,) = self.read(("registry",))
         return any(
@@ -76,5 +82,7 @@ class StatusReader:
     def _ask(self, name: str) -> dict[str, Any] | None:
         try:
             return self._calls[name]()
-        except UnavailableError:
+        except UnavailableError as error:
+            why = " ".join(str(error).split())
+            self._why[name] = f"{why[:WHY_CHARS_MAX]}..." if len(why) > WHY_CHARS_MAX else why
             return None

@@ -3,6 +3,7 @@
 Every process of it is started with the same photon.toml; `photon join` plans its own.
 """
 
+import ipaddress
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,8 @@ from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings
 
 SECRET_BYTES_MIN: Final = 16
+_OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
+"""Files of a work directory and of the joined logs: the directories of a datacenter lie beside them."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 
 
@@ -78,7 +81,8 @@ def check_processes(topology: Topology) -> None:
 def split_address(address: str, where: str) -> tuple[str, int]:
     """`host:port`, `[::1]:port` -> both. SettingsError, which names `where` it stands."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # its last part is no port
+    if not host or bare or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise SettingsError(f"{where} must be host:port with a port from 1 to 65535, not {address!r}")
     return host.strip("[]"), int(port)
 
@@ -116,9 +120,10 @@ def _metrics(topology: Topology, settings: Settings) -> dict[str, str]:
         addresses |= {place.process(role): place.address(role) for place in topology.places(role)}
     found = {}
     for process, address in addresses.items():
-        host, port = split_address(address, process)
+        _, port = split_address(address, process)
         if port + settings.metrics.port_offset >= 1 << 16:
             raise SettingsError(f"'metrics.port_offset' leads {process} past port 65535; set a smaller one")
+        host = address.rpartition(":")[0]  # with its brackets, if it is of IPv6
         found[process] = f"{host}:{port + settings.metrics.port_offset}"
     return found
 
@@ -149,6 +154,11 @@ def _check(settings: Settings) -> None:
         )
     _check_names("replicas", settings.replicas)
     _check_names("datacenters", settings.datacenters)
+    for name in settings.datacenters:
+        if name in _OWN_NAMES or name.startswith("logs-"):  # of generated logs
+            raise SettingsError(
+                f"[datacenters.{name}]: Photon has files of that name beside its directories; rename it"
+            )
     for name, replica in settings.replicas.items():
         where = f"replicas.{name}"
         if settings.datacenters and replica.datacenter not in settings.datacenters:
@@ -195,18 +205,47 @@ def _check_names(section: str, names: Iterable[str]) -> None:
 
 
 def _check_apart(settings: Settings) -> None:
-    """Two servers at one address: one of them would never be reached."""
-    seen: dict[str, str] = {}
+    """Two servers at one address, by whatever name: one of them would never be reached."""
+    seen: dict[tuple[str, int], str] = {}
     for where, address in _servers(settings):
-        if address in seen:
-            raise SettingsError(f"{where} and {seen[address]} have the same address {address}; set another")
-        seen[address] = where
+        at = _same_host(address)
+        if at in seen:
+            raise SettingsError(f"{where} and {seen[at]} have the same address {address}; set another")
+        seen[at] = where
+    if not settings.metrics.serve:
+        return
+    for where, address in _grpc_servers(settings):
+        host, port = _same_host(address)
+        at = host, port + settings.metrics.port_offset
+        if at in seen:
+            raise SettingsError(
+                f"'metrics.port_offset' leads the metrics of {where} to {at[0]}:{at[1]}, where "
+                f"{seen[at]} is; set another"
+            )
+        seen[at] = f"the metrics of {where}"
+
+
+def _same_host(address: str) -> tuple[str, int]:
+    """The same for all spellings of a host that can be known without asking anybody."""
+    host, port = split_address(address, "address")
+    host = host.lower()
+    try:
+        found = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return host, port
+    return str(found), port
 
 
 def _servers(settings: Settings) -> Iterable[tuple[str, str]]:
+    yield from _grpc_servers(settings)
+    for name, replica in settings.replicas.items():
+        yield f"'replicas.{name}.raft'", replica.raft
+
+
+def _grpc_servers(settings: Settings) -> Iterable[tuple[str, str]]:
+    """Each has a port of metrics, too."""
     for name, replica in settings.replicas.items():
         yield f"'replicas.{name}.grpc'", replica.grpc
-        yield f"'replicas.{name}.raft'", replica.raft
     for name, place in settings.datacenters.items():
         for key in ("eventstores", "joiners", "dispatchers"):
             for address in getattr(place, key):

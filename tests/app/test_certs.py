@@ -1,6 +1,7 @@
 """`photon certs`: what it makes is what [tls] takes."""
 
 import datetime
+import ipaddress
 import stat
 import subprocess
 import time
@@ -8,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from photon.app.certs import Authority, check_name
 from photon.core.errors import SettingsError, UsageError
@@ -102,6 +104,15 @@ def test_a_name_that_can_be_no_file_is_refused(name: str) -> None:
 
 
 # -- what a node says of its own -------------------------------------------------------------------------
+
+
+def test_an_address_of_either_kind_is_a_name(tmp_path: Path) -> None:
+    authority = Authority(tmp_path, NOW)
+    for name in ("::1", "fd00::2", "10.1.2.3"):
+        check_name(name)
+        cert = x509.load_pem_x509_certificate(authority.issue(name, "photon", 1).cert.read_bytes())
+        names = cert.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        assert ipaddress.ip_address(name) in names.get_values_for_type(x509.IPAddress)
 
 
 def test_a_certificate_without_the_name_is_refused_when_it_is_loaded(tmp_path: Path) -> None:

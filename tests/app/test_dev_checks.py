@@ -135,7 +135,25 @@ def test_clicks_on_queries_that_a_killed_generator_held_back_may_wait_and_torn_l
 
 
 def test_of_given_logs_only_what_can_be_known_is_checked(run):
-    assert results(run, fed=False)[0] == [True, True, True]
+    oks, text = results(run, fed=False)
+    assert oks == [True, True, None, True] and "the logs repeat them, or a joiner that is not here" in text
+    once = {
+        "east": Ended(ledger(3, 2, 1), killed=False, written=None),
+        "west": Ended(ledger(3, 1, 2), killed=False, written=None),
+    }
+    assert results(run, once, fed=False)[0] == [True] * 4
+
+
+def test_events_that_count_as_duplicates_everywhere_and_are_in_no_line_are_told(run):
+    nobody = {name: Ended(ledger(9, 2, 7), killed=False, written=None) for name in ENDED}
+    oks, text = results(run, nobody, lines=4, fed=False)
+    assert oks == [True, True, None, True] and text.count("5 events more than there are joined lines") == 1
+
+
+def test_events_in_hand_at_the_end_that_are_not_decided_are_told(run):
+    oks, text = results(run, changed("west", seen=11), fed=False)
+    assert oks[0] is None and "7 events were in hand and not decided (west 7)" in text
+    assert results(run, changed("west", seen=4))[0] == [True] * 5  # they were decided while it stopped
 
 
 @pytest.mark.parametrize(

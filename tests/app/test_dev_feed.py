@@ -102,7 +102,10 @@ def events_of(directory):
 
 def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(tmp_path):
     homes = [tmp_path / name for name in ("east", "west")]
+    before = {home: last_life(str(home)) for home in homes}
     feeder = Feeder(homes, 1_000.0, 500.0, 1, tmp_path / "feed.log")
+    wait_for(feeder.has_begun, 60)
+    assert all(last_life(str(home)) > before[home] for home in homes)
     try:
         wait_for(lambda: len(events_of(homes[1] / "clicks")) > 200, 60)
         feeder.check()

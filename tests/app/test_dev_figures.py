@@ -28,6 +28,7 @@ def dispatcher(name, joined, pending=0, wasted=0, latencies=()):
         "foreign_events": joined + pending,
         "fates": {"joined": joined},
         "pending": pending,
+        "in_flight": 0,
         "wasted_joins": wasted,
         "latency_us": {"edges": EDGES, "counts": list(latencies)},
     }

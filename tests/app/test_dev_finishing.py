@@ -4,12 +4,14 @@ import signal
 
 from photon.app import dev_run
 from photon.app.dev_figures import PipelineFigures
-from photon.app.dev_finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing
+from photon.app.dev_finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
 from photon.app.topology import Topology
 
 
-def row(name, events, pending=0, silent=()):
-    return PipelineFigures(name, "", list(silent), foreign_events=events, pending=pending)
+def row(name, events, pending=0, silent=(), in_flight=0):
+    return PipelineFigures(
+        name, "", list(silent), foreign_events=events, pending=pending, in_flight=in_flight
+    )
 
 
 def test_it_is_over_when_all_that_was_written_is_read_and_nothing_waits():
@@ -43,6 +45,19 @@ def test_of_given_logs_it_is_over_when_nothing_waits_and_nothing_more_was_read()
     assert waiting.is_over([row("east", 12, pending=2)], SETTLED_S)
 
 
+def test_of_given_logs_it_is_not_over_while_events_are_in_hand_but_they_are_not_waited_for_for_ever():
+    finishing = Finishing({}, 0.0)
+    assert not finishing.is_over([row("east", 10, in_flight=7)], 0.5)
+    assert not finishing.is_over([row("east", 10, in_flight=7)], 1.0)
+    assert finishing.is_over([row("east", 10, in_flight=7)], 0.5 + SETTLED_S)
+
+
+def test_a_retry_in_hand_is_no_event_more():
+    assert events_seen(row("east", 10, in_flight=7)) == 17
+    assert events_seen(row("east", 10, pending=7, in_flight=7)) == 10
+    assert events_seen(row("east", None, None, in_flight=None)) is None
+
+
 class WaitsForEver(dev_run._Run):
     """A run whose processes never have anything new to say."""
 
@@ -57,6 +72,32 @@ class WaitsForEver(dev_run._Run):
         if self.turns == 3:
             self._told_to_stop.append(signal.SIGINT)
         return False
+
+
+class SlowFeeder:
+    """It begins when it has been looked at three times."""
+
+    looks = checks = 0
+
+    def __init__(self, *_):
+        pass
+
+    def has_begun(self):
+        self.looks += 1
+        return self.looks > 3
+
+    def check(self):
+        self.checks += 1
+
+    def stop(self):
+        assert self.looks > 3, "stopped before it had begun"
+
+
+def test_the_time_of_a_run_counts_from_when_its_feeder_has_begun(tmp_path, monkeypatch):
+    monkeypatch.setattr(dev_run, "Feeder", SlowFeeder)
+    monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
+    run = WaitsForEver(tmp_path, [])
+    assert run._watch(None) < 60.0 and run._feeder is None
 
 
 def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):

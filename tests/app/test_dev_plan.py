@@ -12,6 +12,7 @@ from photon.app.dev_plan import (
     plan_dev,
     replica_sites,
 )
+from photon.app.dev_run import DevJob, _check_planned
 from photon.app.registry_members import Members
 from photon.app.topology import write_topology
 from photon.core.errors import SettingsError, UsageError
@@ -127,6 +128,21 @@ def test_a_system_of_settings_is_used_as_it_is(plan, tmp_path):
     assert (here.joiners, topology.regions) == (["127.0.0.1:7420", "127.0.0.1:7421"], {"here": "home"})
     assert fed_datacenters(topology, tmp_path / "work") == ["here"]
     assert topology.output == str(tmp_path / "out")
+
+
+def test_a_described_datacenter_of_another_name_and_a_joiner_less_are_refused(plan, tmp_path):
+    job = DevJob(out=tmp_path / "out", work=tmp_path / "work")
+    there = DESCRIBED[DESCRIBED.index("[datacenters.here]") :].replace("here", "there").replace(":74", ":75")
+
+    def check(text):
+        _check_planned(job, plan(described(tmp_path, text)), 0)
+
+    check(DESCRIBED + there)
+    with pytest.raises(UsageError, match="datacenters here, there, and there, which is left out"):
+        check(DESCRIBED + there.replace("there", "elsewhere"))
+    with pytest.raises(UsageError, match="joiner-there-1, which is left out"):
+        check(DESCRIBED + there.replace(', "127.0.0.1:7521"', ""))
+    check(DESCRIBED + there)
 
 
 def test_logs_that_the_settings_name_are_not_written(plan, tmp_path):

@@ -1,5 +1,6 @@
 """Outputs that would be one another's, and names that are nobody's, are refused before a run writes."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -75,7 +76,7 @@ def made(work, out, *roots):
     (out / "joined").mkdir(exist_ok=True)
     settings = Settings(joiner=replace(Joiner(), output_roots=tuple(map(str, roots))))
     check_outputs(out, work, settings.joiner.output_roots)
-    check_same_run(work, out, settings, ["east"], 0)
+    check_same_run(work, out, settings, {"east": 1}, 0)
 
 
 def test_the_output_or_a_root_of_another_run_is_no_root(here):
@@ -89,6 +90,35 @@ def test_the_output_or_a_root_of_another_run_is_no_root(here):
     made(here / "wa", here / "a", here / "r", here / "s")  # its own roots again, and one more
     with pytest.raises(SettingsError, match="s belongs to another run"):
         made(here / "wb", here / "b", here / "s")
+
+
+def resumed(here, joiners):
+    check_same_run(here / "w", here / "a", Settings(), joiners, 0)
+
+
+def test_a_joiner_that_is_left_out_is_refused_by_its_name_though_there_are_as_many(here):
+    made(here / "w", here / "a")
+    resumed(here, {"east": 2, "west": 1})
+    with pytest.raises(UsageError, match="datacenters east, west, and west, which is left out"):
+        resumed(here, {"east": 2, "north": 1})
+    with pytest.raises(UsageError, match="made with 2 joiners in east, and joiner-east-1, which is left out"):
+        resumed(here, {"east": 1, "west": 2})
+    resumed(here, {"west": 1, "north": 1, "east": 2})
+    with pytest.raises(UsageError, match="and north, which is left out"):
+        resumed(here, {"east": 2, "west": 1})
+
+
+def test_what_was_remembered_by_numbers_once_is_read_still(here):
+    made(here / "w", here / "a")
+    path = here / "w" / "run.json"
+    facts = json.loads(path.read_bytes()) | {"datacenters": ["east", "west"], "joiners": 2}
+    path.write_text(json.dumps(facts))
+    with pytest.raises(UsageError, match="and west, which is left out"):
+        resumed(here, {"east": 2, "north": 2})
+    with pytest.raises(UsageError, match="joiner-west-1, which is left out"):
+        resumed(here, {"east": 2, "west": 1})
+    resumed(here, {"east": 2, "west": 2})
+    assert json.loads(path.read_bytes())["joiners"] == {"east": 2, "west": 2}
 
 
 def test_a_leader_must_be_a_replica(here):

@@ -5,10 +5,12 @@ import threading
 import time
 
 import pytest
+from click.testing import CliRunner
 
 from photon.app import statuses
+from photon.app.status import command, line_of
 from photon.app.statuses import StatusReader
-from photon.app.topology import Pipeline, Replica, Topology, document_of
+from photon.app.topology import Pipeline, Replica, Topology, document_of, write_topology
 from photon.core.errors import UnavailableError
 from photon.core.settings import Settings
 from tests.app.test_join import wait_for
@@ -37,6 +39,8 @@ def test_a_reader_that_is_closed_leaves_no_threads_and_no_channels():
     reader = StatusReader(system())
     reader.read(("registry", "joiner"))
     assert len(reader.silent()) == 4
+    assert "127.0.0.1:4" in reader.why_silent("joiner-east") and not reader.why_silent("dispatcher-east")
+    assert all(len(reader.why_silent(name)) <= statuses.WHY_CHARS_MAX + 3 for name in reader.silent())
     assert any(thread.name.startswith("status") for thread in {*threading.enumerate()} - before)
     asked = [ask.__self__ for name, ask in reader._calls.items() if name == "joiner-east"]
     reader.close()
@@ -44,3 +48,16 @@ def test_a_reader_that_is_closed_leaves_no_threads_and_no_channels():
     for client in asked:
         with pytest.raises(UnavailableError, match="closed channel"):
             client.status()
+
+
+def test_only_an_event_store_has_caches_beside_it():
+    assert line_of({"members": {"r0": "127.0.0.1:1", "r1": "127.0.0.1:2"}}) == ""
+    assert line_of({"members": ["127.0.0.1:3"]}) == "1 cache processes beside"
+
+
+def test_a_person_is_told_why_a_process_does_not_answer(tmp_path):
+    write_topology(system(), tmp_path / "topology.json")
+    told = CliRunner().invoke(command, ["--work", str(tmp_path)])
+    lines = {line.split()[0]: line for line in told.output.splitlines()}
+    assert told.exit_code == 1 and not any(t.name.startswith("status") for t in threading.enumerate())
+    assert "does not answer (" in lines["joiner-east"] and "127.0.0.1:4" in lines["joiner-east"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from photon.app.running_system import find_system
 from photon.app.system import read_system, topology_of
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
@@ -123,6 +124,44 @@ def test_two_servers_at_one_address_are_refused():
         topology_of(parse_settings(document))
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("localhost:7499", "127.0.0.1:7499"),
+        ("LOCALHOST:7499", "localhost:7499"),
+        ("[::1]:7499", "[0:0:0:0:0:0:0:1]:7499"),
+        ("Joiner:7420", "joiner:7420"),
+    ],
+)
+def test_one_address_in_two_spellings_is_refused(one, other):
+    document = system()
+    document["replicas"]["r1"]["grpc"], document["replicas"]["r2"]["raft"] = one, other
+    with pytest.raises(SettingsError, match="have the same address"):
+        topology_of(parse_settings(document))
+
+
+def test_metrics_on_the_port_of_a_server_are_refused():
+    document = system("[metrics]\nserve = true\nport_offset = 1\n")
+    with pytest.raises(SettingsError, match=r"'metrics.port_offset' leads the metrics of 'replicas.r0.grpc'"):
+        topology_of(parse_settings(document))
+    document["metrics"]["serve"] = False
+    topology_of(parse_settings(document))
+
+
+def test_metrics_of_an_ipv6_address_keep_its_brackets():
+    document = system("[metrics]\nserve = true\n")
+    document["replicas"]["r0"]["grpc"] = "[fd00::1]:7400"
+    assert topology_of(parse_settings(document)).metrics["registry-r0"] == "[fd00::1]:8400"
+
+
+@pytest.mark.parametrize("name", ["run", "lock", "logs", "registry", "recovery", "logs-east", "borrowed"])
+def test_a_datacenter_of_the_name_of_a_file_in_the_work_directory_is_refused(name):
+    document = system()
+    document["datacenters"][name] = {"region": "us-west"}
+    with pytest.raises(SettingsError, match=rf"\[datacenters.{name}\]: Photon has files of that name"):
+        topology_of(parse_settings(document))
+
+
 def test_two_processes_of_one_name_are_refused():
     document = system()
     document["datacenters"]["west"]["joiners"] = ["a:1", "a:2", "a:3"]
@@ -149,6 +188,14 @@ def test_a_short_secret_is_refused_and_a_good_one_is_shared(tmp_path: Path):
         topology_of(parse_settings(document))
     secret.write_bytes(b"0123456789abcdef\n")
     assert bytes.fromhex(topology_of(parse_settings(document)).secret) == b"0123456789abcdef"
+
+
+def test_who_only_asks_needs_no_secret(tmp_path: Path):
+    config = tmp_path / "photon.toml"
+    config.write_text(SYSTEM + '[system]\nsecret_file = "/nowhere/secret"\n')
+    assert find_system(None, config).secret == ""
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_system(config, None)
 
 
 def test_one_of_the_two_files_is_named():
