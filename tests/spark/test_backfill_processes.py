@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from idregistry.client import RegistryAt
 from photon.app.generate_at_once import generate_at_once
 from photon.app.generate_options import AtOnce, Mix
 from photon.app.verify_pairs import check_pairs
@@ -190,7 +191,7 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(ses
             (str(tmp_path / "old/clicks"),),
             Place(out, "old"),
             "jsonl",
-            tuple(replica["grpc"] for replica in topology["replicas"]),
+            RegistryAt(tuple(replica["grpc"] for replica in topology["replicas"])),
             Settings(),
         )
         summary = backfill(order, lambda: nullcontext(session))

@@ -299,7 +299,7 @@ def resume(desk, tmp_path):
             identity = registry.client.identity()
             kept = {"reading": reading_of(settings), "patterns": patterns, "registry": identity}
             desk.place.save(msgspec.structs.replace(desk.job, **kept, **changed))
-        order = Order(*patterns, desk.place, "jsonl", (named.address,), settings)
+        order = Order(*patterns, desk.place, "jsonl", named.at, settings)
         return backfill(order, lambda: pytest.fail("Spark was started"))
 
     return resume
