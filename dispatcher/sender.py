@@ -90,6 +90,7 @@ class Sender:
                     self._notice(f"joiner: {error}; sent again until it answers")
                 if strikes >= CUT_AFTER_FAILURES:
                     if len(part) == 1:
+                        self._notice(f"joiner: {error}; an event that fails alone, too, is tried again later")
                         answer.verdicts[part] = Joined.RETRY_UNAVAILABLE
                         position += 1
                     size = max(1, len(part) // CUT)
