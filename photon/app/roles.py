@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from photon.app.expiry import watch_expiry
-from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS, die_with_parent
+from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.app.system import split_address
 from photon.app.topology import Replica, Topology, process_name
 from photon.core.clock import Clock, SystemClock
@@ -46,7 +46,6 @@ class _Role(Protocol):
 
 def serve_role(role: str, topology: Topology, name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
-    die_with_parent()
     _raise_descriptor_limit()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     failure: list[BaseException] = []

@@ -25,6 +25,9 @@ def _group(role: str, text: str, names: str) -> click.Group:
     )
     @click.option("--name", required=True, help=names)
     def serve(config: Path | None, topology: Path | None, name: str) -> None:
+        from photon.app.supervisor import die_with_parent
+
+        die_with_parent()  # before anything that takes time
         from photon.app.roles import serve_role
         from photon.app.system import read_system
 
