@@ -261,13 +261,21 @@ class Driver:
         if batch.events:
             self._to_send.put(batch)
         else:
+            self._answered(batch)
             self._finished.put((batch, _NOTHING_RESOLVED))  # only malformed or blank lines
+
+    def _answered(self, batch: Batch) -> None:
+        if isinstance(batch, FreshBatch):
+            with self._mutex:
+                self._ahead.answered()
+            self._wake.set()
 
     # The sending threads.
 
     def _send_all(self) -> None:
         while (batch := self._to_send.take()) is not None:
             answer = self._sender.send(batch.events)
+            self._answered(batch)
             if answer is None:
                 continue  # stopped: it is not recorded, so it is read or taken again at the next start
             resolved = resolve(

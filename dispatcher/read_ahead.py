@@ -2,7 +2,9 @@
 
 A batch of 200 lines costs as much as one of 2,000. So while batches are small only a few are read ahead: what
 is written while they are on their way makes the next one larger. If none of them comes back within PATIENCE_S
-(a distant registry, a poison event) more are read as if they were large.
+(a distant registry, a poison event) more are read, but no more than the senders can take: what would wait for
+a sender makes the next one larger, too. One that is answered and can't be recorded yet, since an older one is
+not, holds nobody up.
 """
 
 from typing import Final
@@ -23,14 +25,21 @@ class ReadAhead:
         self._batches_max = PER_SENDER * senders
         self._events_max = events_max
         self._bytes_max = bytes_max
+        self._senders = senders
         self._moved_at = float("-inf")
         self._bytes = 0
+        self._unanswered = 0
         self.batches = 0
         self.events = 0
 
     def sent(self, events: int, size: int, now: float) -> None:
         """One more of so many events and bytes, at `now` (seconds)."""
+        self._unanswered += 1
         self._count(1, events, size, now)
+
+    def answered(self) -> None:
+        """One needs its sender no more."""
+        self._unanswered -= 1
 
     def recorded(self, events: int, size: int, now: float) -> None:
         self._count(-1, -events, -size, now)
@@ -38,7 +47,8 @@ class ReadAhead:
     def room(self, now: float) -> bool:
         """Whether one more may be read."""
         if self._small and self.batches >= SMALL:
-            return self.batches < self._batches_max and now - self._moved_at >= PATIENCE_S
+            taken = self._unanswered > self._senders or now - self._moved_at < PATIENCE_S
+            return self.batches < self._batches_max and not taken
         return self.batches < self._batches_max
 
     @property

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from photon.app.dev_figures import Sample
+from photon.app.dev_figures import Sample, Status
 from photon.app.topology import PIPELINE_ROLES
 from photon.core.fates import Fate
 from tests.faults.kit.checkers import Report
@@ -38,8 +38,6 @@ SETTINGS: Final[Mapping[str, Mapping[str, Any]]] = {
     "registry": {"election_timeout_ms": 1_000, "lease_s": 10.0, "request_timeout_s": 10.0, "shards": 2},
     # So small that clicks which come late are looked up in the logs.
     "eventstore": {"cache_bytes": 1 << 20},
-    "dispatcher": {"batches_in_flight_max": 16},
-    "joiner": {"commits_in_flight_max": 16},
 }
 
 
@@ -157,40 +155,53 @@ def _drained(system: FaultSystem, statuses: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def rows_of(samples: Sequence[Sample], began: float) -> list[dict[str, Any]]:
-    """Seconds since `began` and, of each datacenter that answered at both ends, what happened in between."""
+    """Seconds since `began` and, of each datacenter that answers, what happened since the look before: all
+    that a dispatcher's counts have grown by since it was last heard. An event store counts from its start.
+    """
     rows = []
+    heard: dict[str, Status | None] = {}
     for before, after in itertools.pairwise(samples):
+        heard |= before.statuses
         seconds = after.at_s - before.at_s
         names = [n.removeprefix("dispatcher-") for n in after.statuses if n.startswith("dispatcher-")]
-        datacenters = {name: _between(name, before, after, seconds) for name in names}
+        datacenters = {
+            name: _counted(heard.get(f"dispatcher-{name}"), after.statuses[f"dispatcher-{name}"], seconds)
+            | _looked_up(name, before, after, seconds)
+            for name in names
+        }
         rows.append({"at_s": round(after.at_s - began, 2), "datacenters": datacenters})
     return rows
 
 
-def _between(datacenter: str, before: Sample, after: Sample, seconds: float) -> dict[str, Any]:
-    old, new = (sample.statuses.get(f"dispatcher-{datacenter}") for sample in (before, after))
+def _counted(old: Status | None, new: Status | None, seconds: float) -> dict[str, Any]:
     assert new is not None
-    row: dict[str, Any] = {"pending": new["pending"]}
-    if old is not None and new["foreign_events"] >= old["foreign_events"]:
-        joined = new["fates"][Fate.JOINED.value] - old["fates"][Fate.JOINED.value]
-        duplicate = new["fates"][Fate.DUPLICATE.value] - old["fates"][Fate.DUPLICATE.value]
-        wasted_joins = new["wasted_joins"] - old["wasted_joins"]
-        row |= {
-            "read_per_s": round((new["foreign_events"] - old["foreign_events"]) / seconds, 1),
-            "joined_per_s": round(joined / seconds, 1),
-            "wasted_per_s": round(wasted_joins / seconds, 1),
-            # Known to be joined before they were sent.
-            "skipped_per_s": round(max(0, duplicate - wasted_joins) / seconds, 1),
-            "latency": _latency(old["latency_us"], new["latency_us"]),
-        }
-    stores = [sample.statuses.get(f"eventstore-{datacenter}") for sample in (before, after)]
-    if stores[0] is not None and stores[1] is not None:
-        for tier in ("cache", "logs"):
-            hits = stores[1][tier]["hits"] - stores[0][tier]["hits"]
-            row[f"{tier}_hits_per_s"] = round(max(0, hits) / seconds, 1)
-        misses = stores[1]["logs"]["misses"] - stores[0]["logs"]["misses"]
-        row["absent_per_s"] = round(max(0, misses) / seconds, 1)
-    return row
+    if old is None:
+        return {"pending": new["pending"]}
+    joined, duplicate = (
+        new["fates"][fate.value] - old["fates"][fate.value] for fate in (Fate.JOINED, Fate.DUPLICATE)
+    )
+    wasted_joins = new["wasted_joins"] - old["wasted_joins"]
+    return {
+        "pending": new["pending"],
+        "read_per_s": round((new["foreign_events"] - old["foreign_events"]) / seconds, 1),
+        "joined_per_s": round(joined / seconds, 1),
+        "wasted_per_s": round(wasted_joins / seconds, 1),
+        # Known to be joined before they were sent.
+        "skipped_per_s": round(max(0, duplicate - wasted_joins) / seconds, 1),
+        "latency": _latency(old["latency_us"], new["latency_us"]),
+    }
+
+
+def _looked_up(datacenter: str, before: Sample, after: Sample, seconds: float) -> dict[str, Any]:
+    old, new = (sample.statuses.get(f"eventstore-{datacenter}") for sample in (before, after))
+    if old is None or new is None:
+        return {}
+    row = {
+        f"{tier}_hits_per_s": round(max(0, new[tier]["hits"] - old[tier]["hits"]) / seconds, 1)
+        for tier in ("cache", "logs")
+    }
+    misses = new["logs"]["misses"] - old["logs"]["misses"]
+    return row | {"absent_per_s": round(max(0, misses) / seconds, 1)}
 
 
 def _latency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
