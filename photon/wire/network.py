@@ -82,10 +82,7 @@ class Network:
 
     def bound(self, advertised: str) -> str:
         """What to listen on for an advertised `host:port`. UsageError where strangers could use it."""
-        address = advertised
-        if self.bind:
-            host = f"[{self.bind}]" if ":" in self.bind.strip("[]") and self.bind[0] != "[" else self.bind
-            address = f"{host}:{advertised.rpartition(':')[2]}"
+        address = _address(self.bind, advertised.rpartition(":")[2]) if self.bind else advertised
         self.check_listen(address)
         return address
 
@@ -100,11 +97,17 @@ class Network:
 
     def dialed(self, host: str, port: int) -> tuple[str, int]:
         """The same as in `open`, for a link that is not gRPC's."""
-        there = self.via.get(f"{host}:{port}")
+        there = self.via.get(_address(host, port))
         if there is None:
             return host, port
         name, _, number = there.rpartition(":")
         return name.strip("[]"), int(number)
+
+
+def _address(host: str, port: object) -> str:
+    """`host:port`, with the brackets that an IPv6 literal needs."""
+    bare = host.strip("[]")
+    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
 
 
 def _credentials(tls: Tls) -> grpc.ChannelCredentials:

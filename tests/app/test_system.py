@@ -221,3 +221,13 @@ def test_beyond_loopback_nothing_listens_without_tls_unless_asked_in_so_many_wor
 
 def test_what_is_bound_may_differ_from_what_is_advertised():
     assert Network(bind="127.0.0.1").bound("joiner:7420") == "127.0.0.1:7420"
+
+
+def test_an_ipv6_address_is_found_among_what_is_dialed_instead():
+    network = Network(via={"[fd00::2]:7401": "[fd00::9]:27401"})
+    assert network.dialed("fd00::2", 7401) == ("fd00::9", 27401)
+
+
+@pytest.mark.parametrize("bind", ["::1", "[::1]"])
+def test_an_ipv6_address_is_bound_with_its_brackets(bind):
+    assert Network(bind=bind).bound("joiner:7420") == "[::1]:7420"
