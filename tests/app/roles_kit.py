@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +12,9 @@ from collections import Counter
 from photon.core.clock import SystemClock
 from tests.app.kit import PHOTON, joined_pairs
 from tests.health import health
+from tests.ports import paired_ports
 
-METRICS_OFFSET = 1000
+METRICS_OFFSET = 1
 SECONDS = 60  # a machine that is busy takes its time
 
 
@@ -25,26 +25,6 @@ def eventually(true, seconds=SECONDS, what=lambda: ""):
         time.sleep(0.02)
 
 
-def free_ports(count, rng):
-    """Free, and METRICS_OFFSET further on as well."""
-    ports = []
-    while len(ports) < count:
-        port = rng.randrange(20_000, 31_000)
-        if port not in ports and _free(port):
-            ports.append(port)
-    return ports
-
-
-def _free(port):
-    for one in (port, port + METRICS_OFFSET):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", one))
-            except OSError:
-                return False
-    return True
-
-
 class Roles:
     """`names`: whether they are known by names (j-east.photon.test), and bound on loopback all the same."""
 
@@ -52,7 +32,7 @@ class Roles:
         self.root, self.out = root, root / "out"
         self._names = names
         (root / "secret").write_text("0123456789abcdef")
-        ports = iter(free_ports(14, random.Random()))
+        ports = iter(paired_ports(14))
 
         def address(who):
             return f"{who}.photon.test:{next(ports)}" if names else f"127.0.0.1:{next(ports)}"

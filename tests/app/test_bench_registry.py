@@ -1,7 +1,6 @@
 """The registry's benchmark: its parts do what their figures rest on. The figures themselves are no test."""
 
 import json
-import random
 import socket
 import subprocess
 import sys
@@ -21,8 +20,8 @@ from benchmarks.registry_parts import Plan
 from benchmarks.registry_processes import Child
 from benchmarks.registry_tables import as_text, table
 from photon.app import bench_registry
-from photon.app.ports import free_ports
 from photon.core.errors import UsageError
+from tests.ports import free_ports
 
 DELAY_MS = 40.0
 
@@ -39,7 +38,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 @pytest.fixture
 def long_link():
     """(a socket through the proxy, the socket at its other end)."""
-    near, far = free_ports(2, random.Random())
+    near, far = free_ports(2)
     argument = {"delay_ms": DELAY_MS, "ways": [[near, far]]}
     with socket.create_server(("127.0.0.1", far)) as server, Child("benchmarks.wan_proxy", argument) as proxy:
         assert proxy.hear() is True

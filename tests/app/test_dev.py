@@ -15,12 +15,12 @@ from photon.app.dev_plan import logs_of, plan_dev
 from photon.app.dev_system import DevSystem
 from photon.app.explain_cli import command as explain
 from photon.app.nursery import Nursery
-from photon.app.ports import free_ports
 from photon.app.statuses import StatusReader
 from photon.core.errors import PhotonError, UsageError
 from photon.core.settings import Settings
 from tests.app.kit import children_of, joined_pairs, photon, read_lines, start_photon, write_lines
 from tests.app.test_join import wait_for
+from tests.ports import free_ports
 
 ROLES = ("registry", "eventstore", "joiner", "dispatcher")
 
@@ -173,7 +173,7 @@ def explained(event_id, config):
 @pytest.mark.cluster
 def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(tmp_path):
     config, out = tmp_path / "photon.toml", tmp_path / "out"
-    config.write_text(SETTINGS.format(*free_ports(5, random.Random()), home=tmp_path))
+    config.write_text(SETTINGS.format(*free_ports(5), home=tmp_path))
     write_lines(tmp_path / "q.jsonl", [{"id": "q", "ts_us": 1}])
     click = {"id": "c", "primary_id": "q", "ts_us": 2}
     write_lines(tmp_path / "c.jsonl", [click, {**click, "id": "d", "primary_id": "later"}])

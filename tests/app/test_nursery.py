@@ -8,16 +8,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from random import Random
 
 import psutil
 import pytest
 
 from photon.app.nursery import Nursery
-from photon.app.ports import free_ports
 from photon.app.supervisor import Supervisor, last_message
 from photon.app.topology import Replica, Topology, write_topology
 from tests.app.test_supervisor import eventually
+from tests.ports import free_ports
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def test_a_log_is_appended_to(nursery, tmp_path):
 @pytest.fixture
 def serving(nursery, tmp_path):
     """Starts registry replicas that wait for two others for ever."""
-    ports = iter(free_ports(6, Random()))
+    ports = iter(free_ports(6))
     replicas = [
         Replica(f"r{n}", f"127.0.0.1:{next(ports)}", "127.0.0.1", next(ports), str(tmp_path / f"r{n}"))
         for n in range(3)

@@ -4,7 +4,6 @@ import contextlib
 import datetime
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,6 @@ from idregistry.client import RegistryAt
 from idregistry.directory_commands import Row
 from idregistry.peers import read_table, write_table
 from photon.app.certs import Authority
-from photon.app.ports import free_ports
 from photon.app.preflight import _check_replicas
 from photon.app.registry_cli import _write_joining_topology, parse_time_us
 from photon.app.registry_disks import DiskWatch
@@ -36,6 +34,7 @@ from photon.raft.home import Home
 from photon.wire import idregistry_pb2 as pb
 from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
 from tests.idregistry.cluster import wait_until
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.cluster
 
@@ -356,7 +355,7 @@ ca = "ca.pem"
 def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_path: Path) -> None:
     Authority(tmp_path, datetime.datetime.now(datetime.UTC)).issue("node", "photon", 30.0)
     (tmp_path / "secret").write_text("sixteen bytes, or more")
-    ports = free_ports(4, random.Random())
+    ports = free_ports(4)
     config = tmp_path / "photon.toml"
     config.write_text(SYSTEM.format(tmp_path, *ports))
     address = f"127.0.0.1:{ports[0]}"

@@ -1,6 +1,5 @@
 """What a process binds where that is not what it is known by, and in what order."""
 
-import random
 import socket
 import urllib.error
 import urllib.request
@@ -8,11 +7,11 @@ import urllib.request
 import pytest
 
 from photon.app import roles
-from photon.app.ports import free_ports
 from photon.app.topology import Pipeline, Replica, Topology, document_of
 from photon.core.errors import AddressInUseError
 from photon.core.settings import Settings
 from photon.wire.network import Network
+from tests.ports import free_ports
 
 
 class Role:
@@ -39,7 +38,7 @@ def scraped(address):
 
 @pytest.fixture
 def address():
-    (port,) = free_ports(1, random.Random())
+    (port,) = free_ports(1)
     return f"127.0.0.1:{port}"
 
 

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -27,10 +27,10 @@ from photon.wire import (
 from photon.wire.network import Network
 from photon.wire.rpc import ask_status
 from tests.certificates import Authority
-from tests.ports import free_ports
+from tests.ports import paired_ports
 
 ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
-OFFSET: Final = len(ROLES) + 1
+OFFSET: Final = 1
 """Of the metrics ports, which follow those of the roles and of Raft."""
 WAIT_S: Final = 90.0
 GROWTH_BYTES_MAX: Final = 96 << 20
@@ -93,7 +93,7 @@ class Site:
         """Logs and settings."""
         (self.directory / "logs" / "queries").mkdir(parents=True)
         (self.directory / "logs" / "clicks").mkdir()
-        self.ports = _free_ports([*ROLES, "raft"])
+        self.ports = dict(zip([*ROLES, "raft"], paired_ports(len(ROLES) + 1), strict=True))
         self.ports |= {f"{role} metrics": self.ports[role] + OFFSET for role in ROLES}
         self.config.write_text(self._settings() + self.more)
 
@@ -263,11 +263,3 @@ def environment() -> dict[str, str]:
     # With the tests their processes end, however those end.
     parent = {"PHOTON_PARENT": str(os.getpid())}
     return os.environ | parent | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
-
-
-def _free_ports(names: Sequence[str]) -> dict[str, int]:
-    """Each free now, and so is the one that is OFFSET above it."""
-    while True:
-        ports = free_ports(2 * len(names))
-        if all(ports[n + OFFSET] == ports[n] + OFFSET for n in range(OFFSET)):
-            return dict(zip(names, ports[:OFFSET], strict=True))
