@@ -25,6 +25,8 @@ REGISTERED: Final = 100
 """The registry had the event before it was sent."""
 TOO_OLD: Final = 101
 """The registry no longer remembers events of its time."""
+UNDER_WAY: Final = 102
+"""No verdict yet: a joiner is registering it."""
 SEND: Final = 255
 """No verdict yet."""
 
@@ -48,7 +50,7 @@ _RETRIES: Final = (Joined.RETRY_ABSENT, Joined.RETRY_UNAVAILABLE)
 
 
 def judge_lookup(registered: bytes, count: int) -> Verdicts:
-    """The registry's answer (core.fates.Registered) -> verdicts, SEND where the joiner must decide.
+    """The registry's answer (core.fates.Registered) -> verdicts; SEND where the joiner must decide.
 
     UnavailableError if it is no answer to `count` events.
     """
@@ -61,6 +63,7 @@ def judge_lookup(registered: bytes, count: int) -> Verdicts:
     verdicts = np.full(count, SEND, np.uint8)
     verdicts[column == Registered.PRESENT] = REGISTERED
     verdicts[column == Registered.EXPIRED] = TOO_OLD
+    verdicts[column == Registered.PENDING] = UNDER_WAY
     return verdicts
 
 

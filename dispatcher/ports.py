@@ -9,7 +9,7 @@ from joiner.client import ForeignColumns
 class Registry(Protocol):
     """idregistry.client.RegistryClient, of which only lookups are used."""
 
-    def lookup(self, ids: bytes, times: bytes) -> bytes:
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
         """16 x N ids, 8 x N times -> N bytes of core.fates.Registered. UnavailableError on failure."""
         ...
 

@@ -15,7 +15,7 @@ import numpy as np
 from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
 from dispatcher.lookup_share import LookupShare
-from dispatcher.pipeline import REGISTERED, SEND, Verdicts, judge_join, judge_lookup
+from dispatcher.pipeline import REGISTERED, SEND, UNDER_WAY, Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
 from dispatcher.window import Gate
 from joiner.client import ForeignColumns
@@ -28,6 +28,8 @@ HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
 CUT_AFTER_FAILURES: Final = 4  # while it was on its way: a joiner may have died of another batch
 CUT: Final = 8  # each failure may be a joiner's death: few are to be enough
 TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is not worth a line
+UNDER_WAY_BACKOFF: Final = Backoff(10_000, 80_000)
+UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
 
 
@@ -72,15 +74,39 @@ class Sender:
         if verdicts is None:
             return None
         answer = Answer(verdicts)
-        rows = np.flatnonzero(answer.verdicts == SEND)
+        if not self._send_rows(answer, events, np.flatnonzero(verdicts == SEND)):
+            return None
+        return answer if self._see_what_comes(answer, events) else None
+
+    def _see_what_comes(self, answer: Answer, events: Events) -> bool:
+        """Of what joiners elsewhere are registering: joined here only where that came to nothing (paper 4.4).
+        False: stopped."""
+        until = self._clock.monotonic() + UNDER_WAY_S
+        tries = 0
+        while len(rows := np.flatnonzero(answer.verdicts == UNDER_WAY)):
+            tries += 1
+            if self._wait(UNDER_WAY_BACKOFF.delay_us(tries, self._rng) / 1e6):
+                return False
+            verdicts = self._ask(events.take(rows))
+            if verdicts is None:
+                return False
+            if self._clock.monotonic() >= until:
+                verdicts[verdicts == UNDER_WAY] = SEND
+            answer.verdicts[rows] = verdicts
+            if not self._send_rows(answer, events, rows[verdicts == SEND]):
+                return False
+        return True
+
+    def _send_rows(self, answer: Answer, events: Events, rows: Rows) -> bool:
+        """Through a joiner, in parts if need be, until each has a verdict. False: stopped."""
         if not len(rows):
-            return answer
+            return True
         unsent = events.take(rows)
         position, size, failures, strikes = 0, len(rows), 0, 0
         while position < len(rows):
             part = rows[position : position + size]
             if not self._gate.enter(self._stopping):
-                return None
+                return False
             try:
                 self._join(answer, part, unsent.take(np.arange(position, position + len(part))))
             except UnavailableError as error:
@@ -95,29 +121,35 @@ class Sender:
                         position += 1
                     size = max(1, len(part) // CUT)
                 if self._wait(HELD_BACKOFF.delay_us(failures, self._rng) / 1e6):
-                    return None
+                    return False
             else:
                 position += len(part)
                 size = min(2 * size, len(rows))
                 failures = 0
-        self._share.joined(int(np.count_nonzero(answer.verdicts == Joined.DUPLICATE)), len(rows))
-        return answer
+        self._share.joined(int(np.count_nonzero(answer.verdicts[rows] == Joined.DUPLICATE)), len(rows))
+        return True
 
     def _stopping(self) -> bool:
         return self._wait(0)
 
     def _look_up(self, events: Events) -> Verdicts | None:
+        """Where that pays; all are to be sent where it does not. None: stopped."""
+        if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._share.pays():
+            return np.full(len(events), SEND, np.uint8)
+        verdicts = self._ask(events)
+        if verdicts is not None:
+            self._share.observe(int(np.count_nonzero(verdicts != SEND)), len(events))
+        return verdicts
+
+    def _ask(self, events: Events) -> Verdicts | None:
         """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""
-        worth_it = self._clock.monotonic() >= self._lookup_at and self._share.pays()
-        if self._registry is not None and worth_it:
+        if self._registry is not None:
             if not self._gate.enter(self._stopping):
                 return None
             try:
                 with self._gate.request():
-                    registered = self._registry.lookup(events.ids, events.times)
-                verdicts = judge_lookup(registered, len(events))
-                self._share.observe(int(np.count_nonzero(verdicts != SEND)), len(events))
-                return self._doubted(events, verdicts)
+                    registered = self._registry.lookup(events.ids, events.times, tell_pending=True)
+                return self._doubted(events, judge_lookup(registered, len(events)))
             except UnavailableError as error:
                 self._notice(f"registry: {error}; events are sent without looking them up")
                 self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S

@@ -75,15 +75,18 @@ class RegistryClient:
         self._rounds = Rounds(addresses, timeout_s, clock, rng, network)
         self._routes = self._rounds.routes
 
-    def lookup(self, ids: bytes, times: bytes) -> bytes:
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool = False) -> bytes:
         """16 x N, 8 x N bytes -> core.fates.Registered column. "Absent" may be stale, "present" is final.
 
+        `tell_pending`: PENDING instead of "absent" where the replica knows of a commit that is under way.
         UnavailableError if no replica answered in time.
         """
         _check(ids, times)
 
         def request(part: ShardPart) -> Any:
-            return pb.LookupRequest(shard=part.shard, ids=part.ids, times=part.times)
+            return pb.LookupRequest(
+                shard=part.shard, ids=part.ids, times=part.times, tell_pending=tell_pending
+            )
 
         return self._rounds.run(Operation("Lookup", False, None, request), ids, times)
 

@@ -1,12 +1,13 @@
 """The groups that this replica hosts, and its peers, as the directory says (paper 2.2.2)."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from idregistry.directory_commands import Row
 from idregistry.peers import Table, read_table, rows_at_start, rows_now, table_of, write_table
+from idregistry.pending import Pending
 from idregistry.shard import Shard
 from idregistry.view import DIRECTORY_GROUP, View, shard_of_group
 from photon.core.errors import UsageError
@@ -23,6 +24,7 @@ class Hosted:
     group: int
     shard: Shard
     log: ReplicatedLog
+    pending: Pending = field(default_factory=Pending)
 
 
 class Hosting:

@@ -105,7 +105,9 @@ class IdRegistryService(IdRegistryServicer):
             context.abort(
                 grpc.StatusCode.UNAVAILABLE, f"{lag} commands behind its leader; ask another replica"
             )
+        under_way = hosted.log.unapplied() if request.tell_pending else []  # before: what is applied shows
         outcomes = hosted.shard.state.lookup(request.ids, request.times)
+        outcomes = hosted.pending.mark(outcomes, request.ids, under_way)
         return pb.LookupResponse(outcomes=outcomes, version=self._directory.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:

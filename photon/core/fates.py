@@ -21,6 +21,8 @@ class Registered(IntEnum):
     ABSENT = 0
     PRESENT = 1
     EXPIRED = 2
+    PENDING = 3
+    """Absent, and in a commit that is under way: soon present, or absent after all. Only who asks is told."""
 
 
 class Committed(IntEnum):

@@ -168,6 +168,10 @@ class ReplicatedLog(Protocol):
     def lag(self) -> int:
         """Entries that are committed, for all this replica knows, and that it has not applied. Any thread."""
 
+    def unapplied(self) -> list[tuple[int, int, memoryview]]:
+        """(index, term, command) of what stands in this replica's log and is not applied: committed some day,
+        or never. Only the newest, where that is much. Any thread."""
+
     @property
     def in_flight(self) -> int:
         """How many proposed commands still wait for their outcome. Any thread."""

@@ -53,6 +53,7 @@ from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
+UNAPPLIED_MAX = 128  # more than is under way at busy times; a replica that is behind has more
 # How soon to try again when a peer's way was full.
 RETRY_S = 0.005
 
@@ -139,6 +140,15 @@ class Replica:
         alone = core.is_leader or core.leader is None  # all in its own log may be committed, too
         known = max(self._leader_committed, self._journal.last_index if alone else 0)
         return max(0, known - core.applied_index)
+
+    def unapplied(self) -> list[tuple[int, int, memoryview]]:
+        newest = self._journal.entries[-UNAPPLIED_MAX:]  # in one step: the raft thread changes the list
+        applied = self.core.applied_index
+        return [
+            (index, term, memoryview(command)[len(REGULAR) :])
+            for command, index, term in newest
+            if index > applied and command.startswith(REGULAR)
+        ]
 
     @property
     def in_flight(self) -> int:

@@ -70,22 +70,26 @@ class FakeRegistry:
     def __init__(self) -> None:
         self.present: set[bytes] = set()
         self.expired: set[bytes] = set()
+        self.pending: dict[bytes, int] = {}
+        """For so many lookups a commit of it is under way; then it is as it stands above."""
         self.fails: Exception | None = None
         self.calls = 0
 
-    def lookup(self, ids: bytes, times: bytes) -> bytes:
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
+        assert tell_pending
         assert len(ids) == 2 * len(times)
         self.calls += 1
         if self.fails is not None:
             raise self.fails
-        return bytes(
-            Registered.PRESENT
-            if key in self.present
-            else Registered.EXPIRED
-            if key in self.expired
-            else Registered.ABSENT
-            for key in split_ids(ids)
-        )
+        return bytes(map(self._registered, split_ids(ids)))
+
+    def _registered(self, key: bytes) -> Registered:
+        if self.pending.get(key, 0) > 0:
+            self.pending[key] -= 1
+            return Registered.PENDING
+        if key in self.present:
+            return Registered.PRESENT
+        return Registered.EXPIRED if key in self.expired else Registered.ABSENT
 
 
 @dataclass
@@ -172,6 +176,7 @@ class Site:
         self.dead_letters = root / "dead-letters"
         self.registry = FakeRegistry()
         self.joiner = FakeJoiner()
+        self.agree: Callable[[], None] = lambda: None
 
     def server(
         self,
@@ -193,6 +198,7 @@ class Site:
             SystemClock(),
             random.Random(seed),
             drain,
+            agree=lambda: self.agree(),
         )
 
     def drain(self, settings: Settings | None = None, seconds: float = 20.0) -> dict:

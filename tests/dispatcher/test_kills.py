@@ -52,7 +52,8 @@ class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistrySer
         return idregistry_pb2.DirectoryResponse(configuration=one_shard.pack(), led=True)
 
     def Lookup(self, request, context):
-        return idregistry_pb2.LookupResponse(outcomes=self.registry.lookup(request.ids, request.times))
+        outcomes = self.registry.lookup(request.ids, request.times, request.tell_pending)
+        return idregistry_pb2.LookupResponse(outcomes=outcomes)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from dispatcher.pipeline import REGISTERED, TOO_OLD
-from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, Sender
+from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Sender
 from dispatcher.window import Gate, Window
 from photon.core.clock import ManualClock
 from photon.core.columns import split_ids
@@ -73,6 +73,51 @@ def test_a_batch_that_the_registry_has_whole_is_not_sent():
     events = some_events(6)
     registry.present = set(split_ids(events.ids))
     assert set(Bench(joiner, registry).sender.send(events).verdicts) == {REGISTERED}
+    assert joiner.batches == []
+
+
+def test_what_another_joiner_is_registering_is_looked_up_again_and_sent_only_if_that_came_to_nothing():
+    registry, joiner = FakeRegistry(), FakeJoiner()
+    events = some_events(6)
+    keys = split_ids(events.ids)
+    registry.pending = {keys[1]: 2, keys[4]: 3}
+    registry.present = {keys[1]}
+    bench = Bench(joiner, registry)
+    answer = bench.sender.send(events)
+    assert answer.verdicts.tolist() == [0, REGISTERED, 0, 0, 0, 0]
+    assert joiner.batches == [4, 1], "the others did not wait for it"
+    assert registry.calls == 4
+    assert len(bench.waits) == 3 and max(bench.waits) < UNDER_WAY_S
+
+
+def test_what_is_for_ever_being_registered_is_sent_after_a_while():
+    registry, joiner = FakeRegistry(), FakeJoiner()
+    events = some_events(3)
+    registry.pending = {split_ids(events.ids)[2]: 10**9}
+    bench = Bench(joiner, registry)
+    assert set(bench.sender.send(events).verdicts) == {Joined.JOINED}
+    assert joiner.batches == [2, 1]
+    assert UNDER_WAY_S <= sum(bench.waits) < 2 * UNDER_WAY_S
+
+
+def test_where_the_registry_fails_meanwhile_what_it_was_registering_is_sent():
+    registry = FakeRegistry()
+    events = some_events(3)
+    registry.pending = {split_ids(events.ids)[2]: 10**9}
+
+    def fail(_events):
+        registry.fails = NoQuorumError("nobody leads")
+
+    joiner = FakeJoiner(before=fail)
+    assert set(Bench(joiner, registry).sender.send(events).verdicts) == {Joined.JOINED}
+    assert joiner.batches == [2, 1]
+
+
+def test_it_stops_while_others_register():
+    registry = FakeRegistry()
+    events = some_events(3)
+    registry.pending = dict.fromkeys(split_ids(events.ids), 10**9)
+    assert Bench(joiner := FakeJoiner(), registry, waits_max=2).sender.send(events) is None
     assert joiner.batches == []
 
 

@@ -35,6 +35,8 @@ class FakeLog(ReplicatedLog):
     ready: bool = True
     """Whether a successor has everything."""
     entries_behind: int = 0
+    under_way: dict[int, bytes] = field(default_factory=dict)
+    """Index -> command, of those that are in the log and not applied."""
     _leader: str | None = "r0"
     _waiting: list[tuple[bytes, Callable[[Outcome], None]]] = field(default_factory=list)
     _index: int = 0
@@ -104,6 +106,9 @@ class FakeLog(ReplicatedLog):
     @property
     def lag(self) -> int:
         return self.entries_behind
+
+    def unapplied(self) -> list[tuple[int, int, memoryview]]:
+        return [(index, 1, memoryview(command)) for index, command in self.under_way.items()]
 
     @property
     def in_flight(self) -> int:

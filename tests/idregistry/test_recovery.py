@@ -17,7 +17,7 @@ from tests.idregistry.load import Load, held
 
 pytestmark = pytest.mark.cluster
 
-ABSENT, PRESENT, _ = bytes(Registered)
+ABSENT, PRESENT, _, _ = bytes(Registered)
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from photon.raft.settings import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster, wait_until
 from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
 
-ABSENT, PRESENT, TOO_OLD = bytes(Registered)
+ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
 
 pytestmark = pytest.mark.cluster
 

@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from idregistry import commands
 from idregistry.client import RegistryClient
+from idregistry.commands import Clear, Commit
 from idregistry.coordinator import Coordinator, OpenShard
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
@@ -31,7 +33,7 @@ from photon.wire.rpc import Server
 from tests.idregistry.fake_log import FakeLog, Turner
 from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times, token
 
-ABSENT, PRESENT, _ = bytes(Registered)
+ABSENT, PRESENT, _, PENDING = bytes(Registered)
 
 
 class Node:
@@ -164,6 +166,25 @@ def test_lookups_are_answered_by_the_nearest_replica_whoever_leads(ensemble: Ens
     for command in nodes[1].logs[0].proposed:
         nodes[0].logs[0].machine.apply(command)
     assert client.lookup(event_ids(1, 2), same_times(2)) == bytes([PRESENT, ABSENT])
+
+
+def test_a_lookup_that_asks_for_it_is_told_of_commits_that_are_under_way(ensemble: Ensemble) -> None:
+    (node,) = ensemble.add(1)
+    ensemble.lead("r0")
+    client = ensemble.client()
+    client.commit(event_ids(1), same_times(1), token("a"))
+    log = node.logs[0]
+    log.under_way = {
+        7: commands.encode(Commit(1, [token("b")], [2], event_ids(1, 2), same_times(2))),
+        8: commands.encode(Clear(1, event_ids(3), same_times(1))),
+        9: b"no command of this version",
+        10: commands.encode(Commit(1, [token("c")], [1], event_ids(4), same_times(1))),
+    }
+    ids, times = event_ids(1, 2, 3, 4), same_times(4)
+    assert client.lookup(ids, times, tell_pending=True) == bytes([PRESENT, PENDING, ABSENT, PENDING])
+    assert client.lookup(ids, times) == bytes([PRESENT, ABSENT, ABSENT, ABSENT])
+    del log.under_way[7]  # a leader that is gone had not got it to a majority
+    assert client.lookup(ids, times, tell_pending=True) == bytes([PRESENT, ABSENT, ABSENT, PENDING])
 
 
 def test_lookups_go_to_the_next_replica_when_the_nearest_is_down(ensemble: Ensemble) -> None:

@@ -34,7 +34,7 @@ from tests.idregistry.kit import (
     same_times,
 )
 
-ABSENT, PRESENT, TOO_OLD = bytes(Registered)
+ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
 RELEASED, NOT_THERE, OTHER, NOT_FENCED, _ = bytes(Released)
 CLEARED, NOTHING_TO_CLEAR, _ = bytes(Cleared)
 TOKEN = Token("10.0.0.1:4242", 7, 1000)

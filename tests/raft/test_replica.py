@@ -11,7 +11,7 @@ from photon.core.errors import SettingsError, StorageError
 from photon.raft.compaction import StateMachineError
 from photon.raft.port import Applied, Refusal, Refused, Unknown
 from photon.raft.settings import RaftLimits, RaftTiming
-from tests.raft.kit import SMALL, TIMING, Lone
+from tests.raft.kit import SMALL, TIMING, Lone, command
 from tests.raft.kit import VirtualClock as Clock
 
 
@@ -160,6 +160,20 @@ def test_the_commit_index_is_never_believed_from_before_a_restart(tmp_path: Path
     again.turn()
     assert again.machine.count == 2
     again.crash()
+
+
+def test_a_follower_tells_what_stands_in_its_log_before_that_is_applied(tmp_path: Path) -> None:
+    lone = Lone(tmp_path)
+    lone.hear_entries([1, 1, 1], commit=2)
+    lone.turn()
+    under_way = lone.replica.unapplied()
+    assert [(i, term, bytes(c)) for i, term, c in under_way] == [
+        (index, 1, command(b"%d" % index, index)) for index in (3, 4)
+    ]
+    lone.hear_entries([], after=(4, 1), commit=4)
+    lone.turn()
+    assert lone.replica.unapplied() == []
+    lone.crash()
 
 
 def test_a_replica_knows_how_far_it_is_behind_from_its_own_log_and_then_from_its_leader(

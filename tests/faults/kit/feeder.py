@@ -273,7 +273,7 @@ def _arrivals(dues: Sequence[_Due], rng: random.Random | None, arrival_s: float)
     """In the order of a copy whose collector is late by a time that changes; without dice, as scripted."""
     if rng is None:
         return list(dues)
-    late, step = 0.0, _ARRIVAL_S / 15
+    late, step = 0.0, max(_ARRIVAL_S / 15, arrival_s / 100)
     found = []
     for due in dues:
         late = min(arrival_s, max(0.0, late + rng.uniform(-step, step)))
