@@ -20,6 +20,9 @@ from photon.core.logfiles import FileState
 RECOVERED: Final = "recovered-"
 """What the names of recovery's files begin with."""
 
+_DELETED: Final = " is gone;", " shrank to ", " was overwritten;"
+"""What is told of a file that is no more; its inode may be that of the next file by now."""
+
 
 def put(lines: Path, inbox: Path, name: str, partly: Callable[[], None] = lambda: None) -> None:
     """Copy a file of events into an inbox, durably, as `name`: whole or not at all. StorageError.
@@ -60,7 +63,7 @@ class Inbox:
         """`tell`, but for what is said of files that were deleted here: that is as it should be."""
 
         def heed(line: str) -> None:
-            if not (line.startswith(f"{self._path}{os.sep}") and " is gone" in line):
+            if not line.startswith(f"{self._path}{os.sep}") or not any(what in line for what in _DELETED):
                 tell(line)
 
         return heed
