@@ -72,8 +72,12 @@ class Driver:
         notice: Callable[[str], None] = lambda _: None,
         recorded: Callable[[Sequence[FileState]], None] = lambda _: None,
         sharing: Sharing | None = None,
+        may_begin: Callable[[Callable[[float], bool]], bool] = lambda _: True,
     ) -> None:
-        """`make_sender` is given the wait of Sender's; `recorded` as Recorder's; `sharing`: None alone."""
+        """`make_sender` is given the wait of Sender's; `recorded` as Recorder's; `sharing`: None alone.
+
+        `may_begin`: asked before anything is read, given the same wait; False when it is time to stop.
+        """
         self._settings = settings
         self._poll_interval_s = poll_interval_s
         self._ledger = ledger
@@ -83,6 +87,7 @@ class Driver:
         self._rng = rng
         self._notice = notice
         self._sharing = sharing
+        self._may_begin = may_begin
         self._stopping = threading.Event()
         self._wake = threading.Event()
         reader.ring(self._wake.set)
@@ -171,6 +176,8 @@ class Driver:
     # The reading thread.
 
     def _read_all(self) -> None:
+        if not self._may_begin(self._stopping.wait):
+            return
         while not self._stopping.is_set():
             self._wake.clear()
             if self._reader.look() or (self._sharing and self._reader.left()):

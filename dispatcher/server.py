@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dispatcher.adoption import adopt
+from dispatcher.agreement import await_agreement
 from dispatcher.claims import FileClaims
 from dispatcher.counts import all_read, counted, of_workers, read_totals
 from dispatcher.driver import Driver, Sharing, backoffs_of
@@ -45,8 +46,9 @@ class DispatcherServer:
 
     `directory` holds its state: its own, or with 'dispatcher.workers' above 1 shared by so many processes,
     each of which reads some of the files (paper 3.2). `dead_letters` gets the events that end otherwise than
-    joined or duplicate; `drain`: the logs will grow no more. Constructing opens the state: UsageError for a
-    pattern that can never match, LockedError, CorruptStateError, DiskFullError.
+    joined or duplicate; `drain`: the logs will grow no more; `agree`: JoinerClient's, asked before anything
+    is read. Constructing opens the state: UsageError for a pattern that can never match, LockedError,
+    CorruptStateError, DiskFullError.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class DispatcherServer:
         rng: random.Random,
         drain: bool = False,
         network: Network = LOOPBACK,
+        agree: Callable[[], None] = lambda: None,
     ) -> None:
         check_patterns(patterns)
         own = settings.dispatcher
@@ -115,6 +118,7 @@ class DispatcherServer:
                 self._notices.tell,
                 inbox.sweep,
                 sharing,
+                lambda wait: await_agreement(agree, wait, rng, self._notices.tell),
             )
             undo.pop_all()
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)

@@ -11,7 +11,13 @@ import grpc
 
 from joiner.batch import ForeignColumns, JoinOutcomes
 from joiner.targets import OPTIONS, addresses_of, targets
-from photon.core.errors import OverloadedError, UnavailableError, UsageError
+from photon.core.errors import (
+    OverloadedError,
+    PhotonError,
+    SettingsMismatchError,
+    UnavailableError,
+    UsageError,
+)
 from photon.wire import joiner_pb2, joiner_pb2_grpc
 from photon.wire.naming import was_never_sent
 from photon.wire.network import LOOPBACK, Network
@@ -70,13 +76,23 @@ class JoinerClient:
     """Sends batches to joiners, which are all alike, in turn (paper 3.3.1), by gRPC's own load balancing: one
     that is away, hangs, or says that it is not healthy is left out. For many threads at once."""
 
-    def __init__(self, addresses: Sequence[str], timeout_s: float, network: Network = LOOPBACK) -> None:
-        """UsageError without an address. Connects at the first call."""
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        timeout_s: float,
+        network: Network = LOOPBACK,
+        identity: bytes = b"",
+    ) -> None:
+        """UsageError without an address. Connects at the first call.
+
+        `identity`: core.settings_identity.identity_digest; without it only statuses are to be had.
+        """
         if not addresses:
             raise UsageError("no joiner's address was given; name one at least")
         self._addresses = list(addresses)
         self._timeout_s = timeout_s
         self._network = network
+        self._identity = identity
         self._lock = threading.Lock()
         self._groups: list[_Group] = []
         self._turns: list[_Group] = []
@@ -87,7 +103,7 @@ class JoinerClient:
         """Each event's outcome. The joiner registers nothing after the timeout.
 
         OverloadedError: refused, or no joiner is there; nothing was done. UnavailableError: unknown; send
-        again, to any joiner.
+        again, to any joiner. SettingsMismatchError: refused, as everything from this client will be.
         """
         request = joiner_pb2.JoinRequest(
             ids=batch.ids,
@@ -96,10 +112,15 @@ class JoinerClient:
             events=batch.events,
             tries=batch.tries,
             first_seen=batch.first_seen,
+            identity=self._identity,
         )
         response = self._send(request, self._timeout_s if timeout_s is None else timeout_s)
         reasons = dict(zip(response.reason_rows, response.reasons, strict=True))
         return JoinOutcomes(response.outcomes, reasons)
+
+    def agree(self) -> None:
+        """Return when a joiner that has a lease makes the same ids; errors as of `join`."""
+        self._send(joiner_pb2.JoinRequest(identity=self._identity), self._timeout_s)
 
     def status(self) -> dict[str, Any]:
         """What the first joiner says of itself. UnavailableError if it does not answer."""
@@ -130,7 +151,7 @@ class JoinerClient:
                 response: joiner_pb2.JoinResponse = group.stub.Join(request, timeout=left_s)
             except grpc.RpcError as error:
                 if not was_never_sent(error):
-                    raise to_photon_error(error, group.who) from error
+                    raise _error_of(error, group.who) from error
                 group.failed(error)
                 met = error
             else:
@@ -181,3 +202,10 @@ class JoinerClient:
             channel = self._own[address]
         stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
         return ask_status(stub.Status, joiner_pb2.StatusRequest(), self._timeout_s, f"joiner {address}")
+
+
+def _error_of(error: grpc.RpcError, who: str) -> PhotonError:
+    """Of a call that was answered, or may have been."""
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return SettingsMismatchError(f"{who}: {error.details()}")
+    return to_photon_error(error, who)

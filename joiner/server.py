@@ -10,6 +10,7 @@ from joiner.service import SERVICE_NAME, JoinerService
 from joiner.worker import Worker
 from photon.core.clock import Clock
 from photon.core.settings import Settings
+from photon.core.settings_identity import identity_digest
 from photon.wire import joiner_pb2_grpc
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
@@ -55,7 +56,7 @@ class JoinerServer:
             on_fatal,
             checkpoint,
         )
-        service = JoinerService(self._worker)
+        service = JoinerService(self._worker, identity_digest(settings))
         self._server.serve_while(self._worker.can_work)
         self._server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, service, SERVICE_NAME)
 

@@ -23,6 +23,7 @@ from photon.app.system import split_address
 from photon.app.topology import Replica, Topology, process_name
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
+from photon.core.settings_identity import identity_digest
 from photon.wire.network import Network
 from photon.wire.rpc import on_termination
 
@@ -216,6 +217,12 @@ def _dispatcher(topology: Topology, name: str, clock: Clock, fail: Callable[[Bas
     settings = topology.checked_settings()
     place = topology.place("dispatcher", name)
     network = topology.network(place.pipeline.datacenter)
+    joiner = JoinerClient(
+        place.pipeline.joiners,
+        settings.dispatcher.request_timeout_s,
+        network=network,
+        identity=identity_digest(settings),
+    )
     server = DispatcherServer(
         settings,
         name=place.process("dispatcher"),
@@ -225,11 +232,12 @@ def _dispatcher(topology: Topology, name: str, clock: Clock, fail: Callable[[Bas
         patterns=topology.foreign_of(place.pipeline),
         dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
         registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
-        joiner=JoinerClient(place.pipeline.joiners, settings.dispatcher.request_timeout_s, network=network),
+        joiner=joiner,
         clock=clock,
         rng=random.Random(),
         drain=topology.drain,
         network=network,
+        agree=joiner.agree,
     )
     return _Watched(server, fail)
 

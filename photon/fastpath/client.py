@@ -7,6 +7,7 @@ from eventstore.client import EventStoreClient
 from joiner.client import JoinerClient
 from photon.core.clock import Clock
 from photon.core.settings import Settings
+from photon.core.settings_identity import identity_digest
 from photon.fastpath.limits import Limits
 from photon.fastpath.sending import Sending
 from photon.wire.network import LOOPBACK, Network
@@ -32,7 +33,8 @@ class FastPath(Sending):
         network: Network = LOOPBACK,
     ) -> None:
         """UsageError for addresses that can't be used. Servers that are away are no error."""
-        joiner = JoinerClient(joiners, limits.timeout_s, network=network)
+        identity = identity_digest(settings)
+        joiner = JoinerClient(joiners, limits.timeout_s, network=network, identity=identity)
         store = EventStoreClient(eventstore, limits.timeout_s, network=network)
         super().__init__(store, joiner, settings, clock, limits)
 

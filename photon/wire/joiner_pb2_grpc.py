@@ -52,7 +52,8 @@ class JoinerServicer:
     """
 
     def Join(self, request, context):
-        """RESOURCE_EXHAUSTED where too much is in flight: nothing was done, back off.
+        """RESOURCE_EXHAUSTED where too much is in flight: nothing was done, back off. FAILED_PRECONDITION where the
+        sender makes other ids of the same events: nothing was done, nor ever will be.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

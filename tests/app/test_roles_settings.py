@@ -2,14 +2,17 @@
 
 import pytest
 
+from dispatcher.client import DispatcherClient
 from joiner.client import JoinerClient
 from photon.wire.network import LOOPBACK
-from tests.app.roles_kit import Roles
+from tests.app.roles_kit import Roles, Truth, eventually
 from tests.health import SERVING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 EAST, WEST = ("joiner", "east"), ("joiner", "west")
+DISPATCHER = ("dispatcher", "west")
+TABLES = ['[ids]\nkey = "west"\n', '[foreign]\nid = "event"\n']
 
 
 @pytest.fixture
@@ -27,22 +30,34 @@ def incarnation(roles):
         client.close()
 
 
-def start_west_with(roles, table):
+def start_with(roles, table, who):
     """On a machine with another photon.toml."""
     theirs = roles.config
-    roles.config = roles.root / "west.toml"
+    roles.config = roles.root / "other.toml"
     roles.config.write_text(theirs.read_text() + table)
-    roles.start(WEST)
+    roles.start(who)
     roles.config = theirs
 
 
-@pytest.mark.parametrize("table", ['[ids]\nkey = "west"\n', '[foreign]\nid = "event"\n'])
+def said(roles, who):
+    return [line for line in roles.log_of(*who).read_text().splitlines() if line.startswith("photon: ")]
+
+
+def status(roles, who):
+    client = DispatcherClient(roles.all[who])
+    try:
+        return client.status()
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize("table", TABLES)
 def test_a_joiner_that_makes_other_ids_ends_with_2_and_the_first_goes_on(roles, table):
     roles.start(*(("registry", name) for name in roles.replicas), EAST)
     roles.await_health(SERVING, EAST)
-    start_west_with(roles, table)
+    start_with(roles, table, WEST)
     assert roles.ended(WEST) == 2
-    told = [line for line in roles.log_of(*WEST).read_text().splitlines() if line.startswith("photon: ")]
+    told = said(roles, WEST)
     assert len(told) == 1
     assert "ids.key and all of [foreign] must be the same on all machines" in told[0]
     assert "founded with others" in told[0]
@@ -52,3 +67,30 @@ def test_a_joiner_that_makes_other_ids_ends_with_2_and_the_first_goes_on(roles, 
     roles.start(WEST)
     roles.await_health(SERVING, WEST)
     assert incarnation(roles) == life
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_dispatcher_that_makes_other_ids_ends_with_2_before_it_reads_and_nothing_is_joined_twice(
+    roles, table
+):
+    """With another key every click would have two ids; by another field every line would be malformed."""
+    truth = Truth(roles)
+    start_with(roles, table, DISPATCHER)  # it waits for a joiner that has a lease
+    truth.write(200)
+    roles.start(*(who for who in roles.all if who != DISPATCHER))
+    assert roles.ended(DISPATCHER) == 2
+    told = said(roles, DISPATCHER)
+    assert len(told) == 1
+    assert "ids.key and all of [foreign] must be the same on all machines" in told[0]
+    assert "give the client the joiner's photon.toml" in told[0]
+    letters = list(roles.out.glob("dead-letters/west/foreign*"))
+    assert not b"".join(path.read_bytes() for path in letters)
+    truth.await_all("by the dispatcher of the east")
+    start_with(roles, table, DISPATCHER)
+    assert roles.ended(DISPATCHER) == 2, "by an idle system, too"
+    roles.start(DISPATCHER)
+    lines = sum(1 for _ in (roles.root / "logs-west" / "clicks" / "log.jsonl").open())
+    eventually(lambda: roles.health(*DISPATCHER) == SERVING)
+    eventually(lambda: sum(status(roles, DISPATCHER)["fates"].values()) == lines)
+    assert status(roles, DISPATCHER)["fates"]["malformed"] == 0
+    truth.await_all("by both")

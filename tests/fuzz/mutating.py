@@ -13,6 +13,8 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
+from photon.core.settings import Settings
+from photon.core.settings_identity import identity_digest
 from photon.core.tokens import Token
 from photon.wire import dispatcher_pb2, eventstore_pb2, idregistry_pb2, joiner_pb2
 from tests.eventstore.kit import PACKER
@@ -60,6 +62,7 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
         "events": _LINES,
         "tries": struct.pack("<3I", 0, 1, 2),
         "first_seen": _TIMES,
+        "identity": identity_digest(Settings()),
     },
     "Pending": {"ids": _IDS},
 }

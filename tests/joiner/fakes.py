@@ -18,9 +18,11 @@ from photon.core.columns import join_lines, pack_times, split_ids, split_lines
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Cleared, Committed, Found
 from photon.core.settings import Settings, parse_settings
+from photon.core.settings_identity import identity_digest
 from photon.core.tokens import parse_token
 
 NOW_US = ManualClock().now_us()
+IDENTITY = identity_digest(Settings())
 
 
 def packed_id(name: str) -> bytes:

@@ -15,7 +15,7 @@ from joiner.client import JoinerClient
 from joiner.service import SERVICE_NAME
 from photon.core.errors import UnavailableError
 from photon.wire.network import LOOPBACK
-from tests.joiner.fakes import batch_of
+from tests.joiner.fakes import IDENTITY, batch_of
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ["one", "two", "three"]
@@ -44,7 +44,7 @@ class Joiner:
         self.process = subprocess.Popen(command + arguments, cwd=REPOSITORY)
         wait_until(lambda: address.exists() or self.process.poll() is not None)
         self._listen = self.address = address.read_text()
-        self._client = JoinerClient([self.address], 20.0)
+        self._client = JoinerClient([self.address], 20.0, identity=IDENTITY)
 
     def status(self):
         """Asked until it answers: it may have been stopped or started just now."""
@@ -78,7 +78,7 @@ class Load:
     """Threads that send batches and send again what failed, as a dispatcher does."""
 
     def __init__(self, addresses, threads=4):
-        self._client = JoinerClient(addresses, 30.0)
+        self._client = JoinerClient(addresses, 30.0, identity=IDENTITY)
         self._stopping = threading.Event()
         self.errors = []
         self.answers = [0] * threads

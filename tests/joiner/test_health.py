@@ -14,7 +14,7 @@ from photon.core import disk
 from photon.core.clock import SystemClock
 from photon.core.errors import DiskFullError, OverloadedError, UnavailableError
 from tests.health import NOT_SERVING, SERVING, await_health, health
-from tests.joiner.fakes import FakeEventStore, FakeRegistry, batch_of, settings
+from tests.joiner.fakes import IDENTITY, FakeEventStore, FakeRegistry, batch_of, settings
 from tests.joiner.test_pipeline import FullDisk
 
 LEASE_S = 2.0
@@ -67,7 +67,7 @@ def connect():
     clients = []
 
     def open_client(*joiners):
-        clients.append(JoinerClient([joiner.address for joiner in joiners], 20.0))
+        clients.append(JoinerClient([joiner.address for joiner in joiners], 20.0, identity=IDENTITY))
         return clients[-1]
 
     yield open_client

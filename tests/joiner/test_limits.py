@@ -9,6 +9,7 @@ from joiner.server import JoinerServer
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
 from tests.joiner.fakes import (
+    IDENTITY,
     FakeRegistry,
     batch_of,
     lines_of,
@@ -129,7 +130,7 @@ def test_the_deadline_of_a_call_reaches_the_joiner(tmp_path, registry, store, cl
         SystemClock(), random.Random(),
     )  # fmt: skip
     server.start()
-    client = JoinerClient([server.listen], 7.0)
+    client = JoinerClient([server.listen], 7.0, identity=IDENTITY)
     client.join(batch_of(["a"]))
     assert 6 < store.timeouts_s[0] <= 7
     store.hold = threading.Event()

@@ -19,6 +19,7 @@ from photon.core.fates import Joined, Released
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings
 from tests.idregistry.cluster import Cluster, wait_until
+from tests.joiner.fakes import IDENTITY
 
 pytestmark = pytest.mark.cluster
 
@@ -92,7 +93,7 @@ def test_clicks_are_joined_once_though_the_registry_loses_its_leader_and_joiners
     ]  # fmt: skip
     for server in servers:
         server.start()
-    clients = [JoinerClient([server.listen], 30.0) for server in servers]
+    clients = [JoinerClient([server.listen], 30.0, identity=IDENTITY) for server in servers]
     cluster.leader()
     told = Counter()
     for first in range(0, QUERIES, 500):
@@ -126,7 +127,7 @@ def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_nex
     first = start()
     wait_until(lambda: first.status()["lease"]["seconds_left"])
     cluster.kill()
-    client = JoinerClient([first.listen], 30.0)
+    client = JoinerClient([first.listen], 30.0, identity=IDENTITY)
     assert set(client.join(clicks(range(10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
     assert not first.stop(0.1)
     assert joined_numbers(tmp_path) == Counter()
@@ -182,7 +183,7 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, 
     recovery = cluster.client(timeout_s=5.0)
     first = start()
     incarnation = int(first.status()["lease"]["incarnation"], 16)
-    client = JoinerClient([first.listen], 30.0)
+    client = JoinerClient([first.listen], 30.0, identity=IDENTITY)
     assert set(client.join(clicks(range(5))).outcomes) == {Joined.JOINED}
     assert not recovery.fence(incarnation).fenced
     cut_off["joiner"] = True
@@ -200,7 +201,7 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, 
     wait_until(lambda: second.status()["unresolved"] == 0)
     assert joined_numbers(tmp_path) == Counter(range(5))
     lost = clicks(range(5, 10))
-    client = JoinerClient([second.listen], 30.0)
+    client = JoinerClient([second.listen], 30.0, identity=IDENTITY)
     assert set(client.join(lost).outcomes) == {Joined.DUPLICATE}
     wait_until(lambda: set(recovery.release(lost.ids, lost.times, [left], [5])) == {Released.RELEASED})
     assert set(client.join(lost).outcomes) == {Joined.JOINED}

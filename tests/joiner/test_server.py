@@ -18,6 +18,7 @@ from photon.core.errors import AddressInUseError, OverloadedError, UnavailableEr
 from photon.core.fates import Found, Joined
 from photon.wire.network import LOOPBACK
 from tests.joiner.fakes import (
+    IDENTITY,
     batch_of,
     lines_of,
     output_lines,
@@ -59,7 +60,7 @@ def connect():
     clients = []
 
     def open_client(*servers):
-        clients.append(JoinerClient([s.listen for s in servers], timeout_s=10))
+        clients.append(JoinerClient([s.listen for s in servers], timeout_s=10, identity=IDENTITY))
         return clients[-1]
 
     yield open_client

@@ -9,7 +9,7 @@ from joiner.server import JoinerServer
 from photon.core.clock import SystemClock
 from photon.wire.network import Network
 from tests.certificates import Authority
-from tests.joiner.fakes import FakeEventStore, FakeRegistry, batch_of, settings
+from tests.joiner.fakes import IDENTITY, FakeEventStore, FakeRegistry, batch_of, settings
 
 
 @pytest.mark.parametrize("tls_name", ["photon", ""])
@@ -33,7 +33,7 @@ def test_joiners_with_certificates_take_turns(tmp_path, tls_name):
     ]
     for server in servers:
         server.start()
-    client = JoinerClient([server.listen for server in servers], 30.0, network)
+    client = JoinerClient([server.listen for server in servers], 30.0, network, identity=IDENTITY)
     try:
         number = 0
         while any(server.status()["joined"] < 3 for server in servers):
