@@ -140,10 +140,10 @@ def _upsharding(axes: "Axes", sharding: Mapping[str, Any]) -> None:
 
 
 def _wasted(axes: "Axes", wasted: Mapping[str, Any]) -> None:
-    for (name, run), color in zip(wasted["runs"].items(), ("#2e8b57", "#4a6fa5", "#8b1a1a"), strict=True):
+    for (name, run), color in zip(wasted["runs"].items(), ("#2e8b57", "#4a6fa5", "#8b1a1a"), strict=False):
         axes.plot(*wasted_percent(run["rows"]), color=color, label=name)
     axes.set_xlabel("seconds")
-    axes.set_ylabel("wasted joins, % of all events")
+    axes.set_ylabel("wasted joins, % of events joined")
 
 
 def wasted_percent(rows: Rows) -> tuple[list[float], list[float]]:
