@@ -22,6 +22,7 @@ import msgspec
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
 from photon.core.errors import LockedError, StorageError
 from photon.core.fates import Fate
+from photon.core.formats_fields import parse_path
 
 REPLAYED: Final = (Fate.UNJOINABLE, Fate.FILTERED, Fate.EXPIRED)
 """Fates that another try may change. A malformed line is replayed where it is asked for."""
@@ -60,7 +61,7 @@ class Filter:
     reason: str = ""
     id: str | None = None
     id_path: str = "id"
-    """Of the foreign event's id, keys joined by dots."""
+    """Of the foreign event's id, as in the settings."""
 
     def takes(self, letter: Letter) -> bool:
         if self.fates and letter.fate not in self.fates:
@@ -69,12 +70,16 @@ class Filter:
 
     def _has_id(self, letter: Letter) -> bool:
         try:
-            value: Any = msgspec.json.decode(letter.line())
-        except (msgspec.DecodeError, ValueError):
+            return text_at(msgspec.json.decode(letter.line()), self.id_path) == self.id
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return False
-        for key in self.id_path.split("."):
-            value = value.get(key) if isinstance(value, dict) else None
-        return value is not None and not isinstance(value, bool) and str(value) == self.id
+
+
+def text_at(event: Any, path: str) -> str | None:
+    """The id at a path of the settings, as text; None where there is none."""
+    for name in parse_path(path):
+        event = event.get(name) if isinstance(event, dict) else None
+    return None if event is None or isinstance(event, bool) else str(event)
 
 
 def read_letters(directory: Path, stem: str = "foreign") -> Iterator[tuple[bytes, Letter]]:

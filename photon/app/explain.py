@@ -6,8 +6,8 @@ silent, and the others still tell.
 
 import importlib
 import json
-import mmap
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
-from photon.app.dead_letters import Filter, read_letters
+from photon.app.dead_letters import Filter, read_letters, text_at
 from photon.app.registry_named import registry_of
 from photon.app.topology import Pipeline, Topology
 from photon.core.errors import UnavailableError
@@ -30,6 +30,9 @@ PENDING_TIMEOUT_S: Final = 30.0
 SCAN_S_MAX: Final = 600.0
 _PLACES_MAX: Final = 20
 """So many joined lines or letters of one event are shown."""
+_READ_BYTES: Final = 4 << 20
+_NEVER_ESCAPED: Final = re.compile(r"[A-Za-z0-9 _.:-]+")
+"""Other characters of a JSON string are spelled in several ways: `/` and `\\/`, `&` and `\\u0026`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +189,7 @@ def joined_lines(
     """
     unreadable = {} if unreadable is None else unreadable
     for path in sorted(directory.glob("*/*.jsonl")):
-        for offset, line in _lines_with(path, asked):
+        for offset, line in _lines_with(path, asked, unreadable):
             yield {"datacenter": path.parent.name, "file": str(path), "offset": offset, "line": line}
     for path in sorted(directory.glob("*/*.parquet")):
         if not path.with_suffix(".jsonl").exists():  # else it is half converted
@@ -194,23 +197,26 @@ def joined_lines(
                 yield {"datacenter": path.parent.name, "file": str(path), "row": row, "line": line}
 
 
-def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
-    """Only lines that hold the id's bytes are parsed."""
-    with path.open("rb") as file:
-        if not path.stat().st_size:
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for needle in {
-                json.dumps(asked.id, ensure_ascii=flag).strip('"').encode() for flag in (True, False)
-            }:
+def _lines_with(path: Path, asked: Asked, unreadable: dict[str, str]) -> Iterator[tuple[int, str]]:
+    """Only lines that hold a part of the id are parsed. Read, not mapped: a joiner may cut its file."""
+    needle = max(_NEVER_ESCAPED.findall(asked.id), key=len, default="").encode()
+    offset = 0
+    try:
+        with path.open("rb") as file:
+            while data := file.read(_READ_BYTES) + file.readline():
                 at = data.find(needle)
                 while at >= 0:
                     start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
                     if end < 0:
                         break
                     if _holds(data[start:end], asked):
-                        yield start, data[start:end].decode("utf-8", "replace")
+                        yield offset + start, data[start:end].decode("utf-8", "replace")
                     at = data.find(needle, end + 1)
+                offset += len(data)
+    except FileNotFoundError:
+        return  # completed as Parquet since it was listed: it is looked through as such
+    except OSError as error:
+        unreadable[str(path)] = str(error)
 
 
 def _rows_with(path: Path, asked: Asked, unreadable: dict[str, str]) -> Iterator[tuple[int, str]]:
@@ -225,7 +231,7 @@ def _rows_with(path: Path, asked: Asked, unreadable: dict[str, str]) -> Iterator
         for batch in parquet.ParquetFile(path).iter_batches():
             for row in batch.to_pylist():
                 event = _event_of(row)
-                if _at(event, asked.id_path) == asked.id:
+                if text_at(event, asked.id_path) == asked.id:
                     yield number, json.dumps(event, default=str)
                 number += 1
     except (OSError, arrow.ArrowException) as error:
@@ -244,22 +250,15 @@ def _event_of(row: dict[str, Any]) -> Any:
 
 def _holds(line: bytes, asked: Asked) -> bool:
     try:
-        return _at(json.loads(line), asked.id_path) == asked.id
+        return text_at(json.loads(line), asked.id_path) == asked.id
     except (ValueError, RecursionError):
         return False
-
-
-def _at(event: Any, path: str) -> str | None:
-    """The id at a dotted path, as text."""
-    for key in path.split("."):
-        event = event.get(key) if isinstance(event, Mapping) else None
-    return None if event is None or isinstance(event, bool) else str(event)
 
 
 def _primary_id_in(lines: list[str], asked: Asked) -> str | None:
     for line in lines:
         try:
-            found = _at(json.loads(line), asked.primary_path)
+            found = text_at(json.loads(line), asked.primary_path)
         except ValueError:
             continue
         if found is not None:

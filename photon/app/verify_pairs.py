@@ -21,15 +21,17 @@ _EXAMPLES_MAX: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class PairFields:
-    """Names of the fields of a joined line: the foreign event's two, and the primary's inside `primary`."""
+    """Names of the fields of a joined line: the foreign event's two, and the primary's inside `holder`."""
 
     foreign_id: str = "id"
     primary_id: str = "primary_id"
     primary: str = "id"
+    holder: str = "primary"
 
     @classmethod
     def of(cls, settings: Settings) -> "PairFields":
-        return cls(settings.foreign.id, settings.foreign.primary_id, settings.primary.id)
+        foreign = settings.foreign
+        return cls(foreign.id, foreign.primary_id, settings.primary.id, settings.adapter.field)
 
 
 @dataclass(slots=True)
@@ -94,7 +96,7 @@ class _Check:
         primary = msgspec.defstruct(
             "JoinedPrimary", [("id", str | int)], rename={"id": fields.primary}, gc=False
         )
-        names = {"id": fields.foreign_id, "primary_id": fields.primary_id}
+        names = {"id": fields.foreign_id, "primary_id": fields.primary_id, "primary": fields.holder}
         event = msgspec.defstruct(
             "JoinedEvent",
             [("id", str | int), ("primary_id", str | int), ("primary", primary)],

@@ -15,6 +15,7 @@ GONE = DeadLetter(
 )
 SKIPPED = DeadLetter(Fate.FILTERED, "not paid", b'{ "id" : "c2" }', "a.jsonl", 40)
 TORN = DeadLetter(Fate.MALFORMED, "not JSON", b'{"id":"c3', "a.jsonl", 80)
+DEEP = DeadLetter(Fate.MALFORMED, "too deep", b'{"id":' + b"[" * 100_000, "a.jsonl", 85)
 BYTES = DeadLetter(Fate.MALFORMED, "not UTF-8", b"\xff\xfe", "a.jsonl", 90)
 
 
@@ -67,6 +68,18 @@ def test_more_reasons_than_can_be_kept_count_together(letters, monkeypatch):
 def test_letters_are_chosen_by_fate_reason_and_id(letters, chosen, found):
     taken = [letter.line() for _, letter in read_letters(letters) if chosen.takes(letter)]
     assert sorted(taken) == sorted(letter.event for letter in found)
+
+
+def test_letters_are_chosen_by_an_id_in_a_field_with_a_dot_in_its_name(tmp_path):
+    dotted = DeadLetter(Fate.FILTERED, "not paid", b'{"x":{"http.id":"c1"}}', "a.jsonl", 0)
+    (tmp_path / "foreign-000000.jsonl").write_bytes(dead_letter_lines([dotted]))
+    (row,) = count_letters(tmp_path, Filter(id="c1", id_path="x.http..id"))
+    assert row["count"] == 1
+
+
+def test_a_letter_of_a_line_nested_too_deeply_to_be_parsed_has_no_id(tmp_path):
+    (tmp_path / "foreign-000000.jsonl").write_bytes(dead_letter_lines([DEEP, SKIPPED]))
+    assert [row["fate"] for row in count_letters(tmp_path, Filter(id="c2"))] == ["filtered"]
 
 
 def test_what_is_replayed_is_the_event_byte_for_byte_and_once(letters, tmp_path):

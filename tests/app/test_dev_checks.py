@@ -5,17 +5,21 @@ import json
 
 import pytest
 
+from photon.app import dev_checks
+from photon.app.dead_letters import REPLAYED, Filter, replay
 from photon.app.dev_checks import Ended, checks_of, count_lines
 from photon.app.dev_outage import Outage, OutagePlay
-from photon.core.settings import Joiner, Settings
+from photon.core.fates import Fate
+from photon.core.logwriter import DeadLetter, dead_letter_lines
+from photon.core.settings import Adapter, Joiner, Settings
 from tests.app.kit import write_lines
 
 
-def ledger(events, joined, duplicate=0, pending=None):
+def ledger(events, joined, duplicate=0, pending=None, filtered=0):
     return {
         "foreign_events": events,
-        "fates": {"joined": joined, "duplicate": duplicate},
-        "pending": events - joined - duplicate if pending is None else pending,
+        "fates": {"joined": joined, "duplicate": duplicate, "filtered": filtered},
+        "pending": events - joined - duplicate - filtered if pending is None else pending,
     }
 
 
@@ -160,12 +164,57 @@ def test_events_in_hand_at_the_end_that_are_not_decided_are_told(run):
     "settings",
     [
         Settings(joiner=Joiner(output_format="parquet")),
+        Settings(adapter=Adapter(use="half:Half")),
         dataclasses.replace(Settings(), foreign=dataclasses.replace(Settings().foreign, id="ctx.id")),
     ],
 )
 def test_logs_of_another_form_are_left_to_photon_verify(run, settings):
     oks, text = results(run, settings=settings)
     assert oks == [True, True, True, None] and "photon verify" in text
+
+
+def test_lines_that_hold_the_primary_event_in_a_field_of_another_name_are_well(run):
+    for path in (run / "joined").rglob("*.jsonl"):
+        path.write_text(path.read_text().replace('"primary"', '"query"'))
+    assert results(run, settings=Settings(adapter=Adapter(field="query")))[0] == [True] * 5
+    assert results(run)[0] == [True, True, True, False, False]
+
+
+def replayed(run, name):
+    letter = DeadLetter(Fate.FILTERED, "odd", b'{"id":"c2","primary_id":"q2"}', "a.jsonl", 7)
+    letters = run / "dead-letters" / name
+    letters.mkdir(parents=True)
+    (letters / "foreign-000000.jsonl").write_bytes(dead_letter_lines([letter]))
+    assert replay(letters, run / "inbox", "replay.jsonl", Filter(REPLAYED)) == 1
+
+
+def test_events_that_were_replayed_are_no_more_than_were_written(run):
+    replayed(run, "west")
+    oks, text = results(run, changed("west", ledger=ledger(5, 1, 3, filtered=1)))
+    assert oks == [True, True, None, True, True] and "dead letters of west were replayed" in text
+    oks, text = results(run, changed("east", ledger=ledger(5, 2, 3)))
+    assert oks[2] is False and "east counts 1 events more than were written" in text
+    oks, text = results(run, changed("west", written=9))  # fewer than were written are too few all the same
+    assert oks[2] is False and "west 5 events are missing" in text
+
+
+def test_events_that_an_adapter_skipped_before_are_not_held_against_the_run(run):
+    (run / "joined" / "west" / "joiner-west-000000.jsonl").write_text("")
+    skipped = {
+        "east": Ended(ledger(4, 2, 1, filtered=1), killed=False, written=4),
+        "west": Ended(ledger(4, 0, 3, filtered=1), killed=False, written=4),
+    }
+    oks, text = results(run, skipped, lines=2)
+    assert oks == [True, True, True, True, None] and "2 of 3 clicks are joined" in text
+    assert "an adapter skipped events before" in text
+
+
+def test_more_events_than_there_is_memory_for_are_left_to_photon_verify(run, monkeypatch):
+    for most in (2, 3):  # joined lines, written clicks
+        monkeypatch.setattr(dev_checks, "LINES_MAX", most)
+        oks, text = results(run)
+        assert oks == [True, True, True, None] and "too many to compare; `photon verify` can" in text
+    assert results(run, fed=False)[0] == [True, True, None, True]
 
 
 def test_an_outage_kills_and_restores_once_each_when_their_times_have_come():

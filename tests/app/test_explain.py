@@ -1,12 +1,14 @@
 """What is found of one event in files and columns, and the words for it."""
 
 import json
+import os
 import re
 import sys
 
 import pytest
 from click.testing import CliRunner
 
+from photon.app import explain as explain_module
 from photon.app.explain import Asked, _row_of, joined_lines, letters_of
 from photon.app.explain_cli import command, told, verdict
 from photon.app.status import command as status
@@ -46,6 +48,77 @@ def test_a_line_is_found_by_the_id_at_its_path_however_it_is_escaped(out):
         len(lines[0].encode()) + 1,
         len("\n".join(lines[:2]).encode()) + 1,
     ]
+
+
+@pytest.mark.parametrize(
+    ("id_", "written"),
+    [
+        ("a/b", r"a\/b"),  # PHP
+        ("a&b", r"a\u0026b"),  # Go
+        ("q=\N{LATIN SMALL LETTER E WITH ACUTE}", r"q\u003D\u00E9"),
+        ('"', r"\""),
+    ],
+)
+def test_a_line_is_found_however_its_writer_spells_the_id(out, id_, written):
+    line = f'{{"id":"{written}"}}'
+    (out / "east" / "joiner-east-000000.jsonl").write_text(line + "\n")
+    asked = Asked(id_, b"", "id", "p")
+    assert [row["line"] for row in joined_lines(out, asked)] == [line]
+
+
+def test_a_line_that_spells_the_id_in_two_ways_is_told_once(out):
+    both = json.dumps(event(ASKED.id)) + json.dumps(ASKED.id, ensure_ascii=False)
+    line = both.replace('}}"', '},"x":"') + "}"
+    assert json.loads(line)["x"] == ASKED.id
+    (out / "east" / "joiner-east-000000.jsonl").write_text(line + "\n", "utf-8")
+    assert len(list(joined_lines(out, ASKED))) == 1
+
+
+def test_lines_on_both_sides_of_a_read_are_found_at_their_offsets(out, monkeypatch):
+    monkeypatch.setattr(explain_module, "_READ_BYTES", 50)
+    lines = [json.dumps(event(ASKED.id if n % 3 == 0 else "other", n=n)) + "\n" for n in range(20)]
+    (out / "east" / "joiner-east-000000.jsonl").write_text("".join(lines))
+    found = [(row["offset"], row["line"]) for row in joined_lines(out, ASKED)]
+    assert found == [(len("".join(lines[:n])), lines[n][:-1]) for n in range(0, 20, 3)]
+
+
+def test_a_file_that_its_joiner_cuts_is_read_to_its_new_end(out, monkeypatch):
+    monkeypatch.setattr(explain_module, "_READ_BYTES", 8)
+    path = out / "east" / "joiner-east-000000.jsonl"
+    line = json.dumps(event(ASKED.id, pad="x" * 300_000)) + "\n"
+    path.write_text(line * 3)
+    found = joined_lines(out, ASKED)
+    assert next(found)["offset"] == 0
+    os.truncate(path, len(line) + 1)
+    assert list(found) == []
+
+
+def test_a_file_that_is_completed_as_parquet_meanwhile_is_passed_over(out):
+    for name in "ab":
+        (out / "east" / f"{name}.jsonl").write_text(json.dumps(event(ASKED.id)) + "\n")
+    unreadable = {}
+    found = joined_lines(out, ASKED, unreadable)
+    assert next(found)["file"].endswith("a.jsonl")
+    (out / "east" / "b.jsonl").unlink()
+    assert list(found) == [] and unreadable == {}
+
+
+def test_a_file_of_lines_that_cannot_be_read_is_told_and_the_others_are_looked_through(out):
+    (out / "east" / "a.jsonl").mkdir()
+    (out / "east" / "b.jsonl").write_text(json.dumps(event(ASKED.id)) + "\n")
+    unreadable = {}
+    assert len(list(joined_lines(out, ASKED, unreadable))) == 1
+    assert "Is a directory" in unreadable[str(out / "east" / "a.jsonl")]
+
+
+def test_an_id_in_a_field_with_a_dot_in_its_name_is_found(out):
+    line = json.dumps({"attributes": {"http.id": "c1"}})
+    (out / "east" / "a.jsonl").write_text(line + "\n")
+    letter = DeadLetter(Fate.UNJOINABLE, "gone", line.encode(), "c.jsonl", 7)
+    (out / "east" / "foreign-000000.jsonl").write_bytes(dead_letter_lines([letter]))
+    asked = Asked("c1", b"", "attributes.http..id", "p")
+    assert [row["file"][-7:] for row in joined_lines(out, asked)] == ["a.jsonl"]
+    assert [row["fate"] for row in letters_of(out, asked)] == ["unjoinable"]
 
 
 def test_a_row_is_found_in_parquet_unless_its_lines_are_still_there(out):
