@@ -1,6 +1,5 @@
 """The gRPC faces of the EventStore: columns in, columns out, errors as status codes."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,6 +12,7 @@ from eventstore.filling import Filling
 from eventstore.lookup import EventLookup, bounded
 from eventstore.members import Members
 from eventstore.share import CacheShare
+from photon.core.addresses import mistake
 from photon.core.clock import Clock
 from photon.core.columns import join_lines, split_ids, split_lines
 from photon.core.errors import PhotonError
@@ -21,9 +21,6 @@ from photon.core.histogram import Histogram
 from photon.core.ids import ID_BYTES
 from photon.wire import eventstore_pb2 as pb
 from photon.wire import eventstore_pb2_grpc
-
-_ADDRESS: Final = re.compile(r"[A-Za-z0-9._%:\[\]-]{1,255}:[0-9]{1,5}")
-"""Every client of home is told it, and dials it."""
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["EventStore"].full_name
 
@@ -74,8 +71,9 @@ class EventStoreService(eventstore_pb2_grpc.EventStoreServicer):
 
     def Announce(self, request: pb.AnnounceRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
         members = self._parts.members
-        if not _ADDRESS.fullmatch(request.address):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "'address' is HOST:PORT, of the cache process")
+        wrong = mistake(request.address)  # every client of home is told it, and dials it
+        if wrong is not None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
         if request.leaving:
             members.leave(request.address)
         elif not members.announce(request.address, self._parts.clock.monotonic()):

@@ -15,10 +15,12 @@ import numpy as np
 
 from idregistry.configuration import Configuration, unpack_configuration
 from idregistry.messages import INCARNATIONS_MAX, SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
-from idregistry.naming import address_mistake, name_mistake
+from idregistry.naming import name_mistake
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.scanning import Scanned
 from idregistry.sharding import ShardPart, segments_of
+from photon.core.addresses import mistake as address_mistake
+from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError, UsageError
 from photon.core.fates import Cleared, Committed, Released
@@ -266,8 +268,8 @@ class RegistryClient:
         `directory().replicas` loses `old` when it is done.
         """
         check_replica(new, raft_address, grpc_address)
-        host, _, port = raft_address.rpartition(":")
-        replica = pb.Replica(name=new, raft_host=host.strip("[]"), raft_port=int(port), grpc=grpc_address)
+        host, port = split(raft_address)
+        replica = pb.Replica(name=new, raft_host=host, raft_port=port, grpc=grpc_address)
         self._rounds.ask_directory("Replace", pb.ReplaceRequest(old=old, replica=replica))
 
     def cancel_replacement(self, new: str) -> None:

@@ -22,9 +22,10 @@ from idregistry.directory_commands import (
 )
 from idregistry.hosting import Hosted
 from idregistry.messages import INCARNATIONS_MAX
-from idregistry.naming import address_mistake, name_mistake
+from idregistry.naming import name_mistake
 from idregistry.view import Proposal
 from idregistry.waiting import Context, Waiting
+from photon.core.addresses import mistake as address_mistake
 from photon.core.settings_identity import IDENTITY_DIGEST_BYTES
 from photon.core.tokens import TOKEN_BYTES_MAX
 from photon.raft.port import ReplicatedLog

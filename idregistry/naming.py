@@ -1,4 +1,4 @@
-"""What replicas may be called, where they may be, and how times are told. Pure."""
+"""What replicas may be called, and how times are told. Pure."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -8,7 +8,6 @@ NAME_CHARS_MAX: Final = 64
 
 _NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
 """A name is a directory's too: none is `..`, and none begins as an option does."""
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]{1,253}|\[[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9._-]+)?\]")
 _SHOWN_CHARS_MAX: Final = 300
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -20,16 +19,6 @@ def name_mistake(name: str) -> str | None:
     return (
         f"{_shown(name)} is no name for a replica: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or "
         "'-', the first a letter or digit"
-    )
-
-
-def address_mistake(address: str) -> str | None:
-    """What is wrong with a `host:port` (`[host]:port` for IPv6), or None."""
-    host, _, port = address.rpartition(":")
-    if _HOST.fullmatch(host) and port.isascii() and port.isdecimal() and 0 < int(port[:6]) < 1 << 16:
-        return None
-    return (
-        f"{_shown(address)} is no address: give HOST:PORT, with a port of 1 to 65535 ([HOST]:PORT for IPv6)"
     )
 
 

@@ -20,6 +20,7 @@ from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegi
 from idregistry.shard import Shard
 from idregistry.view import DIRECTORY_GROUP
 from idregistry.waiting import Waiting
+from photon.core.addresses import joined
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.host import RaftHost
@@ -71,7 +72,7 @@ class RegistryServer:
         joining: bool = False,
         network: Network = LOOPBACK,
     ) -> None:
-        network.check_listen("{}:{}".format(*raft_listen))
+        network.check_listen(joined(*raft_listen))
         self._on_fatal = on_fatal
         self._settings = settings
         self._clock = clock

@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -181,14 +181,16 @@ class JoinerClient:
             if not self._turns:
                 network = self._network
                 together = network.tls is None or bool(network.tls.name)
-                dialed = [network.via.get(address, address) for address in self._addresses]
-                self._groups = [self._group(target) for target in targets(dialed, together)]
+                known = {network.via.get(address, address): address for address in self._addresses}
+                self._groups = [self._group(target, known) for target in targets([*known], together)]
                 self._turns = [group for group in self._groups for _ in range(group.size)]
             return self._turns
 
-    def _group(self, target: str) -> _Group:
-        channel = self._network.open(target, OPTIONS)
+    def _group(self, target: str, known: Mapping[str, str]) -> _Group:
+        """`known`: what is dialed -> the advertised address."""
         addresses = addresses_of(target)
+        # All have one name in their certificates where a target has several.
+        channel = self._network.open(target, OPTIONS, advertised=known[addresses[0]])
         who = f"joiner{'s' if len(addresses) > 1 else ''} {', '.join(addresses)}"
         stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
         group = _Group(channel, stub, who, len(addresses))

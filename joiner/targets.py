@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, Final
 
+from photon.core.addresses import parts
+
 OPTIONS: Final[list[tuple[str, Any]]] = [
     (
         "grpc.service_config",
@@ -30,7 +32,7 @@ def targets(addresses: Sequence[str], together: bool) -> list[str]:
     literals: dict[str, list[str]] = {"ipv4": [], "ipv6": []}
     found = []
     for address in dict.fromkeys(addresses):
-        scheme = _scheme(address.rpartition(":")[0].strip("[]"))
+        scheme = _scheme(parts(address)[0])
         if scheme == "dns":
             found.append(f"dns:///{address}")
         elif together:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -138,14 +138,15 @@ def _wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
     topology = out / ".photon" / "topology.json"
     deadline = time.monotonic() + START_S_MAX
     reader: StatusReader | None = None
-    while time.monotonic() < deadline and process.poll() is None:
-        if reader is None and topology.exists():
-            reader = StatusReader(read_topology(topology))
-        if reader is not None:
-            reader.read(("registry", "eventstore", "joiner", "dispatcher"))
-            if not reader.silent() and reader.registry_has_quorum():
-                return
-        time.sleep(0.1)
+    with ExitStack() as held:
+        while time.monotonic() < deadline and process.poll() is None:
+            if reader is None and topology.exists():
+                reader = held.enter_context(closing(StatusReader(read_topology(topology))))
+            if reader is not None:
+                reader.read(("registry", "eventstore", "joiner", "dispatcher"))
+                if not reader.silent() and reader.registry_has_quorum():
+                    return
+            time.sleep(0.1)
     if process.poll() is not None:
         raise BenchError(f"photon join ended with status {process.returncode} before it had started")
     raise BenchError(f"the system did not start within {START_S_MAX:.0f} s; see {out / '.photon' / 'logs'}")

@@ -8,13 +8,14 @@ import contextlib
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from photon.app.ports import free_ports
+from photon.app.console import RunDisplay
+from photon.app.ports import free_ports, on_free_ports
 from photon.app.registry_members import members_of
 from photon.app.registry_named import Named, registry_of
 from photon.app.supervisor import Supervisor
@@ -77,26 +78,36 @@ def _started(work: Path, topology: Topology) -> Iterator["RegistryAt"]:
     if members.mostly_lost:
         raise UsageError(f"{work / 'registry'}: no registry, or most of it is lost; `photon join` says more")
     names = [name for name in members.names if name not in members.joining]
+    path = work / "topology-registry.json"
+    supervisor = Supervisor(work / "logs")
+
+    def start() -> "RegistryAt":
+        supervisor.stop([list(supervisor.children)])  # those of a try before
+        here = _placed(names, work, topology)
+        write_topology(here, path)
+        for name in names:
+            supervisor.start(
+                process_name("registry", name), ["registry", "serve", "--name", name, "--topology", str(path)]
+            )
+        registry = registry_of(here)
+        _await_leaders(supervisor, registry)
+        return registry
+
+    try:
+        yield on_free_ports(start, RunDisplay().notice)
+    finally:
+        supervisor.stop([list(supervisor.children)])
+        path.unlink(missing_ok=True)
+
+
+def _placed(names: Sequence[str], work: Path, topology: Topology) -> Topology:
+    """The replicas of these names on free ports, and a secret of their own."""
     ports = free_ports(2 * len(names), random.Random())
     replicas = [
         Replica(name, f"127.0.0.1:{grpc}", "127.0.0.1", raft, str(work.absolute() / "registry" / name))
         for name, grpc, raft in zip(names, ports[::2], ports[1::2], strict=True)
     ]
-    path = work / "topology-registry.json"
-    topology = replace(topology, replicas=replicas, secret=secrets.token_hex(32), metrics={})
-    write_topology(topology, path)
-    supervisor = Supervisor(work / "logs")
-    try:
-        for name in names:
-            supervisor.start(
-                process_name("registry", name), ["registry", "serve", "--name", name, "--topology", str(path)]
-            )
-        registry = registry_of(topology)
-        _await_leaders(supervisor, registry)
-        yield registry
-    finally:
-        supervisor.stop([list(supervisor.children)])
-        path.unlink(missing_ok=True)
+    return replace(topology, replicas=replicas, secret=secrets.token_hex(32), metrics={})
 
 
 def _await_leaders(supervisor: Supervisor, registry: "RegistryAt") -> None:

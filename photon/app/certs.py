@@ -30,11 +30,13 @@ Name = x509.DNSName | x509.IPAddress
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """Where a certificate, its key and its CA lie: what [tls] names."""
+    """Where a certificate, its key and its CA lie: what [tls] names. `ends`: of the certificate, with its CA
+    at the latest."""
 
     cert: Path
     key: Path
     ca: Path
+    ends: datetime.datetime
 
 
 class Authority:
@@ -78,7 +80,7 @@ class Authority:
         if not key_path.exists():
             _write(key_path, _key_pem(key))
         _write(cert_path, _pem(builder.sign(self._key, hashes.SHA256())))
-        return Files(cert_path, key_path, self._cert_path)
+        return Files(cert_path, key_path, self._cert_path, ends)
 
     def _make(self) -> None:
         key = ec.generate_private_key(ec.SECP256R1())

@@ -39,11 +39,13 @@ def command(out: Path, names: tuple[str, ...], days: int) -> None:
     """
     for name in names:
         check_name(name)
-    authority = Authority(out, datetime.datetime.now(datetime.UTC))
+    now = datetime.datetime.now(datetime.UTC)
+    authority = Authority(out, now)
     if authority.made:
         click.echo(f"# a new CA, good for {CA_DAYS} days: {out / 'ca.pem'}; keep ca.key away from the nodes")
     for name in names:
         files = authority.issue(name, Tls().name, days)
-        click.echo(f"\n# {name}, good for {days} days\n[tls]")
+        good = (files.ends - now).days
+        click.echo(f"\n# {name}, good for {good} days{', as long as its CA' if good < days else ''}\n[tls]")
         for key in ("cert", "key", "ca"):
             click.echo(f"{key} = {json.dumps(str(getattr(files, key).resolve()), ensure_ascii=False)}")

@@ -76,13 +76,15 @@ def command(
     something is wrong with it. The same command resumes what is in --work.
     """
     from photon.app.dev_outage import Outage
+    from photon.app.dev_plan import named_replicas
     from photon.app.dev_run import DevJob, run_dev
     from photon.app.dev_summary import print_dev_summary
     from photon.app.dev_view import make_view
     from photon.core.errors import UsageError
-    from photon.core.settings import load_settings
+    from photon.core.settings import parse_settings, read_document
 
-    settings = load_settings(config)
+    document = read_document(config)
+    settings = parse_settings(document, str(config))
     described = bool(settings.replicas or settings.datacenters)
     if described and datacenters is not None:
         raise UsageError(f"{config} names the datacenters; leave --datacenters out")
@@ -100,7 +102,8 @@ def command(
     job = DevJob(
         out=out,
         work=work,
-        config=config,
+        settings=settings,
+        replicas=len(settings.replicas) or named_replicas(document),
         primary=list(primary),
         foreign=list(foreign),
         datacenters=datacenters or 2,

@@ -3,10 +3,9 @@
 import dataclasses
 import random
 import secrets
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from photon.app.placing import Placing
 from photon.app.registry_members import Members, members_of
@@ -17,7 +16,6 @@ from photon.core.settings import DatacenterPlace, Settings
 from photon.wire.network import is_loopback
 
 REPLICAS: Final = 5
-PIPELINES: Final = 2
 REGIONS: Final[Mapping[str, str]] = {
     "east": "us-east",
     "east-2": "us-east",
@@ -82,11 +80,10 @@ def fed_datacenters(topology: Topology, work: Path) -> list[str]:
     return [p.datacenter for p in topology.pipelines if p.primary == [_patterns(work, p.datacenter)[0]]]
 
 
-def named_replicas(config: Path | None, settings: Settings) -> int:
-    """`registry.replicas` where the file `config` sets it (that of a join is 3 by default), else REPLICAS."""
-    if config is not None and "replicas" in tomllib.loads(config.read_text("utf-8")).get("registry", {}):
-        return settings.registry.replicas
-    return REPLICAS
+def named_replicas(document: Mapping[str, Any]) -> int:
+    """`registry.replicas` where checked settings name it (that of a join is 3 by default), else REPLICAS."""
+    named: int = document.get("registry", {}).get("replicas", REPLICAS)
+    return named
 
 
 def replica_sites(members: Members, replicas: int, before: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """`photon dev`: start a whole system, feed it, show it, play its outage, stop it, check what it wrote."""
 
-import contextlib
-import itertools
 import random
 import time
 from collections.abc import Sequence
@@ -15,38 +13,29 @@ from photon.app.dev_feeding import Feeder
 from photon.app.dev_figures import Sample, Window, figures_of
 from photon.app.dev_finishing import Finishing, events_seen
 from photon.app.dev_outage import Outage, OutagePlay
-from photon.app.dev_plan import fed_datacenters, logs_of, named_replicas, plan_dev
+from photon.app.dev_plan import REPLICAS, fed_datacenters, logs_of, plan_dev
 from photon.app.dev_summary import summary_of
 from photon.app.dev_system import DevSystem
 from photon.app.dev_view import Look, View
 from photon.app.launching import Launcher
-from photon.app.preflight import (
-    check_apart,
-    check_directories,
-    check_leaders,
-    check_names,
-    check_outputs,
-    check_same_run,
-)
-from photon.app.registry_members import Replacing, clear_unfounded, members_of
+from photon.app.ports import PORT_TRIES_MAX, on_free_ports
+from photon.app.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
+from photon.app.registry_members import clear_unfounded
 from photon.app.running import (
     POLL_S,
-    PORT_TRIES_MAX,
     STALL_S,
     StalledError,
-    await_memory,
     joined_lines,
     locked,
     open_nursery,
+    running,
     tell_all,
     termination,
     why_stalled,
 )
-from photon.app.supervisor import PortTakenError
 from photon.app.topology import Topology
 from photon.core.errors import UsageError
-from photon.core.logfiles import check_patterns
-from photon.core.settings import Settings, load_settings
+from photon.core.settings import Foreign, Primary, Settings
 
 if TYPE_CHECKING:
     from photon.app.statuses import StatusReader
@@ -57,11 +46,15 @@ _ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
 
 @dataclass(frozen=True, slots=True)
 class DevJob:
-    """What `photon dev` was asked for. `seconds` None: until it is told to stop."""
+    """What `photon dev` was asked for. `seconds` None: until it is told to stop.
+
+    `replicas`: of the registry, whatever `settings.registry` says.
+    """
 
     out: Path
     work: Path
-    config: Path | None = None
+    settings: Settings = field(default_factory=Settings)
+    replicas: int = REPLICAS
     primary: list[str] = field(default_factory=list)
     foreign: list[str] = field(default_factory=list)
     datacenters: int = 2
@@ -74,9 +67,7 @@ class DevJob:
 
 def run_dev(job: DevJob, view: View) -> dict[str, Any]:
     """The summary of docs/dev.md. Errors as those of `photon join`."""
-    settings = load_settings(job.config)
-    replicas = len(settings.replicas) or named_replicas(job.config, settings)
-    _check(job, settings)
+    _check(job)
     with (
         locked(job.work),
         locked(job.out / "joined"),
@@ -84,25 +75,15 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
         open_nursery() as nursery,
     ):
         joined_before = sum(joined_lines(job.out).values())
-        for tries in itertools.count(1):
+        remembered = 0 if job.settings.registry.retention_days else joined_before
+
+        def run() -> dict[str, Any]:
             if not joined_before:
-                clear_unfounded(job.work, replicas)
-            rng = random.Random()
-            topology = plan_dev(
-                settings, job.work, job.out, job.primary, job.foreign, job.datacenters, rng, replicas
-            )
-            _check_planned(job, topology, joined_before)
-            run = _Run(job, topology, nursery, view, told_to_stop)
-            try:
-                seconds = run.run(0 if settings.registry.retention_days else joined_before)
-                break
-            except PortTakenError as error:
-                if tries >= PORT_TRIES_MAX or settings.replicas:
-                    raise
-                view.notice(f"{error}; starting again on other ports")
-    return summary_of(
-        topology, job.work, run.killed, run.restarts, seconds, joined_before, not run.cut_short, run.seen
-    )
+                clear_unfounded(job.work, job.replicas)
+            life = _Run(job, _plan(job, joined_before), nursery, view, told_to_stop)
+            return life.summary(joined_before, life.run(remembered))
+
+        return on_free_ports(run, view.notice, 1 if job.settings.replicas else PORT_TRIES_MAX)
 
 
 class _Run:
@@ -136,35 +117,29 @@ class _Run:
 
     def run(self, remembered: int) -> float:
         """Seconds from when all was up to the end of the feed. `remembered`: ids the registry must know."""
-        from photon.app.statuses import StatusReader  # while the nursery imports the same
-
-        system, job = self._system, self._job
-        lost = members_of(job.work, len(self._topology.replicas)).lost
-        replacing = Replacing(self._topology, lost, self._view.notice)
-        try:
-            system.cluster.start()
-            if not self._topology.checked_settings().replicas:
-                replacing.start()
-            with (
-                contextlib.closing(StatusReader(self._topology)) as reader,
-                ThreadPoolExecutor(1, "sampling") as pool,
-            ):
-                await_memory(job.work, system.cluster, reader, self._told_to_stop, remembered)
-                system.cluster.start_dispatchers()
-                sampler = _Sampler(reader, pool)
+        job, system, told_to_stop = self._job, self._system, self._told_to_stop
+        replace = not job.settings.replicas
+        with (
+            running(system.cluster, job.work, told_to_stop, remembered, self._view.notice, replace) as reader,
+            ThreadPoolExecutor(1, "sampling") as pool,
+        ):
+            sampler = _Sampler(reader, pool)
+            try:
                 self._await_up(sampler)
                 seconds = self._watch(sampler)
                 self._finish(sampler)
-            replacing.stop()
+            finally:
+                if self._feeder is not None:
+                    self._feeder.kill()
             self.restarts = system.supervisor.restarts()
-            system.stop()
-        except BaseException:
-            replacing.stop()
-            if self._feeder is not None:
-                self._feeder.kill()
-            system.kill()
-            raise
         return seconds
+
+    def summary(self, joined_before: int, seconds: float) -> dict[str, Any]:
+        """Once it has run. `seconds`: what `run` returned."""
+        topology, waited = self._topology, not self.cut_short
+        return summary_of(
+            topology, self._job.work, self.killed, self.restarts, seconds, joined_before, waited, self.seen
+        )
 
     def _await_up(self, sampler: "_Sampler") -> None:
         began = time.monotonic()
@@ -271,25 +246,39 @@ class _Sampler:
         return found
 
 
-def _check(job: DevJob, settings: Settings) -> None:
+def _check(job: DevJob) -> None:
     """What can be known to be wrong before anything is planned."""
     if bool(job.primary) != bool(job.foreign):
         raise UsageError(
             "--primary and --foreign go together: existing logs of both, or none for generated ones"
         )
-    check_names([*job.primary, *job.foreign, str(job.out.absolute()), str(job.work.absolute())])
-    check_patterns([*job.primary, *job.foreign])
-    roots = settings.joiner.output_roots
-    check_outputs(job.out, job.work, roots)
-    if settings.adapter.use:
-        from joiner.adapter import load_adapter
+    check_run([*job.primary, *job.foreign], job.out, job.work, job.settings)
+    check_directories((job.out, job.work, *map(Path, job.settings.joiner.output_roots)))
 
-        load_adapter(settings.adapter.use)
-    check_directories((job.out, job.work, *map(Path, roots)))
+
+def _plan(job: DevJob, joined_before: int) -> Topology:
+    topology = plan_dev(
+        job.settings,
+        job.work,
+        job.out,
+        job.primary,
+        job.foreign,
+        job.datacenters,
+        random.Random(),
+        job.replicas,
+    )
+    _check_planned(job, topology, joined_before)
+    return topology
 
 
 def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
     settings = topology.checked_settings()
+    as_generated = (settings.primary, settings.foreign) == (Primary(), Foreign())
+    if not as_generated and fed_datacenters(topology, job.work):
+        raise UsageError(
+            "[primary] and [foreign] of the settings name fields that generated logs have not; leave both "
+            "sections out, or name your own logs with --primary and --foreign"
+        )
     names = [pipeline.datacenter for pipeline in topology.pipelines]
     patterns = [p for one in topology.pipelines for p in topology.primary_of(one) + topology.foreign_of(one)]
     check_apart(patterns, job.out, job.work, names, settings.joiner.output_roots)

@@ -6,22 +6,21 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from photon.core.tls import Tls, expires_at_s, expiry_complaint
+from photon.core.tls import Tls, expiry_complaint
 
 LOOK_EVERY_S: Final = 6 * 3600.0
 
 
 def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
-    """Complain in the log, now and every few hours, once the certificate ends soon. SettingsError."""
+    """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
+    file counts after a restart only."""
     if tls is None:
         return
-    # Of the certificate that was loaded: a newer file counts after a restart only.
-    expires_s = expires_at_s(tls)
     log = logging.getLogger("photon.tls")
 
     def watch() -> None:
         while True:
-            complaint = expiry_complaint(tls, expires_s, now_s())
+            complaint = expiry_complaint(tls, now_s())
             if complaint is not None:
                 log.warning("%s", complaint)
             time.sleep(LOOK_EVERY_S)

@@ -1,7 +1,6 @@
 """The local cluster behind `photon join`: starts every process, watches the run, stops, sums up."""
 
 import contextlib
-import itertools
 import json
 import random
 import time
@@ -13,36 +12,32 @@ from typing import TYPE_CHECKING, Any
 from photon.app.cluster import JoinJob, LocalCluster, plan
 from photon.app.completing import Backlog, unlisted_files
 from photon.app.console import RunDisplay
-from photon.app.launching import Launcher
+from photon.app.ports import on_free_ports
 from photon.app.preflight import (
     check_apart,
     check_directories,
     check_leaders,
     check_matches,
-    check_names,
-    check_outputs,
+    check_run,
     check_same_run,
 )
-from photon.app.registry_members import Replacing, clear_unfounded, members_of
+from photon.app.registry_members import clear_unfounded
 from photon.app.running import (
     POLL_S,
-    PORT_TRIES_MAX,
     STALL_S,
     StalledError,
-    await_memory,
     joined_lines,
     ledger_of,
     locked,
     open_nursery,
+    running,
     tell_all,
     termination,
     why_stalled,
 )
 from photon.app.summary import furthest, merge_fates, run_summary
-from photon.app.supervisor import PortTakenError
 from photon.app.topology import DATACENTER_NAMES, PIPELINE_ROLES, Topology
 from photon.core.fates import Fate
-from photon.core.logfiles import check_patterns
 from photon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -68,51 +63,18 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
         check_leaders(job.work, settings)
         # Ids that are forgotten on purpose are not missed.
         remembered = 0 if settings.registry.retention_days else joined_before
-        for tries in itertools.count(1):
+
+        def join() -> dict[str, Any]:
             if not joined_before:  # whose registry was founded
                 clear_unfounded(job.work, settings.registry.replicas)
             topology = plan(job, settings, random.Random())
-            try:
-                run = _run(job, topology, nursery, display, told_to_stop, remembered, began)
-                return _summary(topology, run, joined_before, display)
-            except PortTakenError as error:
-                # Another program was quicker. What was done is safe, as after any other end of a run.
-                if tries >= PORT_TRIES_MAX:
-                    raise
-                display.notice(f"{error}; starting again on other ports")
-    raise AssertionError
+            cluster = LocalCluster(topology, job.work, nursery)
+            with running(cluster, job.work, told_to_stop, remembered, display.notice) as reader:
+                run = _watch(job, cluster, reader, display, told_to_stop, began)
+                _await_complete(cluster, reader, display, told_to_stop)
+            return _summary(topology, run, joined_before, display)
 
-
-def _run(
-    job: JoinJob,
-    topology: Topology,
-    launcher: Launcher,
-    display: RunDisplay,
-    told_to_stop: Sequence[int],
-    remembered: int,
-    began: float,
-) -> "_Run":
-    """`remembered`: as many ids must the registry know. PortTakenError: again, on other ports."""
-    from photon.app.statuses import StatusReader  # while the nursery imports the same
-
-    cluster = LocalCluster(topology, job.work, launcher)
-    lost = members_of(job.work, len(topology.replicas)).lost
-    replacing = Replacing(topology, lost, cluster.supervisor.notices.append)
-    try:
-        cluster.start()
-        replacing.start()
-        with contextlib.closing(StatusReader(topology)) as reader:
-            await_memory(job.work, cluster, reader, told_to_stop, remembered)
-            cluster.start_dispatchers()
-            run = _watch(job, cluster, reader, display, told_to_stop, began)
-            _await_complete(cluster, reader, display, told_to_stop)
-        replacing.stop()
-        cluster.stop()
-    except BaseException:
-        replacing.stop()
-        cluster.kill()
-        raise
-    return run
+        return on_free_ports(join, display.notice)
 
 
 @dataclass(slots=True)
@@ -233,24 +195,10 @@ def _summary(topology: Topology, run: _Run, joined_before: int, display: RunDisp
 
 def _check(job: JoinJob, settings: Settings) -> None:
     """Everything that can be known to be wrong before a process is started."""
-    check_names(
-        [
-            *job.primary,
-            *job.foreign,
-            str(job.out.absolute()),
-            str(job.work.absolute()),
-            *settings.joiner.output_roots,
-        ]
-    )
-    check_patterns([*job.primary, *job.foreign])
+    patterns = [*job.primary, *job.foreign]
+    check_run(patterns, job.out, job.work, settings)
     if not job.follow:
         check_matches(job.primary)
-    names = DATACENTER_NAMES[: job.datacenters]
     roots = settings.joiner.output_roots
-    check_outputs(job.out, job.work, roots)
-    check_apart([*job.primary, *job.foreign], job.out, job.work, names, roots)
-    if settings.adapter.use:
-        from joiner.adapter import load_adapter
-
-        load_adapter(settings.adapter.use)
+    check_apart(patterns, job.out, job.work, DATACENTER_NAMES[: job.datacenters], roots)
     check_directories((job.out, job.work, *map(Path, roots)))

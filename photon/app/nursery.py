@@ -7,6 +7,7 @@ forked from safely. Its children die with it, and it dies with the command that 
 
 import contextlib
 import ctypes
+import errno
 import gc
 import importlib
 import json
@@ -19,7 +20,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from photon.app.launching import FreshLauncher, Process, child_environment
 
@@ -109,33 +110,26 @@ class Nursery:
         self._running: dict[int, NurseryChild] = {}
         """By process id, those of whose end it has not told."""
         self._fallback = FreshLauncher()
-        self._launched: NurseryChild | None = None
+        self._launched: NurseryChild | OSError | None = None
         self._useless = False
         self._begin()
 
     def launch(self, arguments: Sequence[str], log: Path) -> Process:
-        """A fork of the nursery; a fresh interpreter where that can't be had."""
+        """A fork of the nursery; a fresh interpreter where that can't be had. OSError if there is no room for
+        a process, or the log can't be opened."""
         if self._useless:
             return self._fallback.launch(arguments, log)
         if self._process.poll() is not None:  # somebody has killed it
             self._lose()
             self._begin()
-        request = json.dumps({"arguments": list(arguments), "log": str(log)}).encode()
-        try:
-            self._socket.send(request)
-            deadline = time.monotonic() + START_S_MAX
-            while (left := deadline - time.monotonic()) > 0:
-                self.await_news(left)
-                if self._launched is not None:
-                    child, self._launched = self._launched, None
-                    return child
-                if self._process.poll() is not None:
-                    break
-        except OSError:
-            pass
-        self._useless = True
-        self._lose()
-        return self._fallback.launch(arguments, log)
+        launched = self._asked(arguments, log)
+        if launched is None:
+            self._useless = True
+            self._lose()
+            return self._fallback.launch(arguments, log)
+        if isinstance(launched, OSError):
+            raise launched
+        return launched
 
     def await_news(self, timeout_s: float, child: int | None = None) -> None:
         """Take in all that the nursery says; wait up to so long for something, or for a child's own end."""
@@ -153,8 +147,27 @@ class Nursery:
             if "launched" in news:
                 pid = int(news["launched"])
                 self._launched = self._running[pid] = NurseryChild(self, pid)
+            elif "failed" in news:
+                self._launched = OSError(news["failed"], os.strerror(news["failed"]))
             elif news["ended"] in self._running:
                 self._running.pop(news["ended"]).ended(news["status"])
+
+    def _asked(self, arguments: Sequence[str], log: Path) -> NurseryChild | OSError | None:
+        """What came of the request; None of a nursery that does not answer."""
+        with log.open("ab") as output:
+            try:
+                socket.send_fds(self._socket, [json.dumps(list(arguments)).encode()], [output.fileno()])
+            except OSError:
+                return None
+        deadline = time.monotonic() + START_S_MAX
+        while (left := deadline - time.monotonic()) > 0:
+            self.await_news(left)
+            if self._launched is not None:
+                launched, self._launched = self._launched, None
+                return launched
+            if self._process.poll() is not None:
+                break
+        return None
 
     def patience_s(self) -> float:
         """How long its word on a child's end may take; the status that it tells decides over a restart."""
@@ -215,19 +228,24 @@ def serve(channel: socket.socket) -> None:
             _import_for(ahead.pop(0))
         for descriptor, _ in news:
             if descriptor == channel.fileno():
-                request = channel.recv(_REQUEST_BYTES_MAX)
+                request, logs, _, _ = socket.recv_fds(channel, _REQUEST_BYTES_MAX, 1)
                 if not request:
                     return
-                wanted = json.loads(request)
-                _import_for(wanted["arguments"][0])
+                arguments = json.loads(request)
+                _import_for(arguments[0])
                 me = os.getpid()  # asked by the fork, it might be another one's child already
-                pid = os.fork()
-                if pid == 0:
-                    _become(wanted, me, [channel.detach(), *children])
-                new = os.pidfd_open(pid)
-                children[new] = pid
-                poller.register(new, select.POLLIN)
-                _tell(channel, {"launched": pid})
+                try:
+                    pid = os.fork()
+                except OSError as error:  # too many processes, or no memory: those that run go on
+                    _tell(channel, {"failed": error.errno or errno.EAGAIN})
+                else:
+                    if pid == 0:
+                        _become(arguments, logs[0], me, [channel.detach(), *children])
+                    new = os.pidfd_open(pid)
+                    children[new] = pid
+                    poller.register(new, select.POLLIN)
+                    _tell(channel, {"launched": pid})
+                os.close(logs[0])
             else:
                 pid = children.pop(descriptor)
                 poller.unregister(descriptor)
@@ -248,23 +266,20 @@ def _tell(channel: socket.socket, news: dict[str, int]) -> None:
     channel.send(json.dumps(news).encode())
 
 
-def _become(request: dict[str, Any], parent: int, descriptors: Sequence[int]) -> NoReturn:
-    """In the fork: be `photon <arguments>`."""
-    for descriptor in descriptors:
-        os.close(descriptor)
-    os.setsid()
-    log = os.open(request["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.close(log)
-    os.environ["PHOTON_PARENT"] = str(parent)
-    arguments = request["arguments"]
-    sys.argv = ["photon", *arguments]
-    show_title(sys.argv)
-    from photon.app.cli import main
-
+def _become(arguments: list[str], log: int, parent: int, descriptors: Sequence[int]) -> NoReturn:
+    """In the fork: be `photon <arguments>`. Of all descriptors that the nursery has it keeps the log."""
     status = 1
     try:
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        for descriptor in (log, *descriptors):
+            os.close(descriptor)
+        os.setsid()
+        os.environ["PHOTON_PARENT"] = str(parent)
+        sys.argv = ["photon", *arguments]
+        show_title(sys.argv)
+        from photon.app.cli import main
+
         main(arguments)
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else 1

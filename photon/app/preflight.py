@@ -18,7 +18,7 @@ from photon.app.registry_members import members_of
 from photon.app.topology import process_name
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
-from photon.core.logfiles import glob_matches, matching_files
+from photon.core.logfiles import check_patterns, glob_matches, matching_files
 from photon.core.settings import Settings
 from photon.core.settings_identity import identity_settings
 
@@ -30,6 +30,18 @@ _MARK: Final = "run"
 
 _WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.path.realpath)
 """A link may lead from a pattern to the output, or from the output into a pattern."""
+
+
+def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings) -> None:
+    """What is wrong with any run that reads logs like these and writes there. UsageError, SettingsError."""
+    roots = settings.joiner.output_roots
+    check_names([*patterns, str(out.absolute()), str(work.absolute()), *roots])
+    check_patterns(patterns)
+    check_outputs(out, work, roots)
+    if settings.adapter.use:
+        from joiner.adapter import load_adapter
+
+        load_adapter(settings.adapter.use)
 
 
 def check_names(names: Sequence[str]) -> None:

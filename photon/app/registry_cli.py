@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from photon.app.registry_named import Named, registry_options
+from photon.core.addresses import split
 from photon.core.errors import PhotonError, UsageError
 from spark.engine.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX
 
@@ -177,14 +178,13 @@ def _write_joining_topology(
     """`replicas`: as the directory has them by now, which may be others than the run began with."""
     from photon.app.topology import Replica, write_topology
 
-    host, _, port = raft.rpartition(":")
     others = {r.name: (r.grpc, r.raft_host, r.raft_port) for r in replicas}
     sites = {r.name: r.datacenter for r in topology.replicas}
     sites[name] = sites.get(old, "")
     homes = Path(topology.replicas[0].directory).parent
     known = [
         Replica(one, *where, str(homes / one), joining=one == name, datacenter=sites.get(one, ""))
-        for one, where in {**others, name: (grpc, host.strip("[]"), int(port))}.items()
+        for one, where in {**others, name: (grpc, *split(raft))}.items()
     ]
     path = directory / f"topology-{name}.json"
     write_topology(replace(topology, replicas=known), path)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from photon.app.registry_disks import is_blank, never_founded, remembered_by, trace_of, with_other_disks
 from photon.app.topology import Topology
+from photon.core.addresses import joined
 from photon.core.disk import DirectoryLock, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, LockedError, UnavailableError, UsageError
 
@@ -163,7 +164,7 @@ class Replacing:
         row = self._topology.replica(new)
         while not self._stop.is_set():
             try:
-                client.replace(old, new, f"{row.raft_host}:{row.raft_port}", row.grpc)
+                client.replace(old, new, joined(row.raft_host, row.raft_port), row.grpc)
                 return
             except UnavailableError:
                 continue  # it is starting; it has waited for its answer

@@ -21,6 +21,7 @@ from photon.app.expiry import watch_expiry
 from photon.app.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.app.system import split_address
 from photon.app.topology import Replica, Topology, process_name
+from photon.core.addresses import joined, parts
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
 from photon.core.settings_identity import identity_digest
@@ -35,6 +36,9 @@ _LOOK_AFTER_S: Final = 1.0
 
 _COLLECT_AFTER: Final = 20_000
 """New container objects between two looks for cycles; Python's own is a few hundred."""
+
+
+_Fail = Callable[[BaseException], None]
 
 
 class _Role(Protocol):
@@ -57,10 +61,11 @@ def serve_role(role: str, topology: Topology, name: str) -> None:
         told.set()
 
     try:
-        server = _MAKERS[role](topology, name, SystemClock(), fail)
+        network = topology.network(_datacenter(topology, role, name))
+        server = _MAKERS[role](topology, name, network, SystemClock(), fail)
         on_termination(told.set)
         _tame_collector()
-        _start(topology, role, name, server)
+        _start(topology, role, name, server, network)
     except CorruptStateError as error:
         _end(error, CORRUPT_STATUS)
     except AddressInUseError as error:
@@ -79,9 +84,8 @@ def _tame_collector() -> None:
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-def _start(topology: Topology, role: str, name: str, server: _Role) -> None:
+def _start(topology: Topology, role: str, name: str, server: _Role, network: Network) -> None:
     """AddressInUseError if one of its ports is taken; for that of metrics before anybody is served."""
-    network = topology.network(_datacenter(topology, role, name))
     watch_expiry(network.tls)
     process = process_name(role, name)
     started = threading.Event()
@@ -96,7 +100,7 @@ def _start(topology: Topology, role: str, name: str, server: _Role) -> None:
         address = topology.metrics[process]
         own = topology.replica(name).listen_grpc if role == "registry" else ""
         if own:  # metrics have no such setting: they are bound where gRPC is
-            address = f"{own.rpartition(':')[0]}:{address.rpartition(':')[2]}"
+            address = joined(parts(own)[0], parts(address)[1])
             network = replace(network, bind="")
         serve_metrics(address, role, process, status, network)
     server.start()
@@ -131,12 +135,11 @@ def _end(error: BaseException, status: int) -> None:
     os._exit(status)
 
 
-def _registry(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
+def _registry(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
     from idregistry.server import RegistryServer
 
     me = topology.replica(name)
     settings = topology.checked_settings()
-    network = topology.network(me.datacenter)
     return RegistryServer(
         settings.registry,
         node=me.name,
@@ -161,10 +164,9 @@ def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
     return network.bind.strip("[]") or replica.raft_host, replica.raft_port
 
 
-def _eventstore(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
+def _eventstore(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
     settings = topology.checked_settings()
     place = topology.place("eventstore", name)
-    network = topology.network(place.pipeline.datacenter)
     if place.number:
         from eventstore.cache_server import CacheServer
 
@@ -185,14 +187,13 @@ def _eventstore(topology: Topology, name: str, clock: Clock, fail: Callable[[Bas
     )
 
 
-def _joiner(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
+def _joiner(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
 
     settings = topology.checked_settings()
     place = topology.place("joiner", name)
     home = place.pipeline.eventstores[0]
-    network = topology.network(place.pipeline.datacenter)
     return JoinerServer(
         settings,
         name=place.process("joiner"),
@@ -210,13 +211,12 @@ def _joiner(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseExc
     )
 
 
-def _dispatcher(topology: Topology, name: str, clock: Clock, fail: Callable[[BaseException], None]) -> _Role:
+def _dispatcher(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
     from dispatcher.server import DispatcherServer
     from joiner.client import JoinerClient
 
     settings = topology.checked_settings()
     place = topology.place("dispatcher", name)
-    network = topology.network(place.pipeline.datacenter)
     joiner = JoinerClient(
         place.pipeline.joiners,
         settings.dispatcher.request_timeout_s,
@@ -249,7 +249,7 @@ class _Dispatches(_Role, Protocol):
 class _Watched:
     """A role that runs by itself and may end by itself: its failure is the process's."""
 
-    def __init__(self, role: _Dispatches, fail: Callable[[BaseException], None]) -> None:
+    def __init__(self, role: _Dispatches, fail: _Fail) -> None:
         self._role, self._fail = role, fail
         self.stop, self.status = role.stop, role.status
 

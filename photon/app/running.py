@@ -11,6 +11,7 @@ from joiner.output_files import count_joined
 from photon.app.cluster import LocalCluster
 from photon.app.nursery import Nursery
 from photon.app.preflight import RegistryMemory
+from photon.app.registry_members import Replacing, members_of
 from photon.app.topology import DATACENTER_NAMES, JOINER_FILES, Pipeline, Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError
@@ -19,13 +20,45 @@ if TYPE_CHECKING:
     from photon.app.statuses import StatusReader
 
 POLL_S: Final = 0.05
-PORT_TRIES_MAX: Final = 5
 STALL_S: Final = 120.0
 """Nothing moves for so long: the run ends with status 1; it can be resumed."""
 
 
 class StalledError(PhotonError):
     """Nothing has moved for long; what was done is safe and the run can be resumed."""
+
+
+@contextlib.contextmanager
+def running(
+    cluster: LocalCluster,
+    work: Path,
+    told_to_stop: Sequence[int],
+    remembered: int,
+    notice: Callable[[str], None],
+    replace: bool = True,
+) -> Iterator["StatusReader"]:
+    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again.
+
+    `remembered`: as many ids must the registry know; `replace`: replicas that lost their disks.
+    """
+    from photon.app.statuses import StatusReader  # while the nursery imports the same
+
+    topology = cluster.topology
+    replacing = Replacing(topology, members_of(work, len(topology.replicas)).lost, notice)
+    try:
+        cluster.start()
+        if replace:
+            replacing.start()
+        with contextlib.closing(StatusReader(topology)) as reader:
+            await_memory(work, cluster, reader, told_to_stop, remembered)
+            cluster.start_dispatchers()
+            yield reader
+        replacing.stop()
+        cluster.stop()
+    except BaseException:
+        replacing.stop()
+        cluster.kill()
+        raise
 
 
 def await_memory(
@@ -52,7 +85,7 @@ def await_memory(
 def tell_all(cluster: LocalCluster, reader: "StatusReader", tell: Callable[[str], None]) -> None:
     """What the supervisor and the processes have to say for a person."""
     while cluster.supervisor.notices:
-        tell(cluster.supervisor.notices.pop())
+        tell(cluster.supervisor.notices.pop(0))
     for name, status in reader.named():
         for notice in status.get("notices", ()):
             tell(f"{name}: {notice}")

@@ -7,16 +7,19 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from photon.app.launching import FreshLauncher, Launcher, Process
-from photon.core.errors import PhotonError
+from photon.core.disk import storage_errors
+from photon.core.errors import DiskFullError, PhotonError
 
 RESTART_DELAY_S_MIN: Final = 0.05
 RESTART_DELAY_S_MAX: Final = 5.0
+_DOUBLINGS_MAX: Final = 10
+"""More than lie between the two; a float does not hold the power of every number of failures."""
 STABLE_S: Final = 10.0
 LOG_BYTES_MAX: Final = 16 << 20
 LOG_LOOK_S: Final = 10.0
@@ -74,8 +77,11 @@ class Supervisor:
     def start(
         self, name: str, arguments: Sequence[str], stays_down: Callable[[], bool] | None = None
     ) -> None:
-        """`arguments` are those of the photon command. While `stays_down` says so it is not restarted."""
+        """`arguments` are those of the photon command. While `stays_down` says so it is not restarted.
+        StorageError for a log that can't be written; room for it is waited for, later on its rights, too."""
         child = Child(name, arguments, self._log_directory / f"{name}.log", stays_down=stays_down)
+        with contextlib.suppress(DiskFullError), storage_errors(child.log):
+            child.log.open("ab").close()
         self.children[name] = child
         self._spawn(child)
 
@@ -93,7 +99,6 @@ class Supervisor:
                 if _stays_down(child):
                     child.restart_at = now + RESTART_DELAY_S_MAX
                     continue
-                child.restarts += 1
                 self._spawn(child)
             elif (status := child.process.poll()) is not None:
                 self._on_exit(child, status, now)
@@ -109,12 +114,7 @@ class Supervisor:
         children = [self.children[name] for name in names]
         for child in children:
             child.held = True
-            if child.process is not None:
-                child.process.kill()
-        for child in children:
-            if child.process is not None:
-                child.process.wait()
-                child.process = None
+        _kill(children)
 
     def let_up(self, names: Sequence[str]) -> None:
         """`poll` starts these again, at once."""
@@ -128,7 +128,7 @@ class Supervisor:
     def stop(self, tiers: Sequence[Sequence[str]], grace_s: float = 10.0) -> None:
         """SIGTERM tier by tier, SIGKILL for what is left after `grace_s`; returns when all are gone."""
         for tier in tiers:
-            running = [c.process for name in tier if (c := self.children.pop(name, None)) and c.process]
+            running = [c.process for name in tier if (c := self.children.get(name)) and c.process]
             for process in running:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
@@ -139,18 +139,24 @@ class Supervisor:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+            for name in tier:  # not earlier: who interrupts this wants them killed
+                self.children.pop(name, None)
 
     def kill(self) -> None:
         """SIGKILL everything at once. Every process can take it."""
-        for child in self.children.values():
-            if child.process is not None:
-                child.process.kill()
-                child.process.wait()
+        _kill(self.children.values())
         self.children.clear()
 
     def _spawn(self, child: Child) -> None:
         child.log_start = child.log.stat().st_size if child.log.exists() else 0
-        child.process = self._launcher.launch(child.arguments, child.log)
+        try:
+            child.process = self._launcher.launch(child.arguments, child.log)
+        except OSError as error:  # no memory, too many processes, no room for the log: as it is just now
+            self.notices.append(f"{child.name} could not be started ({error}); it is tried again")
+            child.failures += 1
+            _put_off(child, time.monotonic())
+            return
+        child.restarts += child.started > 0.0
         child.started = time.monotonic()
 
     def _on_exit(self, child: Child, status: int, now: float) -> None:
@@ -166,8 +172,23 @@ class Supervisor:
         self.notices.append(f"{child.name} ended ({why}); {'not ' if down else ''}started again")
         child.process = None
         child.failures = 0 if now - child.started > STABLE_S else child.failures + 1
-        delay = RESTART_DELAY_S_MIN * 2.0 ** max(0, child.failures - 1)
-        child.restart_at = now + min(delay, RESTART_DELAY_S_MAX)
+        _put_off(child, now)
+
+
+def _put_off(child: Child, now: float) -> None:
+    doublings = min(max(0, child.failures - 1), _DOUBLINGS_MAX)
+    child.restart_at = now + min(RESTART_DELAY_S_MIN * 2.0**doublings, RESTART_DELAY_S_MAX)
+
+
+def _kill(children: Collection[Child]) -> None:
+    """All at once, and then wait for them."""
+    for child in children:
+        if child.process is not None:
+            child.process.kill()
+    for child in children:
+        if child.process is not None:
+            child.process.wait()
+            child.process = None
 
 
 def _stays_down(child: Child) -> bool:
@@ -200,7 +221,12 @@ def last_message(log: Path, start: int = 0) -> str:
 
 
 def _bound_log(log: Path) -> None:
-    """Keep a log and one before it. Its process goes on appending to the same, emptied file."""
+    """Keep a log and, where there is room, one before it. Its process goes on appending to the same, emptied
+    file."""
     if log.exists() and log.stat().st_size > LOG_BYTES_MAX:
-        shutil.copyfile(log, log.with_suffix(".log.1"))
+        before = log.with_suffix(".log.1")
+        try:
+            shutil.copyfile(log, before)
+        except OSError:  # the disk is full: a log may not end the run, which waits for room
+            before.unlink(missing_ok=True)
         os.truncate(log, 0)

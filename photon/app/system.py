@@ -6,6 +6,7 @@ Every process of it is started with the same photon.toml; `photon join` plans it
 import ipaddress
 import re
 from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ from photon.app.topology import (
     process_name,
     read_topology,
 )
+from photon.core.addresses import joined, split
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings
 
@@ -80,11 +82,10 @@ def check_processes(topology: Topology) -> None:
 
 def split_address(address: str, where: str) -> tuple[str, int]:
     """`host:port`, `[::1]:port` -> both. SettingsError, which names `where` it stands."""
-    host, _, port = address.rpartition(":")
-    bare = ":" in host and not (host.startswith("[") and host.endswith("]"))  # its last part is no port
-    if not host or bare or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise SettingsError(f"{where} must be host:port with a port from 1 to 65535, not {address!r}")
-    return host.strip("[]"), int(port)
+    try:
+        return split(address)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
 
 
 def _replica(name: str, place: ReplicaPlace, work: Path) -> Replica:
@@ -120,11 +121,10 @@ def _metrics(topology: Topology, settings: Settings) -> dict[str, str]:
         addresses |= {place.process(role): place.address(role) for place in topology.places(role)}
     found = {}
     for process, address in addresses.items():
-        _, port = split_address(address, process)
+        host, port = split_address(address, process)
         if port + settings.metrics.port_offset >= 1 << 16:
             raise SettingsError(f"'metrics.port_offset' leads {process} past port 65535; set a smaller one")
-        host = address.rpartition(":")[0]  # with its brackets, if it is of IPv6
-        found[process] = f"{host}:{port + settings.metrics.port_offset}"
+        found[process] = joined(host, port + settings.metrics.port_offset)
     return found
 
 
@@ -172,13 +172,8 @@ def _check(settings: Settings) -> None:
                 split_address(address, f"'{where}.{key}'")
     for name, datacenter in settings.datacenters.items():
         _check_pipeline(name, datacenter)
-    for name, dialed in settings.via.items():
-        if name not in settings.datacenters:
-            raise SettingsError(f"[via.{name}]: there is no [datacenters.{name}]")
-        for advertised, there in dialed.items():
-            split_address(advertised, f"[via.{name}]")
-            split_address(there, f"'via.{name}.{advertised}'")
     _check_apart(settings)
+    _check_via(settings)
 
 
 def _check_pipeline(name: str, place: DatacenterPlace) -> None:
@@ -194,6 +189,21 @@ def _check_pipeline(name: str, place: DatacenterPlace) -> None:
     for key in ("eventstores", "joiners", "dispatchers"):
         for address in needed[key]:
             split_address(address, f"'{where}.{key}'")
+
+
+def _check_via(settings: Settings) -> None:
+    known = [address for _, address in _servers(settings)]
+    for name, dialed in settings.via.items():
+        if name not in settings.datacenters:
+            raise SettingsError(f"[via.{name}]: there is no [datacenters.{name}]")
+        for advertised, there in dialed.items():
+            split_address(advertised, f"[via.{name}]")
+            split_address(there, f"'via.{name}.{advertised}'")
+            if advertised not in known:
+                (nearest,) = get_close_matches(advertised, known, n=1, cutoff=0)
+                raise SettingsError(
+                    f"[via.{name}]: {advertised} is the address of no process; did you mean '{nearest}'?"
+                )
 
 
 def _check_names(section: str, names: Iterable[str]) -> None:

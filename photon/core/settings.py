@@ -258,15 +258,19 @@ class Settings:
 
 def load_settings(path: Path | None) -> Settings:
     """Read photon.toml; the defaults without one. SettingsError names file, key and mend."""
+    return parse_settings(read_document(path), str(path))
+
+
+def read_document(path: Path | None) -> dict[str, Any]:
+    """photon.toml as it stands there, for parse_settings; empty without one. SettingsError."""
     if path is None:
-        return Settings()
+        return {}
     try:
-        document = tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be read ({error.strerror}); name an existing file") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
-    return parse_settings(document, str(path))
 
 
 def parse_settings(document: Mapping[str, Any], source: str = "settings") -> Settings:

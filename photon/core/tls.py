@@ -5,8 +5,9 @@ names are not checked, since nodes are known by their ids, which their room prov
 Clients of gRPC look for `name` in the server's certificate; where it is empty, for the host they dial.
 """
 
+import math
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -31,6 +32,8 @@ class Tls:
     """The certificates of the CA that all nodes' certificates are of, and nobody else's."""
     name: str = ""
     """Of every certificate of the system, looked for by gRPC in place of the host name; empty: that is."""
+    expires_s: float = field(default=math.inf, compare=False)
+    """Unix time at which nobody accepts the certificate any more, as it was when it was tried."""
 
     def server_context(self) -> ssl.SSLContext:
         """For the end that was dialed. Raises SettingsError."""
@@ -79,18 +82,12 @@ def load_tls(cert: Path, key: Path, ca: Path, name: str = "") -> Tls:
                 f"tls.{setting}: {path}: cannot be read ({error.strerror}); name an existing file"
             ) from error
     tls = Tls(cert, key, ca, name)
-    _try(tls)
-    return tls
+    return replace(tls, expires_s=_try(tls))
 
 
-def expires_at_s(tls: Tls) -> float:
-    """Unix time at which nobody accepts the certificate any more. Raises SettingsError."""
-    return _try(tls)
-
-
-def expiry_complaint(tls: Tls, expires_s: float, now_s: float) -> str | None:
+def expiry_complaint(tls: Tls, now_s: float) -> str | None:
     """What to tell of a certificate that ends soon; None of one that does not."""
-    left_s = expires_s - now_s
+    left_s = tls.expires_s - now_s
     if left_s > EXPIRES_SOON_S:
         return None
     when = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"

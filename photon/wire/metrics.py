@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
-from photon.core.tls import expires_at_s
+from photon.core.addresses import parts
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.scraping import ScrapeServer
 
@@ -131,7 +131,7 @@ def serve_metrics(
     registry = CollectorRegistry()
     registry.register(_StatusCollector(room, process, status))
     if network.tls is not None:
-        registry.register(_CertificateCollector(process, expires_at_s(network.tls)))
+        registry.register(_CertificateCollector(process, network.tls.expires_s))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
 
@@ -139,8 +139,8 @@ def serve_metrics(
         encode, kind = choose_encoder(accept)
         return kind, encode(registry)
 
-    host, _, port = network.bound(address).rpartition(":")
-    server = ScrapeServer(host.strip("[]"), int(port), answer, network.tls)
+    host, port = parts(network.bound(address))
+    server = ScrapeServer(host, int(port), answer, network.tls)
     server.start()
     return server
 
@@ -185,13 +185,11 @@ def _values(family: Family, status: Status) -> Iterator[tuple[list[str], Any]]:
     if not star:
         if found is not _MISSING:
             yield [], found
-    elif isinstance(found, Mapping):
-        for key, value in found.items():
-            if (figure := _at(value, tail.lstrip("."))) is not _MISSING:
-                yield [str(key)], figure
-    elif isinstance(found, Sequence):
-        for row in found:
-            yield [str(row[family.of])], _at(row, tail.lstrip("."))
+    elif isinstance(found, Mapping | Sequence):
+        rows = found.items() if isinstance(found, Mapping) else ((row[family.of], row) for row in found)
+        for label, row in rows:
+            if (figure := _at(row, tail.lstrip("."))) is not _MISSING:
+                yield [str(label)], figure
 
 
 _MISSING: Final = object()

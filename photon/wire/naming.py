@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import grpc
 
+from photon.core.addresses import parts
+
 _Callback = Callable[[grpc.ChannelConnectivity], None]
 
 RENEW_S: Final = 5.0
@@ -35,7 +37,7 @@ def is_name(target: str) -> bool:
     """Whether a target (`host:port`, `dns:///host:port`) is to be resolved; `localhost` always is."""
     if target.startswith(("ipv4:", "ipv6:", "unix:")):
         return False
-    host = target.removeprefix("dns:///").rpartition(":")[0].strip("[]")
+    host, _ = parts(target.removeprefix("dns:///"))
     try:
         ipaddress.ip_address(host)
     except ValueError:

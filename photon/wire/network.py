@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import grpc
 
+from photon.core.addresses import joined, parts, split
 from photon.core.errors import SettingsError, UsageError
 from photon.core.tls import Tls
 from photon.wire.naming import NamedChannel, is_name
@@ -56,33 +57,45 @@ class Network:
     """Host to bind in place of the advertised one's."""
     insecure_beyond_loopback: bool = False
     """Whoever reaches a port may use it, though it is not of loopback and there is no TLS."""
-    _credentials: Any = field(init=False, repr=False, compare=False)
+    server_credentials: grpc.ServerCredentials | None = field(init=False, repr=False, compare=False)
+    _credentials: grpc.ChannelCredentials | None = field(init=False, repr=False, compare=False)
     """Of the files of `tls`, read once: a process goes on with what it started with."""
 
     def __post_init__(self) -> None:
         """SettingsError for a file that can't be read."""
-        object.__setattr__(self, "_credentials", None if self.tls is None else _credentials(self.tls))
+        server, client = (None, None) if self.tls is None else _credentials(self.tls)
+        object.__setattr__(self, "server_credentials", server)
+        object.__setattr__(self, "_credentials", client)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without the key: it is read from the same path where this arrives."""
         return type(self), (self.tls, self.via, self.bind, self.insecure_beyond_loopback)
 
-    def open(self, address: str, options: Sequence[tuple[str, Any]] = ()) -> grpc.Channel:
-        """A lazily connected channel to `host:port`. Never fork after one exists."""
-        dialed = self.via.get(address, address)
-        if is_name(dialed):
-            return NamedChannel(lambda: self._open(dialed, options))
-        return self._open(dialed, options)
+    def open(
+        self, address: str, options: Sequence[tuple[str, Any]] = (), advertised: str = ""
+    ) -> grpc.Channel:
+        """A lazily connected channel to `host:port`. Never fork after one exists.
 
-    def _open(self, dialed: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+        `advertised`: where `address` is what is dialed already, the one that it stands for.
+        """
+        dialed = self.via.get(address, address)
+        known = advertised or address
+        host = "" if dialed == known else parts(known)[0]
+        if is_name(dialed):
+            return NamedChannel(lambda: self._open(dialed, host, options))
+        return self._open(dialed, host, options)
+
+    def _open(self, dialed: str, host: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
+        """`host`: the one to be looked for in the certificate, if not the one dialed."""
         if self.tls is None:
             return grpc.insecure_channel(dialed, options=[*_CHANNEL, *options])
-        names = [("grpc.ssl_target_name_override", self.tls.name)] if self.tls.name else []
+        name = self.tls.name or host
+        names = [("grpc.ssl_target_name_override", name)] if name else []
         return grpc.secure_channel(dialed, self._credentials, options=[*_CHANNEL, *names, *options])
 
     def bound(self, advertised: str) -> str:
         """What to listen on for an advertised `host:port`. UsageError where strangers could use it."""
-        address = _address(self.bind, advertised.rpartition(":")[2]) if self.bind else advertised
+        address = joined(self.bind, parts(advertised)[1]) if self.bind else advertised
         self.check_listen(address)
         return address
 
@@ -97,26 +110,19 @@ class Network:
 
     def dialed(self, host: str, port: int) -> tuple[str, int]:
         """The same as in `open`, for a link that is not gRPC's."""
-        there = self.via.get(_address(host, port))
-        if there is None:
-            return host, port
-        name, _, number = there.rpartition(":")
-        return name.strip("[]"), int(number)
+        there = self.via.get(joined(host, port))
+        return (host, port) if there is None else split(there)
 
 
-def _address(host: str, port: object) -> str:
-    """`host:port`, with the brackets that an IPv6 literal needs."""
-    bare = host.strip("[]")
-    return f"[{bare}]:{port}" if ":" in bare else f"{bare}:{port}"
-
-
-def _credentials(tls: Tls) -> grpc.ChannelCredentials:
+def _credentials(tls: Tls) -> tuple[grpc.ServerCredentials, grpc.ChannelCredentials]:
     try:
-        return grpc.ssl_channel_credentials(tls.ca.read_bytes(), tls.key.read_bytes(), tls.cert.read_bytes())
+        ca, key, cert = tls.ca.read_bytes(), tls.key.read_bytes(), tls.cert.read_bytes()
     except OSError as error:
         raise SettingsError(
             f"tls: {error.filename}: cannot be read ({error.strerror}); name an existing file"
         ) from error
+    server = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
+    return server, grpc.ssl_channel_credentials(ca, key, cert)
 
 
 LOOPBACK: Final = Network()
@@ -125,7 +131,7 @@ LOOPBACK: Final = Network()
 
 def is_loopback(address: str) -> bool:
     """Whether `host:port` can be reached from this machine alone."""
-    host = address.rpartition(":")[0].strip("[]")
+    host, _ = parts(address)
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError
 from photon.wire.failures import failure_of
-from photon.wire.intake import LIMITS, Intake
+from photon.wire.intake import LIMITS, Complaints, Intake
 from photon.wire.network import KEEPALIVE_MS, LOOPBACK, MESSAGE_BYTES_MAX, SIZES, Network
 
 HEALTH_POLL_S: Final = 0.2
@@ -72,7 +72,7 @@ class Server:
         """
         self.listen = listen
         self._bound = network.bound(listen)
-        self._tls = network.tls
+        self._credentials = network.server_credentials
         self._pool = futures.ThreadPoolExecutor(workers, thread_name_prefix="rpc")
         self._server = grpc.server(
             self._pool,
@@ -130,11 +130,9 @@ class Server:
         self._health.enter_graceful_shutdown()
 
     def _add_port(self) -> int:
-        if self._tls is None:
+        if self._credentials is None:
             return int(self._server.add_insecure_port(self._bound))
-        pair = self._tls.key.read_bytes(), self._tls.cert.read_bytes()
-        credentials = grpc.ssl_server_credentials([pair], self._tls.ca.read_bytes(), require_client_auth=True)
-        return int(self._server.add_secure_port(self._bound, credentials))
+        return int(self._server.add_secure_port(self._bound, self._credentials))
 
     def stop(self, grace: float = 5.0) -> None:
         """Refuse new calls, let those under way end within `grace` seconds."""
@@ -145,8 +143,14 @@ class Server:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _look_again(self) -> None:
+        complaints = Complaints()
         while not self._draining.wait(HEALTH_POLL_S):
-            self.set_serving(self._can_work())
+            try:
+                able = self._can_work()
+            except Exception as error:  # it would end this thread, and its last word stay for ever
+                complaints.tell(f"can't tell whether it can work: {type(error).__name__}: {error}")
+                able = False
+            self.set_serving(able)
 
 
 def on_termination(stop: Callable[[], None]) -> None:

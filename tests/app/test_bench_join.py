@@ -8,15 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from photon.app import bench_live, bench_peers
+from photon.app import bench_live, bench_peers, statuses
 from photon.app.bench_feeder import CLICKABLE, Feed, feed
 from photon.app.bench_live import live
 from photon.app.bench_parts import Plan
 from photon.app.bench_peers import PEERS, Peer, beside_peers, what_it_wrote
 from photon.app.bench_processes import ProcessTree, Usage, memory_of, role_of
-from photon.app.bench_runs import BenchError, Drain, check, drain, generated
+from photon.app.bench_runs import BenchError, Drain, _wait_for_start, check, drain, generated
 from photon.app.bench_tables import as_text, table
+from photon.app.statuses import StatusReader
+from photon.app.topology import write_topology
 from photon.core.errors import UsageError
+from tests.app.test_statuses import system
 
 SMALL = Plan(Path("."), queries=300, clicks=100, steady_queries=100, steady_clicks=300, runs=1)
 
@@ -208,3 +211,30 @@ def test_a_peer_joins_the_true_pairs_where_it_is_installed(logs, tmp_path, name)
     root = Path(bench_peers.__file__).parents[2]
     row = bench_peers._run(PEERS[name], sys.executable, root, logs, tmp_path / "out")
     assert (row["lost"], row["repeated"], row["remark"]) == (0, 0, "")
+
+
+def test_who_waits_for_a_run_to_start_stops_asking_when_it_has(tmp_path, monkeypatch):
+    """Its threads and channels would use CPU while the run is measured."""
+    readers = []
+
+    class Answering(StatusReader):
+        def read(self, roles=()):
+            return ([],) * len(roles)
+
+        def silent(self, roles=("",)):
+            return []
+
+        def registry_has_quorum(self):
+            readers.append(self)
+            return True
+
+    monkeypatch.setattr(statuses, "StatusReader", Answering)
+    (tmp_path / ".photon").mkdir()
+    write_topology(system(), tmp_path / ".photon" / "topology.json")
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as process:
+        try:
+            _wait_for_start(tmp_path, process)
+        finally:
+            process.kill()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        readers[0]._pool.submit(print)

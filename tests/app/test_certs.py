@@ -2,19 +2,22 @@
 
 import datetime
 import ipaddress
+import re
 import stat
 import subprocess
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 
 from photon.app.certs import Authority, check_name
+from photon.app.expiry import watch_expiry
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
-from photon.core.tls import EXPIRES_SOON_S, Tls, expires_at_s, expiry_complaint, load_tls
+from photon.core.tls import EXPIRES_SOON_S, Tls, expiry_complaint, load_tls
 from tests.app.kit import photon
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -37,7 +40,7 @@ def test_what_it_prints_is_the_section_that_settings_take(tmp_path: Path) -> Non
         section = parse_settings(tomllib.loads(text)).tls
         tls = load_tls(Path(section.cert), Path(section.key), Path(section.ca), section.name)
         assert tls.cert.stem == name
-        assert abs(expires_at_s(tls) - time.time() - 7 * DAY_S) < 60
+        assert abs(tls.expires_s - time.time() - 7 * DAY_S) < 60
         load_tls(tls.cert, tls.key, tls.ca, name)
         load_tls(tls.cert, tls.key, tls.ca, "localhost")
         load_tls(tls.cert, tls.key, tls.ca, "127.0.0.1")
@@ -68,8 +71,15 @@ def test_a_certificate_is_renewed_for_the_key_that_is_there(tmp_path: Path) -> N
     assert load_tls(new.cert, new.key, new.ca, "photon")
 
 
+def test_a_certificate_that_ends_with_its_ca_is_not_said_to_be_good_for_longer(tmp_path: Path) -> None:
+    Authority(tmp_path, NOW - datetime.timedelta(days=3600))
+    said = certs("--out", tmp_path, "--days", 365).stdout
+    assert re.search(r"^# node, good for (49|50) days, as long as its CA$", said, re.MULTILINE), said
+
+
 def test_no_certificate_outlives_its_ca(tmp_path: Path) -> None:
-    assert expires_at_s(issue(tmp_path, days=5000)) <= NOW.timestamp() + 3650 * DAY_S
+    tls = issue(tmp_path, days=5000)
+    assert load_tls(tls.cert, tls.key, tls.ca).expires_s <= NOW.timestamp() + 3650 * DAY_S
 
 
 @pytest.mark.parametrize("missing", ["ca.pem", "ca.key"])
@@ -131,8 +141,21 @@ def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
         load_tls(tls.cert, tls.key, tls.ca, ".")
 
 
+def test_the_certificate_that_was_loaded_is_watched_though_a_newer_one_lies_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = issue(tmp_path, days=3)
+    loaded = load_tls(old.cert, old.key, old.ca, "photon")
+    issue(tmp_path, days=300)
+    watch_expiry(loaded)
+    deadline = time.monotonic() + 60
+    while "expires in 3.0 days" not in caplog.text and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "expires in 3.0 days" in caplog.text
+
+
 def test_only_a_certificate_that_ends_soon_is_complained_of(tmp_path: Path) -> None:
     tls = issue(tmp_path)
-    assert expiry_complaint(tls, EXPIRES_SOON_S + 1, 0) is None
-    assert "expires in 3.0 days" in str(expiry_complaint(tls, 3 * DAY_S, 0))
-    assert "has expired" in str(expiry_complaint(tls, 5, 6))
+    assert expiry_complaint(replace(tls, expires_s=EXPIRES_SOON_S + 1), 0) is None
+    assert "expires in 3.0 days" in str(expiry_complaint(replace(tls, expires_s=3 * DAY_S), 0))
+    assert "has expired" in str(expiry_complaint(replace(tls, expires_s=5), 6))

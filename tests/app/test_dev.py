@@ -112,6 +112,7 @@ class Site:
             write_lines(logs / "clicks" / file, [click])
 
     def close(self):
+        self.reader.close()
         self.system.kill()
         self.nursery.close()
 

@@ -2,10 +2,15 @@
 
 import signal
 
+import pytest
+
 from photon.app import dev_run
 from photon.app.dev_figures import PipelineFigures
 from photon.app.dev_finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
+from photon.app.dev_view import PlainLines
 from photon.app.topology import Topology
+from photon.core.disk import DirectoryLock
+from photon.core.errors import LockedError
 
 
 def row(name, events, pending=0, silent=(), in_flight=0):
@@ -105,3 +110,16 @@ def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):
     run._watch(None)
     run._finish(None)
     assert run.cut_short and run.turns == 3
+
+
+def test_nobody_else_can_run_on_the_output_before_it_is_summed_up(tmp_path, monkeypatch):
+    def sum_up(*_):
+        for directory in (tmp_path / "work", tmp_path / "out" / "joined"):
+            with pytest.raises(LockedError):
+                DirectoryLock(directory)
+        return {"ok": True}
+
+    monkeypatch.setattr(dev_run._Run, "run", lambda *_: 1.0)
+    monkeypatch.setattr(dev_run, "summary_of", sum_up)
+    job = dev_run.DevJob(tmp_path / "out", tmp_path / "work")
+    assert dev_run.run_dev(job, PlainLines()) == {"ok": True}

@@ -1,10 +1,13 @@
 """Who runs where in `photon dev`."""
 
+import os
 import random
 from collections import Counter
 
 import pytest
+from click.testing import CliRunner
 
+from photon.app.dev import command
 from photon.app.dev_plan import (
     fed_datacenters,
     logs_of,
@@ -89,13 +92,10 @@ def test_another_number_of_replicas_is_spread_over_the_regions(plan, replicas, r
     assert found == regions if regions else max(found.values()) <= replicas // 2
 
 
-def test_there_are_five_replicas_unless_the_settings_name_a_number(tmp_path):
-    path = tmp_path / "photon.toml"
-    path.write_text("[registry]\nshards = 2\n")
-    assert named_replicas(path, load_settings(path)) == 5
-    path.write_text("[registry]\nreplicas = 3\n")
-    assert named_replicas(path, load_settings(path)) == 3
-    assert named_replicas(None, Settings()) == 5
+def test_there_are_five_replicas_unless_the_settings_name_a_number():
+    assert named_replicas({"registry": {"shards": 2}}) == 5
+    assert named_replicas({"registry": {"replicas": 3}}) == 3
+    assert named_replicas({}) == 5
 
 
 def test_a_replica_that_takes_the_place_of_another_is_where_that_was():
@@ -158,6 +158,26 @@ def test_a_system_of_other_machines_is_refused(plan, tmp_path, elsewhere):
     text = "\n".join(elsewhere if line.startswith(key) else line for line in DESCRIBED.splitlines())
     with pytest.raises(UsageError, match=r"replica a: .* is not of this machine"):
         plan(described(tmp_path, text))
+
+
+def test_a_settings_file_is_read_but_once_so_it_may_be_a_pipe(tmp_path):
+    read, write = os.pipe()
+    os.write(write, b'[adapter]\nuse = "no_such_module:adapt"\n')
+    os.close(write)
+    result = CliRunner().invoke(
+        command, ["--config", f"/dev/fd/{read}", "--out", str(tmp_path / "out"), "--for", "1s"]
+    )
+    os.close(read)
+    assert "no_such_module" in str(result.exception)
+
+
+@pytest.mark.parametrize("fields", ['[foreign]\nid = "click_id"\n', '[primary]\ntime_unit = "ms"\n'])
+def test_settings_that_cannot_read_generated_logs_are_refused(plan, tmp_path, fields):
+    settings = described(tmp_path, fields)
+    job = DevJob(out=tmp_path / "out", work=tmp_path / "work")
+    with pytest.raises(UsageError, match="generated logs"):
+        _check_planned(job, plan(settings), 0)
+    _check_planned(job, plan(settings, primary=["/q/*"], foreign=["/c/*"]), 0)
 
 
 def test_two_processes_of_one_name_are_refused(plan, tmp_path):

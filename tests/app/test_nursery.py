@@ -169,7 +169,8 @@ nursery.serve(socket.socket(fileno=int(sys.argv[1])))
 """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     until_the_end, held = os.pipe()
-    ours.send(json.dumps({"arguments": BAD, "log": str(tmp_path / "log")}).encode())
+    with (tmp_path / "log").open("ab") as log:
+        socket.send_fds(ours, [json.dumps(BAD).encode()], [log.fileno()])
     descriptors = [theirs.fileno(), held]
     with ours, theirs, open(until_the_end, "rb") as pipe:
         command = [sys.executable, "-c", program, str(theirs.fileno())]
@@ -177,6 +178,47 @@ nursery.serve(socket.socket(fileno=int(sys.argv[1])))
         os.close(held)
         assert pipe.read() == b""
     assert (tmp_path / "log").read_text() == ""
+
+
+NO_SECOND_FORK = """
+import os, socket, sys
+from photon.app import nursery
+fork, asked = os.fork, []
+def fork_but_once():
+    asked.append(1)
+    if len(asked) == 2:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    return fork()
+os.fork = fork_but_once
+nursery.serve(socket.socket(fileno=int(sys.argv[1])))
+"""
+
+
+def test_a_fork_that_fails_is_told_and_ends_no_other(serving, tmp_path, monkeypatch):
+    real = subprocess.Popen
+    monkeypatch.setattr(
+        "photon.app.nursery.subprocess.Popen",
+        lambda command, **how: real([command[0], "-c", NO_SECOND_FORK, command[3]], **how),
+    )
+    own = Nursery()
+    monkeypatch.undo()
+    try:
+        first = serving(own)
+        with pytest.raises(BlockingIOError):
+            own.launch(BAD, tmp_path / "log")
+        assert first.poll() is None
+        assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
+        assert first.poll() is None
+    finally:
+        own.close()
+
+
+def test_a_log_that_cannot_be_opened_is_told_and_ends_no_other(nursery, serving, tmp_path):
+    first = serving()
+    with pytest.raises(IsADirectoryError):
+        nursery.launch(BAD, tmp_path)
+    assert first.poll() is None
+    assert nursery.launch(BAD, tmp_path / "log").wait(60.0) == 2
 
 
 def test_the_nursery_has_one_thread_whatever_the_user_sets(monkeypatch):

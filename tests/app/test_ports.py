@@ -5,10 +5,12 @@ from random import Random
 
 import pytest
 
-from photon.app import local, placing
+from photon.app import borrowed_registry, placing
+from photon.app.borrowed_registry import asked_registry
 from photon.app.console import RunDisplay
 from photon.app.local import JoinJob, run_join
-from photon.app.ports import free_ports
+from photon.app.ports import PORT_TRIES_MAX, free_ports
+from photon.app.registry_named import Named
 from photon.app.supervisor import PortTakenError
 from tests.app.kit import joined_pairs, write_lines
 
@@ -58,7 +60,6 @@ def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch
 
 
 def test_it_does_not_choose_for_ever(job, monkeypatch):
-    monkeypatch.setattr(local, "PORT_TRIES_MAX", 2)
     chooser = TakenAt(RAFT, times=9)
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
@@ -66,4 +67,17 @@ def test_it_does_not_choose_for_ever(job, monkeypatch):
             run_join(job, display)
     finally:
         chooser.close()
-    assert chooser.left == 7
+    assert chooser.left == 9 - PORT_TRIES_MAX
+
+
+def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd):
+    with RunDisplay() as display:
+        run_join(job, display)
+    chooser = TakenAt(RAFT, times=1)
+    monkeypatch.setattr(borrowed_registry, "free_ports", chooser)
+    try:
+        with asked_registry(Named(job.work)) as asked, asked.registry.client(10.0) as client:
+            assert all(client.directory().leaders)
+    finally:
+        chooser.close()
+    assert chooser.left == 0 and "starting again on other ports" in capfd.readouterr().err

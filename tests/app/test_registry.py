@@ -15,14 +15,14 @@ from typing import Any
 import psutil
 import pytest
 
-from idregistry.client import RegistryAt
+from idregistry.client import RegistryAt, check_replica
 from idregistry.directory_commands import Row
 from idregistry.peers import read_table, write_table
 from photon.app.certs import Authority
 from photon.app.preflight import _check_replicas
 from photon.app.registry_cli import _write_joining_topology, parse_time_us
 from photon.app.registry_disks import DiskWatch
-from photon.app.registry_members import members_of
+from photon.app.registry_members import Replacing, members_of
 from photon.app.registry_named import Named
 from photon.app.topology import Replica, Topology, read_topology, write_topology
 from photon.core.columns import pack_times
@@ -317,7 +317,7 @@ from photon.core.errors import UsageError
 class Role:
     def __init__(self, fail): self.fail = fail
     def start(self): self.fail(UsageError("r1 has been replaced"))
-roles._MAKERS["registry"] = lambda topology, name, clock, fail: Role(fail)
+roles._MAKERS["registry"] = lambda topology, name, network, clock, fail: Role(fail)
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
     r1 = Replica("r1", "127.0.0.1:1", "127.0.0.1", 2, str(tmp_path))
@@ -330,6 +330,20 @@ roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
         check=False,
     )
     assert (done.returncode, done.stderr) == (2, "photon: r1 has been replaced\n")
+
+
+def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(tmp_path: Path) -> None:
+    told = []
+
+    class Client:
+        def replace(self, old: str, new: str, raft: str, grpc: str) -> None:
+            check_replica(new, raft, grpc)
+            told.append((old, new, raft))
+
+    r3 = Replica("r3", "[::1]:7400", "::1", 7401, str(tmp_path), joining=True)
+    run = Topology({}, [], [], "/out", "00", True, [r3], [])
+    Replacing(run, [("r0", "r3")], told.append)._replace(Client(), "r0", "r3")
+    assert told == [("r0", "r3", "[::1]:7401")]
 
 
 SYSTEM = """

@@ -10,7 +10,7 @@ from photon.app import roles
 from photon.app.topology import Pipeline, Replica, Topology, document_of
 from photon.core.errors import AddressInUseError
 from photon.core.settings import Settings
-from photon.wire.network import Network
+from photon.wire.network import LOOPBACK, Network
 from tests.ports import free_ports
 
 
@@ -54,13 +54,13 @@ def topology(metrics, role="registry", **replica):
 def test_metrics_of_a_replica_are_bound_where_its_grpc_is(address):
     advertised = f"192.0.2.1:{address.rpartition(':')[2]}"
     role = Role(address)
-    roles._start(topology(advertised, listen_grpc="127.0.0.1:7400"), "registry", "r0", role)
+    roles._start(topology(advertised, listen_grpc="127.0.0.1:7400"), "registry", "r0", role, LOOPBACK)
     assert "photon_registry_queue_ids" in scraped(address)
 
 
 def test_metrics_are_bound_before_anybody_is_served_and_say_that_it_is_starting(address):
     role = Role(address)
-    roles._start(topology(address, "joiner"), "joiner", "east", role)
+    roles._start(topology(address, "joiner"), "joiner", "east", role, LOOPBACK)
     assert role.answer_at_start == 503
 
 
@@ -68,7 +68,7 @@ def test_a_process_whose_metrics_have_no_port_serves_nobody(address):
     role = Role(address)
     host, _, port = address.rpartition(":")
     with socket.create_server((host, int(port))), pytest.raises(AddressInUseError):
-        roles._start(topology(address, "joiner"), "joiner", "east", role)
+        roles._start(topology(address, "joiner"), "joiner", "east", role, LOOPBACK)
     assert role.answer_at_start is None
 
 

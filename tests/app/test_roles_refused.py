@@ -51,7 +51,7 @@ def test_an_address_that_is_none_is_named_with_its_place(roles):
     change(roles, address, "127.0.0.1")
     status, line = serve(roles, "joiner", "east")
     assert status == USAGE
-    assert "datacenters.west.joiners" in line and "host:port" in line
+    assert "datacenters.west.joiners" in line and "is no address: give HOST:PORT" in line
 
 
 def test_nothing_listens_beyond_loopback_without_tls(roles):

@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import pytest
 from photon.app import supervisor as supervisor_module
 from photon.app.ports import free_ports
 from photon.app.supervisor import PortTakenError, ProcessFailedError, Supervisor
+from photon.core.errors import StorageError
 
 
 def eventually(condition, seconds=20.0):
@@ -61,6 +63,57 @@ def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(sleepers):
         delays.append(sleepers.children["a"].restart_at - time.monotonic())
         eventually(lambda: sleepers.poll() or sleepers.children["a"].process is not None)
     assert delays[3] > delays[2] > delays[1]
+
+
+def test_one_that_has_died_for_days_is_started_again_still(sleepers):
+    sleepers.start("a", ["raise SystemExit(1)"])
+    sleepers.children["a"].failures = 100_000
+    eventually(lambda: sleepers.children["a"].process.poll() is not None)
+    sleepers.poll()
+    left = sleepers.children["a"].restart_at - time.monotonic()
+    assert 0.0 < left <= supervisor_module.RESTART_DELAY_S_MAX
+
+
+def test_a_process_for_which_there_is_no_room_is_tried_again_ever_more_slowly(tmp_path):
+    class Full(Programs):
+        refused = 0
+
+        def launch(self, arguments, log):
+            if self.refused < 3:
+                self.refused += 1
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return super().launch(arguments, log)
+
+    full = Full()
+    made = Supervisor(tmp_path, full)
+    try:
+        made.start("a", ["import sys; print('photon: the port is taken', file=sys.stderr); sys.exit(4)"])
+        delays = []
+        while made.children["a"].process is None:
+            delays.append(made.children["a"].restart_at - time.monotonic())
+            eventually(
+                lambda refused=full.refused: made.poll() or full.refused > refused or started(made, "a")
+            )
+        assert len(delays) == 3 and delays[2] > delays[1] > delays[0]
+        assert made.notices[0] == (
+            "a could not be started ([Errno 11] Resource temporarily unavailable); it is tried again"
+        )
+        assert made.restarts() == 0  # and what it says at its first start is heard as such
+        eventually(lambda: made.children["a"].process.poll() is not None)
+        with pytest.raises(PortTakenError):
+            made.poll()
+    finally:
+        made.kill()
+
+
+def test_a_log_that_cannot_be_written_ends_the_run_at_its_start(sleepers, tmp_path):
+    (tmp_path / "a.log").mkdir()
+    with pytest.raises(StorageError, match=r"a\.log: Is a directory"):
+        sleepers.start("a", ["raise SystemExit(1)"])
+
+
+def started(supervisor, name):
+    return supervisor.children[name].process is not None
 
 
 def test_bad_settings_of_a_process_end_the_run_with_its_own_words(sleepers):
@@ -118,6 +171,22 @@ def test_a_log_that_grows_without_end_is_cut(sleepers, monkeypatch):
     assert log.read_text().startswith("line")
 
 
+def test_a_log_that_can_be_copied_nowhere_is_cut_all_the_same_and_the_run_goes_on(
+    sleepers, tmp_path, monkeypatch
+):
+    def copy_half(source, target):
+        target.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+    monkeypatch.setattr(supervisor_module.shutil, "copyfile", copy_half)
+    monkeypatch.setattr(supervisor_module, "LOG_BYTES_MAX", 1_000)
+    (tmp_path / "a.log").write_bytes(b"x" * 1_001)
+    sleepers.start("a", ["import time; time.sleep(100)"])
+    sleepers.poll()
+    assert (tmp_path / "a.log").stat().st_size == 0
+    assert not (tmp_path / "a.log.1").exists()
+
+
 def test_a_file_where_the_user_stands_is_no_module_of_the_processes(tmp_path, monkeypatch):
     (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')")
     monkeypatch.chdir(tmp_path)
@@ -137,14 +206,44 @@ def test_a_file_where_the_user_stands_is_no_module_of_the_processes(tmp_path, mo
         made.kill()
 
 
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
+
+
 def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
-    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
     sleepers.start("a", ["import time; time.sleep(100)"])
-    sleepers.start("b", [stubborn])
+    sleepers.start("b", [STUBBORN])
     eventually(lambda: "up" in sleepers.children["b"].log.read_text())
     processes = [child.process for child in sleepers.children.values()]
     sleepers.stop([["a"], ["b"]], grace_s=0.5)
     assert [p.poll() for p in processes] == [-signal.SIGTERM, -signal.SIGKILL]
+    assert sleepers.children == {}
+
+
+def test_kill_finds_those_whose_end_an_interrupted_stop_was_waiting_for(sleepers, monkeypatch):
+    for name in ("a", "b"):
+        sleepers.start(name, [STUBBORN])
+    eventually(lambda: all("up" in child.log.read_text() for child in sleepers.children.values()))
+    processes = [child.process for child in sleepers.children.values()]
+
+    def interrupted(timeout=None):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(processes[0], "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sleepers.stop([["a", "b"]])
+    monkeypatch.undo()
+    sleepers.kill()
+    assert [p.poll() for p in processes] == [-signal.SIGKILL] * 2
+
+
+def test_kill_waits_for_nobody_before_all_are_killed(sleepers, monkeypatch):
+    for name in ("a", "b"):
+        sleepers.start(name, ["import time; time.sleep(100)"])
+    first, second = (child.process for child in sleepers.children.values())
+    monkeypatch.setattr(first, "wait", lambda: eventually(lambda: second.poll() is not None))
+    sleepers.kill()
+    monkeypatch.undo()
+    assert [first.wait(), second.poll()] == [-signal.SIGKILL] * 2
 
 
 def test_children_die_with_their_parent():

@@ -104,8 +104,14 @@ def test_scrapes_are_answered_so_far_above_the_grpc_port():
         ("", 'joiners = ["joiner:7420"]\n', r"\[datacenters.east\] lacks joiners"),
         ("", 'grpc = "r0:7400"\n', r"\[replicas.r0\] lacks 'grpc'"),
         ('[via.south]\n"a:1" = "b:2"\n', "", r"there is no \[datacenters.south\]"),
-        ('[via.west]\n"a:1" = "b"\n', "", "must be host:port"),
-        ('[via.west]\n"a:1" = 2\n', "", "must be a string"),
+        ('[via.west]\n"r0:7400" = "b"\n', "", "'via.west.r0:7400': 'b' is no address"),
+        ('[via.west]\n"r0:7400" = 2\n', "", "must be a string"),
+        (
+            '[via.west]\n"r0:740" = "b:1"\n',
+            "",
+            r"\[via.west\]: r0:740 is the address of no process; did you mean 'r0:740[01]'",
+        ),
+        ('[via.west]\n"joiner-w:7402" = "b:1"\n', "", "did you mean 'joiner-w:7420'"),
         ('[replicas.R9]\ndatacenter = "east"\ngrpc = "a:1"\nraft = "a:2"\n', "", "even number|lower-case"),
         ("[replicas]\nr9 = 1\n", "[replicas.r0]\n", "must be a section|lacks|unknown"),
         ("[metrics]\nserve = true\nport_offset = 59_000\n", "", "past port 65535"),
@@ -115,6 +121,17 @@ def test_scrapes_are_answered_so_far_above_the_grpc_port():
 def test_what_can_not_be_is_told_with_its_place(more, without, told):
     with pytest.raises((SettingsError, tomllib.TOMLDecodeError), match=told):
         topology_of(parse_settings(system(more, without)))
+
+
+@pytest.mark.parametrize(
+    "address", ["h:" + "1" * 5000, "[x:1", "ho st:7400", "a/b:7400", "h:\u0667\u0664", "[abc]:1", "[::1:7400"]
+)
+@pytest.mark.parametrize("key", ["grpc", "raft", "listen_grpc", "listen_raft"])
+def test_what_is_no_address_is_told_with_its_place(key, address):
+    document = system()
+    document["replicas"]["r0"][key] = address
+    with pytest.raises(SettingsError, match=rf"'replicas\.r0\.{key}': .* is no address: give HOST:PORT"):
+        topology_of(parse_settings(document))
 
 
 def test_two_servers_at_one_address_are_refused():

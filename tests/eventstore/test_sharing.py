@@ -476,7 +476,7 @@ def test_a_new_member_gets_from_home_what_its_clients_ask_for(root, home, client
     cache.stop()
 
 
-@pytest.mark.parametrize("address", ["", "nowhere", "a b:1", "h:", "h:123456", "x" * 300 + ":1", "h:1\n"])
+@pytest.mark.parametrize("address", ["", "nowhere", "a b:1", "h:", "h:99999", "x" * 300 + ":1", "h:1\n"])
 def test_an_address_that_can_be_none_is_not_handed_on(tmp_path, address):
     (tmp_path / "logs").mkdir()
     server = serve(tmp_path)

@@ -55,6 +55,17 @@ def test_who_watches_is_told_within_half_a_second(server):
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def test_a_server_that_cannot_tell_whether_it_can_work_says_no_and_why_and_is_asked_again(server, caplog):
+    able = [lambda: True]
+    server.serve_while(lambda: able[0]())
+    server.start()
+    able[0] = lambda: {}["missing"]
+    await_health(NOT_SERVING, server.listen)
+    able[0] = lambda: True
+    await_health(SERVING, server.listen)
+    assert "KeyError: 'missing'" in caplog.text
+
+
 def test_a_service_that_is_not_there_has_no_health(server):
     server.start()
     assert health(server.listen, "photon.nothing") == "NOT_FOUND"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import AddressInUseError, StorageError, UsageError
-from photon.core.tls import Tls
+from photon.core.tls import Tls, load_tls
 from photon.wire import scraping
 from photon.wire.metrics import serve_metrics
 from photon.wire.network import Network
@@ -175,7 +175,9 @@ def test_with_tls_a_certificate_of_the_ca_is_asked_for(
 
 
 def test_when_the_certificate_ends_is_a_metric(authority: Authority) -> None:
-    own = authority.issue("node", days=5)
+    issued = authority.issue("node", days=5)
+    own = load_tls(issued.cert, issued.key, issued.ca)
+    authority.issue("node", days=50)  # a newer one, which counts after a restart only
     server = serve_metrics("127.0.0.1:0", "registry", "r0", dict, Network(tls=own))
     try:
         text = scrape(server, own.client_context()).decode()

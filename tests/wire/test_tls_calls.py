@@ -65,7 +65,11 @@ def serve() -> Iterator[Serve]:
 
 
 def ask(server: Server, network: Network) -> dict[str, object]:
-    with network.open(server.listen) as channel:
+    return ask_at(server.listen, network)
+
+
+def ask_at(address: str, network: Network) -> dict[str, object]:
+    with network.open(address) as channel:
         stub = dispatcher_pb2_grpc.DispatcherStub(channel)  # type: ignore[no-untyped-call]
         return ask_status(stub.Status, pb.StatusRequest(), TIMEOUT_S, "the server")
 
@@ -83,6 +87,19 @@ def test_certificates_of_one_ca_that_carry_the_name_let_each_other_in(
     server = serve(Network(tls=tls))
     assert ask(server, Network(tls=tls)) == {"answers": True}
     assert ask(server, Network(tls=authority.issue("another", tls_name=NAME))) == {"answers": True}
+
+
+@pytest.mark.parametrize("host", ["r0.photon.test", "10.1.2.3", "[fd00::2]"])
+def test_what_is_dialed_in_its_place_changes_nothing_of_what_a_certificate_must_carry(
+    serve: Serve, tls: Tls, authority: Authority, host: str
+) -> None:
+    carries = "DNS:r0.photon.test,IP:10.1.2.3,IP:fd00::2"
+    server = serve(Network(tls=replace(authority.issue("r0", carries=carries), name="")))
+    address, hosts = f"{host}:7400", replace(tls, name="")
+    assert ask_at(address, Network(hosts, {address: server.listen})) == {"answers": True}
+    other = "r1.photon.test:7400"
+    with pytest.raises(UnavailableError, match="does not carry the name"):
+        ask_at(other, Network(hosts, {other: server.listen}))
 
 
 def test_without_a_name_the_host_is_looked_for(serve: Serve, tls: Tls, authority: Authority) -> None:
@@ -193,11 +210,10 @@ def test_the_files_are_read_once_so_that_one_that_is_gone_later_does_no_harm(
 ) -> None:
     own = authority.issue("moved", tls_name=NAME)
     network = Network(tls=own)
-    server = serve(Network(tls=tls))
     for path in (own.cert, own.key):
         path.rename(tmp_path / path.name)
     try:
-        assert ask(server, network) == {"answers": True}
+        assert ask(serve(network), network) == {"answers": True}
         with pytest.raises(SettingsError, match=f"{own.key.name}: cannot be read"):
             Network(tls=own)
     finally:
