@@ -10,8 +10,10 @@ from tests.faults.scenarios import goes_on
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-SETTINGS = {"registry": {"retention_days": 1.0, "clock_skew_s": 20.0}}
-"""Ids are forgotten by the clock, and a new number of shards begins by the clock."""
+SETTINGS = {"registry": {"retention_days": 1.0, "clock_skew_s": 6.0}}
+"""Replicas ask each other for the time, though no id gets so old that it is forgotten; a new number of shards
+begins by the clock, and soon: 13 s ahead."""
+NEW_SHARD = 2
 
 
 @pytest.mark.parametrize("by_s", [5.0, -5.0])
@@ -22,15 +24,25 @@ def test_a_clock_that_is_five_seconds_off_changes_nothing_in_what_is_joined(tmp_
     with FaultSystem(tmp_path, seed, feed, settings=SETTINGS, launcher=launcher) as system:
         system.until_joined(50)
         assert system.topology.replica("r1").datacenter == "west"
-        before = system.watch.by_datacenter()
-        assert system.registry().reshard(3).adopted
-        for victim in ("registry-r0", "registry-r1", "joiner-west"):
-            system.kill(victim)  # who leads, and whose lease it is, is decided anew
+        assert system.registry().reshard(NEW_SHARD + 1).adopted
+        for victim in ("registry-r0", "registry-r1"):
+            system.kill(victim)  # who leads is decided anew
             goes_on(system)
+        system.until(lambda: _ids_of(system, NEW_SHARD) > 100, "ids in the new shard")
+        fenced = system.until(lambda: system.lives("west"), "a joiner in west")[-1].incarnation
+        system.kill("joiner-west")
+        system.fence(fenced)  # once its lease is over, by the clocks of both
+        before = system.watch.by_datacenter()
         system.until(
-            lambda: all(system.watch.by_datacenter()[name] > before[name] for name in ("east", "west")),
+            lambda: all(system.watch.by_datacenter().get(n, 0) > before.get(n, 0) for n in ("east", "west")),
             "both datacenters to join",
         )
         cut_short(system.feeder)
         system.finish()
     assert launcher.skewed == {"registry-r1", "eventstore-west", "joiner-west", "dispatcher-west"}
+
+
+def _ids_of(system, shard):
+    """In the replica that has most of them."""
+    replicas = system.statuses(("registry-",)).values()
+    return max((one["ids"] for r in replicas for one in r["shards"] if one["shard"] == shard), default=0)

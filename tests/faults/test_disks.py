@@ -5,9 +5,11 @@ import shutil
 import subprocess
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from dispatcher.counts import read_totals
 from photon.app.ports import free_ports
 from photon.app.topology import Replica, write_topology
 from tests.app.kit import photon
@@ -26,7 +28,8 @@ STORES = {
     "joiner-east": "work/east/joiner",
     "dispatcher-east": "work/east/dispatcher",
 }
-OUTPUT = "out/joined/east"
+OUTPUTS = {"joiner-east": "out/joined/east", "dispatcher-east": "out/dead-letters/east"}
+"""Of the same processes."""
 TOLD = b"no space left"
 
 
@@ -62,18 +65,19 @@ def test_a_full_disk_of_any_store_is_told_and_loses_nothing(tmp_path, nursery):
     seed = seed_for("full disks")
     feed = Feed(seed, LONG, 200.0)
     with ExitStack() as mounts:
-        disks = {name: mounts.enter_context(small_disk(tmp_path / path)) for name, path in STORES.items()}
-        disks["output"] = mounts.enter_context(small_disk(tmp_path / OUTPUT))
+        disks = [
+            (process, path, mounts.enter_context(small_disk(tmp_path / path)))
+            for process, path in [*STORES.items(), *OUTPUTS.items()]
+        ]
         system = mounts.enter_context(FaultSystem(tmp_path, seed, feed, launcher=nursery))
         system.until_joined(50)
-        for name, disk in disks.items():
-            process = "joiner-east" if name == "output" else name
+        for process, path, disk in disks:
             log = system.work / "logs" / f"{process}.log"
             seen = log.stat().st_size
             with full(disk):
                 system.until(
                     lambda log=log, seen=seen, process=process: _is_told(system, process, log, seen),
-                    f"{process} to tell that the disk of its {name} is full",
+                    f"{process} to tell that the disk of {path} is full",
                 )
                 goes_on(system)
             system.until(lambda process=process: _is_well(system, process), f"{process} to be well again")
@@ -114,6 +118,7 @@ def test_a_datacenter_that_is_gone_with_its_disks_starts_empty_while_the_other_g
             shutil.rmtree(gone, ignore_errors=True)
         goes_on(system, 100)  # by the other
         if backlog == "ignored":  # paper, 3.2.2
+            passed = system.feeder.written["east"]
             where = ["--work", system.work, "--datacenter", "east"]
             done = photon("dispatcher", "init", "--from", "now", *where)
             assert done.returncode == 0, done.stderr
@@ -122,7 +127,10 @@ def test_a_datacenter_that_is_gone_with_its_disks_starts_empty_while_the_other_g
         system.until(lambda: system.watch.by_datacenter().get("east", 0) > 50, "east to join again")
         cut_short(system.feeder)
         rules = [rule for rule in RULES if rule is not lost]
-        system.finish(ledgers=["west"], replicas=["r1", "r2", "r3"], rules=rules)
+        ledgers = ["west"] if backlog == "ignored" else ["west", "east"]
+        system.finish(ledgers=ledgers, replicas=["r1", "r2", "r3"], rules=rules)
+        if backlog == "ignored":
+            _check_what_was_passed_over(system, "east", passed)
         _check_what_is_missing(system, lives)
 
 
@@ -150,6 +158,15 @@ def _replace_replica(system, old, new):
         f"{new} to take its place",
     )
     system.use(topology)
+
+
+def _check_what_was_passed_over(system, datacenter, lines):
+    """All that it has read was written after these."""
+    place = Path(system.topology.pipeline(datacenter).directory) / "dispatcher"
+    letters = system.topology.dead_letters_directory(datacenter)
+    limit = system.topology.checked_settings().dispatcher.state_bytes_max
+    read = read_totals(place, letters, limit)["foreign_events"]
+    assert 0 < read <= system.feeder.written[datacenter] - lines
 
 
 def _check_what_is_missing(system, lives):
