@@ -14,7 +14,7 @@ TOXIPROXY := .toxiproxy/bin/server
 TOXIPROXY_VERSION := v2.12.0
 MINUTES ?= 30
 
-.PHONY: demo test test-spark test-long test-faults test-compose fuzz soak soak-faults results check bench proto clean
+.PHONY: demo test test-spark test-long test-faults test-compose fuzz soak soak-faults results toxiproxy check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
@@ -34,7 +34,7 @@ test-faults: $(VENV)/.dev $(TOXIPROXY)  ## a system of several datacenters whose
 	$(BIN)/python -m pytest -m "faults or links"
 
 test-compose: $(VENV)/.dev $(TOXIPROXY)  ## docker-compose.yml for real; starts an engine where none runs (root)
-	PHOTON_TOXIPROXY=$(CURDIR)/$(TOXIPROXY) $(BIN)/python -m pytest -m compose
+	$(BIN)/python -m pytest -m compose
 
 fuzz: $(VENV)/.dev  ## strangers' bytes on every port, for long
 	PHOTON_FUZZ_EXAMPLES=$${PHOTON_FUZZ_EXAMPLES:-2000} $(PYTEST) --timeout 3600 -m fuzz tests/fuzz
@@ -49,6 +49,9 @@ results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn i
 soak: $(VENV)/.dev  ## more seeds than test-long; tens of thousands through the simulator of the replicated log: hours
 	$(PYTEST) -m soak
 	$(BIN)/python -m tests.simulation --soak 20000 --jobs 2
+
+toxiproxy: $(TOXIPROXY)  ## the server that stands between datacenters in tests of faults; needs Go
+	@test -x $(TOXIPROXY) || { echo "no Go to build $(TOXIPROXY) with: install it, or name one by PHOTON_TOXIPROXY" >&2; exit 1; }
 
 check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generated code
 	$(BIN)/ruff check .
@@ -80,7 +83,7 @@ $(VENV)/.spark: $(VENV)/.run requirements/spark.txt
 	if command -v java >/dev/null; then \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/spark.txt && touch $@; fi
 
-# Without Go there is none, and the tests that need it say so.
+# Without Go there is none, and what needs it says so.
 $(TOXIPROXY):
 	if command -v go >/dev/null; then \
 	    GOBIN=$(CURDIR)/$(@D) go install github.com/Shopify/toxiproxy/v2/cmd/server@$(TOXIPROXY_VERSION); fi

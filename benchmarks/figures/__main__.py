@@ -17,6 +17,7 @@ from benchmarks.figures import registry, system
 from benchmarks.figures.drawing import draw
 from benchmarks.figures.page import page
 from photon.app.machine import describe_machine
+from tests.faults.kit.toxiproxy import ToxiproxyError, toxiproxy_binary
 
 PARTS: Final[dict[str, Callable[[Path, bool], dict[str, Any]]]] = {
     "outage": system.outage,
@@ -37,6 +38,10 @@ def main(quick: bool, only: str, out: Path) -> None:
     if unknown:
         raise click.UsageError(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
     measured: dict[str, Any] = {"machine": describe_machine()}
+    try:
+        toxiproxy_binary()
+    except ToxiproxyError as error:
+        raise click.ClickException(str(error)) from error
     with tempfile.TemporaryDirectory(prefix="photon-figures-") as scratch:
         for part in chosen:
             began = time.monotonic()

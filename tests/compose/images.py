@@ -104,7 +104,10 @@ def stage(directory: Path, wheels: Path) -> None:
 
 
 def make_toxiproxy(engine: Engine, cache: Path, directory: Path) -> None:
-    """From the binary that is here, by PHOTON_TOXIPROXY or `make toxiproxy`; else it is built by Go."""
+    """From the binary that is here, by PHOTON_TOXIPROXY or `make toxiproxy`; else it is built by Go.
+
+    NoEngineError without Go; ToxiproxyError if PHOTON_TOXIPROXY names no file.
+    """
     directory.mkdir()
     shutil.copy2(_toxiproxy_binary(cache), directory / "toxiproxy")
     (directory / "Dockerfile").write_text(

@@ -102,13 +102,19 @@ def crashing_at_points(launcher: CrashingNursery) -> Scenario:
     """For systems that `launcher` starts: some processes end, twice, at marked points between two steps."""
 
     def crash_at_random_points(system: FaultSystem, rng: random.Random) -> None:
-        for victim in rng.sample(system.topology.processes(), CRASHING):
-            points = POINTS[victim.partition("-")[0]]
+        victims = rng.sample(system.topology.processes(), CRASHING)
+        try:
+            for victim in victims:
+                points = POINTS[victim.partition("-")[0]]
+                until_up(system, victim)
+                launcher.arm(victim, [Crash(rng.choice(points), rng.randrange(3)) for _ in range(2)])
+                system.kill(victim)
+            system.run_for(rng.uniform(*_CRASHING_S))
+        finally:
+            launcher.disarm()
+        for victim in victims:  # some points have not come: nor shall they in the midst of another fault
             until_up(system, victim)
-            launcher.arm(victim, [Crash(rng.choice(points), rng.randrange(3)) for _ in range(2)])
             system.kill(victim)
-        system.run_for(rng.uniform(*_CRASHING_S))
-        launcher.disarm()  # some points do not come
         goes_on(system)
 
     return crash_at_random_points

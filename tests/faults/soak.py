@@ -2,7 +2,8 @@
 
 Rounds of a few minutes, each a new system of two pipelines and five replicas behind proxies, whose output is
 checked. `--seed` plays the same faults again, in the same order and on the same events; when each of them
-hits is up to the machine. Ends with a report, status 1 if a round broke a promise.
+hits is up to the machine. Ends with a report, status 1 if a round broke a promise, or could not be judged.
+Full disks and wrong clocks have tests of their own (test_disks.py, test_clocks.py), and are not met here.
 """
 
 import json
@@ -19,15 +20,15 @@ from typing import Any, Final
 
 import click
 
-from photon.app.nursery import Nursery
-from tests.faults.kit.checkers import Report
+from tests.faults.kit.checkers import BrokenError, Report
+from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.cutting import cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem
+from tests.faults.kit.toxiproxy import ToxiproxyError, need_toxiproxy
 from tests.faults.regions import REGIONS
-from tests.faults.scenarios import SCENARIOS, Scenario
+from tests.faults.scenarios import SCENARIOS, Scenario, crashing_at_points
 
-ALL: Final[tuple[Scenario, ...]] = SCENARIOS + REGIONS
 FAULTS_A_ROUND: Final = 8
 CLICKS_PER_S: Final = 150.0
 CLICKS: Final = 200_000
@@ -42,6 +43,11 @@ class Soaked:
     seed: int
     rounds: int = 0
     failed: list[str] = field(default_factory=list)
+    not_judged: int = 0
+    """Of those that failed: rounds that did not come to their end, so that nobody knows what they would have
+    lost."""
+    crashes: int = 0
+    """At marked points."""
     faults: Counter[str] = field(default_factory=Counter)
     events_in: int = 0
     fates: Counter[str] = field(default_factory=Counter)
@@ -60,11 +66,17 @@ class Soaked:
         for fates in report.fates.values():
             self.fates.update(fates)
 
+    def fail(self, error: Exception) -> None:
+        self.failed.append(f"round {self.rounds}: {type(error).__name__}: {error}")
+        sys.stderr.write(f"{self.failed[-1]}\n")
+
     def as_document(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
             "minutes": round(self.minutes, 1),
             "rounds": self.rounds,
+            "not_judged": self.not_judged,
+            "crashes": self.crashes,
             "faults": dict(self.faults.most_common()),
             "events_in": self.events_in,
             "fates": dict(self.fates),
@@ -80,33 +92,43 @@ def soak(minutes: float, seed: int, directory: Path) -> Soaked:
     """Round after round until the time is over; one at least."""
     soaked = Soaked(seed)
     began = time.monotonic()
-    nursery = Nursery()
+    directory.mkdir(parents=True, exist_ok=True)
+    launcher = CrashingNursery(directory / "reached")
     try:
         while not soaked.rounds or time.monotonic() - began < 60.0 * minutes:
             rng = random.Random(f"{seed}/{soaked.rounds}")
             try:
-                soaked.add(_round(rng, directory / f"round-{soaked.rounds}", nursery, soaked.faults))
+                soaked.add(_round(rng, directory / f"round-{soaked.rounds}", launcher, soaked.faults))
+            except BrokenError as error:
+                soaked.add(error.report)
+                soaked.fail(error)
             except Exception as error:
-                soaked.failed.append(f"round {soaked.rounds}: {type(error).__name__}: {error}")
-                sys.stderr.write(f"{soaked.failed[-1]}\n")
+                soaked.not_judged += 1
+                soaked.fail(error)
             soaked.rounds += 1
     finally:
-        nursery.close()
+        launcher.close()
+    soaked.crashes = launcher.reached().total()
     soaked.minutes = (time.monotonic() - began) / 60.0
     return soaked
 
 
-def _round(rng: random.Random, directory: Path, nursery: Nursery, faults: Counter[str]) -> Report:
+def _round(rng: random.Random, directory: Path, launcher: CrashingNursery, faults: Counter[str]) -> Report:
     seed = rng.randrange(1 << 32)
     directory.mkdir(parents=True)
     round_trip_ms = rng.choice(_ROUND_TRIP_MS)
-    settings = {"joiner": {"processes": rng.choice((1, 2))}, "registry": {"shards": rng.choice((1, 3))}}
+    settings: dict[str, dict[str, Any]] = {
+        "joiner": {"processes": rng.choice((1, 2))},
+        "registry": {"shards": rng.choice((1, 3))},
+    }
     if round_trip_ms:
         settings["registry"] |= {"election_timeout_ms": 1_000, "lease_s": 6.0}
-    chosen: Sequence[Scenario] = rng.choices(ALL, k=FAULTS_A_ROUND)
+    chosen: Sequence[Scenario] = rng.choices(
+        (*SCENARIOS, *REGIONS, crashing_at_points(launcher)), k=FAULTS_A_ROUND
+    )
     feed = Feed(seed, CLICKS, CLICKS_PER_S)
     with FaultSystem(
-        directory, seed, feed, replicas=5, settings=settings, proxies=True, launcher=nursery
+        directory, seed, feed, replicas=5, settings=settings, proxies=True, launcher=launcher
     ) as system:
         if round_trip_ms:
             system.proxies.latency(system.topology.regions, round_trip_ms, round_trip_ms / 10)
@@ -126,6 +148,10 @@ def _round(rng: random.Random, directory: Path, nursery: Nursery, faults: Counte
 @click.option("--report", type=click.Path(path_type=Path), help="Write the report there, too.")
 def main(minutes: float, seed: int | None, report: Path | None) -> None:
     """Random faults, then a report: events in, fates, joined twice, lost, longest stall."""
+    try:
+        need_toxiproxy()
+    except ToxiproxyError as error:
+        raise click.ClickException(str(error)) from error
     seed = secrets.randbits(32) if seed is None else seed
     sys.stderr.write(f"seed {seed}\n")
     directory = Path(tempfile.mkdtemp(prefix="photon-soak-"))

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from tests.faults.kit.cutting import cut_short
 from tests.faults.kit.feeder import Feed, Feeder
 
 ALL_AT_ONCE = Feed(seed=7, clicks=1_000, clicks_per_s=0)
@@ -48,8 +49,8 @@ def test_the_truth_is_what_each_datacenter_has_in_its_logs(tmp_path):
         assert len(lines) == truth.foreign_lines == feeder.written[name]
         assert len(lines) - len(events) == truth.malformed
         assert {e["id"]: e["primary_id"] for e in events if e["primary_id"] in known} == truth.pairs
-        assert {e["id"] for e in events if e["primary_id"] not in known} == truth.orphans
-        assert sum(e["id"] in truth.orphans for e in events) == truth.orphan_lines
+        assert {e["id"] for e in events if e["primary_id"] not in known} == truth.orphans.keys()
+        assert Counter(e["id"] for e in events if e["id"] in truth.orphans) == truth.orphans
         assert sum(Counter(e["id"] for e in events).values()) - len(truth.clicks) == truth.repeated
         assert known == truth.queries.keys()
     assert truth.orphans and truth.repeated and truth.malformed and truth.malformed_queries
@@ -104,3 +105,23 @@ def test_a_copy_that_stands_still_has_the_queries_of_its_clicks_and_catches_up(t
 def test_a_feed_without_bound_is_refused(tmp_path):
     with pytest.raises(ValueError, match="good for"):
         Feeder(Feed(seed=1, clicks=10_000_000), {"east": tmp_path})
+
+
+def test_a_feed_that_is_cut_short_has_the_truth_of_what_was_logged(tmp_path):
+    feed = Feed(seed=5, clicks=20_000, clicks_per_s=1_500, before_query=0.2, orphans=0.05, malformed=0.05)
+    feeder = Feeder(feed, {name: tmp_path / name for name in ("east", "west")})
+    feeder.start()
+    wait_until(lambda: min(feeder.written.values()) >= 500)
+    cut_short(feeder)
+    feeder.join(60)
+    truth = feeder.truth
+    assert 500 <= len(truth.clicks) < feed.clicks
+    assert feeder.joinable == len(truth.pairs)
+    assert feeder.written == {"east": truth.foreign_lines, "west": truth.foreign_lines}
+    for name in ("east", "west"):
+        events = [e for e in map(event_of, lines_of(tmp_path / name / "clicks")) if e is not None]
+        queries = [e for e in map(event_of, lines_of(tmp_path / name / "queries")) if e is not None]
+        known = {query["id"] for query in queries}
+        assert known == truth.queries.keys()
+        assert {e["id"]: e["primary_id"] for e in events if e["primary_id"] in known} == truth.pairs
+        assert Counter(e["id"] for e in events if e["primary_id"] not in known) == truth.orphans

@@ -14,12 +14,16 @@ from photon.core.ids import IdPacker
 from tests.faults import scenarios
 from tests.faults.kit.crashing import POINTS, SELDOM, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import LONG, cut_short
+from tests.faults.kit.cutting import cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
+REACHED_S = 300
+CLICKS_PER_S = 200
+CLICKS = round(1.2 * REACHED_S * CLICKS_PER_S)
+"""Fed for as long as points may take to be reached; cut then."""
 ROUNDS = 2
 PASSES_MAX = 2
 VOTED = "vote stored"
@@ -35,7 +39,7 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
     launcher = CrashingNursery(tmp_path / "reached")
     second = tmp_path / "second"
     settings = {**SETTINGS, "joiner": {**SETTINGS["joiner"], "output_roots": [str(second)]}}
-    feed = Feed(seed, LONG, clicks_per_s=200.0, malformed=0.03, all_late=True)
+    feed = Feed(seed, CLICKS, CLICKS_PER_S, malformed=0.03, all_late=True)
     system = FaultSystem(tmp_path, seed, feed, settings=settings, launcher=launcher)
     victims = {f"{role}-{name}": role for role in PIPELINE_ROLES for name in ("east", "west")}
     wanted = Counter()
@@ -48,7 +52,7 @@ def test_killed_at_each_point_between_two_steps_every_event_is_joined_once(tmp_p
     try:
         with system:
             system.until(
-                lambda: scenarios.lets_up(system) or launcher.reached() == wanted, "every point", 300
+                lambda: scenarios.lets_up(system) or launcher.reached() == wanted, "every point", REACHED_S
             )
             cut_short(system.feeder)
             system.until_drained()

@@ -103,12 +103,13 @@ class Report:
     duplicates: int = 0
     """Foreign ids that stand, or stood at some instant, in more than one joined line."""
     lost: int = 0
-    """Foreign ids that could be joined and are not."""
+    """Foreign ids that could be joined and are not; 0 where that was not asked."""
     longest_stall_s: float = 0.0
 
     def hold(self) -> "Report":
-        """AssertionError that names what is broken."""
-        assert not self.broken, str(self)
+        """BrokenError that names what is broken."""
+        if self.broken:
+            raise BrokenError(self)
         return self
 
     def as_document(self) -> dict[str, Any]:
@@ -124,6 +125,14 @@ class Report:
 
     def __str__(self) -> str:
         return json.dumps(self.as_document(), indent=2)
+
+
+class BrokenError(AssertionError):
+    """A promise was broken."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
 
 
 # -- the rules -------------------------------------------------------------------------------------------
@@ -170,6 +179,10 @@ def lost(facts: Facts) -> Iterator[str]:
 def fates_off(facts: Facts) -> Iterator[str]:
     """3. Every event that was read has one fate: the counts add up, and are those of the logs."""
     truth = facts.truth
+    orphan_lines = truth.orphans.total()
+    lines = Counter(line.datacenter for line in facts.lines)
+    if not facts.ledgers:
+        yield "no ledger was read"
     for datacenter, ledger in facts.ledgers.items():
         fates = ledger.fates
         total, events = sum(fates.values()), ledger.foreign_events
@@ -177,9 +190,11 @@ def fates_off(facts: Facts) -> Iterator[str]:
             yield f"{datacenter}: {events} events, {total} fates: {dict(fates)}"
         if events != truth.foreign_lines:
             yield f"{datacenter} has read {events} events of {truth.foreign_lines}"
+        if (joined := fates.get(Fate.JOINED.value, 0)) > lines[datacenter]:
+            yield f"{datacenter}: {joined} are told joined, and {lines[datacenter]} lines stand there"
         wanted = {
-            "joined or duplicate": len(truth.clicks) + truth.repeated - truth.orphan_lines,
-            Fate.UNJOINABLE.value: truth.orphan_lines,
+            "joined or duplicate": len(truth.clicks) + truth.repeated - orphan_lines,
+            Fate.UNJOINABLE.value: orphan_lines,
             Fate.MALFORMED.value: truth.malformed,
             Fate.PENDING.value: 0,
         }
@@ -203,6 +218,13 @@ def letters_off(facts: Facts) -> Iterator[str]:
         for letter in letters:
             if letter.id in facts.truth.pairs:
                 yield f"{datacenter}: {letter.id} is {letter.fate}, and its query was logged"
+        unjoinable = Counter(str(letter.id) for letter in letters if letter.fate == Fate.UNJOINABLE.value)
+        for text in (unjoinable.keys() | facts.truth.orphans.keys()) - facts.truth.pairs.keys():
+            if unjoinable[text] != facts.truth.orphans[text]:
+                yield (
+                    f"{datacenter}: {text} was logged {facts.truth.orphans[text]} times without a query, "
+                    f"and has {unjoinable[text]} dead letters"
+                )
 
 
 def replicas_differ(facts: Facts) -> Iterator[str]:
@@ -224,6 +246,7 @@ def replicas_differ(facts: Facts) -> Iterator[str]:
 def unregistered(facts: Facts) -> Iterator[str]:
     """2. What stands in a joined log is registered, in one shard; what is registered was logged."""
     if not facts.scans:
+        yield "no replica was scanned"
         return
     owners: dict[bytes, set[int]] = {}
     for scan in facts.scans:
@@ -277,7 +300,7 @@ def check(facts: Facts, rules: Sequence[Rule] = RULES) -> Report:
         joined=len(counts),
         fates={name: dict(ledger.fates) for name, ledger in facts.ledgers.items()},
         duplicates=len(twice | facts.repeated.keys()),
-        lost=len(facts.truth.pairs.keys() - counts.keys()),
+        lost=len(found.get(lost.__name__, ())),
         longest_stall_s=facts.longest_stall_s,
     )
 

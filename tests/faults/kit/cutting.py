@@ -1,9 +1,9 @@
 """A feed that ends when a test has seen enough, as if no more had been planned."""
 
-from contextlib import ExitStack
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tests.faults.kit.feeder import Feeder, Truth, _Copy, _Due
+from tests.faults.kit.feeder import Copy, Due, Feeder, Truth
 
 LONG: Final = 40_000
 """Clicks of a feed that is to be cut: for as long as a test may take on a machine that is busy."""
@@ -11,28 +11,24 @@ LONG: Final = 40_000
 
 def cut_short(feeder: Feeder) -> None:
     """What stands in no copy yet is never logged, but for the queries of clicks that do. `truth` says so."""
-    with ExitStack() as held:
-        copies = list(feeder._copies.values())
-        for copy in copies:
-            held.enter_context(copy._lock)
+    with feeder.held() as copies:
         kept = _kept(copies, feeder.truth)
         for copy in copies:
-            copy._dues[copy._next :] = [due for due in copy._dues[copy._next :] if due.turn in kept]
-        feeder.truth = _truth_of(list(kept.values()), feeder.truth)
-        feeder._complete_s = [0.0] * len(feeder.truth.pairs)
+            copy.keep(kept)
+        feeder.replan(_truth_of(kept.values(), feeder.truth))
 
 
-def _kept(copies: list[_Copy], truth: Truth) -> dict[int, _Due]:
+def _kept(copies: Sequence[Copy], truth: Truth) -> dict[int, Due]:
     """Turn -> line, of those that stand somewhere, or must."""
-    written = {due.turn: due for copy in copies for due in copy._dues[: copy._next]}
+    written = {due.turn: due for copy in copies for due in copy.written}
     click_of = {line: text for text, line in truth.clicks.items()}
     clicks = {click_of.get(due.line) for due in written.values() if due.log == "clicks"}
     named = {truth.queries[truth.pairs[text]] for text in clicks if text in truth.pairs}
-    awaited = {due.turn: due for due in copies[0]._dues if due.log == "queries" and due.line in named}
+    awaited = {due.turn: due for due in copies[0].planned if due.log == "queries" and due.line in named}
     return written | awaited
 
 
-def _truth_of(dues: list[_Due], whole: Truth) -> Truth:
+def _truth_of(dues: Iterable[Due], whole: Truth) -> Truth:
     click_of = {line: text for text, line in whole.clicks.items()}
     query_of = {line: text for text, line in whole.queries.items()}
     truth = Truth()
@@ -48,7 +44,6 @@ def _truth_of(dues: list[_Due], whole: Truth) -> Truth:
             text = click_of[due.line]
             truth.repeated += text in truth.clicks
             truth.clicks[text] = due.line
-            truth.orphan_lines += text in whole.orphans
-    truth.orphans = whole.orphans & truth.clicks.keys()
+            truth.orphans.update([text] if text in whole.orphans else ())
     truth.pairs = {text: whole.pairs[text] for text in truth.clicks if text in whole.pairs}
     return truth

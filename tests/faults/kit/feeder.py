@@ -9,7 +9,9 @@ import random
 import threading
 import time
 from bisect import bisect
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
@@ -76,12 +78,12 @@ class Truth:
     """Foreign id -> its line; orphans too."""
     pairs: dict[str, str] = field(default_factory=dict)
     """Foreign id -> primary id: what must be joined, once."""
-    orphans: set[str] = field(default_factory=set)
+    orphans: Counter[str] = field(default_factory=Counter)
+    """Foreign id -> its lines."""
     malformed: int = 0
     malformed_queries: int = 0
     repeated: int = 0
     """Lines of clicks that stand again."""
-    orphan_lines: int = 0
 
     @property
     def foreign_lines(self) -> int:
@@ -89,7 +91,7 @@ class Truth:
         return len(self.clicks) + self.repeated + self.malformed
 
 
-class _Due(NamedTuple):
+class Due(NamedTuple):
     """Sorts by its time; `turn` is unlike any other's."""
 
     at_s: float
@@ -112,7 +114,7 @@ class Feeder:
         self.feed = feed
         self.logs = dict(logs)
         self.truth = Truth()
-        self._copies: dict[str, _Copy] = {}
+        self._copies: dict[str, Copy] = {}
         self._complete_s: list[float] = []
         self._began: float | None = None
         self._stopping = threading.Event()
@@ -137,7 +139,7 @@ class Feeder:
             rng = random.Random(f"{self.feed.seed} {number}")
             is_late = bool(number) or self.feed.all_late
             arrivals = _arrivals(dues, rng if is_late else None, self.feed.arrival_s)
-            self._copies[datacenter] = _Copy(directory, arrivals, rng, self.feed.arrival_s)
+            self._copies[datacenter] = Copy(directory, arrivals, rng, self.feed.arrival_s)
         self._began = time.monotonic()
         self._thread.start()
 
@@ -178,6 +180,20 @@ class Feeder:
         """It goes on, and catches up at once."""
         self._copies[datacenter].resume()
 
+    @contextmanager
+    def held(self) -> Iterator[list["Copy"]]:
+        """All copies, of which none is written to meanwhile."""
+        with ExitStack() as locks:
+            copies = list(self._copies.values())
+            for copy in copies:
+                locks.enter_context(copy.lock)
+            yield copies
+
+    def replan(self, truth: Truth) -> None:
+        """From now on this is what is logged; all of it is due."""
+        self.truth = truth
+        self._complete_s = [0.0] * len(truth.pairs)
+
     def _run(self) -> None:
         assert self._began is not None
         try:
@@ -188,15 +204,15 @@ class Feeder:
             self._failure = error
 
 
-class _Copy:
-    """One datacenter's logs."""
+class Copy:
+    """One datacenter's logs. Who looks at it while it grows holds `lock` (`Feeder.held`)."""
 
-    def __init__(self, directory: Path, dues: list[_Due], rng: random.Random, arrival_s: float) -> None:
+    def __init__(self, directory: Path, dues: list[Due], rng: random.Random, arrival_s: float) -> None:
         self._dues = dues
         self._arrival_s = arrival_s
         self._rng = rng
         self._next = 0
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._paused = False
         self.foreign_lines = 0
         self._files: dict[tuple[Log, int], _Files] = {
@@ -207,14 +223,27 @@ class _Copy:
     def is_done(self) -> bool:
         return self._next == len(self._dues)
 
+    @property
+    def planned(self) -> Sequence[Due]:
+        """All lines, those that are written first."""
+        return self._dues
+
+    @property
+    def written(self) -> Sequence[Due]:
+        return self._dues[: self._next]
+
+    def keep(self, turns: Container[int]) -> None:
+        """Of what is not written yet, nothing but these ever is."""
+        self._dues[self._next :] = [due for due in self._dues[self._next :] if due.turn in turns]
+
     def pause(self) -> None:
-        with self._lock:
+        with self.lock:
             if not self._paused and self._next:
                 self._write_awaited()
             self._paused = True
 
     def resume(self) -> None:
-        with self._lock:
+        with self.lock:
             self._paused = False
 
     def _write_awaited(self) -> None:
@@ -227,7 +256,7 @@ class _Copy:
         self._put(self._next + len(awaited))
 
     def write(self, elapsed_s: float) -> None:
-        with self._lock:
+        with self.lock:
             if self._paused:
                 return
             end = self._next
@@ -269,7 +298,7 @@ class _Files:
                     file.write(part)
 
 
-def _arrivals(dues: Sequence[_Due], rng: random.Random | None, arrival_s: float) -> list[_Due]:
+def _arrivals(dues: Sequence[Due], rng: random.Random | None, arrival_s: float) -> list[Due]:
     """In the order of a copy whose collector is late by a time that changes; without dice, as scripted."""
     if rng is None:
         return list(dues)
@@ -277,7 +306,7 @@ def _arrivals(dues: Sequence[_Due], rng: random.Random | None, arrival_s: float)
     found = []
     for due in dues:
         late = min(arrival_s, max(0.0, late + rng.uniform(-step, step)))
-        found.append(_Due(due.at_s + late, due.turn, due.log, due.line, due.server))
+        found.append(Due(due.at_s + late, due.turn, due.log, due.line, due.server))
     return sorted(found)
 
 
@@ -300,19 +329,19 @@ class _Ids:
         return f"10.{self._subnet}.0.{server + 1}:{4000 + server}:{self._last_us}", self._last_us, server
 
 
-def _script(feed: Feed, began_us: int) -> tuple[list[_Due], Truth, list[float]]:
+def _script(feed: Feed, began_us: int) -> tuple[list[Due], Truth, list[float]]:
     """All lines, by when they are due (seconds from the start); what must become of them; when each pair is
     whole."""
     rng = random.Random(feed.seed)
     queries, clicks = (_Ids(rng, subnet, began_us, feed.opaque) for subnet in (1, 2))
     truth = Truth()
-    dues: list[_Due] = []
+    dues: list[Due] = []
     words = [_words(rng) for _ in range(_TEXTS)]
     logged_at: dict[str, float] = {}
     complete: list[float] = []
 
     def put(at_s: float, log: Log, line: bytes, server: int) -> None:
-        dues.append(_Due(at_s, len(dues), log, line, server))
+        dues.append(Due(at_s, len(dues), log, line, server))
 
     def query(at_s: float, logged_s: float) -> str:
         text, time_us, server = queries.draw(at_s)
@@ -342,9 +371,7 @@ def _script(feed: Feed, began_us: int) -> tuple[list[_Due], Truth, list[float]]:
         text, time_us, server = clicks.draw(logged)
         line = _line({"id": text, "primary_id": primary, "ts_us": time_us, "at": rng.choice(words)})
         truth.clicks[text] = line
-        if is_orphan:
-            truth.orphans.add(text)
-        else:
+        if not is_orphan:
             truth.pairs[text] = primary
             complete.append(max(logged, logged_at[primary]))
         put(logged, "clicks", line, server)
@@ -354,7 +381,8 @@ def _script(feed: Feed, began_us: int) -> tuple[list[_Due], Truth, list[float]]:
             again = logged + rng.uniform(*_REPEATED_S) * (1 if gap else 0)
             put(again, "clicks", line, rng.randrange(_SERVERS))
         truth.repeated += copies - 1
-        truth.orphan_lines += copies if is_orphan else 0
+        if is_orphan:
+            truth.orphans[text] = copies
         if rng.random() < feed.malformed:
             truth.malformed += 1
             put(logged, "clicks", rng.choice(_MALFORMED) + b" %d" % number, server)

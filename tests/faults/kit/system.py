@@ -177,8 +177,7 @@ class FaultSystem:
         self.feeder.stop()
         self.dev.kill()
         self.watch.stop()
-        if self._registry is not None:
-            self._registry.close()
+        self._forget_clients()
         self._opened.close()
 
     def tell(self) -> None:
@@ -231,10 +230,7 @@ class FaultSystem:
     def use(self, topology: Topology) -> None:
         """Who there is has changed: ask these from now on."""
         self.topology = topology
-        self._reader = None
-        if self._registry is not None:
-            self._registry.close()
-            self._registry = None
+        self._forget_clients()
 
     # -- waiting -----------------------------------------------------------------------------------------
 
@@ -365,7 +361,7 @@ class FaultSystem:
     # -- the verdict -------------------------------------------------------------------------------------
 
     def check_now(self) -> None:
-        """What must hold at any instant, over the output as it stands. AssertionError."""
+        """What must hold at any instant, over the output as it stands. BrokenError."""
         check(self._facts(grows=True), AT_ANY_INSTANT).hold()
 
     def finish(
@@ -376,7 +372,7 @@ class FaultSystem:
         replicas: Sequence[str] | None = None,
         rules: Sequence[Rule] = RULES,
     ) -> Report:
-        """Drain, stop in order, and check everything. AssertionError; NotInTimeError.
+        """Drain, stop in order, and check everything. BrokenError; NotInTimeError.
 
         `ledgers`: the datacenters whose counts must be those of the logs (none named: all), others are not
         waited for; `replicas` likewise, which must agree. All processes named must be up.
@@ -397,11 +393,20 @@ class FaultSystem:
                 limit = self.topology.checked_settings().dispatcher.state_bytes_max
                 counted = read_totals(Path(pipeline.directory) / "dispatcher", letters, limit)
                 facts.ledgers[pipeline.datacenter] = ledger_of(counted)
+        assert facts.ledgers.keys() == wanted, f"there is no such pipeline: {sorted(wanted)}"
         report = check(facts, rules)
         sys.stdout.write(f"seed {self.seed}: {report}\n")
         return report.hold()
 
     # ----------------------------------------------------------------------------------------------------
+
+    def _forget_clients(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if self._registry is not None:
+            self._registry.close()
+            self._registry = None
 
     def _facts(self, grows: bool) -> Facts:
         return Facts(

@@ -44,22 +44,26 @@ _package_lock: Final = threading.RLock()
 
 
 class ToxiproxyError(Exception):
-    """The server did not do what it was told."""
+    """There is no server, or it did not do what it was told."""
 
 
 def toxiproxy_binary() -> Path | None:
-    """Where the server's program is on this machine."""
+    """Where the server's program is on this machine. ToxiproxyError: it is not where it is named."""
     named = os.environ.get("PHOTON_TOXIPROXY")
+    if named and not Path(named).is_file():
+        raise ToxiproxyError(f"PHOTON_TOXIPROXY names {named}, which is no file: build it, or unset that")
     found = named or shutil.which("toxiproxy-server") or (str(_PLACE) if _PLACE.exists() else None)
     return None if found is None else Path(found)
 
 
 def need_toxiproxy() -> Path:
-    """The program; without it the test is skipped, in CI it fails."""
+    """The program; without it the test is skipped, in CI it fails. ToxiproxyError: in no test."""
     binary = toxiproxy_binary()
     if binary is not None:
         return binary
-    why = "no toxiproxy server: `make toxiproxy` builds it, or PHOTON_TOXIPROXY names it"
+    why = "no toxiproxy server: `make toxiproxy` builds it with Go, or PHOTON_TOXIPROXY names it"
+    if "PYTEST_CURRENT_TEST" not in os.environ:
+        raise ToxiproxyError(why)
     if os.environ.get("CI"):
         pytest.fail(why)
     pytest.skip(why)
