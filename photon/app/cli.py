@@ -42,6 +42,7 @@ _COMMANDS: Final = {
 
 
 _START_A_JVM: Final = ("verify", "recover", "backfill", "registry")
+_SERVE: Final = ("registry", "eventstore", "joiner", "dispatcher")
 
 
 class LazyGroup(click.Group):
@@ -57,6 +58,10 @@ class LazyGroup(click.Group):
             # A JVM is forked while gRPC channels are open. What gRPC does after a fork by default ends the
             # child now and then, before it becomes a JVM. Read when gRPC is first imported.
             os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        if cmd_name not in _SERVE:
+            # What gRPC notes of handshakes goes to stderr, among the words of a command which tells of them
+            # itself. In the log of a server it is the only word of whom it refused.
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute or "command")
         return command

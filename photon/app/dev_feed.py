@@ -5,11 +5,13 @@
 Ends on SIGTERM, with what was held back. Each datacenter has its own copy, which reaches it up to
 COPY_DELAY_S_MAX late, as copies of logs do. One click in a hundred is logged before its query, and one in a
 thousand is logged again.
+
+Where a disk is full it waits for room and makes no events meanwhile. It tells so on stdout, and why it ends
+if nobody told it to (ERROR_MARK): its log may be on that disk.
 """
 
 import heapq
 import json
-import os
 import random
 import re
 import signal
@@ -19,14 +21,18 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from io import FileIO
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from photon.app.generate_events import USERS, click_lines, click_payloads, heads, query_lines, query_payloads
 from photon.app.supervisor import die_with_parent
-from photon.core.errors import StorageError
+from photon.core.disk import storage_errors
+from photon.core.errors import DiskFullError, StorageError
 
+T = TypeVar("T")
+
+ERROR_MARK: Final = "photon: "
 TICK_S: Final = 0.01
 COPY_DELAY_S_MAX: Final = 0.5
 CLICK_DELAY_S: Final = 2.0
@@ -40,6 +46,7 @@ HELD_BACK_S: Final = (0.05, 0.5)
 REPEATED: Final = 0.001
 """Of the clicks: so many are logged twice, byte for byte."""
 REPEATED_WITHIN_S: Final = 2.0
+ROOM_RETRY_S: Final = 0.5
 _NAME: Final = re.compile(r"fed-(\d{6})\.jsonl")
 
 
@@ -64,8 +71,8 @@ class DatacenterLogs:
         self._delay_s_max = delay_s_max
         self._delay_s, self._redraw_at = 0.0, 0.0
         self._waiting: deque[tuple[float, bytes, bytes]] = deque()
-        self._queries = _opened(directory / "queries" / name)
-        self._clicks = _opened(directory / "clicks" / name)
+        self._queries = _Log(directory / "queries" / name)
+        self._clicks = _Log(directory / "clicks" / name)
 
     def put(self, now_s: float, queries: bytes, clicks: bytes) -> None:
         if now_s >= self._redraw_at:
@@ -75,33 +82,63 @@ class DatacenterLogs:
             self._waiting.append((now_s + self._delay_s, queries, clicks))
 
     def write(self, now_s: float) -> None:
-        """What is due. StorageError if a log can't be written."""
-        while self._waiting and self._waiting[0][0] <= now_s:
-            _, queries, clicks = self._waiting.popleft()
-            _append(self._queries, queries)
-            _append(self._clicks, clicks)
+        """What is due. StorageError if a log can't be written; after DiskFullError the next call goes on."""
+        while True:
+            self._queries.flush()
+            self._clicks.flush()
+            if not self._waiting or self._waiting[0][0] > now_s:
+                return
+            _, self._queries.left, self._clicks.left = self._waiting.popleft()
 
     def close(self) -> None:
+        """With all that waits, as `write`."""
         self.write(float("inf"))
-        self._queries.close()
-        self._clicks.close()
+        self._queries.file.close()
+        self._clicks.file.close()
 
 
-def _opened(path: Path) -> FileIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab", buffering=0)
-    except OSError as error:
-        raise StorageError(f"{error.filename}: {error.strerror}; the feed ends here") from error
+class _Log:
+    """One file. DiskFullError, StorageError."""
+
+    def __init__(self, path: Path) -> None:
+        with storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.file = path.open("ab", buffering=0)
+        self.left = b""
+        """What is to be written."""
+        self._path = path
+
+    def flush(self) -> None:
+        with storage_errors(self._path):
+            while self.left:  # a disk that fills up takes a part
+                self.left = self.left[self.file.write(self.left) :]
 
 
-def _append(file: FileIO, data: bytes) -> None:
-    try:
-        written = 0
-        while written < len(data):  # a disk that fills up takes a part
-            written += file.write(data[written:])
-    except OSError as error:
-        raise StorageError(f"{file.name}: {error.strerror}; the feed ends here") from error
+class Room:
+    """Waits for space on the disk. `tell`: a person, once each time. `waited_s`: in all."""
+
+    def __init__(self, stopped: threading.Event, tell: Callable[[str], None]) -> None:
+        self._stopped, self._tell = stopped, tell
+        self.waited_s = 0.0
+
+    def wait_to(self, act: Callable[[], T]) -> T:
+        """Its result, once there was room for it. DiskFullError if there is none when all must end."""
+        began = None
+        while True:
+            try:
+                done = act()
+            except DiskFullError as error:
+                if self._stopped.is_set():
+                    raise
+                if began is None:
+                    began = time.monotonic()
+                    self._tell(f"{error}; it makes no events meanwhile")
+                self._stopped.wait(ROOM_RETRY_S)
+            else:
+                if began is not None:
+                    self.waited_s += time.monotonic() - began
+                    self._tell("there is space again: it goes on")
+                return done
 
 
 class Events:
@@ -179,25 +216,34 @@ def last_life(directory: str) -> int:
     return max((int(match[1]) for match in found if match is not None), default=-1)
 
 
-def feed(plan: Feed, stopped: threading.Event) -> None:
+def feed(plan: Feed, stopped: threading.Event, tell: Callable[[str], None]) -> None:
     """Write until `stopped`, then what was held back. StorageError."""
     rng = random.Random(plan.seed)
     life = 1 + max(map(last_life, plan.directories))
     name = f"fed-{life:06d}.jsonl"
-    copies = [DatacenterLogs(Path(path), name, rng, COPY_DELAY_S_MAX) for path in plan.directories]
+    room = Room(stopped, tell)
+    copies = [
+        room.wait_to(partial(DatacenterLogs, Path(path), name, rng, COPY_DELAY_S_MAX))
+        for path in plan.directories
+    ]
     events = Events(plan, rng, lambda: time.time_ns() // 1_000, life)
-    began = time.monotonic()
+    began = time.monotonic() - room.waited_s
     while True:
         over = stopped.wait(TICK_S)
-        now = time.monotonic() - began
+        now = time.monotonic() - began - room.waited_s
         queries, clicks = events.tick(now, last=over)
         for copy in copies:
             copy.put(now, queries, clicks)
-            copy.write(now)
+        for copy in copies:
+            room.wait_to(partial(copy.write, now))
         if over:
             break
     for copy in copies:
-        copy.close()
+        room.wait_to(copy.close)
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
 
 
 def main() -> None:
@@ -207,11 +253,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        feed(Feed(**json.loads(sys.argv[1])), stopped)
+        feed(Feed(**json.loads(sys.argv[1])), stopped, _tell)
     except StorageError as error:
-        sys.stderr.write(f"photon: {error}\n")
-        sys.stderr.flush()
-        os._exit(1)
+        _tell(f"{ERROR_MARK}{error}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The feeder of `photon dev` as its parent sees it."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from photon.app.dev_feed import Feed, last_life
+from photon.app.dev_feed import ERROR_MARK, Feed, last_life
 from photon.app.launching import child_environment
 from photon.app.supervisor import last_message
 from photon.core.errors import PhotonError
@@ -19,7 +20,7 @@ END_S_MAX: Final = 10.0
 
 
 class FeederEndedError(PhotonError):
-    """It can't write the logs."""
+    """It has ended before it was told to, or without its last events."""
 
 
 class Feeder:
@@ -36,11 +37,18 @@ class Feeder:
             self._process = subprocess.Popen(
                 [*COMMAND, json.dumps(asdict(plan))],
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=subprocess.PIPE,
                 stderr=output,
+                bufsize=0,
                 env=child_environment(),
                 start_new_session=True,
             )
+        assert self._process.stdout is not None, "a pipe"
+        self._told = self._process.stdout
+        os.set_blocking(self._told.fileno(), False)
+        self._rest, self._error = b"", ""
+        self.notices: list[str] = []
+        """What it has to say for a person; the caller takes them after `check`."""
 
     @property
     def pid(self) -> int:
@@ -52,8 +60,10 @@ class Feeder:
 
     def check(self) -> None:
         """FeederEndedError if it has ended by itself."""
-        if self._process.poll() is not None:
-            raise FeederEndedError(self._why())
+        status = self._process.poll()
+        self._listen(ended=status is not None)
+        if status is not None:
+            raise FeederEndedError(self._why(status))
 
     def stop(self) -> None:
         """It writes what it holds back, and ends. FeederEndedError if it had ended already, or could not."""
@@ -67,12 +77,28 @@ class Feeder:
                 f"the feeder did not write its last events within {END_S_MAX:.0f} s and was killed; its logs "
                 "may lack queries of their clicks"
             ) from None
+        self._listen(ended=True)
         if status not in (0, -signal.SIGTERM):  # by the signal: told before it had begun
-            raise FeederEndedError(self._why())
-
-    def _why(self) -> str:
-        return f"the feeder ended: {last_message(self._log, self._log_start)}"
+            raise FeederEndedError(self._why(status))
 
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()
+        self._listen(ended=True)
+
+    def _listen(self, ended: bool) -> None:
+        if self._told.closed:
+            return
+        *lines, self._rest = (self._rest + (self._told.read() or b"")).split(b"\n")
+        for line in (line.decode("utf-8", "replace") for line in lines):
+            if line.startswith(ERROR_MARK):
+                self._error = line.removeprefix(ERROR_MARK)
+            else:
+                self.notices.append(f"the feeder: {line}")
+        if ended:
+            self._told.close()
+
+    def _why(self, status: int) -> str:
+        if status < 0:
+            return f"the feeder was killed by signal {-status}"
+        return f"the feeder (exit status {status}): {self._error or last_message(self._log, self._log_start)}"

@@ -2,14 +2,14 @@
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from photon.app.dev_checks import count_lines
-from photon.app.dev_feeding import Feeder
+from photon.app.dev_feeding import Feeder, FeederEndedError
 from photon.app.dev_figures import Sample, Window, figures_of
 from photon.app.dev_finishing import Finishing, events_seen
 from photon.app.dev_outage import Outage, OutagePlay
@@ -104,6 +104,8 @@ class _Run:
         self._began = time.monotonic()
         self._was_told = False
         self.restarts = 0
+        self.feeder_failed = ""
+        """Why the generator ended as it should not have, if it did."""
         self.cut_short = False
         """Somebody did not want to wait until what was written has its fate."""
         self.seen: dict[str, int | None] = {}
@@ -136,9 +138,16 @@ class _Run:
 
     def summary(self, joined_before: int, seconds: float) -> dict[str, Any]:
         """Once it has run. `seconds`: what `run` returned."""
-        topology, waited = self._topology, not self.cut_short
         return summary_of(
-            topology, self._job.work, self.killed, self.restarts, seconds, joined_before, waited, self.seen
+            self._topology,
+            self._job.work,
+            self.killed,
+            self.restarts,
+            seconds,
+            joined_before,
+            not self.cut_short,
+            self.seen,
+            self.feeder_failed,
         )
 
     def _await_up(self, sampler: "_Sampler") -> None:
@@ -152,6 +161,7 @@ class _Run:
         self._began = time.monotonic()
 
     def _watch(self, sampler: "_Sampler") -> float:
+        """Feed it for as long as it is to run. A generator that fails ends it: what it wrote is finished."""
         job = self._job
         fed = fed_datacenters(self._topology, job.work)
         if fed and not self._told_to_stop:
@@ -162,25 +172,38 @@ class _Run:
         while not self._told_to_stop:
             self._turn(sampler, "running")
             if self._feeder is not None:
-                self._feeder.check()
+                self._feeder_must(self._feeder.check)
             seconds = self._seconds
             while self._play is not None and (said := self._play.step(seconds)) is not None:
                 self._view.notice(said)
-            if job.seconds is not None and seconds >= job.seconds:
+            if self.feeder_failed or (job.seconds is not None and seconds >= job.seconds):
                 break
             time.sleep(POLL_S)
         self._was_told = bool(self._told_to_stop)
         seconds = self._seconds
-        if self._feeder is not None:
-            self._feeder.stop()
-            self._feeder = None
+        if self._feeder is not None and not self.feeder_failed:
+            self._feeder_must(self._feeder.stop)
+        self._feeder = None
         return seconds
+
+    def _feeder_must(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except FeederEndedError as error:
+            self.feeder_failed = str(error)
+            self._view.notice(self.feeder_failed)
+        self._tell_of_feeder()
+
+    def _tell_of_feeder(self) -> None:
+        while self._feeder is not None and self._feeder.notices:
+            self._view.notice(self._feeder.notices.pop(0))
 
     def _await_feed(self, feeder: Feeder, sampler: "_Sampler") -> None:
         """The generator takes a while to start on a busy machine: its time counts from the first log."""
         while not self._told_to_stop and not feeder.has_begun():
             self._turn(sampler, "starting")
             feeder.check()
+            self._tell_of_feeder()
             if self._seconds > STALL_S:
                 raise StalledError(f"the generator has begun no logs within {STALL_S:.0f} s; run it again")
             time.sleep(POLL_S)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from photon.app.dev_checks import Ended, checks_of, count_lines
+from photon.app.dev_checks import Check, Ended, checks_of, count_lines
 from photon.app.dev_plan import fed_datacenters, logs_of
 from photon.app.running import joined_lines, ledger_of
 from photon.app.summary import percentiles_ms, run_summary
@@ -26,10 +26,12 @@ def summary_of(
     joined_before: int,
     waited: bool,
     seen: Mapping[str, int | None],
+    feeder_failed: str = "",
 ) -> dict[str, Any]:
     """Of the work directory as a whole, like that of `photon join`; and whether all is as it must be.
 
-    `waited`, `seen` (datacenter -> events): as in photon.app.dev_checks.
+    `waited`, `seen` (datacenter -> events): as in photon.app.dev_checks. `feeder_failed`: why the generator
+    ended as it should not have.
     """
     out = Path(topology.output)
     fed = fed_datacenters(topology, work)
@@ -46,6 +48,8 @@ def summary_of(
     joined = sum(lines.values())
     logs = {name: logs_of(work, name) for name in fed} if len(fed) == len(ended) else {}
     checks = checks_of(out, topology.checked_settings(), ended, joined, logs, waited)
+    if feeder_failed:
+        checks.append(Check(False, feeder_failed))
     ledgers = [one.ledger for one in ended.values()]
     return {
         **run_summary(ledgers, joined, joined_before, seconds),

@@ -15,7 +15,8 @@ from photon.core.errors import UnavailableError
 
 TIMEOUT_S: Final = 2.0
 THREADS_MAX: Final = 32
-WHY_CHARS_MAX: Final = 200
+WHY_CHARS_MAX: Final = 320
+"""The longest hint of photon.wire.failures, after the name of who does not answer."""
 
 
 class StatusReader:

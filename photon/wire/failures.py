@@ -31,11 +31,10 @@ _WHILE_CONNECTING: Final = ("failed to connect to all addresses", "connections t
 
 
 def failure_of(error: grpc.RpcError) -> str:
-    """`unavailable: why; mend`."""
+    """`unavailable: mend; why`: who has no room for all of it cuts gRPC's words."""
     details = error.details() or ""
-    text = f"{error.code().name.lower()}: {details}"
     mend = mend_of(details)
-    return f"{text}; {mend}" if mend else text
+    return f"{error.code().name.lower()}: {f'{mend}; ' if mend else ''}{details}"
 
 
 def mend_of(details: str) -> str | None:

@@ -1,7 +1,11 @@
 """Bad usage and bad settings: one line that says what, where and how to mend it; exit status 2."""
 
+import configparser
 import errno
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -137,3 +141,46 @@ def test_grpc_leaves_forks_alone_in_commands_that_start_a_jvm(command, monkeypat
     monkeypatch.delenv("GRPC_ENABLE_FORK_SUPPORT", raising=False)
     cli.photon.get_command(None, command)
     assert os.environ.pop("GRPC_ENABLE_FORK_SUPPORT") == "0"
+
+
+@pytest.mark.parametrize("command", ["status", "join", "explain"])
+def test_grpc_does_not_talk_beside_a_command_that_calls(command, monkeypatch):
+    monkeypatch.setenv("GRPC_VERBOSITY", "")
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    cli.photon.get_command(None, command)
+    assert os.environ["GRPC_VERBOSITY"] == "ERROR"
+
+
+@pytest.mark.parametrize("role", ["registry", "eventstore", "joiner", "dispatcher"])
+def test_grpc_tells_the_log_of_a_server_whom_it_refused(role, monkeypatch):
+    monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
+    cli.photon.get_command(None, role)
+    assert "GRPC_VERBOSITY" not in os.environ
+
+
+def test_the_command_that_is_installed_is_python_m_photon():
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    assert setup["options.entry_points"]["console_scripts"].split() == ["photon", "=", "photon.__main__:main"]
+
+
+def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(tmp_path):
+    (tmp_path / "click.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    repository = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-m", "photon", "--version"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, repository)))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_python_m_photon_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "photon", "jion"], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("photon: ") and "jion" in done.stderr

@@ -3,15 +3,17 @@
 import json
 import os
 import random
+import resource
 import signal
 import sys
+import time
 
 import pytest
 
 from photon.app import dev_feeding
 from photon.app.dev_feed import DatacenterLogs, Events, Feed, last_life
 from photon.app.dev_feeding import Feeder, FeederEndedError
-from photon.core.errors import StorageError
+from photon.core.errors import DiskFullError, StorageError
 from tests.app.kit import write_lines
 from tests.app.test_join import wait_for
 
@@ -88,11 +90,88 @@ def test_two_copies_hold_the_same_lines_in_the_same_order_each_with_its_own_dela
 
 def test_a_log_that_cannot_be_written_ends_the_feed(tmp_path):
     (tmp_path / "clicks").mkdir()
-    (tmp_path / "clicks" / "a.jsonl").symlink_to("/dev/full")
+    os.mkfifo(tmp_path / "clicks" / "a.jsonl")
+    reader = os.open(tmp_path / "clicks" / "a.jsonl", os.O_RDONLY | os.O_NONBLOCK)
     logs = DatacenterLogs(tmp_path, "a.jsonl", random.Random(1), 0.0)
+    os.close(reader)
     logs.put(0.0, b"q\n", b"c\n")
-    with pytest.raises(StorageError, match=r"a.jsonl: No space left"):
+    with pytest.raises(StorageError, match=r"a.jsonl: Broken pipe"):
         logs.write(1.0)
+
+
+@pytest.fixture
+def limit():
+    """Files of this process get no larger than so many bytes: a disk that is full, and no longer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_what_does_not_fit_on_a_full_disk_is_written_when_it_does(tmp_path, limit):
+    logs = DatacenterLogs(tmp_path, "a.jsonl", random.Random(1), 0.0)
+    logs.put(0.0, b"query one\n", b"click one\n")
+    logs.put(0.0, b"query two\n", b"click two\n")
+    limit(15)
+    for _ in range(2):
+        with pytest.raises(DiskFullError, match=r"a.jsonl: no space left"):
+            logs.write(1.0)
+    limit(1000)
+    logs.close()
+    assert (tmp_path / "queries" / "a.jsonl").read_bytes() == b"query one\nquery two\n"
+    assert (tmp_path / "clicks" / "a.jsonl").read_bytes() == b"click one\nclick two\n"
+
+
+def test_a_feeder_on_a_full_disk_makes_no_events_tells_so_and_goes_on_when_there_is_room(tmp_path):
+    feeder = started(tmp_path)
+    try:
+        size = (tmp_path / "east" / "queries" / "fed-000000.jsonl").stat().st_size + 5_000
+        resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        def told():
+            feeder.check()
+            return feeder.notices
+
+        wait_for(told, 60)
+        (notice,) = feeder.notices
+        assert "fed-000000.jsonl: no space left" in notice and "makes no events meanwhile" in notice
+        full_us = time.time_ns() // 1_000
+        wait_for(lambda: time.time_ns() // 1_000 > full_us + 1_000_000, 60)
+        room_us = time.time_ns() // 1_000
+        resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+        wait_for(lambda: len(told()) == 2, 60)
+        assert "it goes on" in feeder.notices[1]
+        wait_for(lambda: events_of(tmp_path / "east" / "clicks")[-1]["ts_us"] > room_us, 60)
+        feeder.stop()
+    finally:
+        feeder.kill()
+    queries, clicks = (events_of(tmp_path / "east" / kind) for kind in ("queries", "clicks"))
+    assert {click["primary_id"] for click in clicks} <= {query["id"] for query in queries}
+    assert not [one for one in queries if full_us < one["ts_us"] < room_us]
+
+
+def test_a_feeder_that_is_told_to_end_while_the_disk_is_full_says_so(tmp_path):
+    feeder = started(tmp_path)
+    try:
+        resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (1, resource.RLIM_INFINITY))
+        with pytest.raises(FeederEndedError, match=r"\(exit status 1\): .*fed-000000.jsonl: no space left"):
+            feeder.stop()
+    finally:
+        feeder.kill()
+
+
+def test_a_feeder_that_somebody_kills_is_told_by_the_signal(tmp_path):
+    feeder = started(tmp_path)
+    os.kill(feeder.pid, signal.SIGKILL)
+
+    def has_ended():
+        try:
+            feeder.check()
+        except FeederEndedError as error:
+            assert str(error) == "the feeder was killed by signal 9"
+            return True
+        return False
+
+    wait_for(has_ended, 60)
 
 
 def events_of(directory):

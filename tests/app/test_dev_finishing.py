@@ -1,10 +1,12 @@
 """A `photon dev` that was told to stop lets what was written get its fate, and does not wait for ever."""
 
 import signal
+from types import SimpleNamespace
 
 import pytest
 
 from photon.app import dev_run
+from photon.app.dev_feeding import FeederEndedError
 from photon.app.dev_figures import PipelineFigures
 from photon.app.dev_finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
 from photon.app.dev_view import PlainLines
@@ -66,9 +68,9 @@ def test_a_retry_in_hand_is_no_event_more():
 class WaitsForEver(dev_run._Run):
     """A run whose processes never have anything new to say."""
 
-    def __init__(self, tmp_path, told_to_stop):
+    def __init__(self, tmp_path, told_to_stop, seconds=0.0):
         topology = Topology({}, [], [], str(tmp_path), "", False, [], [])
-        job = dev_run.DevJob(tmp_path, tmp_path, seconds=0.0)
+        job = dev_run.DevJob(tmp_path, tmp_path, seconds=seconds)
         super().__init__(job, topology, None, None, told_to_stop)
         self.turns = 0
 
@@ -85,7 +87,7 @@ class SlowFeeder:
     looks = checks = 0
 
     def __init__(self, *_):
-        pass
+        self.notices = []
 
     def has_begun(self):
         self.looks += 1
@@ -103,6 +105,38 @@ def test_the_time_of_a_run_counts_from_when_its_feeder_has_begun(tmp_path, monke
     monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
     run = WaitsForEver(tmp_path, [])
     assert run._watch(None) < 60.0 and run._feeder is None
+
+
+class FailingFeeder(SlowFeeder):
+    """It has something to say, and fails at its `fails`th check, or at its end."""
+
+    fails = None
+
+    def check(self):
+        super().check()
+        self.notices = [f"check {self.checks}"] if self.checks <= 5 else []
+        if self.checks == self.fails:
+            raise FeederEndedError("the feeder was killed by signal 9")
+
+    def stop(self):
+        raise FeederEndedError("the feeder did not write its last events")
+
+
+@pytest.mark.parametrize(
+    ("fails", "seconds", "why"),
+    [(5, None, "the feeder was killed by signal 9"), (None, 0.0, "the feeder did not write its last events")],
+)
+def test_a_feeder_that_fails_ends_the_feed_and_is_told_of_with_what_it_had_to_say(
+    tmp_path, monkeypatch, fails, seconds, why
+):
+    monkeypatch.setattr(FailingFeeder, "fails", fails)
+    monkeypatch.setattr(dev_run, "Feeder", FailingFeeder)
+    monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
+    run, told = WaitsForEver(tmp_path, [], seconds), []
+    run._view = SimpleNamespace(notice=told.append)
+    run._watch(None)
+    assert run.feeder_failed == why and why in told and run._feeder is None
+    assert [f"check {n}" for n in (1, 2, 3, 4)] == [one for one in told if one.startswith("check")][:4]
 
 
 def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):

@@ -2,7 +2,11 @@
 
 import pytest
 
-from photon.app.dev_summary import print_dev_summary
+from photon.app import dev_summary
+from photon.app.dev_checks import Check
+from photon.app.dev_summary import print_dev_summary, summary_of
+from photon.app.topology import Topology, document_of
+from photon.core.settings import Settings
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, "in 0.0 s (-)"), (2.0, "in 2.0 s (500/s)")])
@@ -19,3 +23,17 @@ def test_a_run_of_no_time_has_no_rate(seconds, shown, capsys):
         }
     )
     assert f"joined 1,000 {shown}" in capsys.readouterr().out
+
+
+def test_a_feeder_that_failed_is_a_check_that_is_not_ok_beside_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(dev_summary, "checks_of", lambda *_: [Check(True, "every event is read")])
+    (tmp_path / "joined").mkdir()
+    topology = Topology(document_of(Settings()), [], [], str(tmp_path), "", True, [], [])
+    arguments = (topology, tmp_path, [], 0, 6.0, 0, True, {})
+    assert summary_of(*arguments)["ok"]
+    failed = summary_of(*arguments, "the feeder was killed by signal 9")
+    assert not failed["ok"]
+    assert [(one["ok"], one["text"]) for one in failed["checks"]] == [
+        (True, "every event is read"),
+        (False, "the feeder was killed by signal 9"),
+    ]

@@ -1,19 +1,31 @@
 """Who asks all processes for their status leaves nothing behind."""
 
+import contextlib
+import dataclasses
+import json
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
+import grpc
 import pytest
 from click.testing import CliRunner
 
 from photon.app import statuses
+from photon.app.running import tell_all
 from photon.app.status import command, line_of
 from photon.app.statuses import StatusReader
+from photon.app.supervisor import Supervisor
 from photon.app.topology import Pipeline, Replica, Topology, document_of, write_topology
 from photon.core.errors import UnavailableError
-from photon.core.settings import Settings
+from photon.core.settings import Settings, load_settings
+from photon.wire import failures
+from photon.wire.network import Network
+from photon.wire.rpc import Server, to_photon_error
+from tests.app.kit import photon
 from tests.app.test_join import wait_for
+from tests.certificates import Authority
 
 
 def system(joiner="127.0.0.1:4"):
@@ -61,3 +73,64 @@ def test_a_person_is_told_why_a_process_does_not_answer(tmp_path):
     lines = {line.split()[0]: line for line in told.output.splitlines()}
     assert told.exit_code == 1 and not any(t.name.startswith("status") for t in threading.enumerate())
     assert "does not answer (" in lines["joiner-east"] and "127.0.0.1:4" in lines["joiner-east"]
+
+
+@pytest.mark.parametrize("mend", [mend for _, mend in failures._MENDS])
+def test_how_to_mend_tls_is_told_whole_whatever_grpc_adds(mend, monkeypatch):
+    class Refused(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self):
+            sign = next(sign for sign, known in failures._MENDS if known == mend)
+            return f"failed to connect to all addresses; last error: {'x' * 200} {sign} {'y' * 200}"
+
+    def refused():
+        raise to_photon_error(Refused(), "joiner j-east.central.photon.example:7403")
+
+    reader = StatusReader(system())
+    with contextlib.closing(reader):
+        monkeypatch.setitem(reader._calls, "joiner-east", refused)
+        reader.read()
+        told = reader.why_silent("joiner-east")
+    assert mend in told and len(told) <= statuses.WHY_CHARS_MAX + 3
+
+
+@pytest.mark.parametrize("ill", ["other CA", "no TLS"])
+def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path, ill):
+    ours, theirs = (Authority(tmp_path / who).issue("node", tls_name="photon") for who in ("ours", "theirs"))
+    (tmp_path / "photon.toml").write_text(
+        f'[tls]\ncert = "{ours.cert}"\nkey = "{ours.key}"\nca = "{ours.ca}"\n', "utf-8"
+    )
+    settings = load_settings(tmp_path / "photon.toml")
+    server = Server("127.0.0.1:0", 1, network=Network(tls=theirs) if ill == "other CA" else Network())
+    server.start()
+    planned = dataclasses.replace(system(joiner=server.listen), settings=document_of(settings))
+    write_topology(planned, tmp_path / "topology.json")
+    done = photon("status", "--work", tmp_path)
+    server.stop(0)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("joiner-east"))
+    assert ("take both from one CA" if ill == "other CA" else "set [tls] at both ends or at none") in line
+    assert done.returncode == 1 and done.stderr == ""
+
+
+def test_of_the_workers_of_a_datacenter_the_word_of_the_furthest_is_shown(tmp_path, monkeypatch):
+    def status(events):
+        return {"datacenter": "east", "foreign_events": events, "fates": {"joined": events}, "pending": 0}
+
+    class Workers(StatusReader):
+        def read(self, roles):
+            return [], [], [], [status(9), status(5)]
+
+    monkeypatch.setattr(statuses, "StatusReader", Workers)
+    write_topology(system(), tmp_path / "topology.json")
+    told = CliRunner().invoke(command, ["--work", str(tmp_path), "--json"])
+    assert json.loads(told.output)["fates"]["east"]["foreign_events"] == 9
+
+
+def test_what_the_supervisor_noticed_is_told_in_the_order_in_which_it_happened(tmp_path):
+    reader, cluster, told = StatusReader(system()), SimpleNamespace(supervisor=Supervisor(tmp_path)), []
+    cluster.supervisor.notices += ["r0 ended", "r1 ended"]
+    with contextlib.closing(reader):
+        tell_all(cluster, reader, told.append)
+    assert told == ["r0 ended", "r1 ended"] and cluster.supervisor.notices == []
