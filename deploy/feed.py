@@ -2,7 +2,8 @@
 copied to the others, a moment later, as a log shipper would.
 
 Each run of the generator has a directory of its own, `DIR/run-NNNNNN`, with `queries`, `clicks` and, at its
-end, the ground truth. SIGTERM ends the run under way; what it has written is copied first.
+end, the ground truth. SIGTERM ends the run under way; what it has written is copied first. After a kill, what
+the last run has written is copied at the next start.
 """
 
 import argparse
@@ -15,52 +16,53 @@ from pathlib import Path
 _LOOK_S = 0.05
 
 
-class Mirror:
-    """Copies what files under `source` have grown by. Files only grow there, and keep their names."""
-
-    def __init__(self, source: Path, targets: list[Path]) -> None:
-        self._source = source
-        self._targets = targets
-        self._copied: dict[Path, int] = {}
-
-    def catch_up(self) -> None:
-        for path in sorted(self._source.rglob("*.jsonl")):
-            done = self._copied.get(path, 0)
-            if path.stat().st_size <= done:
-                continue
-            with path.open("rb") as file:
-                file.seek(done)
-                grown = file.read()
-            for target in self._targets:
-                copy = target / path.relative_to(self._source)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                with copy.open("ab") as file:
-                    file.write(grown)
-            self._copied[path] = done + len(grown)
+def last_run(root: Path) -> int:
+    """The number of the run begun last; -1: there is none."""
+    return max((int(path.name.removeprefix("run-")) for path in root.glob("run-[0-9]*")), default=-1)
 
 
-def next_run(root: Path) -> str:
-    """Runs are never written to twice."""
-    numbers = [int(path.name.removeprefix("run-")) for path in root.glob("run-[0-9]*")]
-    return f"run-{max(numbers, default=-1) + 1:06d}"
+def copy_grown(source: Path, target: Path) -> None:
+    """What the logs under `source` have and their copies have not. They only grow, and keep their names."""
+    for path in sorted(source.rglob("*.jsonl")):
+        copy = target / path.relative_to(source)
+        done = copy.stat().st_size if copy.exists() else 0
+        if path.stat().st_size <= done:
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as file, copy.open("ab") as copied:
+            file.seek(done)
+            copied.write(file.read())
+
+
+def _places(roots: list[Path], run: int) -> tuple[Path, list[Path]]:
+    """Where it is written, and where it is copied to."""
+    source, *targets = [root / f"run-{run:06d}" for root in roots]
+    return source, targets
+
+
+def _finish(source: Path, targets: list[Path]) -> None:
+    """A run that nobody writes to any more."""
+    truth = source / "truth.json"
+    for target in targets:
+        copy_grown(source, target)
+        if truth.exists():
+            (target / truth.name).write_bytes(truth.read_bytes())
 
 
 def feed(roots: list[Path], arguments: list[str], told: threading.Event) -> int:
-    """One run; the generator's exit status."""
-    name = next_run(roots[0])
-    source, targets = roots[0] / name, [root / name for root in roots[1:]]
-    mirror = Mirror(source, targets)
+    """One run, never written to twice; the generator's exit status."""
+    last = last_run(roots[0])
+    if last >= 0:
+        _finish(*_places(roots, last))
+    source, targets = _places(roots, last + 1)
     generator = subprocess.Popen(["photon", "generate", "--out", str(source), *arguments])
     while generator.poll() is None:
-        mirror.catch_up()
+        for target in targets:
+            copy_grown(source, target)
         if told.wait(_LOOK_S):
             generator.terminate()
             generator.wait()
-    mirror.catch_up()
-    for target in targets:
-        truth = source / "truth.json"
-        if truth.exists():
-            (target / "truth.json").write_bytes(truth.read_bytes())
+    _finish(source, targets)
     return generator.returncode
 
 

@@ -6,6 +6,7 @@ nothing but Python.
 """
 
 import argparse
+import http.client
 import json
 import signal
 import sys
@@ -13,12 +14,16 @@ import threading
 import tomllib
 import urllib.parse
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _LOOK_S = 2.0
 _REQUEST_TIMEOUT_S = 10.0
+_ERRORS = (OSError, ValueError, http.client.HTTPException)
+_UNFINISHED = "unfinished"
+"""The upstream of a proxy that does not have its toxics yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +68,32 @@ class Toxiproxy:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def names(self) -> set[str]:
-        return set(self._call("GET", "/proxies"))
+        """The proxies that are whole. One whose maker was killed is not, and is thrown away."""
+        upstreams = {name: proxy["upstream"] for name, proxy in self._call("GET", "/proxies").items()}
+        for name in [name for name, upstream in upstreams.items() if upstream == _UNFINISHED]:
+            self._call("DELETE", f"/proxies/{name}")
+            del upstreams[name]
+        return set(upstreams)
 
     def make(self, link: Link, jitter: float) -> None:
-        """The toxics first, as far as that can be: no byte passes faster than it should."""
-        proxy = {"name": link.name, "listen": link.listen, "upstream": link.upstream, "enabled": False}
+        """All of it or, by an error, nothing. It leads nowhere until no byte passes faster than it should."""
+        proxy = {"name": link.name, "listen": link.listen, "upstream": _UNFINISHED, "enabled": False}
         self._call("POST", "/proxies", proxy)
-        for stream in ("upstream", "downstream"):
-            one_way = link.round_trip_ms / 2
-            toxic = {
-                "name": f"latency_{stream}",
-                "type": "latency",
-                "stream": stream,
-                "attributes": {"latency": round(one_way), "jitter": round(one_way * jitter)},
-            }
-            self._call("POST", f"/proxies/{link.name}/toxics", toxic)
-        self._call("POST", f"/proxies/{link.name}", {"enabled": True})
+        try:
+            for stream in ("upstream", "downstream"):
+                one_way = link.round_trip_ms / 2
+                toxic = {
+                    "name": f"latency_{stream}",
+                    "type": "latency",
+                    "stream": stream,
+                    "attributes": {"latency": round(one_way), "jitter": round(one_way * jitter)},
+                }
+                self._call("POST", f"/proxies/{link.name}/toxics", toxic)
+            self._call("POST", f"/proxies/{link.name}", {"upstream": link.upstream, "enabled": True})
+        except _ERRORS:
+            with suppress(*_ERRORS):
+                self._call("DELETE", f"/proxies/{link.name}")
+            raise
 
     def _call(self, method: str, path: str, body: object = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -86,7 +101,7 @@ class Toxiproxy:
             self._url + urllib.parse.quote(path), data, {"Content-Type": "application/json"}, method=method
         )
         with self._opener.open(request, timeout=_REQUEST_TIMEOUT_S) as answer:
-            return json.load(answer)
+            return json.loads(answer.read() or b"null")
 
 
 def main() -> None:
@@ -111,7 +126,7 @@ def main() -> None:
                 toxiproxy.make(link, options.jitter)
             if missing:
                 print(f"{len(missing)} of {len(links)} links made", flush=True)
-        except (OSError, ValueError) as error:
+        except _ERRORS as error:
             print(f"{options.toxiproxy}: {error}; tried again", file=sys.stderr, flush=True)
         told.wait(_LOOK_S)
 

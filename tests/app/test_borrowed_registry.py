@@ -32,7 +32,7 @@ def out(tmp_path_factory):
 def registered(registry):
     with registry.client(10.0) as client:
         shards = len(client.directory().leaders)
-        return sum(len(part.ids) // 16 for shard in range(shards) for part in client.scan(shard))
+        return sum(len(part.ids) // 16 for shard in range(shards) for part in client.scan(shard, fresh=True))
 
 
 def test_the_registry_of_a_run_that_is_over_is_started_for_the_time_being(out):

@@ -60,7 +60,9 @@ def staged(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def deployed(engine: Engine, staged: Path) -> Iterator[Deployed]:
     """`docker-compose build` and `up`, but for the generator: its time comes with the outage."""
-    system = Deployed(engine, staged, f"photontest{os.getpid()}", {"rate": 100, "click_rate": 50})
+    # One run of the generator, however long the waits are: a second would bring events that nobody counts.
+    generator = {"rate": 100, "click_rate": 50, "duration": 3600, "runs": 1}
+    system = Deployed(engine, staged, f"photontest{os.getpid()}", generator)
     try:
         system.compose("build", "prepare")
         system.compose("up", "--detach", "--no-build", *ADDRESSES)

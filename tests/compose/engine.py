@@ -25,14 +25,14 @@ class NoEngineError(Exception):
 
 
 class Engine:
-    """`environment` is what docker and docker-compose are to be called with."""
+    """`environment`: what docker and docker-compose are to be called with. `directory`: all that ours has."""
 
     def __init__(self) -> None:
         self.own = False
         self.environment: dict[str, str] = {**os.environ, "DOCKER_BUILDKIT": "0"}
         self.environment.pop("PYTHONPATH", None)  # docker-compose has a Python of its own
         self._process: subprocess.Popen[bytes] | None = None
-        self._directory: Path | None = None
+        self.directory: Path | None = None
 
     def start(self) -> None:
         """NoEngineError, which says what is missing."""
@@ -46,8 +46,8 @@ class Engine:
         if os.geteuid() != 0:
             raise NoEngineError("no engine answers, and only root can start one")
         # A short name: a socket's path has 108 bytes at most.
-        self._directory = Path(tempfile.mkdtemp(prefix="photon-engine-", dir="/tmp"))
-        self._start_own(self._directory)
+        self.directory = Path(tempfile.mkdtemp(prefix="photon-engine-", dir="/tmp"))
+        self._start_own(self.directory)
 
     def _start_own(self, home: Path) -> None:
         socket, log = f"unix://{home}/docker.sock", home / "log"
@@ -82,10 +82,10 @@ class Engine:
                 os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
             self._process = None
-        if self._directory is not None:
-            _unmount_below(self._directory)
-            shutil.rmtree(self._directory, ignore_errors=True)
-            self._directory = None
+        if self.directory is not None:
+            _unmount_below(self.directory)
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self.directory = None
 
     def docker(self, *arguments: object, timeout_s: float = 600.0) -> str:
         """What the docker command says. AssertionError with all its words if it fails."""

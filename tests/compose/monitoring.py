@@ -12,6 +12,13 @@ def dashboard_expressions() -> list[str]:
     return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
 
 
+def scrape_server_name() -> str:
+    """Whose certificate Prometheus takes."""
+    found = re.search(r"^ +server_name: (\S+)", (ROOT / "deploy/prometheus.yml").read_text(), re.MULTILINE)
+    assert found
+    return found[1]
+
+
 def scrape_targets() -> dict[str, set[str]]:
     """Datacenter -> addresses, of deploy/prometheus.yml."""
     found: dict[str, set[str]] = {}

@@ -97,6 +97,36 @@ def test_what_the_image_is_made_of_is_in_the_build_context() -> None:
         assert (ROOT / source).exists()
 
 
+def services() -> dict[str, str]:
+    """Service -> its lines in the compose file."""
+    section = COMPOSE.partition("\nservices:\n")[2].partition("\nnetworks:\n")[0]
+    parts = re.split(r"^  ([a-z0-9-]+):\n", section, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_what_a_container_says_never_fills_the_disk() -> None:
+    assert "max-size" in COMPOSE
+    assert set(ADDRESSES) < services().keys()
+    for name, lines in services().items():
+        assert "<<: *photon\n" in lines or "    logging: *logging\n" in lines, name
+
+
+def test_who_mounts_certificates_waits_until_they_are_made() -> None:
+    """But for `operator`, which is started beside a system."""
+    waits = re.compile(r"^ +prepare:\n +condition: service_completed_successfully\n", re.MULTILINE)
+    assert waits.search(COMPOSE.partition("x-photon:")[2].partition("\nservices:\n")[0])
+    mounting = {name: lines for name, lines in services().items() if "-certs:/certs:ro" in lines}
+    assert {"r4", "prometheus", "operator"} <= mounting.keys()
+    for name in mounting.keys() - {"operator"}:
+        assert "<<: *photon\n" in mounting[name] or waits.search(mounting[name]), name
+
+
+def test_another_distance_makes_toxiproxy_anew() -> None:
+    """Links that are there are left as they are."""
+    for service in ("links", "toxiproxy"):
+        assert "${ROUND_TRIP_MS:-100}" in services()[service]
+
+
 def test_both_composes_can_read_the_file() -> None:
     """Today's ignores a `version`, and warns; the one before it takes `profiles` only without."""
     assert not re.search("^version:", COMPOSE, re.MULTILINE)
