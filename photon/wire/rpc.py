@@ -1,11 +1,13 @@
 """Servers with the options that measurement asked for (docs/decisions/004-grpc.md)."""
 
+import contextlib
 import json
 import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent import futures
+from queue import Empty, SimpleQueue
 from typing import Any, Final
 
 import grpc
@@ -35,19 +37,43 @@ _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+class _Watching:
+    """The context of a watch, whose end waits for `forget_ended`.
+
+    The library would take a lock in gRPC's polling thread, and holds that lock while it waits for that thread
+    to send a word to another watcher: the server would stand still for ever.
+    """
+
+    def __init__(self, context: grpc.ServicerContext, ended: "SimpleQueue[Callable[[], None]]") -> None:
+        self._context = context
+        self._ended = ended
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        if not self._context.add_callback(lambda: self._ended.put(callback)):
+            self._ended.put(callback)  # it has ended already
+        return True
+
+
 class _Health(health.HealthServicer):  # type: ignore[misc]
     """Knows how many watch."""
 
     def __init__(self) -> None:
         super().__init__()
         self._count = threading.Lock()
+        self._ended: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self.watchers = 0
+
+    def forget_ended(self) -> None:
+        """Let go of watches that are over. One thread, now and then."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._ended.get_nowait()()
 
     def Watch(self, request: Any, context: grpc.ServicerContext, send_response_callback: Any = None) -> Any:
         self._watched(1)
         if not context.add_callback(lambda: self._watched(-1)):
             self._watched(-1)  # it has ended already
-        return super().Watch(request, context, send_response_callback)
+        return super().Watch(request, _Watching(context, self._ended), send_response_callback)
 
     def _watched(self, by: int) -> None:
         with self._count:
@@ -151,6 +177,7 @@ class Server:
                 complaints.tell(f"can't tell whether it can work: {type(error).__name__}: {error}")
                 able = False
             self.set_serving(able)
+            self._health.forget_ended()
 
 
 def on_termination(stop: Callable[[], None]) -> None:

@@ -55,6 +55,39 @@ def test_who_watches_is_told_within_half_a_second(server):
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
+def test_a_server_whose_word_changes_while_watchers_come_and_go_never_stands_still(server):
+    """With grpcio-health-checking alone it does, for good, within a second of this."""
+    server.start()
+    over = threading.Event()
+    seen = [0] * 4
+
+    def come_and_go(number):
+        while not over.is_set():
+            with LOOPBACK.open(server.listen) as channel:
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+                next(watch)
+                seen[number] += 1
+                watch.cancel()
+
+    threads = [
+        threading.Thread(target=come_and_go, args=(number,), daemon=True) for number in range(len(seen))
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while min(seen) < 100:
+        assert time.monotonic() < deadline, f"it stands still after {seen} watches"
+        server.set_serving(False)
+        server.set_serving(True)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert health(server.listen) == SERVING
+    while server._health._send_response_callbacks[""]:  # the library's: none is kept for ever
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_server_that_cannot_tell_whether_it_can_work_says_no_and_why_and_is_asked_again(server, caplog):
     able = [lambda: True]
     server.serve_while(lambda: able[0]())
