@@ -290,7 +290,7 @@ class Driver:
                 answer.verdicts,
                 answer.reasons,
                 self._backoffs,
-                self._clock.now_us(),
+                answer.at_us,
                 self._rng,
                 batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
             )

@@ -83,11 +83,11 @@ def resolve(
     verdicts: Verdicts,
     reasons: Mapping[int, str],
     backoffs: Backoffs,
-    now_us: int,
+    at_us: npt.NDArray[np.int64],
     rng: random.Random,
     due_us: npt.NDArray[np.int64] | None = None,
 ) -> Resolved:
-    """Verdicts -> fates, dead letters and retries. `now_us`: when the verdicts came.
+    """Verdicts -> fates, dead letters and retries. `at_us` (N,): when the verdicts came.
 
     `due_us` (N,): of events that were sent before they were due. Where their primaries are not there they
     wait on as if they had not been sent.
@@ -99,8 +99,8 @@ def resolve(
             fates[fate] = fates.get(fate, 0) + counts[verdict]
     latencies = no_latencies()
     if counts[Joined.JOINED]:
-        latencies = count_latencies(now_us - events.first_seen[verdicts == Joined.JOINED])
-    retries, next_due_us = _retries(events, verdicts, counts, backoffs, now_us, rng, due_us)
+        latencies = count_latencies((at_us - events.first_seen)[verdicts == Joined.JOINED])
+    retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, rng, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
     return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, next_due_us)
@@ -125,7 +125,7 @@ def _retries(
     verdicts: Verdicts,
     counts: list[int],
     backoffs: Backoffs,
-    now_us: int,
+    at_us: npt.NDArray[np.int64],
     rng: random.Random,
     due_us: npt.NDArray[np.int64] | None,
 ) -> tuple[Events | None, npt.NDArray[np.int64]]:
@@ -134,16 +134,17 @@ def _retries(
     rows: Rows = np.flatnonzero(np.isin(verdicts, _RETRIES))
     kept = events.take(rows)
     absent = verdicts[rows] == Joined.RETRY_ABSENT
+    now_us = at_us[rows]
     due = np.empty(len(rows), np.int64)
     if due_us is None:
         tries, sends = kept.tries + absent, kept.sends + np.uint32(1)
-        ages_us = now_us - kept.first_seen[absent]
-        due[absent] = now_us + backoffs.absent.delays_us(ages_us, tries[absent], rng)
+        ages_us = (now_us - kept.first_seen)[absent]
+        due[absent] = now_us[absent] + backoffs.absent.delays_us(ages_us, tries[absent], rng)
     else:
         tries, sends = kept.tries, kept.sends + ~absent
         due[absent] = due_us[rows][absent]
     failures = np.maximum(sends, tries) - tries
-    due[~absent] = now_us + _delays(failures[~absent], backoffs.failed, rng)
+    due[~absent] = now_us[~absent] + _delays(failures[~absent], backoffs.failed, rng)
     return dataclasses.replace(kept, tries=tries, sends=sends), due
 
 

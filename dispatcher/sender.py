@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
@@ -35,9 +36,10 @@ LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: 
 
 @dataclass(slots=True)
 class Answer:
-    """Verdicts (N,) of a batch, and the reasons of some of its rows."""
+    """Verdicts (N,) of a batch, when (us) each one came, and the reasons of some of its rows."""
 
     verdicts: Verdicts
+    at_us: npt.NDArray[np.int64]
     reasons: dict[int, str] = field(default_factory=dict)
 
 
@@ -69,14 +71,18 @@ class Sender:
         self._share = LookupShare()
 
     def send(self, events: Events) -> Answer | None:
-        """Verdicts of all events; None if it was time to stop before: then nothing is known of any."""
+        """Verdicts of all events; None if it was time to stop before anything was known of any."""
         verdicts = self._look_up(events)
         if verdicts is None:
             return None
-        answer = Answer(verdicts)
-        if not self._send_rows(answer, events, np.flatnonzero(verdicts == SEND)):
-            return None
-        return answer if self._see_what_comes(answer, events) else None
+        answer = Answer(verdicts, np.full(len(events), self._clock.now_us()))
+        sent = self._send_rows(answer, events, np.flatnonzero(verdicts == SEND))
+        if not (sent and self._see_what_comes(answer, events)):
+            undecided = (answer.verdicts == SEND) | (answer.verdicts == UNDER_WAY)
+            if undecided.all():
+                return None
+            answer.verdicts[undecided] = Joined.RETRY_UNAVAILABLE  # at the next start; the others are done
+        return answer
 
     def _see_what_comes(self, answer: Answer, events: Events) -> bool:
         """Of what joiners elsewhere are registering: joined here only where that came to nothing (paper 4.4).
@@ -93,6 +99,7 @@ class Sender:
             if self._clock.monotonic() >= until:
                 verdicts[verdicts == UNDER_WAY] = SEND
             answer.verdicts[rows] = verdicts
+            answer.at_us[rows] = self._clock.now_us()
             if not self._send_rows(answer, events, rows[verdicts == SEND]):
                 return False
         return True
@@ -168,6 +175,7 @@ class Sender:
         with self._gate.request():
             said = self._joiner.join(_columns(part))
         answer.verdicts[rows] = judge_join(said.outcomes, len(part))
+        answer.at_us[rows] = self._clock.now_us()
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
 

@@ -28,7 +28,10 @@ class Pending:
     def mark(self, outcomes: bytes, ids: bytes, under_way: Sequence[tuple[int, int, memoryview]]) -> bytes:
         """N core.fates.Registered of 16 x N ids: PENDING in place of ABSENT where the id is `under_way`
         (photon.raft.port.ReplicatedLog.unapplied)."""
-        if not under_way or outcomes.find(Registered.ABSENT) < 0:
+        if not under_way:
+            self._ids = {}  # what was under way last is held no longer
+            return outcomes
+        if outcomes.find(Registered.ABSENT) < 0:
             return outcomes
         keys = split_ids(ids)
         wanted = frozenset(keys)

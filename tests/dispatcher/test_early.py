@@ -29,7 +29,7 @@ def test_an_early_event_takes_few_tries_and_is_joined_half_as_long_after_its_pri
         events.first_seen[:] = 0
         while now_us < early_us:
             absent = np.array([Joined.RETRY_ABSENT], np.uint8)
-            resolved = pipeline.resolve(events, absent, {}, backoffs, now_us, rng)
+            resolved = pipeline.resolve(events, absent, {}, backoffs, np.array([now_us]), rng)
             events, now_us, tries = resolved.retries, int(resolved.due_us[0]), tries + 1
         assert now_us - early_us <= min(early_us / 2, HOUR_US)
         assert tries <= tries_max
@@ -39,7 +39,7 @@ def test_an_event_that_was_hardly_tried_when_all_stopped_for_hours_is_tried_soon
     backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1)
     events = some_events(1, tries=3)
     absent = np.array([Joined.RETRY_ABSENT], np.uint8)
-    resolved = pipeline.resolve(events, absent, {}, backoffs, 8 * HOUR_US, rng)
+    resolved = pipeline.resolve(events, absent, {}, backoffs, np.array([8 * HOUR_US]), rng)
     assert resolved.due_us[0] - 8 * HOUR_US <= 160_000
 
 
@@ -48,7 +48,7 @@ def test_what_failed_waits_by_its_failures_and_never_longer_than_a_minute():
     events = some_events(2, tries=20)
     events.sends[:] = [20, 60]
     failed = np.array([Joined.RETRY_UNAVAILABLE] * 2, np.uint8)
-    resolved = pipeline.resolve(events, failed, {}, backoffs, 0, rng)
+    resolved = pipeline.resolve(events, failed, {}, backoffs, np.zeros(2, np.int64), rng)
     assert resolved.retries.tries.tolist() == [20, 20]
     assert resolved.due_us[0] <= 20_000 and 30_000_000 <= resolved.due_us[1] <= 60_000_000
 

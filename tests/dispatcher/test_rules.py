@@ -68,7 +68,9 @@ def test_a_retry_in_vain_before_it_was_due_counts_for_nothing_and_a_failed_one_d
     )
     backoffs = Backoffs(AgeBackoff(1_000, 8_000), Backoff(1_000, 8_000))
     due_us = np.array([70_000, 50_000, 60_000, 90_000])
-    resolved = pipeline.resolve(events, verdicts, {}, backoffs, 10_000, random.Random(1), due_us)
+    resolved = pipeline.resolve(
+        events, verdicts, {}, backoffs, np.full(len(events), 10_000), random.Random(1), due_us
+    )
     assert resolved.retries.lines == events.lines[1:]
     assert resolved.retries.tries.tolist() == [12, 12, 12]
     assert resolved.retries.sends.tolist() == [14, 15, 14]
@@ -126,7 +128,7 @@ def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
     column = np.array(verdicts, np.uint8)
     backoffs = Backoffs(AgeBackoff(1_000, 8_000), Backoff(1_000, 8_000))
     events.first_seen[:] = 5_000
-    resolved = pipeline.resolve(events, column, {}, backoffs, 10_000, random.Random(1))
+    resolved = pipeline.resolve(events, column, {}, backoffs, np.full(len(events), 10_000), random.Random(1))
     dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, pipeline.TOO_OLD)]
     again = [row for row, v in enumerate(verdicts) if v in (5, 6)]
     assert sum(resolved.fates.values()) + len(again) == len(verdicts)
@@ -156,7 +158,12 @@ def test_the_joiners_reason_stands_in_the_dead_letter_of_its_row():
     events = some_events(3)
     verdicts = np.array([Joined.JOINED, Joined.FILTERED, Joined.FILTERED], np.uint8)
     resolved = pipeline.resolve(
-        events, verdicts, {2: "a robot"}, Backoffs(AgeBackoff(1, 1), Backoff(1, 1)), 0, random.Random(1)
+        events,
+        verdicts,
+        {2: "a robot"},
+        Backoffs(AgeBackoff(1, 1), Backoff(1, 1)),
+        np.zeros(3, np.int64),
+        random.Random(1),
     )
     assert [letter.reason for letter in resolved.letters] == ["the adapter skipped it", "a robot"]
 

@@ -113,12 +113,36 @@ def test_where_the_registry_fails_meanwhile_what_it_was_registering_is_sent():
     assert joiner.batches == [2, 1]
 
 
-def test_it_stops_while_others_register():
+def test_a_stop_while_others_register_keeps_what_is_known_of_the_rest():
     registry = FakeRegistry()
     events = some_events(3)
-    registry.pending = dict.fromkeys(split_ids(events.ids), 10**9)
-    assert Bench(joiner := FakeJoiner(), registry, waits_max=2).sender.send(events) is None
-    assert joiner.batches == []
+    keys = split_ids(events.ids)
+    registry.pending, registry.present = {keys[2]: 10**9}, {keys[0]}
+    answer = Bench(joiner := FakeJoiner(), registry, waits_max=2).sender.send(events)
+    assert answer.verdicts.tolist() == [REGISTERED, Joined.JOINED, Joined.RETRY_UNAVAILABLE]
+    assert joiner.batches == [1]
+    registry.pending = dict.fromkeys(keys, 10**9)
+    assert Bench(joiner, registry, waits_max=2).sender.send(events) is None, "nothing is known of any"
+
+
+def test_each_verdict_has_the_time_at_which_it_came():
+    registry, joiner = FakeRegistry(), FakeJoiner()
+    events = some_events(3)
+    keys = split_ids(events.ids)
+    registry.pending, registry.present = {keys[2]: 10**9}, {keys[0]}
+    bench = Bench(joiner, registry)
+    began_us = bench.clock.now_us()
+    waited_us = bench.sender.send(events).at_us - began_us
+    assert waited_us[:2].tolist() == [0, 0]
+    assert waited_us[2] >= UNDER_WAY_S * 1e6
+
+
+def test_a_stop_in_the_middle_of_a_cut_batch_keeps_what_is_known_of_the_rest():
+    events = some_events(1000)
+    bench = Bench(FakeJoiner(before=Failing(poison={events.lines[999]})), waits_max=CUT_AFTER_FAILURES + 1)
+    verdicts = bench.sender.send(events).verdicts.tolist()
+    assert verdicts[0] == Joined.JOINED
+    assert verdicts[999] == Joined.RETRY_UNAVAILABLE
 
 
 def test_when_the_lookup_fails_the_batch_goes_without_and_the_registry_is_left_alone_for_a_while():
