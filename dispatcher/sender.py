@@ -78,10 +78,11 @@ class Sender:
         answer = Answer(verdicts, np.full(len(events), self._clock.now_us()))
         sent = self._send_rows(answer, events, np.flatnonzero(verdicts == SEND))
         if not (sent and self._see_what_comes(answer, events)):
-            undecided = (answer.verdicts == SEND) | (answer.verdicts == UNDER_WAY)
-            if undecided.all():
+            unsent = answer.verdicts == SEND
+            if unsent.all():
                 return None
-            answer.verdicts[undecided] = Joined.RETRY_UNAVAILABLE  # at the next start; the others are done
+            # Tried at the next start. What is known of the others, and of later batches, is to be recorded.
+            answer.verdicts[unsent | (answer.verdicts == UNDER_WAY)] = Joined.RETRY_UNAVAILABLE
         return answer
 
     def _see_what_comes(self, answer: Answer, events: Events) -> bool:
