@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher import sender
 from dispatcher.client import DispatcherClient
 from dispatcher.read_ahead import PER_SENDER
+from photon.core.columns import split_ids
 from photon.core.errors import LockedError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
@@ -483,3 +485,19 @@ def test_status_is_served(site, running):
     client.close()
     with pytest.raises(UnavailableError, match=r"dispatcher 127\.0\.0\.1:1"):
         DispatcherClient("127.0.0.1:1", 2.0).status()
+
+
+def test_a_stop_while_other_joiners_register_the_first_batch_records_the_later_ones(site, monkeypatch):
+    monkeypatch.setattr(sender, "UNDER_WAY_S", 60.0)
+    (site.logs / "a.jsonl").write_bytes(clicks(0, 300))
+    first = IdPacker().pack([f"click-{number}" for number in range(50)])
+    site.registry.pending = dict.fromkeys(split_ids(first), 10**9)
+    server = site.server(fast_settings(batch_events_max=50))
+    server.start()
+    until(lambda: sum(site.joiner.batches) == 250)
+    server.stop()
+    site.registry.pending.clear()
+    site.registry.present = set(split_ids(first))
+    status = site.drain()
+    assert (status["fates"]["joined"], status["fates"]["duplicate"]) == (250, 50)
+    assert set(site.joiner.handed.values()) == {1}, "none of them was sent again"
