@@ -42,7 +42,6 @@ _COMMANDS: Final = {
 
 
 _START_A_JVM: Final = ("verify", "recover", "backfill", "registry")
-_SERVE: Final = ("registry", "eventstore", "joiner", "dispatcher")
 
 
 class LazyGroup(click.Group):
@@ -58,13 +57,19 @@ class LazyGroup(click.Group):
             # A JVM is forked while gRPC channels are open. What gRPC does after a fork by default ends the
             # child now and then, before it becomes a JVM. Read when gRPC is first imported.
             os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
-        if cmd_name not in _SERVE:
-            # What gRPC notes of handshakes goes to stderr, among the words of a command which tells of them
-            # itself. In the log of a server it is the only word of whom it refused.
-            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute or "command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[1:2] != ["serve"]:
+            # What gRPC notes of handshakes goes to stderr, among the words of a command which tells of them
+            # itself. In the log of a server that is started by itself it is the only word of whom it refused;
+            # those that `join` and `dev` start have it from photon.app.launching and are quiet too.
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

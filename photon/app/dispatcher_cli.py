@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from photon.app.running_system import find_system
-from photon.core.errors import UsageError
+from photon.core.errors import PhotonError, UsageError
 
 if TYPE_CHECKING:
     from dispatcher.initialise import Start
@@ -51,11 +51,17 @@ def init(
 
     begin = _start(start)
     settings, places = _where(work, datacenter, foreign, config)
-    for _, patterns in places:  # all or nothing
+    for _, patterns in places:  # all of them before the first place is set
         check_patterns(patterns)
     empty = []
-    for directory, patterns in places:
-        offsets = initialise(directory, patterns, settings, begin, SystemClock(), _tell)
+    for number, (directory, patterns) in enumerate(places):
+        try:
+            offsets = initialise(directory, patterns, settings, begin, SystemClock(), _tell)
+        except (PhotonError, OSError):
+            if number:
+                done = ", ".join(str(directory) for directory, _ in places[:number])
+                _tell(f"set already, and they stay so: {done}; not {directory}, nor what comes after it")
+            raise
         click.echo(f"{directory}: {len(offsets):,} files")
         for name, offset in list(offsets.items())[:_FILES_SHOWN]:
             click.echo(f"  {offset:>16,}  {name}")

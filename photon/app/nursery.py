@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -233,25 +233,40 @@ def serve(channel: socket.socket) -> None:
                     return
                 arguments = json.loads(request)
                 _import_for(arguments[0])
-                me = os.getpid()  # asked by the fork, it might be another one's child already
                 try:
-                    pid = os.fork()
-                except OSError as error:  # too many processes, or no memory: those that run go on
+                    pid, new = _forked(arguments, logs, channel, children)
+                except OSError as error:  # too many processes or files, or no memory: those that run go on
                     _tell(channel, {"failed": error.errno or errno.EAGAIN})
                 else:
-                    if pid == 0:
-                        _become(arguments, logs[0], me, [channel.detach(), *children])
-                    new = os.pidfd_open(pid)
                     children[new] = pid
                     poller.register(new, select.POLLIN)
                     _tell(channel, {"launched": pid})
-                os.close(logs[0])
+                for log in logs:
+                    os.close(log)
             else:
                 pid = children.pop(descriptor)
                 poller.unregister(descriptor)
                 os.close(descriptor)
                 _, status = os.waitpid(pid, 0)
                 _tell(channel, {"ended": pid, "status": os.waitstatus_to_exitcode(status)})
+
+
+def _forked(
+    arguments: list[str], logs: Sequence[int], channel: socket.socket, children: Iterable[int]
+) -> tuple[int, int]:
+    """Process id and descriptor of the new one. OSError if there is no room for it: there is none then."""
+    if not logs:  # the kernel drops what it has no number for
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    me = os.getpid()  # asked by the fork, it might be another one's child already
+    pid = os.fork()
+    if pid == 0:
+        _become(arguments, logs[0], me, [channel.detach(), *children])
+    try:
+        return pid, os.pidfd_open(pid)
+    except OSError:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise
 
 
 def _import_for(role: str) -> None:
@@ -273,7 +288,9 @@ def _become(arguments: list[str], log: int, parent: int, descriptors: Sequence[i
         os.dup2(log, 1)
         os.dup2(log, 2)
         for descriptor in (log, *descriptors):
-            os.close(descriptor)
+            if descriptor > 2:  # else it was among the standard ones, closed at the start, and is replaced
+                os.close(descriptor)
+        sys.stderr = sys.stderr or os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         os.setsid()
         os.environ["PHOTON_PARENT"] = str(parent)
         sys.argv = ["photon", *arguments]

@@ -143,18 +143,20 @@ def test_grpc_leaves_forks_alone_in_commands_that_start_a_jvm(command, monkeypat
     assert os.environ.pop("GRPC_ENABLE_FORK_SUPPORT") == "0"
 
 
-@pytest.mark.parametrize("command", ["status", "join", "explain"])
+@pytest.mark.parametrize(
+    "command", ["status", "join", "explain", "registry replace", "registry scan", "dispatcher init"]
+)
 def test_grpc_does_not_talk_beside_a_command_that_calls(command, monkeypatch):
     monkeypatch.setenv("GRPC_VERBOSITY", "")
     monkeypatch.delenv("GRPC_VERBOSITY")
-    cli.photon.get_command(None, command)
+    cli.photon.resolve_command(None, command.split())
     assert os.environ["GRPC_VERBOSITY"] == "ERROR"
 
 
 @pytest.mark.parametrize("role", ["registry", "eventstore", "joiner", "dispatcher"])
 def test_grpc_tells_the_log_of_a_server_whom_it_refused(role, monkeypatch):
     monkeypatch.delenv("GRPC_VERBOSITY", raising=False)
-    cli.photon.get_command(None, role)
+    cli.photon.resolve_command(None, [role, "serve", "--name", "east"])
     assert "GRPC_VERBOSITY" not in os.environ
 
 

@@ -6,6 +6,7 @@ import random
 import pytest
 
 from dispatcher.rows import LedgerFile
+from dispatcher.slots import hold_directory
 from photon.app.cli import main
 from photon.app.dev_plan import logs_of, plan_dev
 from photon.app.topology import write_topology
@@ -140,3 +141,20 @@ def test_what_does_not_name_the_datacenters_is_refused(tmp_path, system, init):
     ):  # fmt: skip
         status, _, why = init(*arguments)
         assert (status, said in why) == (2, True), why
+
+
+def test_where_a_later_datacenter_is_in_use_what_is_set_already_is_said(init, dev):
+    sizes = {name: write_clicks(clicks_of(dev, name), 3) for name in ("east", "west")}
+    lock = hold_directory(dev / "west" / "dispatcher", alone=True)
+    try:
+        status, _, told = init("--work", dev)
+    finally:
+        lock.release()
+    assert status != 0
+    assert f"set already, and they stay so: {dev / 'east' / 'dispatcher'}; not {dev / 'west'}" in told
+    assert places(dev / "east" / "dispatcher") == {str(clicks_of(dev, "east") / "a.jsonl"): sizes["east"]}
+    lock = hold_directory(dev / "east" / "dispatcher", alone=True)
+    try:
+        assert "set already" not in init("--work", dev)[2]
+    finally:
+        lock.release()

@@ -1,7 +1,9 @@
 """The nursery: processes that are forked rather than started, as their supervisor sees them."""
 
+import errno
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -219,6 +221,41 @@ def test_a_log_that_cannot_be_opened_is_told_and_ends_no_other(nursery, serving,
         nursery.launch(BAD, tmp_path)
     assert first.poll() is None
     assert nursery.launch(BAD, tmp_path / "log").wait(60.0) == 2
+
+
+def test_no_descriptor_for_another_process_is_told_and_ends_no_other(serving, tmp_path):
+    """For the log, or, with one more to be had, for the process."""
+    own = Nursery()
+    try:
+        first = serving(own)
+        for role in ("registry", "eventstore", "joiner", "dispatcher"):  # no import opens files after that
+            own.launch([role, "--help"], tmp_path / "log").wait(60.0)
+        nursery = own._process.pid
+        before = resource.prlimit(nursery, resource.RLIMIT_NOFILE)
+        used = set(map(int, os.listdir(f"/proc/{nursery}/fd")))
+        free = min(set(range(len(used) + 1)) - used)
+        for limit in (free, free + 1):
+            resource.prlimit(nursery, resource.RLIMIT_NOFILE, (limit, before[1]))
+            with pytest.raises(OSError) as refused:
+                own.launch(BAD, tmp_path / "log")
+            assert refused.value.errno == errno.EMFILE
+        assert len(psutil.Process(nursery).children()) == 1
+        resource.prlimit(nursery, resource.RLIMIT_NOFILE, before)
+        assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
+        assert first.poll() is None
+    finally:
+        own.close()
+
+
+def test_the_log_has_the_words_of_a_process_whose_command_was_started_with_stderr_closed(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from photon.app.nursery import Nursery; n = Nursery(); "
+        f"print([n.launch({BAD!r}, Path(sys.argv[1])).wait(60.0) for _ in range(2)], n._useless); n.close()"
+    )
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", program, str(tmp_path / "log")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=100, check=True)
+    assert done.stdout == "[2, 2] False\n"
+    assert (tmp_path / "log").read_text().count("nowhere.json: cannot be read") == 2
 
 
 def test_the_nursery_has_one_thread_whatever_the_user_sets(monkeypatch):
