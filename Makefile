@@ -31,7 +31,7 @@ test-long: $(VENV)/.dev $(VENV)/.spark  ## real data sets; Spark drills; more se
 	@echo "More seeds, of these tests and of the simulator: make soak"
 
 test-faults: $(VENV)/.dev $(TOXIPROXY)  ## a system of several datacenters whose processes, links and disks fail; needs Go
-	$(BIN)/python -m pytest -m "faults or links"
+	$(PYTEST) -m "faults or links"
 
 test-compose: $(VENV)/.dev $(TOXIPROXY)  ## docker-compose.yml for real; starts an engine where none runs (root)
 	$(BIN)/python -m pytest -m compose

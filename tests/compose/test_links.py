@@ -1,7 +1,6 @@
 """deploy/links.py and a real toxiproxy: a link is there as slow as it should be, or not at all."""
 
 import http.client
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +36,7 @@ class Failing(Toxiproxy):
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server = ToxiproxyServer(need_toxiproxy(), random.Random())
+    server = ToxiproxyServer(need_toxiproxy())
     yield f"http://127.0.0.1:{server.port}"
     server.close()
 

@@ -2,8 +2,16 @@
 
 import pytest
 
+from photon.app import placing
 from photon.app.nursery import Nursery
 from tests.faults.kit.system import seed_for
+from tests.ports import free_ports
+
+
+@pytest.fixture(autouse=True)
+def ports_of_this_worker(monkeypatch):
+    """Systems that start at the same time in two workers never choose the same ones."""
+    monkeypatch.setattr(placing, "free_ports", lambda count, rng: free_ports(count))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from dispatcher.counts import read_totals
-from photon.app.ports import free_ports
 from photon.app.topology import Replica, write_topology
 from tests.app.kit import photon
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined
@@ -18,6 +17,7 @@ from tests.faults.kit.cutting import LONG, cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem, seed_for
 from tests.faults.scenarios import goes_on
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
@@ -137,7 +137,7 @@ def test_a_datacenter_that_is_gone_with_its_disks_starts_empty_while_the_other_g
 def _replace_replica(system, old, new):
     """As an operator does whose disk is gone: an empty one, under a new name, takes its place."""
     row = system.topology.replica(old)
-    grpc, raft = free_ports(2, system.rng)
+    grpc, raft = free_ports(2)
     fresh = Replica(
         new,
         f"127.0.0.1:{grpc}",

@@ -1,5 +1,5 @@
 """Fixtures of the tests of links."""
 
-from tests.faults.conftest import nursery
+from tests.faults.conftest import nursery, ports_of_this_worker
 
-__all__ = ["nursery"]
+__all__ = ["nursery", "ports_of_this_worker"]

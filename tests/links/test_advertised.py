@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from photon.app.ports import free_ports
 from tests.faults.kit.cutting import LONG, cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem, seed_for
 from tests.faults.kit.toxics import need_toxiproxy
 from tests.faults.kit.toxiproxy import ToxiproxyServer
+from tests.ports import free_ports
 
 pytestmark = [pytest.mark.links, pytest.mark.timeout(300)]
 
@@ -26,14 +26,14 @@ def rng():
 
 @pytest.fixture
 def server(rng):
-    started = ToxiproxyServer(need_toxiproxy(), rng)
+    started = ToxiproxyServer(need_toxiproxy())
     yield started
     started.close()
 
 
 def settings_of(server, rng):
     """A system whose replicas bind one address and advertise the proxy's before it."""
-    ports = [f"127.0.0.1:{port}" for port in free_ports(12, rng)]
+    ports = [f"127.0.0.1:{port}" for port in free_ports(12)]
     bound = {f"{kind}:{name}": ports.pop() for name in REPLICAS for kind in ("grpc", "raft")}
     taken = {int(address.rpartition(":")[2]) for address in (*ports, *bound.values())}
     advertised = server.create(bound, taken)

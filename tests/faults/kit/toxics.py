@@ -75,7 +75,7 @@ class Proxies:
 
     def __init__(self, rng: random.Random) -> None:
         """Skips the test where there is no toxiproxy server."""
-        self._server = ToxiproxyServer(need_toxiproxy(), rng)
+        self._server = ToxiproxyServer(need_toxiproxy())
         self._links: dict[str, Link] = {}
 
     def between(self, topology: Topology) -> Topology:

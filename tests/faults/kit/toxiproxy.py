@@ -7,7 +7,6 @@ has no end but the test's own.
 """
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -26,7 +25,7 @@ import requests
 import toxiproxy  # type: ignore[import-untyped]
 import toxiproxy.exceptions  # type: ignore[import-untyped]
 
-from photon.app.ports import free_ports
+from tests.ports import free_ports
 
 START_S: Final = 30.0
 STOP_S: Final = 10.0
@@ -72,9 +71,8 @@ def need_toxiproxy() -> Path:
 class ToxiproxyServer:
     """Started at once. `close` stops it, and with it all connections through it."""
 
-    def __init__(self, binary: Path, rng: random.Random) -> None:
-        self._rng = rng
-        (self.port,) = free_ports(1, rng)
+    def __init__(self, binary: Path) -> None:
+        (self.port,) = free_ports(1)
         self._client = toxiproxy.Toxiproxy()
         self._process = subprocess.Popen(
             # Linux kills it when this process ends, however it does.
@@ -108,7 +106,7 @@ class ToxiproxyServer:
         Ports are below those that the kernel gives to outgoing connections: none of these takes the port of a
         proxy that is down. None is in `avoid`, where others will listen.
         """
-        free = [port for port in free_ports(len(upstreams) + len(avoid), self._rng) if port not in avoid]
+        free = [port for port in free_ports(len(upstreams) + len(avoid)) if port not in avoid]
         listens = [f"127.0.0.1:{port}" for port in free]
         with self._bound():
             for (name, upstream), listen in zip(upstreams.items(), listens, strict=False):
