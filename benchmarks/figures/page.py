@@ -102,7 +102,7 @@ def _wasted(wasted: Mapping[str, Any]) -> list[str]:
         "## Wasted joins (Fig. 12)",
         _text(
             "Both datacenters read all events. A join is wasted where the other one had registered the event first;",
-            "how many are is told in percent of the events that are joined.",
+            "the shares are of the events that are joined.",
             "It can't be helped where the two read the event within the time that one's commit takes to the",
             "shard's leader and from there to the other's replica, some 130 ms here (each region is 50 ms from",
             "the next). So it depends on how far apart an event reaches the two: here the copies of the logs are",
