@@ -4,13 +4,17 @@ import pytest
 
 from tests.faults.kit.cutting import LONG, cut_short
 from tests.faults.kit.feeder import Feed
+from tests.faults.kit.recovering import recover_into
 from tests.faults.kit.skewed import SkewedLauncher
 from tests.faults.kit.system import FaultSystem, seed_for
 from tests.faults.scenarios import goes_on
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
-SETTINGS = {"registry": {"retention_days": 1.0, "clock_skew_s": 6.0}}
+SETTINGS = {
+    "registry": {"retention_days": 1.0, "clock_skew_s": 6.0},
+    "joiner": {"clear_tokens": False},
+}
 """Replicas ask each other for the time, though no id gets so old that it is forgotten; a new number of shards
 begins by the clock, and soon: 13 s ahead."""
 NEW_SHARD = 2
@@ -32,13 +36,17 @@ def test_a_clock_that_is_five_seconds_off_changes_nothing_in_what_is_joined(tmp_
         fenced = system.until(lambda: system.lives("west"), "a joiner in west")[-1].incarnation
         system.kill("joiner-west")
         system.fence(fenced)  # once its lease is over, by the clocks of both
+        report = recover_into(system, "west")  # what was under way when it was killed
+        assert report.refused is None, report
         before = system.watch.by_datacenter()
         system.until(
             lambda: all(system.watch.by_datacenter().get(n, 0) > before.get(n, 0) for n in ("east", "west")),
             "both datacenters to join",
         )
         cut_short(system.feeder)
-        system.finish()
+        system.until(lambda: system.feeder.is_done, "all to be fed")
+        system.until_fated(system.feeder.written["west"] + report.recovered, ["west"])
+        system.finish(ledgers=["east"])
     assert launcher.skewed == {"registry-r1", "eventstore-west", "joiner-west", "dispatcher-west"}
 
 
