@@ -17,7 +17,7 @@ from benchmarks.figures import registry, system
 from benchmarks.figures.drawing import draw
 from benchmarks.figures.page import page
 from photon.app.machine import describe_machine
-from tests.faults.kit.toxiproxy import ToxiproxyError, toxiproxy_binary
+from tests.faults.kit.toxiproxy import ToxiproxyError
 
 PARTS: Final[dict[str, Callable[[Path, bool], dict[str, Any]]]] = {
     "outage": system.outage,
@@ -39,14 +39,13 @@ def main(quick: bool, only: str, out: Path) -> None:
         raise click.UsageError(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
     measured: dict[str, Any] = {"machine": describe_machine()}
     try:
-        toxiproxy_binary()
+        with tempfile.TemporaryDirectory(prefix="photon-figures-") as scratch:
+            for part in chosen:
+                began = time.monotonic()
+                measured[part] = PARTS[part](Path(scratch) / part, quick)
+                sys.stderr.write(f"{part}: measured in {time.monotonic() - began:.0f} s\n")
     except ToxiproxyError as error:
         raise click.ClickException(str(error)) from error
-    with tempfile.TemporaryDirectory(prefix="photon-figures-") as scratch:
-        for part in chosen:
-            began = time.monotonic()
-            measured[part] = PARTS[part](Path(scratch) / part, quick)
-            sys.stderr.write(f"{part}: measured in {time.monotonic() - began:.0f} s\n")
     kept = out / "results" / "data.json"
     data = {**(json.loads(kept.read_text("utf-8")) if kept.exists() else {}), **measured}
     kept.parent.mkdir(parents=True, exist_ok=True)
