@@ -1,1 +1,1 @@
-"""Measurements of the rooms. Each prints the machine; figures are compared as ratios taken in one run."""
+"""Benchmarks, which only a checkout has: `photon bench` (join, registry) and `make results` (figures)."""

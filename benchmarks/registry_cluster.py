@@ -1,32 +1,57 @@
 """Three registry replicas as processes of this machine, their clients' addresses, who leads, what they used.
 
+    python -m benchmarks.registry_cluster JSON      (a replica, or {"delay_ms": .., "ways": [[from, to], ..]})
+
 With `delay_ms` each replica's Raft port is reached only through a delay proxy: the address its peers dial is
 the proxy's.
 """
 
+import asyncio
 import contextlib
+import json
 import os
 import random
-import shutil
+import signal
 import subprocess
+import sys
 import tempfile
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
-from benchmarks.registry_processes import BenchmarkError, Child, cpu_seconds, end, start_module
+from benchmarks.processes import BenchError, Child, cpu_seconds, end, start_module
 from idregistry.client import RegistryClient
+from idregistry.server import RegistryServer
 from photon.app.ports import free_ports
+from photon.app.supervisor import die_with_parent
 from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError
+from photon.core.settings import parse_settings
 from photon.core.tokens import Token
+from photon.wire.rpc import on_termination
 
-NODES = ("r0", "r1", "r2")
-_READY_S = 60.0
-_POLL_S = 0.02
-_STATUS_S = 2.0
+T = TypeVar("T")
+
+MODULE: Final = "benchmarks.registry_cluster"
+NODES: Final = ("r0", "r1", "r2")
+_READY_S: Final = 60.0
+_POLL_S: Final = 0.02
+_STATUS_S: Final = 2.0
+_READ_BYTES: Final = 1 << 20
+
+
+class FastClock(SystemClock):
+    """`speed` seconds of wall time a second since `began_s` (Unix time); leases and time-outs are real."""
+
+    def __init__(self, speed: float, began_s: float) -> None:
+        self._speed = speed
+        self._began_s = began_s
+
+    def now_us(self) -> int:
+        return int((self._began_s + (time.time() - self._began_s) * self._speed) * 1e6)
 
 
 class Cluster:
@@ -42,40 +67,44 @@ class Cluster:
         """`clock`: arguments of a FastClock that the replicas go by."""
         ports = free_ports(3 * len(NODES), random.Random())
         self.grpc = {node: f"127.0.0.1:{ports.pop()}" for node in NODES}
+        self.addresses = list(self.grpc.values())
         self._listen = {node: ports.pop() for node in NODES}
         self._dialed = {node: ports.pop() for node in NODES} if delay_ms else self._listen
         self._delay_ms = delay_ms
-        self.settings = dict(settings or {})
-        self._clock = None if clock is None else dict(clock)
+        self._settings = dict(settings or {})
+        self._clock = clock
         self._parent = directory
         self._directory = Path()
         self._processes: dict[str, subprocess.Popen[str]] = {}
         self._proxy: Child | None = None
+        self._stack = ExitStack()
         self._statuses = connect(self.addresses, _STATUS_S)
-
-    @property
-    def addresses(self) -> list[str]:
-        """gRPC, one a replica."""
-        return list(self.grpc.values())
 
     def __enter__(self) -> Self:
         self._parent.mkdir(parents=True, exist_ok=True)
-        self._directory = Path(tempfile.mkdtemp(prefix="registry-", dir=self._parent))
-        try:
+        with ExitStack() as stack:
+            scratch = tempfile.TemporaryDirectory(
+                prefix="registry-", dir=self._parent, ignore_cleanup_errors=True
+            )
+            self._directory = Path(stack.enter_context(scratch))
+            stack.callback(self._statuses.close)
+            stack.callback(self._end_all)
             if self._delay_ms:
                 ways = [[self._dialed[node], self._listen[node]] for node in NODES]
-                self._proxy = Child("benchmarks.wan_proxy", {"delay_ms": self._delay_ms, "ways": ways})
+                self._proxy = stack.enter_context(Child(MODULE, {"delay_ms": self._delay_ms, "ways": ways}))
                 self._proxy.hear()
             for node in NODES:
                 self.start(node)
             self._wait_until_ready()
-        except BaseException:
-            self._close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
-        self._close()
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def _end_all(self) -> None:
+        for process in self._processes.values():
+            end(process)
 
     def start(self, node: str) -> None:
         """Start a replica that is down."""
@@ -86,13 +115,12 @@ class Cluster:
             "raft_dialed": self._dialed[node],
             "raft_peers": {peer: port for peer, port in self._dialed.items() if peer != node},
             "directory": str(self._directory / node),
-            "settings": self.settings,
+            "settings": self._settings,
             "clock": self._clock,
         }
         # What replicas say of each other while they start and die is not the measurement's matter.
-        log = (self._directory / f"{node}.log").open("a")
-        with log:
-            self._processes[node] = start_module("benchmarks.registry_replica", replica, stderr=log)
+        with (self._directory / f"{node}.log").open("a") as log:
+            self._processes[node] = start_module(MODULE, replica, stderr=log)
 
     def kill(self, node: str) -> float:
         """SIGKILL; the moment of it, by the monotonic clock."""
@@ -108,56 +136,51 @@ class Cluster:
             return shards
         return []
 
-    def status(self, node: str, shard: int = 0) -> dict[str, Any]:
-        """The same of one shard."""
-        return next((one for one in self.shards(node) if one["shard"] == shard), {})
+    def status(self, node: str) -> dict[str, Any]:
+        """The same of shard 0."""
+        return next((one for one in self.shards(node) if one["shard"] == 0), {})
 
-    def leader(self, shard: int = 0) -> str:
-        """The node that leads, once there is one."""
-        deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
-            leading = [node for node in self._processes if self.status(node, shard).get("is_leader")]
-            if len(leading) == 1:
-                return leading[0]
-            time.sleep(_POLL_S)
-        raise BenchmarkError(f"no leader within {_READY_S:g} s: {self._last_words()}")
+    def leader(self) -> str:
+        """The node that leads shard 0, once there is one."""
+
+        def leading() -> str | None:
+            found = [node for node in self._processes if self.status(node).get("is_leader")]
+            return found[0] if len(found) == 1 else None
+
+        return self._until(leading, "no leader")
 
     def wait_until_settled(self, seconds: float) -> None:
-        """Until nobody else led for so long: a replica that comes back may be handed the lead it had."""
-        deadline = time.monotonic() + _READY_S
-        seen, since = "", time.monotonic()
-        while time.monotonic() < deadline:
+        """Until nobody else led for this long: a replica that comes back may be handed the lead it had."""
+        seen = ("", 0.0)
+
+        def settled() -> bool | None:
+            nonlocal seen
             leader = self.leader()
-            if leader != seen:
-                seen, since = leader, time.monotonic()
-            if time.monotonic() - since >= seconds:
-                return
-            time.sleep(5 * _POLL_S)
-        raise BenchmarkError(f"the lead changed hands for {_READY_S:g} s: {self._last_words()}")
+            if leader != seen[0]:
+                seen = (leader, time.monotonic())
+            return time.monotonic() - seen[1] >= seconds or None
 
-    def commit_index(self, node: str, shard: int = 0) -> int:
+        self._until(settled, "the lead changed hands")
+
+    def commit_index(self, node: str) -> int:
         """Raft entries committed so far, as `node` knows."""
-        return int(self.status(node, shard).get("commit_index", 0))
+        return int(self.status(node).get("commit_index", 0))
 
-    def wait_until_even(self, shard: int = 0) -> None:
+    def wait_until_even(self) -> None:
         """Until all replicas run and none lags."""
-        deadline = time.monotonic() + _READY_S
-        while time.monotonic() < deadline:
-            applied = [self.status(node, shard).get("applied_index", -1) for node in NODES]
-            if min(applied) >= 0 and max(applied) - min(applied) < 100:
-                return
-            time.sleep(_POLL_S)
-        raise BenchmarkError(f"a replica did not catch up within {_READY_S:g} s: {self._last_words()}")
+
+        def even() -> bool | None:
+            applied = [self.status(node).get("applied_index", -1) for node in NODES]
+            return (min(applied) >= 0 and max(applied) - min(applied) < 100) or None
+
+        self._until(even, "a replica did not catch up")
 
     def cpu(self, leader: str) -> dict[str, float]:
-        """Seconds used so far: the leader, each follower, the proxy."""
-        pids = {
-            "leader" if node == leader else f"follower_{node}": process.pid
-            for node, process in self._processes.items()
-        }
-        if self._proxy is not None:
-            pids["proxy"] = self._proxy.pid
-        return dict(zip(pids, cpu_seconds(pids.values()), strict=True))
+        """Seconds used so far: the leader, the followers, the proxy."""
+        used = {"leader": 0.0, "followers": 0.0}
+        for node, process in self._processes.items():
+            used["leader" if node == leader else "followers"] += cpu_seconds([process.pid])
+        return used if self._proxy is None else {**used, "proxy": cpu_seconds([self._proxy.pid])}
 
     def _wait_until_ready(self) -> None:
         client = connect(self.addresses, _READY_S)
@@ -167,29 +190,111 @@ class Cluster:
                 token = Token("127.0.0.1:7000", 0, time_us).pack()
                 client.commit(os.urandom(16 * 64), bytes(8 * 64), token)
         except PhotonError as error:
-            raise BenchmarkError(f"the replicas do not serve: {error}; {self._last_words()}") from error
+            raise BenchError(f"the replicas do not serve: {error}; {self._last_words()}") from error
         finally:
             client.close()
         self.wait_until_even()
 
+    def _until(self, found: Callable[[], T | None], what: str) -> T:
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            value = found()
+            if value is not None:
+                return value
+            time.sleep(_POLL_S)
+        raise BenchError(f"{what} within {_READY_S:g} s: {self._last_words()}")
+
     def _last_words(self) -> str:
-        lines = [line for node in NODES for line in self._log(node)[-3:]]
-        return "; ".join(lines) or "they said nothing"
-
-    def _log(self, node: str) -> list[str]:
-        with contextlib.suppress(OSError):
-            return (self._directory / f"{node}.log").read_text("utf-8").splitlines()
-        return []
-
-    def _close(self) -> None:
-        self._statuses.close()
-        for process in self._processes.values():
-            end(process)
-        if self._proxy is not None:
-            self._proxy.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        logs = sorted(self._directory.glob("*.log"))
+        return "; ".join(line for log in logs for line in log.read_text("utf-8").splitlines()[-3:])
 
 
-def connect(addresses: list[str], timeout_s: float) -> RegistryClient:
+def connect(addresses: Sequence[str], timeout_s: float) -> RegistryClient:
     """A client, `addresses` with the nearest first."""
-    return RegistryClient(addresses, timeout_s, SystemClock(), random.Random())
+    return RegistryClient(list(addresses), timeout_s, SystemClock(), random.Random())
+
+
+def _serve(replica: Mapping[str, Any]) -> None:
+    node = replica["node"]
+    stop = threading.Event()
+    on_termination(stop.set)
+
+    def fatal(error: BaseException) -> None:
+        print(f"{node}: {error!r}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    server = RegistryServer(
+        parse_settings({"registry": replica["settings"]}).registry,
+        node,
+        replica["grpc"][node],
+        ("127.0.0.1", replica["raft_listen"]),
+        {name: ("127.0.0.1", port) for name, port in replica["raft_peers"].items()},
+        replica["grpc"],
+        Path(replica["directory"]),
+        b"benchmark",
+        FastClock(**replica["clock"]) if replica["clock"] else SystemClock(),
+        random.Random(),
+        fatal,
+        raft_dialed=("127.0.0.1", replica["raft_dialed"]),
+    )
+    server.start()
+    stop.wait()
+    server.stop()
+
+
+async def delay(delay_s: float, ways: Sequence[tuple[int, int]]) -> None:
+    """A long link: what comes in on a port of loopback goes out to another `delay_s` later, and so back.
+
+    Only time is added: no bandwidth limit, buffers without a bound; nothing but the delay is measured.
+    """
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        writing = asyncio.create_task(write(late, writer))
+        data = b"..."
+        while data:
+            try:
+                data = await reader.read(_READ_BYTES)
+            except OSError:
+                data = b""
+            late.put_nowait((time.monotonic() + delay_s, data))
+        await writing
+
+    async def write(late: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
+        data = b"..."
+        while data:
+            due, data = await late.get()
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            with contextlib.suppress(OSError):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    def accepting(target: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
+        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
+            except OSError:  # nobody there: the one who dials sees it at once
+                writer.close()
+                return
+            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+
+        return accepted
+
+    for start, target in ways:
+        await asyncio.start_server(accepting(target), "127.0.0.1", start)
+    print("true", flush=True)
+    await asyncio.Event().wait()
+
+
+def main() -> None:
+    die_with_parent()
+    argument = json.loads(sys.argv[1])
+    if "ways" in argument:
+        asyncio.run(delay(argument["delay_ms"] / 1000, argument["ways"]))
+    else:
+        _serve(argument)
+
+
+if __name__ == "__main__":
+    main()

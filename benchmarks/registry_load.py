@@ -1,17 +1,65 @@
-"""Load from outside client processes on a cluster, measured: what came through, how fast, at what cost."""
+"""Load from outside client processes on a cluster, measured: what came through, how fast, at what cost.
 
+A client is a process of its own, `python -m benchmarks.registry_load JSON`, which prints `true` when it is
+ready and takes one load a line. It keeps `threads` calls under way for a time and answers what it saw. With
+`rate` the calls begin at fixed moments, and a latency counts from that moment: a queue that grows shows.
+"""
+
+import json
+import os
+import random
+import sys
+import threading
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Self
 
-from benchmarks.registry_cluster import Cluster
-from benchmarks.registry_processes import Child, percentiles
+from benchmarks.processes import Child, percentiles
+from benchmarks.registry_cluster import Cluster, connect
+from photon.app.supervisor import die_with_parent
+from photon.core.columns import pack_times
+from photon.core.errors import PhotonError
+from photon.core.fates import Committed
+from photon.core.tokens import Token
 
-WARM_S = 0.7
+WARM_S: Final = 0.7
+_KNOWN_BATCHES: Final = 64
+_TIMEOUT_S: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One measurement. Times by the monotonic clock, which all processes of a machine share."""
+
+    call: str
+    ids_min: int
+    ids_max: int
+    threads: int
+    begin: float
+    end: float
+    rate: float | None = None
+    """Calls a second of this process, all threads together; None: each thread calls again at once."""
+
+
+@dataclass(slots=True)
+class Seen:
+    """By clients. `ends`: the moment of each success; `failures`: by what they said."""
+
+    latencies_ms: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    ids: int = 0
+    cpu_s: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: "Seen") -> None:
+        self.latencies_ms += other.latencies_ms
+        self.ends += other.ends
+        self.ids += other.ids
+        self.cpu_s += other.cpu_s
+        self.failures = dict(Counter(self.failures) + Counter(other.failures))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,27 +67,30 @@ class Measured:
     """Of one load, for `seconds`. `cores`: how many each kind of process kept busy."""
 
     seconds: float
-    ids: int
-    latencies_ms: list[float]
-    ends: list[float]
+    seen: Seen
     commits: int
-    failures: dict[str, int]
     cores: dict[str, float]
 
     @property
     def ids_per_s(self) -> int:
-        return round(self.ids / self.seconds)
+        return round(self.seen.ids / self.seconds)
 
     @property
-    def calls_per_s(self) -> float:
-        return len(self.latencies_ms) / self.seconds
+    def calls(self) -> int:
+        return len(self.seen.latencies_ms)
+
+    def rates(self) -> dict[str, int]:
+        return {
+            "requests_per_s": round(self.calls / self.seconds),
+            "raft_commits_per_s": round(self.commits / self.seconds),
+        }
 
     def row(self) -> dict[str, Any]:
         """The columns that all tables share."""
         return {
             "ids_per_s": self.ids_per_s,
-            **percentiles(self.latencies_ms),
-            "failures": sum(self.failures.values()),
+            **percentiles(self.seen.latencies_ms),
+            "failures": sum(self.seen.failures.values()),
             **{f"{who}_cores": round(value, 2) for who, value in self.cores.items()},
         }
 
@@ -48,21 +99,19 @@ class Clients:
     """Client processes, each with its connections. Each prefers another replica for its lookups."""
 
     def __init__(self, addresses: Sequence[str], processes: int) -> None:
-        self._addresses = list(addresses)
-        self._count = processes
+        self._turned = [[*addresses[n:], *addresses[:n]] for n in range(processes)]
         self._children: list[Child] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        for n in range(self._count):
-            turned = self._addresses[n % len(self._addresses) :] + self._addresses[: n % len(self._addresses)]
-            child = Child("benchmarks.registry_client", {"addresses": turned})
+        for addresses in self._turned:
+            child = Child("benchmarks.registry_load", {"addresses": addresses})
             self._children.append(self._stack.enter_context(child))
         for child in self._children:
             child.hear()  # it runs: a load's time would pass before it
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.close()
 
     def begin(
@@ -72,31 +121,23 @@ class Clients:
         ids: int | tuple[int, int] = 1,
         in_flight: int = 1,
         calls_per_s: float | None = None,
-        keep_times: bool = False,
     ) -> tuple[float, float]:
         """Start a load of `in_flight` calls under way in all; (begin, end) of the measured time."""
         low, high = (ids, ids) if isinstance(ids, int) else ids
-        threads = _spread(in_flight, len(self._children))
-        busy = sum(1 for n in threads if n)
+        count = len(self._children)
+        threads = [in_flight // count + (n < in_flight % count) for n in range(count)]
+        rate = None if calls_per_s is None else calls_per_s / sum(1 for n in threads if n)
         begin = time.monotonic() + WARM_S
-        for child, count in zip(self._children, threads, strict=True):
-            child.tell(
-                {
-                    "call": call,
-                    "ids_min": low,
-                    "ids_max": high,
-                    "threads": count,
-                    "begin": begin,
-                    "end": begin + seconds,
-                    "rate": None if calls_per_s is None or not count else calls_per_s / busy,
-                    "keep_times": keep_times,
-                }
-            )
+        for child, some in zip(self._children, threads, strict=True):
+            child.tell(asdict(Load(call, low, high, some, begin, begin + seconds, rate)))
         return begin, begin + seconds
 
-    def finish(self) -> list[dict[str, Any]]:
-        """What each process saw."""
-        return [child.hear() for child in self._children]
+    def finish(self) -> Seen:
+        """What all processes saw."""
+        seen = Seen()
+        for child in self._children:
+            seen.add(Seen(**child.hear()))
+        return seen
 
 
 def measure(cluster: Cluster, clients: Clients, seconds: float, **load: Any) -> Measured:
@@ -108,23 +149,103 @@ def measure(cluster: Cluster, clients: Clients, seconds: float, **load: Any) -> 
     time.sleep(max(0.0, end - time.monotonic()))
     cpu_then, commits = cluster.cpu(leader), cluster.commit_index(leader) - commits
     seen = clients.finish()
-    used = [(who, value - cpu[who]) for who, value in cpu_then.items() if who in cpu]
-    return Measured(
-        seconds=seconds,
-        ids=sum(one["ids"] for one in seen),
-        latencies_ms=[ms for one in seen for ms in one["latencies_ms"]],
-        ends=sorted(at for one in seen for at in one["ends"]),
-        commits=commits,
-        failures=dict(sum((Counter(one["failures"]) for one in seen), Counter())),
-        cores={
-            "leader": sum(value for who, value in used if who == "leader") / seconds,
-            "followers": sum(value for who, value in used if who.startswith("follower")) / seconds,
-            "clients": sum(one["cpu_s"] for one in seen) / seconds,
-            **{who: value / seconds for who, value in used if who == "proxy"},
-        },
-    )
+    cores = {who: (value - cpu[who]) / seconds for who, value in cpu_then.items()}
+    proxy = {"proxy": cores.pop("proxy")} if "proxy" in cores else {}
+    return Measured(seconds, seen, commits, {**cores, "clients": seen.cpu_s / seconds, **proxy})
 
 
-def _spread(total: int, over: int) -> list[int]:
-    """As even as can be; the first get one more."""
-    return [total // over + (n < total % over) for n in range(over)]
+def keep_calling(threads: int, begin: float, end: float, rate: float | None, call: Callable[[], int]) -> Seen:
+    """Call from `threads` threads until `end`. `call` gives the number of ids; PhotonError is counted."""
+    lock = threading.Lock()
+    slot = 0
+    each = [Seen() for _ in range(threads)]
+
+    def next_start() -> float:
+        nonlocal slot
+        if rate is None:
+            return time.monotonic()
+        with lock:
+            start = begin + slot / rate
+            slot += 1
+        if start < end:
+            time.sleep(max(0.0, start - time.monotonic()))
+        return start
+
+    def work(seen: Seen) -> None:
+        while (start := next_start()) < end:
+            try:
+                ids = call()
+            except PhotonError as error:
+                seen.failures[str(error)] = seen.failures.get(str(error), 0) + 1
+                continue
+            done = time.monotonic()
+            if begin <= done < end:
+                seen.latencies_ms.append(round((done - start) * 1e3, 3))
+                seen.ends.append(done)
+                seen.ids += ids
+
+    workers = [threading.Thread(target=work, args=(seen,)) for seen in each]
+    for worker in workers:
+        worker.start()
+    time.sleep(max(0.0, begin - time.monotonic()))
+    cpu_s = time.process_time()
+    time.sleep(max(0.0, end - time.monotonic()))
+    total = Seen(cpu_s=time.process_time() - cpu_s)
+    for worker, seen in zip(workers, each, strict=True):
+        worker.join()
+        total.add(seen)
+    return total
+
+
+class Caller:
+    """Commits fresh ids, and looks ids up."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._client = connect(addresses, _TIMEOUT_S)
+        self._incarnation = random.getrandbits(63)
+        self._lock = threading.Lock()
+        self._made = 0
+        self._committed: deque[tuple[bytes, bytes]] = deque(maxlen=_KNOWN_BATCHES)
+
+    def run(self, load: Load) -> Seen:
+        act = self._look_up if load.call == "lookup" else self._commit
+        return keep_calling(
+            load.threads,
+            load.begin,
+            load.end,
+            load.rate,
+            lambda: act(random.randint(load.ids_min, load.ids_max)),
+        )
+
+    def _commit(self, count: int) -> int:
+        ids, times = _fresh(count)
+        with self._lock:
+            self._made += 1
+            token = Token("127.0.0.1:7000", self._incarnation, self._made).pack()
+        outcomes = self._client.commit(ids, times, token)
+        assert outcomes == bytes([Committed.WON]) * count, "every id is new"
+        self._committed.append((ids, times))
+        return count
+
+    def _look_up(self, count: int) -> int:
+        """Every second batch of ids that are registered, where some of this size are known."""
+        known = random.random() < 0.5 and len(self._committed) > 0
+        ids, times = random.choice(self._committed) if known else _fresh(count)
+        self._client.lookup(ids[: 16 * count], times[: 8 * count])
+        return count
+
+
+def _fresh(count: int) -> tuple[bytes, bytes]:
+    return os.urandom(16 * count), pack_times([time.time_ns() // 1000] * count)
+
+
+def main() -> None:
+    die_with_parent()
+    caller = Caller(json.loads(sys.argv[1])["addresses"])
+    print("true", flush=True)
+    for line in sys.stdin:
+        print(json.dumps(asdict(caller.run(Load(**json.loads(line))))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

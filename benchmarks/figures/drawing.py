@@ -1,4 +1,4 @@
-"""The figures as SVG, drawn from what was measured."""
+"""The figures as small pictures, drawn from what was measured."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -11,19 +11,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _SIZE: Final = (7.0, 3.2)
-_COLORS: Final = {"east": "#1f6fb4", "west": "#d2691e"}
+_DPI: Final = 100
+_EAST, _WEST, _GREEN, _RED = "#1f6fb4", "#d2691e", "#2e8b57", "#8b1a1a"
 _WINDOW: Final = 5
 """Rows of which a percentile is taken together."""
 
 Rows = Sequence[Mapping[str, Any]]
+Series = tuple[list[float], list[float]]
 
 
 def draw(data: Mapping[str, Any], directory: Path) -> None:
-    """fig07.svg to fig13.svg for what `data` has."""
+    """fig07.png to fig13.png for what `data` has."""
     import matplotlib
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "photon"  # the same figures give the same file
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
     directory.mkdir(parents=True, exist_ok=True)
     for name, part, drawn in (
         ("fig07", "outage", _latency),
@@ -34,34 +37,27 @@ def draw(data: Mapping[str, Any], directory: Path) -> None:
         ("fig12", "wasted", _wasted),
         ("fig13", "outage", _catching_up),
     ):
-        if part in data:
-            _save(directory / f"{name}.svg", drawn, data[part])
+        if part not in data:
+            continue
+        figure, axes = pyplot.subplots(figsize=_SIZE, layout="constrained")
+        axes.set_xlabel("seconds")
+        drawn(axes, data[part])
+        if axes.get_yscale() != "log":
+            axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+        # Without its version the same figures give the same file.
+        figure.savefig(directory / f"{name}.png", dpi=_DPI, metadata={"Software": None})
+        pyplot.close(figure)
 
 
-def _save(path: Path, drawn: Any, part: Mapping[str, Any]) -> None:
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=_SIZE, layout="constrained")
-    drawn(axes, part)
-    if axes.get_yscale() != "log":
-        axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, metadata={"Date": None})
-    pyplot.close(figure)
-
-
-def series(rows: Rows, datacenter: str, key: str) -> tuple[list[float], list[float]]:
+def series(rows: Rows, datacenter: str, key: str) -> Series:
     """Seconds, and the value of each row that has it; NaN between two that are apart (it was down)."""
-    at, values = [], []
-    for row in rows:
-        found = row["datacenters"].get(datacenter, {})
-        at.append(row["at_s"])
-        values.append(found[key] if key in found else float("nan"))
-    return at, values
+    found = [row["datacenters"].get(datacenter, {}).get(key, float("nan")) for row in rows]
+    return [row["at_s"] for row in rows], found
 
 
-def p90_ms(rows: Rows, datacenter: str | None = None) -> tuple[list[float], list[float]]:
+def p90_ms(rows: Rows, datacenter: str | None = None) -> Series:
     """Seconds, and the 90th percentile of the last _WINDOW rows; of all datacenters together by default."""
     at, values = [], []
     for end in range(_WINDOW, len(rows) + 1):
@@ -77,56 +73,63 @@ def p90_ms(rows: Rows, datacenter: str | None = None) -> tuple[list[float], list
     return at, values
 
 
-def _mark_outage(axes: "Axes", outage: Mapping[str, Any]) -> None:
+def wasted_percent(rows: Rows) -> Series:
+    """Seconds, and the share of events whose join was wasted, of those joined, over the last _WINDOW rows."""
+    at, values = [], []
+    for end in range(_WINDOW, len(rows) + 1):
+        found = list(
+            itertools.chain.from_iterable(r["datacenters"].values() for r in rows[end - _WINDOW : end])
+        )
+        joined = sum(one.get("joined_per_s", 0.0) for one in found)
+        wasted = sum(one.get("wasted_per_s", 0.0) for one in found)
+        at.append(rows[end - 1]["at_s"])
+        values.append(100.0 * wasted / joined if joined else float("nan"))
+    return at, values
+
+
+def _mark_outage(axes: "Axes", outage: Mapping[str, Any], what: str) -> Rows:
     axes.axvspan(outage["down_at_s"], outage["up_at_s"], color="0.9", label=f"{outage['down']} is down")
-    axes.set_xlabel("seconds")
+    axes.set_ylabel(what)
+    rows: Rows = outage["rows"]
+    return rows
 
 
 def _latency(axes: "Axes", outage: Mapping[str, Any]) -> None:
-    _mark_outage(axes, outage)
-    for name, color in _COLORS.items():
-        axes.plot(*p90_ms(outage["rows"], name), color=color, label=f"{name}, p90")
+    rows = _mark_outage(axes, outage, "line read to joined line, ms")
+    for name, color in (("east", _EAST), ("west", _WEST)):
+        axes.plot(*p90_ms(rows, name), color=color, label=f"{name}, p90")
     axes.set_yscale("log")
-    axes.set_ylabel("line read to joined line, ms")
 
 
 def _lookups(axes: "Axes", outage: Mapping[str, Any]) -> None:
-    _mark_outage(axes, outage)
-    rows = outage["rows"]
-    axes.plot(*series(rows, "west", "cache_hits_per_s"), color="#2e8b57", label="west: from the cache")
-    axes.plot(*series(rows, "west", "logs_hits_per_s"), color="#8b1a1a", label="west: from the logs")
-    axes.set_ylabel("lookups found a second")
+    rows = _mark_outage(axes, outage, "lookups found a second")
+    for tier, color in (("cache", _GREEN), ("logs", _RED)):
+        axes.plot(*series(rows, "west", f"{tier}_hits_per_s"), color=color, label=f"west: from the {tier}")
 
 
 def _outage(axes: "Axes", outage: Mapping[str, Any]) -> None:
-    _mark_outage(axes, outage)
-    for name, color in _COLORS.items():
-        axes.plot(*series(outage["rows"], name, "joined_per_s"), color=color, label=f"joined by {name}")
-    axes.set_ylabel("joined events a second")
+    rows = _mark_outage(axes, outage, "joined events a second")
+    for name, color in (("east", _EAST), ("west", _WEST)):
+        axes.plot(*series(rows, name, "joined_per_s"), color=color, label=f"joined by {name}")
 
 
 def _catching_up(axes: "Axes", outage: Mapping[str, Any]) -> None:
-    _mark_outage(axes, outage)
-    rows, down = outage["rows"], outage["down"]
-    axes.plot(*series(rows, down, "read_per_s"), color="0.4", label=f"{down}: read")
-    axes.plot(
-        *series(rows, down, "skipped_per_s"),
-        color="#2e8b57",
-        label=f"{down}: known to the IdRegistry, not sent",
-    )
-    axes.plot(*series(rows, down, "joined_per_s"), color=_COLORS["east"], label=f"{down}: joined")
+    rows, down = _mark_outage(axes, outage, "events a second"), outage["down"]
+    known = "known to the IdRegistry, not sent"
+    for key, what, color in (
+        ("read", "read", "0.4"),
+        ("skipped", known, _GREEN),
+        ("joined", "joined", _EAST),
+    ):
+        axes.plot(*series(rows, down, f"{key}_per_s"), color=color, label=f"{down}: {what}")
     axes.set_yscale("symlog", linthresh=100)
-    axes.set_ylabel("events a second")
 
 
 def _batching(axes: "Axes", batching: Mapping[str, Any]) -> None:
-    for (name, rows), color in zip(batching["series"].items(), ("#8b1a1a", "#1f6fb4"), strict=False):
-        at = [row["at_s"] for row in rows]
-        axes.plot(
-            at, [row["requests_per_s"] for row in rows], color=color, ls="--", label=f"requests, {name}"
-        )
-        axes.plot(at, [row["commits_per_s"] for row in rows], color=color, label=f"Raft commits, {name}")
-    axes.set_xlabel("seconds")
+    for (name, rows), color in zip(batching["series"].items(), (_RED, _EAST), strict=False):
+        for key, style, what in (("requests", "--", "requests"), ("commits", "-", "Raft commits")):
+            at, values = [row["at_s"] for row in rows], [row[f"{key}_per_s"] for row in rows]
+            axes.plot(at, values, color=color, ls=style, label=f"{what}, {name}")
     axes.set_ylabel("a second")
 
 
@@ -140,21 +143,6 @@ def _upsharding(axes: "Axes", sharding: Mapping[str, Any]) -> None:
 
 
 def _wasted(axes: "Axes", wasted: Mapping[str, Any]) -> None:
-    for (name, run), color in zip(wasted["runs"].items(), ("#2e8b57", "#4a6fa5", "#8b1a1a"), strict=False):
+    for (name, run), color in zip(wasted["runs"].items(), (_GREEN, "#4a6fa5", _RED), strict=False):
         axes.plot(*wasted_percent(run["rows"]), color=color, label=name)
-    axes.set_xlabel("seconds")
     axes.set_ylabel("wasted joins, % of events joined")
-
-
-def wasted_percent(rows: Rows) -> tuple[list[float], list[float]]:
-    """Seconds, and the events joined in vain, of those joined, in percent, over the last _WINDOW rows."""
-    at, values = [], []
-    for end in range(_WINDOW, len(rows) + 1):
-        found = list(
-            itertools.chain.from_iterable(r["datacenters"].values() for r in rows[end - _WINDOW : end])
-        )
-        joined = sum(one.get("joined_per_s", 0.0) for one in found)
-        vain = sum(one.get("wasted_per_s", 0.0) for one in found)
-        at.append(rows[end - 1]["at_s"])
-        values.append(100.0 * vain / joined if joined else float("nan"))
-    return at, values

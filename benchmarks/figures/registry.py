@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.figures.fast_clock import FastClock
-from benchmarks.registry_cluster import Cluster, connect
+from benchmarks.registry_cluster import Cluster, FastClock, connect
 from benchmarks.registry_load import Clients, measure
-from idregistry.client import RegistryClient
 from photon.core.tokens import Token
 
 ROUND_TRIP_MS: Final = 100.0
@@ -62,9 +60,9 @@ def _batching(directory: Path, batches_in_flight: int, steps: int) -> list[dict[
             rows.append(
                 {
                     "at_s": round(number * _STEP_S, 1),
-                    "requests_per_s": round(measured.calls_per_s, 1),
+                    "requests_per_s": round(measured.calls / measured.seconds, 1),
                     "commits_per_s": round(measured.commits / measured.seconds, 1),
-                    "ids_a_commit": round(measured.ids / max(1, measured.commits), 1),
+                    "ids_a_commit": round(measured.seen.ids / max(1, measured.commits), 1),
                     "p50_ms": row["p50_ms"],
                     "failures": row["failures"],
                 }
@@ -109,7 +107,7 @@ def upsharding(directory: Path, quick: bool) -> dict[str, Any]:
 def _feed(
     addresses: list[str], clock: FastClock, stop: threading.Event, failures: list[BaseException]
 ) -> None:
-    client: RegistryClient = connect(addresses, _TIMEOUT_S)
+    client = connect(addresses, _TIMEOUT_S)
     try:
         number = 0
         began = time.monotonic()

@@ -6,14 +6,14 @@ and a toxiproxy in each link between datacenters, which adds 100 ms to a round t
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from photon.app.dev_figures import Sample, Status
 from photon.app.topology import PIPELINE_ROLES
 from photon.core.fates import Fate
-from tests.faults.kit.checkers import Report
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem
 
@@ -65,7 +65,7 @@ def outage(directory: Path, quick: bool) -> dict[str, Any]:
         "down_at_s": down_at,
         "up_at_s": up_at,
         "rows": rows_of(samples, began),
-        "report": _told(report),
+        "report": report.as_document(),
     }
 
 
@@ -79,7 +79,7 @@ def wasted(directory: Path, quick: bool) -> dict[str, Any]:
             began = time.monotonic()
             samples = _sample(system, began, seconds, [])
             report = system.finish(_DRAIN_S)
-        runs[name] = {"rows": rows_of(samples, began), "report": _told(report)}
+        runs[name] = {"rows": rows_of(samples, began), "report": report.as_document()}
     return {"seconds": seconds, "runs": runs}
 
 
@@ -101,37 +101,23 @@ def _feed(
     )
 
 
-def _system(directory: Path, feed: Feed, settings: Mapping[str, Mapping[str, Any]]) -> "_Settled":
-    changed = {
-        section: {**SETTINGS.get(section, {}), **settings.get(section, {})}
-        for section in {*SETTINGS, *settings}
-    }
+@contextmanager
+def _system(directory: Path, feed: Feed, settings: Mapping[str, Mapping[str, Any]]) -> Iterator[FaultSystem]:
+    """A system whose feeder starts once it runs as it should."""
     directory.mkdir(parents=True, exist_ok=True)
-    return _Settled(directory, feed, changed)
-
-
-class _Settled:
-    """A system that is fed once it runs as it shall."""
-
-    def __init__(self, directory: Path, feed: Feed, settings: Mapping[str, Mapping[str, Any]]) -> None:
-        self._system = FaultSystem(directory, SEED, feed, replicas=5, settings=settings, proxies=True)
-
-    def __enter__(self) -> FaultSystem:
-        system = self._system
-        try:
-            system.proxies.latency(system.topology.regions, ROUND_TRIP_MS, JITTER_MS)
-            system.start(feed=False)
-            for shard in (None, 0, 1):
-                system.until_leader(shard)
-            system.run_for(SETTLED_S)
-            system.feeder.start()
-        except BaseException:
-            system.close()
-            raise
-        return system
-
-    def __exit__(self, *error: Any) -> None:
-        self._system.__exit__(*error)
+    made = FaultSystem(directory, SEED, feed, replicas=5, settings={**SETTINGS, **settings}, proxies=True)
+    try:
+        made.proxies.latency(made.topology.regions, ROUND_TRIP_MS, JITTER_MS)
+        made.start(feed=False)
+        for shard in (None, 0, 1):
+            made.until_leader(shard)
+        made.run_for(SETTLED_S)
+        made.feeder.start()
+    except BaseException:
+        made.close()
+        raise
+    with made:
+        yield made
 
 
 def _sample(
@@ -220,7 +206,3 @@ def _latency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     buckets = len(new["edges"]) + 1
     before, after = ([*one["counts"], *[0] * (buckets - len(one["counts"]))] for one in (old, new))
     return {"edges": new["edges"], "counts": [b - a for a, b in zip(before, after, strict=True)]}
-
-
-def _told(report: Report) -> dict[str, Any]:
-    return report.as_document()

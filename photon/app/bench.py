@@ -1,21 +1,114 @@
-"""`photon bench`: figures of this machine, printed with the machine."""
+"""`photon bench`: figures of this machine, printed with the machine.
 
-from typing import Any
+The measurements are in benchmarks/, which only a checkout has.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
-from photon.app import bench_join
-from photon.app.bench_registry import command as registry
+import photon
+from photon.core.errors import UsageError
+
+JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load", "memory", "lookups", "fsync", "fast-path")
+REGISTRY_PARTS: Final = ("throughput", "etcd", "wan", "failover", "batching")
+PEERS: Final = ("spark", "pathway", "duckdb")
 
 
-@click.group("bench", invoke_without_command=True)
-@bench_join.options
+def _option(*names: str, default: Any = None, **given: Any) -> click.Option:
+    return click.Option(names, default=default, show_default=default is not None, **given)
+
+
+_OUT: Final[dict[str, Any]] = {"type": click.Path(path_type=Path), "default": Path("bench-out")}
+_JSON: Final = click.Option(["--json", "as_json"], is_flag=True)
+_PEER_PYTHON: Final = f"The interpreter that has a peer ({', '.join(PEERS)}); this one if not given."
+_JOIN: Final[list[click.Parameter]] = [
+    _option("--dir", "directory", **_OUT, help="For logs and output: on the disk that is meant."),
+    _option("--only", multiple=True, type=click.Choice(JOIN_PARTS), help="This part; may be repeated."),
+    _option("--queries", default=1_000_000, help="Catch-up."),
+    _option("--clicks", default=200_000, help="Catch-up."),
+    _option("--runs", default=3, help="Of each; medians are told."),
+    _option("--live-seconds", default=30.0),
+    click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
+    click.Option(["--peers"], is_flag=True, help="Also what users would take instead, where installed."),
+    _option("--peer-python", "pythons", multiple=True, metavar="NAME=PATH", help=_PEER_PYTHON),
+    _JSON,
+]
+_REGISTRY: Final[list[click.Parameter]] = [
+    _option("--dir", "directory", **_OUT, help="Where the replicas write: on the disk that is meant."),
+    _option(
+        "--only", multiple=True, type=click.Choice(REGISTRY_PARTS), help="Measure this part; may be repeated."
+    ),
+    click.Option(
+        ["--quick"], is_flag=True, help="Under a minute, not ten: to see that it works, not to compare."
+    ),
+    _option("--seconds", default=4.0, help="Of each measurement."),
+    _option("--rounds", default=5, help="Beside etcd; medians are compared."),
+    _option("--kills", default=20, help="Of the leader."),
+    _option("--etcd", default="etcd", help="etcd's program."),
+    _JSON,
+]
+
+
+def _measuring(what: str) -> None:
+    click.echo(f"measuring {what} ...", err=True)
+
+
+def _join(
+    directory: Path, only: Sequence[str], peers: bool, pythons: Sequence[str], as_json: bool, **plan: Any
+) -> None:
+    """Measure the whole system on generated logs: files to files, start included, every output checked.
+
+    catch-up: `photon join` over existing logs. steady: the middle 80 % of a run with few primaries and many
+    foreign events. live: from a click's line written to its joined line readable, 2,000 queries/s and 400
+    clicks/s; half-load: the same at half of the steady rate. memory: peaks over logs of one length and of
+    ten. lookups: what looking up before sending saves two datacenters. fsync: its price. fast-path: live
+    with it and without.
+    """
+    benchmark = load_benchmarks("join")
+    report = benchmark.run(benchmark.Plan.of(directory, **plan), only, peers, pythons, _measuring)
+    click.echo(json.dumps(report) if as_json else load_benchmarks("tables").join_text(report))
+
+
+def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
+    """Measure the IdRegistry on this machine: 3 replicas, fsync on, clients in processes of their own.
+
+    throughput: commits and lookups a second as load grows, latencies. etcd: ids created a second beside a
+    3-node etcd. wan: 100 ms between the replicas. failover: time to the next commit when the leader is
+    killed. batching: requests against Raft commits.
+    """
+    benchmark = load_benchmarks("registry")
+    report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
+    click.echo(json.dumps(report) if as_json else load_benchmarks("tables").registry_text(report))
+
+
 @click.pass_context
-def command(context: click.Context, /, **given: Any) -> None:
+def _all(context: click.Context, /, **given: Any) -> None:
     """Measure this machine: all of `photon bench join`, or one of the commands below."""
     if context.invoked_subcommand is None:
-        bench_join.run(**given)
+        _join(**given)
 
 
-command.add_command(bench_join.command)
-command.add_command(registry)
+command: Final = click.Group(
+    "bench", callback=_all, params=_JOIN, help=_all.__doc__, invoke_without_command=True
+)
+command.add_command(click.Command("join", callback=_join, params=_JOIN, help=_join.__doc__))
+command.add_command(click.Command("registry", callback=_registry, params=_REGISTRY, help=_registry.__doc__))
+
+
+def load_benchmarks(name: str) -> Any:
+    """A module of benchmarks/. UsageError where there is none: an installed package does not bring them."""
+    root = Path(photon.__file__).resolve().parents[1]
+    if not (root / "benchmarks" / f"{name}.py").is_file():
+        raise UsageError(
+            f"photon bench needs the source tree, and {root} has no benchmarks/{name}.py: "
+            "run it in a checkout (git clone, then pip install -e .)"
+        )
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module(f"benchmarks.{name}")

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from photon.app import bench_live, bench_peers, statuses
+from benchmarks import join_live, join_peers, join_runs, peers
+from benchmarks.join import PARTS
+from benchmarks.join_live import live
+from benchmarks.join_peers import PEERS, Peer, beside_peers, what_it_wrote
+from benchmarks.join_runs import Drain, Plan, _wait_for_start, check, drain, generated
+from benchmarks.processes import BenchError, ProcessTree, Usage, memory_of, role_of
+from benchmarks.tables import join_table, join_text
+from photon.app import bench
 from photon.app.bench_feeder import CLICKABLE, Feed, feed
-from photon.app.bench_live import live
-from photon.app.bench_parts import Plan
-from photon.app.bench_peers import PEERS, Peer, beside_peers, what_it_wrote
-from photon.app.bench_processes import ProcessTree, Usage, memory_of, role_of
-from photon.app.bench_runs import BenchError, Drain, _wait_for_start, check, drain, generated
-from photon.app.bench_tables import as_text, table
 from photon.app.statuses import StatusReader
 from photon.app.topology import write_topology
 from photon.core.errors import UsageError
@@ -30,7 +31,7 @@ def logs(tmp_path_factory):
 
 
 def test_anonymous_and_shared_memory_are_told_apart():
-    text = "Rss: 900 kB\nPss: 500 kB\nPss_Dirty: 9 kB\nPss_Anon:   100 kB\nPss_File:   300 kB\nPss_Shmem: 50 kB\n"
+    text = "Rss: 900 kB\nPss: 500 kB\nPss_Anon:   100 kB\nPss_File:   300 kB\nPss_Shmem: 50 kB\n"
     assert memory_of(text) == (100 << 10, 350 << 10)
 
 
@@ -104,7 +105,7 @@ def test_the_feeder_writes_what_was_asked_for_and_clicks_name_earlier_queries(tm
 @pytest.mark.cluster
 @pytest.mark.parametrize("fast_path", [False, True])
 def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypatch, fast_path):
-    monkeypatch.setattr(bench_live, "WARM_UP_S", 0.5)
+    monkeypatch.setattr(join_live, "WARM_UP_S", 0.5)
     row = live(tmp_path, 1.0, 400, 200, fast_path)
     assert row["joined"] == 300
     assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] < 60_000
@@ -125,10 +126,10 @@ def test_the_command_prints_its_rows_as_json(tmp_path):
 
 
 def test_several_rows_stand_side_by_side_and_one_has_a_line_a_figure():
-    assert table([{"fast_path": "on", "p50_ms": 7.5}]).splitlines()[1].split() == ["p50", "ms", "7.5"]
-    lines = table([{"a": 1_000, "b": "x"}, {"a": 2, "c": 3}]).splitlines()
+    assert join_table([{"fast_path": "on", "p50_ms": 7.5}]).splitlines()[1].split() == ["p50", "ms", "7.5"]
+    lines = join_table([{"a": 1_000, "b": "x"}, {"a": 2, "c": 3}]).splitlines()
     assert [line.split() for line in lines] == [["a", "b", "c"], ["1,000", "x"], ["2", "3"]]
-    assert as_text({"machine": {"cores": 2}, "live": [{"p50_ms": 1}]}).startswith("cores 2\n\nlive\n")
+    assert join_text({"machine": {"cores": 2}, "live": [{"p50_ms": 1}]}).startswith("cores 2\n\nlive\n")
 
 
 # --- the peers
@@ -136,7 +137,7 @@ def test_several_rows_stand_side_by_side_and_one_has_a_line_a_figure():
 SCRIPT = """
 import json, sys
 from pathlib import Path
-logs, out = map(Path, sys.argv[1:])
+logs, out = map(Path, sys.argv[2:])
 (out / "joined").mkdir()
 clicks = [json.loads(l) for p in sorted((logs / "clicks").iterdir()) for l in p.read_bytes().splitlines()]
 rows = [{"click_id": c["id"], "primary_id": c["primary_id"], "query_id": c["primary_id"]} for c in clicks]
@@ -146,39 +147,44 @@ rows = CHANGE
 """
 
 
-def peer_row(logs, tmp_path, change):
-    folder = tmp_path / "benchmarks" / "peers"
-    folder.mkdir(parents=True)
-    (folder / "scripted.py").write_text(SCRIPT.replace("CHANGE", change))
-    peer = Peer("scripted", "json", "a peer")
-    return bench_peers._run(peer, sys.executable, tmp_path, logs, tmp_path / "out")
+@pytest.fixture
+def peer_row(logs, tmp_path, monkeypatch):
+    """The row of a peer that changes its rows so."""
+    monkeypatch.setitem(PEERS, "scripted", Peer("json", "a peer"))
+
+    def row(change):
+        (tmp_path / "benchmarks").mkdir()
+        (tmp_path / "benchmarks" / "peers.py").write_text(SCRIPT.replace("CHANGE", change))
+        return join_peers._run("scripted", sys.executable, logs, tmp_path / "out", root=tmp_path)
+
+    return row
 
 
-def test_a_peer_that_joins_all_has_lost_nothing(logs, tmp_path):
-    row = peer_row(logs, tmp_path, "rows")
+def test_a_peer_that_joins_all_has_lost_nothing(peer_row):
+    row = peer_row("rows")
     assert (row["lost"], row["repeated"], row["remark"]) == (0, 0, "")
     assert row["seconds"] > 0
 
 
-def test_what_a_peer_loses_and_repeats_is_counted(logs, tmp_path):
-    row = peer_row(logs, tmp_path, "rows[7:] + rows[-3:]")
+def test_what_a_peer_loses_and_repeats_is_counted(peer_row):
+    row = peer_row("rows[7:] + rows[-3:]")
     assert (row["lost"], row["repeated"]) == (7, 3)
 
 
-def test_a_peer_that_joins_the_wrong_queries_is_found_out(logs, tmp_path):
-    row = peer_row(logs, tmp_path, "[{**row, 'query_id': rows[0]['primary_id']} for row in rows]")
+def test_a_peer_that_joins_the_wrong_queries_is_found_out(peer_row):
+    row = peer_row("[{**row, 'query_id': rows[0]['primary_id']} for row in rows]")
     assert "with another query" in row["remark"]
 
 
-def test_a_peer_that_fails_is_told_of_and_has_no_figures(logs, tmp_path):
-    row = peer_row(logs, tmp_path, "1 / 0")
+def test_a_peer_that_fails_is_told_of_and_has_no_figures(peer_row):
+    row = peer_row("1 / 0")
     assert "status 1" in row["remark"]
     assert "seconds" not in row
 
 
 @pytest.mark.cluster
 def test_a_peer_that_is_not_installed_has_a_row_that_says_so(logs, monkeypatch):
-    monkeypatch.setattr(bench_peers, "PEERS", {"none": Peer("none", "no_such_engine", "no such engine")})
+    monkeypatch.setattr(join_peers, "PEERS", {"none": Peer("no_such_engine", "no such engine")})
     directory = logs.directory.parent
     plan = Plan(directory, logs.queries, logs.clicks, runs=1)
     ours, theirs = beside_peers(plan, [], lambda _: None)
@@ -193,10 +199,10 @@ def test_an_interpreter_that_is_none_is_refused(given):
         beside_peers(SMALL, [given], lambda _: None)
 
 
-def test_every_peer_has_its_module():
-    root = Path(bench_peers.__file__).parents[2]
-    for peer in PEERS.values():
-        assert (root / "benchmarks" / "peers" / f"{peer.module}.py").is_file()
+def test_the_command_knows_the_parts_and_peers_that_there_are():
+    assert tuple(PARTS) == bench.JOIN_PARTS
+    assert tuple(PEERS) == bench.PEERS
+    assert all(callable(getattr(peers, name)) for name in PEERS)
 
 
 def test_a_peers_output_that_is_no_join_is_an_error(tmp_path):
@@ -208,8 +214,7 @@ def test_a_peers_output_that_is_no_join_is_an_error(tmp_path):
 @pytest.mark.parametrize("name", ["duckdb", "pathway"])
 def test_a_peer_joins_the_true_pairs_where_it_is_installed(logs, tmp_path, name):
     pytest.importorskip(PEERS[name].needs)
-    root = Path(bench_peers.__file__).parents[2]
-    row = bench_peers._run(PEERS[name], sys.executable, root, logs, tmp_path / "out")
+    row = join_peers._run(name, sys.executable, logs, tmp_path / "out")
     assert (row["lost"], row["repeated"], row["remark"]) == (0, 0, "")
 
 
@@ -228,7 +233,7 @@ def test_who_waits_for_a_run_to_start_stops_asking_when_it_has(tmp_path, monkeyp
             readers.append(self)
             return True
 
-    monkeypatch.setattr(statuses, "StatusReader", Answering)
+    monkeypatch.setattr(join_runs, "StatusReader", Answering)
     (tmp_path / ".photon").mkdir()
     write_topology(system(), tmp_path / ".photon" / "topology.json")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as process:

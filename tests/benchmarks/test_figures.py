@@ -1,9 +1,12 @@
 """What the page of the paper's figures says is what was measured (benchmarks.figures)."""
 
+import json
 import math
+import re
 
 from benchmarks.figures.drawing import p90_ms, series, wasted_percent
 from benchmarks.figures.page import page
+from benchmarks.processes import ROOT
 from photon.app.dev_figures import Sample
 
 MACHINE = {"cores": 2, "processor": "a processor", "memory_gib": 8, "kernel": "6", "python": "3.11"}
@@ -83,15 +86,8 @@ def test_the_page_says_what_was_measured_and_leaves_out_what_was_not():
         "requests_per_s": 400.0,
         "ids_a_request": [1, 20],
         "series": {
-            "one at a time": [
-                {
-                    "at_s": 0.0,
-                    "requests_per_s": 300.0,
-                    "commits_per_s": 9.0,
-                    "ids_a_commit": 330.0,
-                    "p50_ms": 480.0,
-                }
-            ]
+            name: [{"requests_per_s": 300.0, "commits_per_s": 9.0, "ids_a_commit": 330.0, "p50_ms": 480.0}]
+            for name in ("one at a time", "pipelined")
         },
     }
     written = page({"machine": MACHINE, "outage": outage, "batching": batching})
@@ -100,3 +96,11 @@ def test_the_page_says_what_was_measured_and_leaves_out_what_was_not():
     assert "0; 7 (of 1,234 read)" in written
     assert "300; 9.0, each of 330 ids; p50 480 ms" in written
     assert "Wasted joins" not in written
+
+
+def test_the_page_in_docs_is_that_of_its_data():
+    results = ROOT / "docs" / "results"
+    data = json.loads((results / "data.json").read_text("utf-8"))
+    written = page(data)
+    assert written == (ROOT / "docs" / "results.md").read_text("utf-8")
+    assert all((ROOT / "docs" / name).is_file() for name in re.findall(r"!\[.*\]\((.*)\)", written))

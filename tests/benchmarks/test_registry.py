@@ -10,16 +10,13 @@ from contextlib import closing
 
 import pytest
 
-from benchmarks import registry_reshard
 from benchmarks.etcd import HOW_TO_GET
+from benchmarks.processes import Child
+from benchmarks.registry import PARTS, Plan, beside_etcd, silence_s
 from benchmarks.registry_cluster import Cluster
-from benchmarks.registry_etcd import beside_etcd
-from benchmarks.registry_failover import silence_s
 from benchmarks.registry_load import Clients, measure
-from benchmarks.registry_parts import Plan
-from benchmarks.registry_processes import Child
-from benchmarks.registry_tables import as_text, table
-from photon.app import bench_registry
+from benchmarks.tables import registry_table, registry_text
+from photon.app import bench
 from photon.core.errors import UsageError
 from tests.ports import free_ports
 
@@ -40,7 +37,10 @@ def long_link():
     """(a socket through the proxy, the socket at its other end)."""
     near, far = free_ports(2)
     argument = {"delay_ms": DELAY_MS, "ways": [[near, far]]}
-    with socket.create_server(("127.0.0.1", far)) as server, Child("benchmarks.wan_proxy", argument) as proxy:
+    with (
+        socket.create_server(("127.0.0.1", far)) as server,
+        Child("benchmarks.registry_cluster", argument) as proxy,
+    ):
         assert proxy.hear() is True
         with closing(socket.create_connection(("127.0.0.1", near), 10)) as one:
             other = server.accept()[0]
@@ -93,13 +93,13 @@ def test_etcd_that_is_not_here_is_skipped_with_the_way_to_get_it(tmp_path):
 
 
 def test_a_checkout_is_asked_for_where_there_is_none(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_registry.photon, "__file__", str(tmp_path / "photon" / "__init__.py"))
+    monkeypatch.setattr(bench.photon, "__file__", str(tmp_path / "photon" / "__init__.py"))
     with pytest.raises(UsageError, match="git clone"):
-        bench_registry.load_benchmarks("registry")
+        bench.load_benchmarks("registry")
 
 
 def test_the_command_knows_the_parts_that_there_are():
-    assert tuple(bench_registry.load_benchmarks("registry").PARTS) == bench_registry.PARTS
+    assert tuple(PARTS) == bench.REGISTRY_PARTS
 
 
 def test_bench_lists_registry_and_keeps_its_own_options():
@@ -110,7 +110,7 @@ def test_bench_lists_registry_and_keeps_its_own_options():
 
 def test_tables_align_under_the_words_of_their_keys():
     rows = [{"who": "a", "ids_per_s": 1_234_567}, {"who": "bb", "ids_per_s": 5}]
-    assert table(rows) == [
+    assert registry_table(rows) == [
         "             ids",
         "             per",
         "  who          s",
@@ -121,15 +121,9 @@ def test_tables_align_under_the_words_of_their_keys():
 
 def test_a_report_is_text_and_json():
     report = {"failover": {"kills": 2, "each_s": [0.5, 0.75], "reached": True, "some_rows": [{"a": 1}]}}
-    told = as_text(report)
+    told = registry_text(report)
     assert told.startswith("failover: leader killed") and "0.5 0.75" in told and "yes" in told
     assert json.loads(json.dumps(report)) == report
-
-
-def test_a_chart_shows_each_shard_and_where_the_number_changes():
-    lines = registry_reshard.chart([(1.0, [8, 8, 0, 0, 0, 0]), (2.0, [4, 4, 4, 4, 4, 4])], [1.5]).splitlines()
-    assert lines[1] == "shard 0 |█▄|" and lines[3] == "shard 2 | ▄|"
-    assert lines[-1].index("^") == lines[1].index("▄")
 
 
 @pytest.mark.cluster
@@ -138,7 +132,7 @@ def test_a_load_is_counted_at_the_clients_and_in_the_log(tmp_path):
     with Cluster(tmp_path) as cluster, Clients(cluster.addresses, 2) as clients:
         measured = measure(cluster, clients, 0.5, ids=10, in_flight=4)
         looked_up = measure(cluster, clients, 0.3, call="lookup", ids=10, in_flight=2)
-    assert measured.ids == 10 * len(measured.latencies_ms) > 0
-    assert measured.commits > 0 and not measured.failures
+    assert measured.seen.ids == 10 * measured.calls > 0
+    assert measured.commits > 0 and not measured.seen.failures
     assert set(measured.cores) == {"leader", "followers", "clients"}
-    assert looked_up.ids > 0
+    assert looked_up.seen.ids > 0

@@ -13,9 +13,11 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from benchmarks.join_runs import following, fresh
+from benchmarks.processes import BenchError, ProcessTree
 from photon.app.bench_feeder import Fed, Feed
-from photon.app.bench_processes import ProcessTree
-from photon.app.bench_runs import BenchError, following, fresh
+from photon.app.topology import read_topology
+from photon.app.verify_pairs import check_pairs
 
 WARM_UP_S: Final = 5.0
 LOOK_S: Final = 0.001
@@ -75,8 +77,6 @@ def _plan(
 ) -> Feed:
     if not fast_path:
         return Feed(str(logs), queries_per_s, clicks_per_s, seconds)
-    from photon.app.topology import read_topology
-
     pipeline = read_topology(out / ".photon" / "topology.json").pipelines[0]
     return Feed(
         str(logs), queries_per_s, clicks_per_s, seconds, pipeline.eventstores[0], list(pipeline.joiners)
@@ -93,8 +93,6 @@ def _percentiles(latencies_us: list[int]) -> dict[str, float]:
 
 def _check(out: Path, fed: Fed) -> None:
     """Every click once, with the query it names."""
-    from photon.app.verify_pairs import check_pairs
-
     report = check_pairs(out / "joined")
     wrong = report.repeated or report.mismatched or report.unreadable
     if wrong or report.lines != fed.clicks:

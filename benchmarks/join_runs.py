@@ -10,18 +10,45 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from photon.app.bench_processes import ProcessTree, Usage
-from photon.core.errors import PhotonError
+from benchmarks.processes import BenchError, ProcessTree, Usage
+from photon.app.statuses import StatusReader
+from photon.app.topology import read_topology
+from photon.app.verify_pairs import check_pairs
 
+MIB: Final = 1 << 20
 SEED: Final = 7
 START_S_MAX: Final = 60.0
 OUTPUT_SAMPLE_S: Final = 0.05
 
 
-class BenchError(PhotonError):
-    """A measured run went wrong: its figures would mean nothing."""
+@dataclass(frozen=True)
+class Plan:
+    """What all parts share. `runs`: of which the median is reported; `queries`, `clicks`: of catch-up."""
+
+    directory: Path
+    queries: int = 1_000_000
+    clicks: int = 200_000
+    steady_queries: int = 200_000
+    steady_clicks: int = 1_500_000
+    runs: int = 3
+    live_seconds: float = 30.0
+
+    @classmethod
+    def of(cls, directory: Path, quick: bool, queries: int, clicks: int, **given: Any) -> Self:
+        """As asked for; `quick`: a twentieth of it, once."""
+        if not quick:
+            return cls(directory, queries, clicks, **given)
+        return cls(
+            directory,
+            queries // 20,
+            clicks // 20,
+            cls.steady_queries // 20,
+            cls.steady_clicks // 20,
+            runs=1,
+            live_seconds=3.0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +159,6 @@ def following(logs: Path, out: Path, settings: str = "") -> Iterator[int]:
 
 
 def _wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
-    from photon.app.statuses import StatusReader
-    from photon.app.topology import read_topology
-
     topology = out / ".photon" / "topology.json"
     deadline = time.monotonic() + START_S_MAX
     reader: StatusReader | None = None
@@ -154,8 +178,6 @@ def _wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
 
 def check(logs: Path, joined: Path) -> int:
     """The number of joined pairs, after comparing them with the truth."""
-    from photon.app.verify_pairs import check_pairs
-
     truth = json.loads((logs / "truth.json").read_bytes())
     report = check_pairs(joined)
     problems = report.problems(truth["distinct_joined_pairs"], truth["joined_pairs_sha256"])

@@ -1,36 +1,21 @@
-"""The parts of `photon bench join`: each a figure of the whole system, from files to files, checked."""
+"""`photon bench join`: the whole system measured, part by part, from files to files, every output checked."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+import os
+from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any, Final
 
-from photon.app.bench_live import live
-from photon.app.bench_runs import Drain, drain, generated
+from benchmarks.join_live import live
+from benchmarks.join_peers import beside_peers
+from benchmarks.join_runs import MIB, Drain, Plan, drain, generated
+from benchmarks.tables import Row
+from photon.app.machine import describe_machine
 
-Row = dict[str, Any]
-"""A row of a part's table: column -> value."""
-
-MIB: Final = 1 << 20
 LIVE_QUERIES_PER_S: Final = 2_000.0
 LIVE_CLICKS_PER_S: Final = 400.0
 MEMORY_TIMES: Final = 10
 _MEMORY_SETTINGS: Final = "[eventstore]\ncache_bytes = 33554432\n"
 """A cache that the shorter logs fill, too: what is left to see is what grows with the length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What all parts share. `runs`: of what is told as a median; `queries`, `clicks`: of catch-up."""
-
-    directory: Path
-    queries: int = 1_000_000
-    clicks: int = 200_000
-    steady_queries: int = 200_000
-    steady_clicks: int = 1_500_000
-    runs: int = 3
-    live_seconds: float = 30.0
 
 
 def catch_up(plan: Plan) -> list[Row]:
@@ -147,16 +132,30 @@ def _compare(plan: Plan, name: str, settings: str, values: tuple[str, ...], data
     ]
 
 
-Part = Callable[[Plan], list[Row]]
-
-PARTS: Final[dict[str, Part]] = {
+HALF_LOAD: Final = "half-load"
+"""A part, too; it needs the steady rate."""
+PARTS: Final[dict[str, Callable[[Plan], list[Row]]]] = {
     "catch-up": catch_up,
     "steady": steady,
     "live": live_latency,
+    HALF_LOAD: lambda plan: half_load(plan, steady(plan)[0]["joined_per_s"]),
     "memory": memory,
     "lookups": lookups,
     "fsync": fsync,
     "fast-path": fast_path,
 }
-HALF_LOAD: Final = "half-load"
-"""A part, too; it needs the steady rate."""
+
+
+def run(
+    plan: Plan, only: Sequence[str], peers: bool, pythons: Sequence[str], tell: Callable[[str], object]
+) -> dict[str, Any]:
+    """The machine and the rows of each part. BenchError for a wrong output."""
+    report: dict[str, Any] = {"machine": {**describe_machine(), "load": round(os.getloadavg()[0], 1)}}
+    for name, part in PARTS.items():
+        if name in only or not (only or peers):
+            tell(name)
+            rate = report["steady"][0]["joined_per_s"] if name == HALF_LOAD and "steady" in report else None
+            report[name] = part(plan) if rate is None else half_load(plan, rate)
+    if peers:
+        report["peers"] = beside_peers(plan, pythons, tell)
+    return report

@@ -1,7 +1,7 @@
 """`photon bench join --peers`: what users would take instead, on the same logs in the same run.
 
-Each peer is a module of benchmarks/peers, run as a process of its own by an interpreter that has it; what it
-wrote is compared with the truth as ours is, and what it lost is told.
+Each peer of benchmarks.peers is a process of its own, run by an interpreter that has it. What it wrote is
+compared with the truth as ours is, and what it lost is counted.
 """
 
 import json
@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-import photon
-from photon.app.bench_parts import MIB, Plan, Row
-from photon.app.bench_processes import ProcessTree
-from photon.app.bench_runs import Logs, drain, fresh, generated
+from benchmarks.join_runs import MIB, Logs, Plan, drain, fresh, generated
+from benchmarks.processes import ROOT, ProcessTree
+from benchmarks.tables import Row
 from photon.app.verify_pairs import pairs_sha256
 from photon.core.errors import UsageError
 
@@ -29,20 +28,17 @@ _BLOCK_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`module`: in benchmarks/peers; `needs`: what its interpreter must be able to import."""
+    """`needs`: what its interpreter must be able to import."""
 
-    module: str
     needs: str
     what: str
     java: bool = False
 
 
 PEERS: Final = {
-    "spark": Peer(
-        "spark_streaming", "pyspark", "Spark Structured Streaming, checkpoint, 25 h range", java=True
-    ),
-    "pathway": Peer("pathway_static", "pathway", "Pathway, no persistence"),
-    "duckdb": Peer("duckdb_batch", "duckdb", "DuckDB, one batch join (the floor)"),
+    "spark": Peer("pyspark", "Spark Structured Streaming, checkpoint, 25 h range", java=True),
+    "pathway": Peer("pathway", "Pathway, no persistence"),
+    "duckdb": Peer("duckdb", "DuckDB, one batch join (the floor)"),
 }
 
 
@@ -58,10 +54,9 @@ _LINE: Final = msgspec.json.Decoder(_Pair)
 def beside_peers(plan: Plan, pythons: Sequence[str], tell: Callable[[str], object]) -> list[Row]:
     """A row for us and one for each peer: seconds from files to files, start included, and what it lost.
 
-    `pythons`: NAME=PATH, the interpreter of a peer. UsageError for one that is none, or without benchmarks/.
+    `pythons`: NAME=PATH, the interpreter of a peer. UsageError for one that is none.
     """
     interpreters = _interpreters(pythons)
-    root = _source_tree()
     logs = generated(plan.directory, plan.queries, plan.clicks)
     tell("photon")
     ours = min(
@@ -86,7 +81,7 @@ def beside_peers(plan: Plan, pythons: Sequence[str], tell: Callable[[str], objec
         if missing:
             rows.append({"engine": peer.what, "remark": missing})
             continue
-        runs = [_run(peer, python, root, logs, plan.directory / "peer") for _ in range(plan.runs)]
+        runs = [_run(name, python, logs, plan.directory / "peer") for _ in range(plan.runs)]
         rows.append(min(runs, key=lambda row: float(row.get("seconds", PEER_S_MAX))))
     return rows
 
@@ -103,15 +98,6 @@ def _interpreters(pythons: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _source_tree() -> Path:
-    root = Path(photon.__file__).resolve().parents[1]
-    if not (root / "benchmarks" / "peers").is_dir():
-        raise UsageError(
-            f"--peers needs the source tree, and {root} has no benchmarks/peers: run it in a checkout"
-        )
-    return root
-
-
 def _missing(peer: Peer, python: str) -> str:
     """Why this peer can't run; empty if it can."""
     if peer.java and not shutil.which("java"):
@@ -120,9 +106,10 @@ def _missing(peer: Peer, python: str) -> str:
     return f"{python} has no {peer.needs}" if found.returncode else ""
 
 
-def _run(peer: Peer, python: str, root: Path, logs: Logs, out: Path) -> Row:
+def _run(name: str, python: str, logs: Logs, out: Path, root: Path = ROOT) -> Row:
+    peer = PEERS[name]
     fresh(out)
-    arguments = [python, "-m", f"benchmarks.peers.{peer.module}", str(logs.directory.absolute())]
+    arguments = [python, "-m", "benchmarks.peers", name, str(logs.directory.absolute())]
     with (out / "log").open("wb") as log:
         began = time.monotonic()
         process = subprocess.Popen([*arguments, str(out.absolute())], cwd=root, stdout=log, stderr=log)

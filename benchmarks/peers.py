@@ -1,0 +1,119 @@
+"""What users would take instead, each run as a process of its own by an interpreter that has it.
+
+    python -m benchmarks.peers NAME LOGS OUT
+
+reads LOGS/queries/*.jsonl and LOGS/clicks/*.jsonl and writes JSON lines below OUT/joined, a line a click:
+
+    {"click_id": .., "primary_id": .., "ts_us": .., "payload": {..},
+     "query_id": .., "query_ts_us": .., "query_payload": {..}}
+
+in files of any name that ends in .json or .jsonl. Exit status 0 when all is joined. `photon bench join
+--peers` runs them and compares what they wrote with the truth. Imports nothing of Photon's.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+
+def duckdb(logs: Path, out: Path) -> None:
+    """One hash join over all files, once. No peer of a streaming system, but the floor below them all: it
+    knows no growth, no late events, no restart, and writes no event before it has read every other."""
+    import duckdb
+
+    (out / "joined").mkdir(parents=True)
+    connection = duckdb.connect()
+    connection.execute(f"SET temp_directory = '{out / 'spill'}'")
+    columns = "columns = {id: 'VARCHAR', ts_us: 'BIGINT', payload: 'JSON'"
+    connection.execute(
+        f"""
+        COPY (
+            SELECT c.id AS click_id, c.primary_id, c.ts_us, c.payload,
+                   q.id AS query_id, q.ts_us AS query_ts_us, q.payload AS query_payload
+            FROM read_ndjson('{logs}/clicks/*.jsonl', {columns}, primary_id: 'VARCHAR'}}) c
+            JOIN read_ndjson('{logs}/queries/*.jsonl', {columns}}}) q ON c.primary_id = q.id
+        ) TO '{out / "joined" / "joined.jsonl"}' (FORMAT json)
+        """
+    )
+
+
+def pathway(logs: Path, out: Path) -> None:
+    """The incremental engine over the files, without persistence (with it, it is slower), as many threads as
+    there are cores. It keeps all of both sides in memory for as long as it runs."""
+    os.environ.setdefault("PATHWAY_THREADS", str(os.cpu_count() or 1))
+    import pathway as pw
+
+    (out / "joined").mkdir(parents=True)
+    query = pw.schema_from_types(query_id=str, query_ts_us=int, query_payload=pw.Json)
+    click = pw.schema_from_types(click_id=str, primary_id=str, ts_us=int, payload=pw.Json)
+    paths = {"query_id": "/id", "query_ts_us": "/ts_us", "query_payload": "/payload"}
+    queries = pw.io.jsonlines.read(str(logs / "queries"), schema=query, mode="static", json_field_paths=paths)
+    clicks = pw.io.jsonlines.read(
+        str(logs / "clicks"), schema=click, mode="static", json_field_paths={"click_id": "/id"}
+    )
+    pairs = clicks.join(queries, clicks.primary_id == queries.query_id).select(*clicks, *queries)
+    pw.io.jsonlines.write(pairs, str(out / "joined" / "joined.jsonl"))
+    pw.run(monitoring_level=pw.MonitoringLevel.NONE)
+
+
+def spark(logs: Path, out: Path) -> None:
+    """A stream-stream join with a checkpoint, so that it goes on exactly once after a kill, over what is
+    there when it starts. It forgets queries after 25 hours; that loses none of these clicks."""
+    from pyspark.sql import SparkSession
+
+    cores = os.cpu_count() or 1
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.sql.shuffle.partitions": 2 * cores,
+        "spark.driver.memory": "6g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.local.dir": str(out / "local"),
+        "spark.sql.warehouse.dir": str(out / "warehouse"),
+        "spark.log.level": "ERROR",
+    }
+    session = SparkSession.builder.master(f"local[{cores}]").config(map=settings).getOrCreate()
+    click = (
+        "id STRING, primary_id STRING, ts_us BIGINT, "
+        "payload STRUCT<ad: STRING, position: INT, cost_micros: BIGINT>"
+    )
+    query = (
+        "id STRING, ts_us BIGINT, payload STRUCT<user: STRING, query: STRING, country: STRING, "
+        "device: STRING, results: BIGINT, latency_ms: DOUBLE, ads: ARRAY<STRING>>"
+    )
+    clicks = (
+        session.readStream.schema(click)
+        .json(str(logs / "clicks"))
+        .selectExpr("id AS click_id", "primary_id", "ts_us", "payload", "timestamp_micros(ts_us) AS clicked")
+        .withWatermark("clicked", "10 minutes")
+    )
+    queries = (
+        session.readStream.schema(query)
+        .json(str(logs / "queries"))
+        .selectExpr(
+            "id AS query_id",
+            "ts_us AS query_ts_us",
+            "payload AS query_payload",
+            "timestamp_micros(ts_us) AS asked",
+        )
+        .withWatermark("asked", "10 minutes")
+    )
+    clicks.createTempView("clicks")
+    queries.createTempView("queries")
+    pairs = session.sql(
+        "SELECT * FROM clicks JOIN queries ON primary_id = query_id"
+        " AND clicked >= asked AND clicked <= asked + interval 25 hours"
+    ).drop("clicked", "asked")
+    running = (
+        pairs.writeStream.format("json")
+        .option("path", str(out / "joined"))
+        .option("checkpointLocation", str(out / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    running.awaitTermination()
+    session.stop()
+
+
+if __name__ == "__main__":
+    {"duckdb": duckdb, "pathway": pathway, "spark": spark}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
