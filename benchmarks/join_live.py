@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.join_runs import following, fresh
 from benchmarks.processes import BenchError, ProcessTree
-from photon.app.bench_feeder import Fed, Feed
+from photon.app.generate_live import Fed, Feed
 from photon.app.topology import read_topology
 from photon.app.verify_pairs import check_pairs
 
@@ -50,7 +50,7 @@ def live(
         warm_us = time.time_ns() // 1_000 + round(WARM_UP_S * 1e6)
         reader = _OutputReader(out, warm_us)
         feeder = subprocess.Popen(
-            [sys.executable, "-m", "photon.app.bench_feeder", json.dumps(asdict(plan))],
+            [sys.executable, "-m", "photon.app.generate_live", json.dumps(asdict(plan))],
             stdout=subprocess.PIPE,
         )
         said, _ = feeder.communicate()
@@ -75,12 +75,11 @@ def live(
 def _plan(
     logs: Path, out: Path, seconds: float, queries_per_s: float, clicks_per_s: float, fast_path: bool
 ) -> Feed:
+    plan = Feed([str(logs)], queries_per_s, clicks_per_s, seed=1, seconds=seconds)
     if not fast_path:
-        return Feed(str(logs), queries_per_s, clicks_per_s, seconds)
+        return plan
     pipeline = read_topology(out / ".photon" / "topology.json").pipelines[0]
-    return Feed(
-        str(logs), queries_per_s, clicks_per_s, seconds, pipeline.eventstores[0], list(pipeline.joiners)
-    )
+    return replace(plan, eventstore=pipeline.eventstores[0], joiners=list(pipeline.joiners))
 
 
 def _percentiles(latencies_us: list[int]) -> dict[str, float]:

@@ -10,13 +10,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from photon.app.dev_feed import ERROR_MARK, Feed, last_life
+from photon.app.generate_live import ERROR_MARK, Feed, last_life
 from photon.app.launching import child_environment
 from photon.app.supervisor import last_message
 from photon.core.errors import PhotonError
 
-COMMAND: Final = (sys.executable, "-m", "photon.app.dev_feed")
+COMMAND: Final = (sys.executable, "-m", "photon.app.generate_live")
 END_S_MAX: Final = 10.0
+COPY_DELAY_S_MAX: Final = 0.5
+EARLY: Final = 0.01
+"""Of the clicks: logged before their query."""
+REPEATED: Final = 0.001
+"""Of the clicks: logged twice, byte for byte."""
 
 
 class FeederEndedError(PhotonError):
@@ -29,7 +34,15 @@ class Feeder:
     def __init__(
         self, directories: Sequence[Path], queries_per_s: float, clicks_per_s: float, seed: int, log: Path
     ) -> None:
-        plan = Feed([str(path) for path in directories], queries_per_s, clicks_per_s, seed)
+        plan = Feed(
+            [str(path) for path in directories],
+            queries_per_s,
+            clicks_per_s,
+            seed,
+            copy_delay_s_max=COPY_DELAY_S_MAX,
+            early=EARLY,
+            repeated=REPEATED,
+        )
         self._directories, self._life_before = plan.directories, max(map(last_life, plan.directories))
         self._log = log
         self._log_start = log.stat().st_size if log.exists() else 0

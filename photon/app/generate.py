@@ -1,7 +1,7 @@
 """`photon generate`: seeded query and click logs with their ground truth, at once or as a live stream.
 
 OUT/queries/*.jsonl (primary), OUT/clicks/*.jsonl (foreign), one log for each server process, and
-OUT/truth.json. The rules are in generate_events, the two ways in generate_at_once and generate_stream.
+OUT/truth.json. The two ways are in generate_logs and generate_live.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from photon.app.generate_options import AtOnce, Mix, Stream
+from photon.app.generate_logs import AtOnce, Mix, Stream, generate_at_once
 from photon.core.errors import UsageError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -86,8 +86,6 @@ def run(out: Path, options: dict[str, Any]) -> dict[str, Any]:
     if streamed:
         amounts = {stream[name]: given[name] for name in stream if name in given}
         return _stream(out, mix, Stream(**{"click_rate": given["rate"] / 5, **amounts}))
-    from photon.app.generate_at_once import generate_at_once
-
     amounts = {at_once[name]: given[name] for name in at_once if name in given}
     amounts.setdefault("clicks", amounts.get("queries", AtOnce().queries) // 5)
     return generate_at_once(out, mix, AtOnce(**amounts)).document()
@@ -95,7 +93,7 @@ def run(out: Path, options: dict[str, Any]) -> dict[str, Any]:
 
 def _stream(out: Path, mix: Mix, stream: Stream) -> dict[str, Any]:
     """Until its duration is over or the first SIGINT or SIGTERM: either way the truth is written."""
-    from photon.app.generate_stream import generate_stream
+    from photon.app.generate_live import generate_stream
     from photon.core.clock import SystemClock
 
     stop = threading.Event()

@@ -127,8 +127,12 @@ class EventIdGenerator:
 
     def next_texts(self, count: int) -> list[str]:
         """The next ids as texts; their times follow each other by the microsecond."""
+        return [f"{self.head}:{us}" for us in self.next_times(count)]
+
+    def next_times(self, count: int) -> range:
+        """The times of the next ids, which follow each other by the microsecond."""
         first = self._take(count)
-        return [f"{self.head}:{us}" for us in range(first, first + count)]
+        return range(first, first + count)
 
     def next_ids(self, count: int) -> bytes:
         """The next ids, packed: 16 x count bytes, the same as IdPacker makes of their texts."""

@@ -6,13 +6,14 @@ import random
 import resource
 import signal
 import sys
+import threading
 import time
 
 import pytest
 
 from photon.app import dev_feeding
-from photon.app.dev_feed import DatacenterLogs, Events, Feed, last_life
-from photon.app.dev_feeding import Feeder, FeederEndedError
+from photon.app.dev_feeding import EARLY, REPEATED, Feeder, FeederEndedError
+from photon.app.generate_live import DatacenterLogs, Feed, fed_events, feed, last_life
 from photon.core.errors import DiskFullError, StorageError
 from tests.app.kit import write_lines
 from tests.app.test_join import wait_for
@@ -26,17 +27,39 @@ class Time:
         return self.us
 
 
+def sides_of(tick):
+    """Lines of queries, lines of clicks."""
+    return tuple([line for of, _, lines in tick for line in lines if of == side] for side in (0, 1))
+
+
 @pytest.fixture
 def made():
     """What 20 s of 400 queries/s and 100 clicks/s come to: (lines of queries, lines of clicks) a tick."""
     time = Time()
-    events = Events(Feed([], 400.0, 100.0, 1), random.Random(1), time, 0)
+    events = fed_events(Feed([], 400.0, 100.0, 1, early=EARLY, repeated=REPEATED), time, 0)
     ticks = []
     for tick in range(2_000):
         time.us += 10_000
-        ticks.append(events.tick((tick + 1) * 0.01))
-    ticks.append(events.tick(20.0, last=True))
-    return [tuple(part.splitlines() for part in tick) for tick in ticks]
+        ticks.append(sides_of(events.tick((tick + 1) * 0.01)))
+    ticks.append(sides_of(events.tick(20.0, last=True)))
+    return ticks
+
+
+def test_the_feeder_writes_what_was_asked_for_and_clicks_name_earlier_queries(tmp_path):
+    began_us = time.time_ns() // 1_000
+    fed = feed(Feed([str(tmp_path)], 4_000, 20_000, 1, seconds=0.5), threading.Event(), print)
+    queries, clicks = (
+        [json.loads(line) for line in (tmp_path / name / "fed-000000.jsonl").read_bytes().splitlines()]
+        for name in ("queries", "clicks")
+    )
+    assert len(queries) == fed.queries == 2_000
+    assert len(clicks) == fed.clicks == 10_000
+    assert fed.seconds >= 0.5
+    asked = {query["id"]: query["ts_us"] for query in queries}
+    assert len(asked) == len(queries)
+    assert len({click["id"] for click in clicks}) == len(clicks)
+    assert all(asked[click["primary_id"]] < click["ts_us"] for click in clicks)
+    assert all(began_us <= click["ts_us"] <= time.time_ns() // 1_000 for click in clicks)
 
 
 def test_events_come_at_the_rate_that_is_asked_for(made):
@@ -200,8 +223,8 @@ def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(t
 def test_two_lives_at_the_same_time_of_the_clock_have_no_id_in_common():
     ids = []
     for life in (0, 1):
-        events = Events(Feed([], 400.0, 100.0, 1), random.Random(1), Time(), life)
-        lines = b"".join(part for at in (1.0, 2.0) for part in events.tick(at)).splitlines()
+        events = fed_events(Feed([], 400.0, 100.0, 1), Time(), life)
+        lines = [line for at in (1.0, 2.0) for _, _, some in events.tick(at) for line in some]
         ids.append({json.loads(line)["id"] for line in lines})
     assert len(ids[0]) == len(ids[1]) > 400 and ids[0].isdisjoint(ids[1])
 

@@ -15,11 +15,20 @@ import pytest
 from click.testing import CliRunner
 
 from photon.app.generate import command, run
-from photon.app.generate_at_once import generate_at_once
-from photon.app.generate_events import SPOILINGS, DelayLimits, delays_us, spoil
-from photon.app.generate_files import GeneratedTruth, ServerLog, logs_sha256
-from photon.app.generate_options import AtOnce, Mix, Stream
-from photon.app.generate_stream import generate_stream
+from photon.app.generate_live import generate_stream
+from photon.app.generate_logs import (
+    SPOILINGS,
+    AtOnce,
+    DelayLimits,
+    GeneratedTruth,
+    Mix,
+    ServerLog,
+    Stream,
+    delays_us,
+    generate_at_once,
+    logs_sha256,
+    spoil,
+)
 from photon.app.verify_pairs import pairs_sha256
 from photon.core.clock import ManualClock
 from photon.core.columns import split_ids

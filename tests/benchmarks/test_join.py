@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from benchmarks.join_runs import Drain, Plan, _wait_for_start, check, drain, gen
 from benchmarks.processes import BenchError, ProcessTree, Usage, memory_of, role_of
 from benchmarks.tables import join_table, join_text
 from photon.app import bench
-from photon.app.bench_feeder import CLICKABLE, Feed, feed
 from photon.app.statuses import StatusReader
 from photon.app.topology import write_topology
 from photon.core.errors import UsageError
@@ -81,25 +79,6 @@ def test_a_run_is_measured_only_if_its_output_is_the_true_one(logs, tmp_path):
     log.write_bytes(whole + whole.splitlines(keepends=True)[0])
     with pytest.raises(BenchError, match="again"):
         check(logs.directory, tmp_path / "out" / "joined")
-
-
-def test_the_feeder_writes_what_was_asked_for_and_clicks_name_earlier_queries(tmp_path):
-    for name in ("queries", "clicks"):
-        (tmp_path / name).mkdir()
-    began_us = time.time_ns() // 1_000
-    fed = feed(Feed(str(tmp_path), 4_000, 20_000, 0.5))
-    queries, clicks = (
-        [json.loads(line) for line in (tmp_path / name / "fed.jsonl").read_bytes().splitlines()]
-        for name in ("queries", "clicks")
-    )
-    assert len(queries) == fed.queries == 2_000
-    assert len(clicks) == fed.clicks == 10_000
-    assert fed.seconds >= 0.5
-    asked = {query["id"]: query["ts_us"] for query in queries}
-    assert len(asked) == len(queries)
-    assert len({click["id"] for click in clicks}) == len(clicks)
-    assert all(asked[click["primary_id"]] < click["ts_us"] for click in clicks)
-    assert all(began_us <= click["ts_us"] <= time.time_ns() // 1_000 + CLICKABLE for click in clicks)
 
 
 @pytest.mark.cluster

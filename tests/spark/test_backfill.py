@@ -13,8 +13,7 @@ import pytest
 from idregistry.client import RegistryAt
 from joiner.output_files import complete_files, count_joined, read_lives
 from photon.app.cli import main
-from photon.app.generate_at_once import generate_at_once
-from photon.app.generate_options import AtOnce, Mix
+from photon.app.generate_logs import AtOnce, Mix, generate_at_once
 from photon.app.verify_pairs import check_pairs
 from photon.core.errors import FencedError, SettingsMismatchError, UsageError
 from photon.core.settings import parse_settings

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from idregistry.client import RegistryAt
-from photon.app.generate_at_once import generate_at_once
-from photon.app.generate_options import AtOnce, Mix
+from photon.app.generate_logs import AtOnce, Mix, generate_at_once
 from photon.app.verify_pairs import check_pairs
 from photon.core.settings import Settings
 from tests.app.kit import join_arguments, read_lines, start_photon, write_lines
