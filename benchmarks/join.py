@@ -20,44 +20,34 @@ _MEMORY_SETTINGS: Final = "[eventstore]\ncache_bytes = 33554432\n"
 
 def catch_up(plan: Plan) -> list[Row]:
     """`photon join` over existing logs: wall seconds, start included; the median run and the spread."""
-    logs = generated(plan.directory, plan.queries, plan.clicks)
-    runs = sorted(
-        (drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)), key=lambda run: run.seconds
-    )
-    middle = runs[len(runs) // 2]
-    return [
-        {
-            "queries": logs.queries,
-            "clicks": logs.clicks,
-            "seconds": round(middle.seconds, 2),
-            "seconds_min": round(runs[0].seconds, 2),
-            "seconds_max": round(runs[-1].seconds, 2),
-            "runs": len(runs),
-            "clicks_per_s": round(middle.pairs / middle.seconds),
-            "wasted_joins": middle.summary["wasted_joins"],
-            "cpu_us_per_click": middle.cpu_us_per_click(),
-            "peak_mib": middle.usage.total // MIB,
-        }
-    ]
+    row, middle = _median(plan, "catch-up", plan.queries, plan.clicks, "seconds", lambda run: run.seconds)
+    row["clicks_per_s"] = round(middle.pairs / middle.seconds)
+    row["wasted_joins"] = middle.summary["wasted_joins"]
+    return [row | _cost(middle)]
 
 
 def steady(plan: Plan) -> list[Row]:
     """Joined a second while nothing starts or ends: between a tenth and nine tenths of the output."""
-    logs = generated(plan.directory, plan.steady_queries, plan.steady_clicks)
-    runs = sorted((drain(logs, plan.directory / "steady") for _ in range(plan.runs)), key=Drain.steady_per_s)
+    sizes = (plan.steady_queries, plan.steady_clicks)
+    row, middle = _median(plan, "steady", *sizes, "joined_per_s", Drain.steady_per_s)
+    return [row | _cost(middle)]
+
+
+def _median(
+    plan: Plan, part: str, queries: int, clicks: int, figure: str, value: Callable[[Drain], float]
+) -> tuple[Row, Drain]:
+    """Several runs over the same logs: the figure of the middle one and the spread; that run."""
+    logs = generated(plan.directory, queries, clicks)
+    runs = sorted((drain(logs, plan.directory / part) for _ in range(plan.runs)), key=value)
     middle = runs[len(runs) // 2]
-    return [
-        {
-            "queries": logs.queries,
-            "clicks": logs.clicks,
-            "joined_per_s": middle.steady_per_s(),
-            "joined_per_s_min": runs[0].steady_per_s(),
-            "joined_per_s_max": runs[-1].steady_per_s(),
-            "runs": len(runs),
-            "cpu_us_per_click": middle.cpu_us_per_click(),
-            "peak_mib": middle.usage.total // MIB,
-        }
-    ]
+    row: Row = {"queries": logs.queries, "clicks": logs.clicks}
+    for which, run in (("", middle), ("_min", runs[0]), ("_max", runs[-1])):
+        row[figure + which] = round(value(run), 2)
+    return {**row, "runs": len(runs)}, middle
+
+
+def _cost(run: Drain) -> Row:
+    return {"cpu_us_per_click": run.cpu_us_per_click(), "peak_mib": run.usage.total // MIB}
 
 
 def live_latency(plan: Plan) -> list[Row]:

@@ -1,12 +1,12 @@
 """Latency of a live system: from a click's line written to its joined line readable, as a reader sees it."""
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,7 +108,8 @@ class _OutputReader:
     def __init__(self, out: Path, from_us: int) -> None:
         self._directory = out / "joined"
         self._from_us = from_us
-        self._logs: dict[Path, _Log] = {}
+        self._logs: dict[Path, tuple[FileIO, bytes]] = {}
+        """Path -> its file, and the line that was only begun."""
         self._latencies: list[int] = []
         self._seen = 0
         self._stopping = threading.Event()
@@ -138,13 +139,15 @@ class _OutputReader:
                 if time.monotonic() >= look_at:
                     for path in self._directory.rglob("*.jsonl"):
                         if path not in self._logs:
-                            self._logs[path] = _Log(os.open(path, os.O_RDONLY))
+                            self._logs[path] = (path.open("rb", buffering=0), b"")
                     look_at = time.monotonic() + LOOK_FOR_FILES_S
-                for log in self._logs.values():
-                    self._take(log.new_lines())
+                for path, (file, begun) in self._logs.items():
+                    whole, _, rest = (begun + file.read(_READ_BYTES)).rpartition(b"\n")
+                    self._logs[path] = (file, rest)
+                    self._take(whole)
         finally:
-            for log in self._logs.values():
-                os.close(log.descriptor)
+            for file, _ in self._logs.values():
+                file.close()
 
     def _take(self, lines: bytes) -> None:
         if lines:
@@ -152,22 +155,3 @@ class _OutputReader:
             times = [click.ts_us for click in _CLICKS.decode_lines(lines)]
             self._latencies += [now_us - t for t in times if t >= self._from_us]
             self._seen += len(times)
-
-
-@dataclass(slots=True)
-class _Log:
-    """One joined log; `offset`: up to which it was read."""
-
-    descriptor: int
-    offset: int = 0
-
-    def new_lines(self) -> bytes:
-        """Whole lines that were not given out yet; some MiB at most, unless one line is longer."""
-        size = _READ_BYTES
-        while True:
-            data = os.pread(self.descriptor, size, self.offset)
-            whole = data.rfind(b"\n") + 1
-            if whole or len(data) < size:
-                self.offset += whole
-                return data[:whole]
-            size *= 2

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -123,37 +123,23 @@ def _run(name: str, python: str, logs: Logs, out: Path, root: Path = ROOT) -> Ro
         usage = tree.stop()
     if process.returncode != 0:
         return {"engine": peer.what, "remark": f"ended with status {process.returncode}; see {out / 'log'}"}
-    wrote = what_it_wrote(out / "joined")
     truth = json.loads((logs.directory / "truth.json").read_bytes())
-    wrong = []
-    if wrote.mismatched:
-        wrong.append(f"{wrote.mismatched:,} with another query")
-    if wrote.distinct == truth["distinct_joined_pairs"] and wrote.sha256 != truth["joined_pairs_sha256"]:
-        wrong.append("not the true pairs")
+    wrote = what_it_wrote(out / "joined", truth)
     return {
         "engine": peer.what,
         "seconds": round(seconds, 2),
-        "clicks_per_s": round(wrote.distinct / seconds),
+        "clicks_per_s": round((truth["distinct_joined_pairs"] - wrote["lost"]) / seconds),
         "cpu_s": round(sum(usage.cpu_s.values()), 1),
         "peak_mib": usage.total // MIB,
-        "lost": truth["distinct_joined_pairs"] - wrote.distinct,
-        "repeated": wrote.lines - wrote.distinct,
-        "remark": "; ".join(wrong),
+        **wrote,
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Wrote:
-    """Joined lines of a peer. `sha256`: of the distinct pairs, as in the truth."""
+def what_it_wrote(joined: Path, truth: Mapping[str, Any]) -> Row:
+    """Lost, repeated and wrong, of all .json and .jsonl files below.
 
-    lines: int
-    distinct: int
-    mismatched: int
-    sha256: str
-
-
-def what_it_wrote(joined: Path) -> Wrote:
-    """Reads all .json and .jsonl files below. msgspec.DecodeError for a line that is no joined click."""
+    msgspec.DecodeError for a line that is no joined click.
+    """
     lines = mismatched = 0
     pairs: set[bytes] = set()
     for path in sorted(joined.rglob("*.json*")):
@@ -164,7 +150,11 @@ def what_it_wrote(joined: Path) -> Wrote:
             lines += len(events)
             mismatched += sum(event.primary_id != event.query_id for event in events)
             pairs.update(f"{event.primary_id}\t{event.click_id}\n".encode() for event in events)
-    return Wrote(lines, len(pairs), mismatched, pairs_sha256(pairs))
+    lost = truth["distinct_joined_pairs"] - len(pairs)
+    wrong = [f"{mismatched:,} with another query"] if mismatched else []
+    if not lost and pairs_sha256(pairs) != truth["joined_pairs_sha256"]:
+        wrong.append("not the true pairs")
+    return {"lost": lost, "repeated": lines - len(pairs), "remark": "; ".join(wrong)}
 
 
 def _blocks(path: Path) -> Iterator[bytes]:

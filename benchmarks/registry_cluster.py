@@ -1,12 +1,10 @@
 """Three registry replicas as processes of this machine, their clients' addresses, who leads, what they used.
 
-    python -m benchmarks.registry_cluster JSON      (a replica, or {"delay_ms": .., "ways": [[from, to], ..]})
+    python -m benchmarks.registry_cluster JSON      (a replica)
 
-With `delay_ms` each replica's Raft port is reached only through a delay proxy: the address its peers dial is
-the proxy's.
+With `delay_ms` each replica's Raft port is reached only through a toxiproxy, whose address its peers dial.
 """
 
-import asyncio
 import contextlib
 import json
 import os
@@ -22,7 +20,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from benchmarks.processes import BenchError, Child, cpu_seconds, end, start_module
+from benchmarks.processes import BenchError, cpu_seconds, end, start_module
 from idregistry.client import RegistryClient
 from idregistry.server import RegistryServer
 from photon.app.ports import free_ports
@@ -40,7 +38,6 @@ NODES: Final = ("r0", "r1", "r2")
 _READY_S: Final = 60.0
 _POLL_S: Final = 0.02
 _STATUS_S: Final = 2.0
-_READ_BYTES: Final = 1 << 20
 
 
 class FastClock(SystemClock):
@@ -65,18 +62,17 @@ class Cluster:
         clock: Mapping[str, float] | None = None,
     ) -> None:
         """`clock`: arguments of a FastClock that the replicas go by."""
-        ports = free_ports(3 * len(NODES), random.Random())
+        ports = free_ports(2 * len(NODES), random.Random())
         self.grpc = {node: f"127.0.0.1:{ports.pop()}" for node in NODES}
         self.addresses = list(self.grpc.values())
         self._listen = {node: ports.pop() for node in NODES}
-        self._dialed = {node: ports.pop() for node in NODES} if delay_ms else self._listen
+        self._dialed = self._listen
         self._delay_ms = delay_ms
         self._settings = dict(settings or {})
         self._clock = clock
         self._parent = directory
         self._directory = Path()
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._proxy: Child | None = None
         self._stack = ExitStack()
         self._statuses = connect(self.addresses, _STATUS_S)
 
@@ -90,9 +86,7 @@ class Cluster:
             stack.callback(self._statuses.close)
             stack.callback(self._end_all)
             if self._delay_ms:
-                ways = [[self._dialed[node], self._listen[node]] for node in NODES]
-                self._proxy = stack.enter_context(Child(MODULE, {"delay_ms": self._delay_ms, "ways": ways}))
-                self._proxy.hear()
+                self._dialed = _delayed(stack, self._listen, self._delay_ms)
             for node in NODES:
                 self.start(node)
             self._wait_until_ready()
@@ -176,11 +170,11 @@ class Cluster:
         self._until(even, "a replica did not catch up")
 
     def cpu(self, leader: str) -> dict[str, float]:
-        """Seconds used so far: the leader, the followers, the proxy."""
+        """Seconds used so far: the leader, the followers."""
         used = {"leader": 0.0, "followers": 0.0}
         for node, process in self._processes.items():
             used["leader" if node == leader else "followers"] += cpu_seconds([process.pid])
-        return used if self._proxy is None else {**used, "proxy": cpu_seconds([self._proxy.pid])}
+        return used
 
     def _wait_until_ready(self) -> None:
         client = connect(self.addresses, _READY_S)
@@ -214,6 +208,28 @@ def connect(addresses: Sequence[str], timeout_s: float) -> RegistryClient:
     return RegistryClient(list(addresses), timeout_s, SystemClock(), random.Random())
 
 
+def has_toxiproxy() -> bool:
+    """Whether there can be long links: the server and the test suite's requirements are here."""
+    try:
+        from tests.faults.kit.toxiproxy import toxiproxy_binary
+    except ImportError:
+        return False
+    return toxiproxy_binary() is not None
+
+
+def _delayed(stack: ExitStack, ports: Mapping[str, int], delay_ms: float) -> dict[str, int]:
+    """Node -> a port that leads to its own, later. ToxiproxyError if there is no server."""
+    from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
+
+    proxies = ToxiproxyServer(need_toxiproxy())
+    stack.callback(proxies.close)
+    listens = proxies.create({node: f"127.0.0.1:{port}" for node, port in ports.items()}, ports.values())
+    for node in ports:
+        for stream in ("upstream", "downstream"):
+            proxies.add(node, "latency", stream, {"latency": round(delay_ms)}, 1.0)
+    return {node: int(address.rpartition(":")[2]) for node, address in listens.items()}
+
+
 def _serve(replica: Mapping[str, Any]) -> None:
     node = replica["node"]
     stop = threading.Event()
@@ -242,58 +258,9 @@ def _serve(replica: Mapping[str, Any]) -> None:
     server.stop()
 
 
-async def delay(delay_s: float, ways: Sequence[tuple[int, int]]) -> None:
-    """A long link: what comes in on a port of loopback goes out to another `delay_s` later, and so back.
-
-    Only time is added: no bandwidth limit, buffers without a bound; nothing but the delay is measured.
-    """
-
-    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        late: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-        writing = asyncio.create_task(write(late, writer))
-        data = b"..."
-        while data:
-            try:
-                data = await reader.read(_READ_BYTES)
-            except OSError:
-                data = b""
-            late.put_nowait((time.monotonic() + delay_s, data))
-        await writing
-
-    async def write(late: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-        data = b"..."
-        while data:
-            due, data = await late.get()
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
-            with contextlib.suppress(OSError):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    def accepting(target: int) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]:
-        async def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            try:
-                far_reader, far_writer = await asyncio.open_connection("127.0.0.1", target)
-            except OSError:  # nobody there: the one who dials sees it at once
-                writer.close()
-                return
-            await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
-
-        return accepted
-
-    for start, target in ways:
-        await asyncio.start_server(accepting(target), "127.0.0.1", start)
-    print("true", flush=True)
-    await asyncio.Event().wait()
-
-
 def main() -> None:
     die_with_parent()
-    argument = json.loads(sys.argv[1])
-    if "ways" in argument:
-        asyncio.run(delay(argument["delay_ms"] / 1000, argument["ways"]))
-    else:
-        _serve(argument)
+    _serve(json.loads(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -150,8 +150,7 @@ def measure(cluster: Cluster, clients: Clients, seconds: float, **load: Any) -> 
     cpu_then, commits = cluster.cpu(leader), cluster.commit_index(leader) - commits
     seen = clients.finish()
     cores = {who: (value - cpu[who]) / seconds for who, value in cpu_then.items()}
-    proxy = {"proxy": cores.pop("proxy")} if "proxy" in cores else {}
-    return Measured(seconds, seen, commits, {**cores, "clients": seen.cpu_s / seconds, **proxy})
+    return Measured(seconds, seen, commits, {**cores, "clients": seen.cpu_s / seconds})
 
 
 def keep_calling(threads: int, begin: float, end: float, rate: float | None, call: Callable[[], int]) -> Seen:

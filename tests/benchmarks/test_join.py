@@ -187,7 +187,7 @@ def test_the_command_knows_the_parts_and_peers_that_there_are():
 def test_a_peers_output_that_is_no_join_is_an_error(tmp_path):
     (tmp_path / "x.json").write_text('{"click_id": "a"}\n')
     with pytest.raises(ValueError, match="primary_id"):
-        what_it_wrote(tmp_path)
+        what_it_wrote(tmp_path, {"distinct_joined_pairs": 1})
 
 
 @pytest.mark.parametrize("name", ["duckdb", "pathway"])

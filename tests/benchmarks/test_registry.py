@@ -1,81 +1,19 @@
 """The registry's benchmark: its parts do what their figures rest on. The figures themselves are no test."""
 
 import json
-import socket
 import subprocess
 import sys
-import threading
-import time
-from contextlib import closing
 
 import pytest
 
+from benchmarks import registry
 from benchmarks.etcd import HOW_TO_GET
-from benchmarks.processes import Child
 from benchmarks.registry import PARTS, Plan, beside_etcd, silence_s
 from benchmarks.registry_cluster import Cluster
 from benchmarks.registry_load import Clients, measure
 from benchmarks.tables import registry_table, registry_text
 from photon.app import bench
 from photon.core.errors import UsageError
-from tests.ports import free_ports
-
-DELAY_MS = 40.0
-
-
-def receive(sock: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = sock.recv(1 << 20)
-        assert piece, "closed early"
-        data += piece
-    return data
-
-
-@pytest.fixture
-def long_link():
-    """(a socket through the proxy, the socket at its other end)."""
-    near, far = free_ports(2)
-    argument = {"delay_ms": DELAY_MS, "ways": [[near, far]]}
-    with (
-        socket.create_server(("127.0.0.1", far)) as server,
-        Child("benchmarks.registry_cluster", argument) as proxy,
-    ):
-        assert proxy.hear() is True
-        with closing(socket.create_connection(("127.0.0.1", near), 10)) as one:
-            other = server.accept()[0]
-            other.settimeout(10)
-            with closing(other):
-                yield one, other
-
-
-def test_a_long_link_delays_both_ways(long_link):
-    one, other = long_link
-    began = time.monotonic()
-    one.sendall(b"ping")
-    assert receive(other, 4) == b"ping"
-    there = time.monotonic() - began
-    other.sendall(b"pong")
-    assert receive(one, 4) == b"pong"
-    assert there >= DELAY_MS / 1000
-    assert time.monotonic() - began >= 2 * DELAY_MS / 1000
-
-
-def test_a_long_link_loses_and_reorders_nothing(long_link):
-    one, other = long_link
-    data = bytes(range(256)) * 65_536  # more than all buffers on the way hold
-    sender = threading.Thread(target=one.sendall, args=(data,))
-    sender.start()
-    assert receive(other, len(data)) == data
-    sender.join()
-
-
-def test_an_end_that_closes_is_seen_at_the_other_after_what_it_sent(long_link):
-    one, other = long_link
-    one.sendall(b"last words")
-    one.close()
-    assert receive(other, 10) == b"last words"
-    assert other.recv(1) == b""
 
 
 def test_a_silence_ends_with_the_first_success_after_the_longest_gap():
@@ -90,6 +28,11 @@ def test_a_silence_without_end_lasts_as_long_as_was_watched():
 def test_etcd_that_is_not_here_is_skipped_with_the_way_to_get_it(tmp_path):
     assert beside_etcd(Plan(tmp_path, etcd="no-such-program")) == {"skipped": HOW_TO_GET}
     assert "apt-get install etcd-server" in HOW_TO_GET and "\n" not in HOW_TO_GET
+
+
+def test_long_links_without_toxiproxy_are_skipped_with_the_way_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "has_toxiproxy", lambda: False)
+    assert "make toxiproxy" in registry.wan(Plan(tmp_path))["skipped"]
 
 
 def test_a_checkout_is_asked_for_where_there_is_none(tmp_path, monkeypatch):
