@@ -79,8 +79,8 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     """Measure the IdRegistry on this machine: 3 replicas, fsync on, clients in processes of their own.
 
     throughput: commits and lookups a second as load grows, latencies. etcd: ids created a second beside a
-    3-node etcd. wan: 100 ms between the replicas. failover: time to the next commit when the leader is
-    killed. batching: requests against Raft commits.
+    3-node etcd. wan: 100 ms between the replicas (toxiproxy). failover: time to the next commit when the
+    leader is killed. batching: requests against Raft commits.
     """
     benchmark = load_benchmarks("registry")
     report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
