@@ -23,6 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Applied, Outcome, ReplicatedLog
 
@@ -120,11 +121,9 @@ def node_main(name: str, directory: str, ports: list[str]) -> None:
     founders = list(addresses)
     load = Load()
     host = RaftHost(
-        name,
-        addresses.pop(name),
+        Endpoint(name, addresses.pop(name), b"benchmark"),
         addresses,
         Path(directory),
-        b"benchmark",
         rng=random.Random(),
         on_fatal=fail,
     )

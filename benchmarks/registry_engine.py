@@ -26,6 +26,7 @@ from photon.app.supervisor import die_with_parent
 from photon.core.columns import pack_times
 from photon.core.fates import Committed
 from photon.core.tokens import Token
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Applied, Outcome, ReplicatedLog
 
@@ -109,11 +110,9 @@ def main() -> None:
     state = ShardState(0)
     proposer = Proposer(state)
     host = RaftHost(
-        node,
-        ("127.0.0.1", ports[node]),
+        Endpoint(node, ("127.0.0.1", ports[node]), b"benchmark"),
         {peer: ("127.0.0.1", port) for peer, port in ports.items() if peer != node},
         Path(argument["directory"]) / node,
-        b"benchmark",
         rng=random.Random(),
         on_fatal=_fail,
     )

@@ -9,7 +9,8 @@ acceptor -> dialer   verdict: likewise
 
 A proof is an HMAC-SHA256 with the secret over both hellos' fields, the verdict, what binds the connection to
 the TLS session beneath it, and which of the four messages it stands in: none can be replayed, reflected or
-carried over to another connection. The keys of the frames that follow are made of the same (`Keys`).
+carried over to another connection. The keys of the frames that follow on a plain link are made of the same
+(`Keys`).
 """
 
 import hmac

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from photon.core.tls import Tls
+from photon.raft.addresses import Endpoint
 from photon.raft.codec import MessageError
 from photon.raft.core import now
 from photon.raft.settings import RaftLimits, RaftTiming
@@ -61,21 +62,16 @@ class Net:
             node: ("127.0.0.1", port) for node, port in zip(nodes, free_ports(len(nodes)), strict=True)
         }
         self.ears = {node: Ear() for node in nodes}
+        self.relay: Relay | None = None
         self.nodes = {
             node: Transport(
-                node,
-                self.addresses[node],
+                Endpoint(node, self.addresses[node], secret, files),
+                identity_of(node),
                 self.others(node),
-                secret,
+                self.ears[node],
                 timing,
                 LIMITS,
                 random.Random(1),
-                now,
-                self.ears[node],
-                MessageError,
-                identity=identity_of(node),
-                identity_seen=self.ears[node].identity_seen,
-                tls=files,
             )
             for node, secret, files in zip(
                 nodes, secrets or [b"s"] * len(nodes), tls or [None] * len(nodes), strict=True
@@ -91,7 +87,15 @@ class Net:
             stack.callback(node.close)
         return self
 
+    def through_relay(self, stack: ExitStack) -> "Relay":
+        """From now on a dials b through one in the middle, which `turn` turns as well."""
+        self.relay = Relay(self.addresses["b"], stack)
+        self.nodes["a"].set_peers({"b": self.relay.address})
+        return self.relay
+
     def turn(self) -> None:
+        if self.relay is not None:
+            self.relay.turn()
         for node in self.nodes.values():
             node.tick(now())
             node.poll(0.002)

@@ -12,6 +12,7 @@ import pytest
 
 from photon.core.errors import AddressInUseError, DiskFullError, UsageError
 from photon.raft import disk
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Refused
 from photon.raft.settings import RaftLimits
@@ -260,7 +261,11 @@ def test_a_state_machine_that_raises_is_told_as_fatal(make: Make) -> None:
 
 def lone_host(directory: Path, port: int = 0) -> RaftHost:
     return RaftHost(
-        "a", ("127.0.0.1", port), {}, directory, b"", rng=random.Random(1), on_fatal=lambda error: None
+        Endpoint("a", ("127.0.0.1", port), b""),
+        {},
+        directory,
+        rng=random.Random(1),
+        on_fatal=lambda error: None,
     )
 
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from photon.core.tls import Tls
-from photon.raft import link as link_module
+from photon.raft import links
 from photon.raft.core import now
 from photon.raft.transport import STRANGERS_MAX
 from tests.certificates import Authority
-from tests.raft.link_kit import Net, Relay
+from tests.raft.link_kit import Net
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +36,6 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-def through_relay(stack: ExitStack, net: Net) -> Relay:
-    relay = Relay(net.addresses["b"], stack)
-    net.nodes["a"].set_peers({"b": relay.address})
-    turn = net.turn
-
-    def turn_both() -> None:
-        relay.turn()
-        turn()
-
-    net.turn = turn_both  # type: ignore[method-assign]
-    return relay
-
-
 def never_connects(net: Net) -> None:
     net.turn_for(0.4)
     assert not net.ears["a"].up and not net.ears["b"].up
@@ -70,7 +57,7 @@ def test_three_nodes_connect_and_large_and_small_messages_arrive(stack: ExitStac
 def test_messages_through_small_buffers_never_stall(
     senders: str, stack: ExitStack, files: list[Tls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "SOCKET_BUFFER_BYTES", 1 << 14)
+    monkeypatch.setattr(links, "SOCKET_BUFFER_BYTES", 1 << 14)
     net = Net(tls=files[:2]).listen(stack).connect()
     receivers = ["b" if sender == "a" else "a" for sender in senders]
     for number in range(3):
@@ -89,7 +76,7 @@ def test_messages_through_small_buffers_never_stall(
 def test_what_is_encrypted_ahead_of_the_socket_is_bounded(
     stack: ExitStack, files: list[Tls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "SOCKET_BUFFER_BYTES", 1 << 14)
+    monkeypatch.setattr(links, "SOCKET_BUFFER_BYTES", 1 << 14)
     net = Net(tls=files[:2]).listen(stack).connect()
     sender = net.nodes["a"]
     for _ in range(8):
@@ -103,28 +90,43 @@ def test_what_is_encrypted_ahead_of_the_socket_is_bounded(
 
 def test_nothing_is_readable_on_the_way(stack: ExitStack, files: list[Tls]) -> None:
     net = Net(tls=files[:2]).listen(stack)
-    relay = through_relay(stack, net)
+    relay = net.through_relay(stack)
     net.connect()
     net.nodes["a"].send("b", 1, b"a secret message")
     net.turn_until(lambda: net.ears["b"].frames)
     assert b"secret" not in relay.said and b"PHRAFT" not in relay.said
 
 
-def test_a_byte_changed_on_the_way_ends_the_connection(stack: ExitStack, files: list[Tls]) -> None:
+def test_a_byte_changed_on_the_way_ends_the_connection(
+    stack: ExitStack, files: list[Tls], caplog: pytest.LogCaptureFixture
+) -> None:
+    """TLS finds it: the frames inside have no MAC of their own."""
     net = Net(tls=files[:2]).listen(stack)
-    relay = through_relay(stack, net)
+    relay = net.through_relay(stack)
     net.connect()
     relay.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
     net.nodes["a"].send("b", 1, b"commit 1")
     net.turn_until(lambda: net.ears["b"].down)
     assert net.ears["b"].frames == []
+    assert "TLS failed: decryption failed or bad record mac" in caplog.text
     relay.change = bytes
     net.turn_until(lambda: len(net.ears["b"].up) == 2)
 
 
+def test_a_frame_repeated_on_the_way_ends_the_connection(stack: ExitStack, files: list[Tls]) -> None:
+    """Frames inside TLS have no MAC: a record that comes twice breaks TLS itself."""
+    net = Net(tls=files[:2]).listen(stack)
+    relay = net.through_relay(stack)
+    net.connect()
+    relay.change = lambda data: data + data
+    net.nodes["a"].send("b", 1, b"vote")
+    net.turn_until(lambda: net.ears["b"].down)
+    assert net.ears["b"].frames in ([], [("a", 1, b"vote")])
+
+
 def test_a_connection_cut_within_the_tls_handshake_comes_back(stack: ExitStack, files: list[Tls]) -> None:
     net = Net(tls=files[:2]).listen(stack)
-    relay = through_relay(stack, net)
+    relay = net.through_relay(stack)
     relay.change = lambda data: data[: len(data) // 2]
     net.turn_for(0.1)
     assert relay.left is not None

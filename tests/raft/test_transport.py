@@ -4,21 +4,20 @@ import logging
 import random
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 
 from photon.core.errors import AddressInUseError, SettingsError, StorageError, UsageError
-from photon.raft import link as link_module
-from photon.raft.codec import MessageError
+from photon.raft import links
+from photon.raft.addresses import Address, Endpoint
 from photon.raft.core import now
-from photon.raft.frames import FrameWriter
-from photon.raft.link_log import LinkLog
-from photon.raft.transport import STRANGERS_MAX, Transport
+from photon.raft.links import FrameWriter
+from photon.raft.transport import STRANGERS_MAX, LinkLog, Transport
 from tests.ports import free_ports
-from tests.raft.link_kit import LIMITS, TIMING, Ear, Net, Relay, identity_of
+from tests.raft.link_kit import LIMITS, TIMING, Ear, Net, identity_of
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_a_large_message_leaves_without_any_further_send(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """L3: what the socket did not take at once goes out when it is writable again."""
-    monkeypatch.setattr(link_module, "SOCKET_BUFFER_BYTES", 1 << 16)
+    monkeypatch.setattr(links, "SOCKET_BUFFER_BYTES", 1 << 16)
     net = Net().listen(stack).connect()
     net.nodes["a"].send("b", 1, bytes(1 << 20))
     net.nodes["a"].flush()
@@ -146,7 +145,7 @@ def test_a_failing_disk_beneath_the_identities_is_not_taken_for_a_bad_peer(stack
     def fail(peer: str, identity: bytes) -> str | None:
         raise StorageError("the disk is full")
 
-    net.nodes["b"]._identity_seen = fail
+    net.ears["b"].identity_seen = fail  # type: ignore[method-assign]
     with pytest.raises(StorageError):
         net.turn_for(2.0)
 
@@ -201,17 +200,9 @@ def test_a_peer_that_is_removed_in_the_middle_of_its_handshake_does_not_come_in(
 def test_a_peer_at_another_address_is_dialed_there(stack: ExitStack) -> None:
     net = Net().listen(stack).connect()
     (port,) = free_ports(1)
+    endpoint = Endpoint("b", ("127.0.0.1", port), b"s")
     moved = Transport(
-        "b",
-        ("127.0.0.1", port),
-        net.others("b"),
-        b"s",
-        TIMING,
-        LIMITS,
-        random.Random(2),
-        now,
-        net.ears["b"],
-        MessageError,
+        endpoint, identity_of("b"), net.others("b"), net.ears["b"], TIMING, LIMITS, random.Random(2)
     )
     moved.listen()
     stack.callback(moved.close)
@@ -378,25 +369,11 @@ def test_complaints_about_strangers_are_few(caplog: pytest.LogCaptureFixture) ->
 # -- one in the middle ---------------------------------------------------
 
 
-def through_relay(stack: ExitStack, **settings: object) -> tuple[Net, Relay]:
-    """a dials b, and reaches one in the middle."""
-    net = Net(**settings).listen(stack)  # type: ignore[arg-type]
-    relay = Relay(net.addresses["b"], stack)
-    net.nodes["a"].set_peers({"b": relay.address})
-    turn = net.turn
-
-    def turn_both() -> None:
-        relay.turn()
-        turn()
-
-    net.turn = turn_both  # type: ignore[method-assign]
-    return net, relay
-
-
 def test_one_in_the_middle_who_changes_a_byte_of_a_frame_ends_the_connection(
     stack: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    net, relay = through_relay(stack)
+    net = Net().listen(stack)
+    relay = net.through_relay(stack)
     net.connect()
     relay.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
     net.nodes["a"].send("b", 1, b"commit 1")
@@ -408,7 +385,8 @@ def test_one_in_the_middle_who_changes_a_byte_of_a_frame_ends_the_connection(
 
 
 def test_one_in_the_middle_who_repeats_a_frame_ends_the_connection(stack: ExitStack) -> None:
-    net, relay = through_relay(stack)
+    net = Net().listen(stack)
+    relay = net.through_relay(stack)
     net.connect()
     relay.change = lambda data: data + data
     net.nodes["a"].send("b", 1, b"vote")
@@ -417,7 +395,8 @@ def test_one_in_the_middle_who_repeats_a_frame_ends_the_connection(stack: ExitSt
 
 
 def test_a_recorded_connection_cannot_be_played_again(stack: ExitStack) -> None:
-    net, relay = through_relay(stack)
+    net = Net().listen(stack)
+    relay = net.through_relay(stack)
     net.connect()
     net.nodes["a"].send("b", 1, b"vote")
     net.turn_until(lambda: net.ears["b"].frames)
@@ -429,7 +408,8 @@ def test_a_recorded_connection_cannot_be_played_again(stack: ExitStack) -> None:
 
 
 def test_a_frame_that_is_cut_short_is_not_delivered(stack: ExitStack) -> None:
-    net, relay = through_relay(stack)
+    net = Net().listen(stack)
+    relay = net.through_relay(stack)
     net.connect()
     net.nodes["a"].send("b", 1, b"whole")
     net.turn_until(lambda: net.ears["b"].frames)
@@ -454,13 +434,16 @@ def test_a_peer_believes_no_giant_length(stack: ExitStack, caplog: pytest.LogCap
 
 
 def test_listening_outside_loopback_needs_a_secret() -> None:
-    arguments = (TIMING, LIMITS, random.Random(1), now, Ear(), MessageError)
     with pytest.raises(SettingsError, match=r"will not listen on 0\.0\.0\.0 without a cluster secret"):
-        Transport("a", ("0.0.0.0", 0), {}, b"", *arguments)
-    Transport("a", ("127.0.0.1", 0), {}, b"", *arguments)
-    Transport("a", ("0.0.0.0", 0), {}, b"secret", *arguments)
+        Endpoint("a", ("0.0.0.0", 0), b"")
+    lone(Endpoint("a", ("127.0.0.1", 0), b""))
+    lone(Endpoint("a", ("0.0.0.0", 0), b"secret"))
     with pytest.raises(SettingsError, match="among its own peers"):
-        Transport("a", ("127.0.0.1", 0), {"a": ("127.0.0.1", 1)}, b"", *arguments)
+        lone(Endpoint("a", ("127.0.0.1", 0), b""), {"a": ("127.0.0.1", 1)})
+
+
+def lone(endpoint: Endpoint, peers: Mapping[str, Address] | None = None) -> Transport:
+    return Transport(endpoint, bytes(16), peers or {}, Ear(), TIMING, LIMITS, random.Random(1))
 
 
 def test_without_a_secret_loopback_works_as_well(stack: ExitStack) -> None:
@@ -472,8 +455,7 @@ def test_without_a_secret_loopback_works_as_well(stack: ExitStack) -> None:
 def test_an_address_that_is_taken_is_named(stack: ExitStack) -> None:
     taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
     port = taken.getsockname()[1]
-    arguments = (TIMING, LIMITS, random.Random(1), now, Ear(), MessageError)
     with pytest.raises(AddressInUseError, match=f"127.0.0.1:{port}"):
-        Transport("a", ("127.0.0.1", port), {}, b"", *arguments).listen()
+        lone(Endpoint("a", ("127.0.0.1", port), b"")).listen()
     with pytest.raises(UsageError, match=r"192\.0\.2\.1:1"):
-        Transport("a", ("192.0.2.1", 1), {}, b"s", *arguments).listen()
+        lone(Endpoint("a", ("192.0.2.1", 1), b"s")).listen()
