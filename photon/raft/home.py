@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from photon.core.disk import DirectoryLock
 from photon.raft import disk
+from photon.raft.store import HARD_STATE_FILE
 
 IDENTITY_BYTES: Final = 16
 _GROUP: Final = "group-"
@@ -130,12 +131,12 @@ class Home:
         self.identity = bytes.fromhex(identity)
         self._groups = set(groups)
         self._peers = peers
-        # Where it is missing, as in a directory of an older version, they are to be met again: no harm.
+        # Where it is missing they are to be met again: no harm.
         self._met = set(met or []).intersection(peers)
         for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
             self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
         for number in self._groups:
-            if not (self.group(number) / "ballot").exists():
+            if not (self.group(number) / HARD_STATE_FILE).exists():
                 raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
 
     def _store(self, name: str, value: object) -> None:

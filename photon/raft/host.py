@@ -18,7 +18,7 @@ from photon.raft.core import now
 from photon.raft.home import Home
 from photon.raft.jobs import BackgroundJobs
 from photon.raft.port import ReplicatedLog, StateMachine
-from photon.raft.replica import Replica
+from photon.raft.replica import NodeContext, Replica
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.transport import Transport
 
@@ -72,9 +72,6 @@ class RaftHost:
         LockedError, StorageError.
         """
         self._node = endpoint.node
-        self._timing = timing
-        self._limits = limits
-        self._rng = rng
         self._on_fatal = on_fatal
         self._home = Home(directory)
         try:
@@ -83,6 +80,7 @@ class RaftHost:
             self._home.close()
             raise
         self._jobs = BackgroundJobs(self.wake)
+        self._context = NodeContext(self._node, self._jobs, timing, limits, rng, self._home.has_met)
         self._replicas: dict[int, Replica] = {}
         self._leaving: dict[int, Replica | None] = {}  # until the end of the turn
         self._connected: set[str] = set()
@@ -124,20 +122,9 @@ class RaftHost:
                 f"raft: {', '.join(founders) or 'nobody'} can't found group {group} on {self._node}: name it "
                 "among them, and each once"
             )
-        replica = Replica(
-            group=group,
-            node=self._node,
-            machine=machine,
-            on_tick=on_tick,
-            directory=self._home.group(group),
-            wire=_GroupWire(self._transport, group),
-            jobs=self._jobs,
-            timing=self._timing,
-            limits=self._limits,
-            rng=self._rng,
-            founders=founders,
-            has_met=self._home.has_met,
-        )
+        wire = _GroupWire(self._transport, group)
+        directory = self._home.group(group)
+        replica = Replica(self._context, group, directory, machine, on_tick, wire, founders)
         try:
             self._home.added(group)
         except BaseException:

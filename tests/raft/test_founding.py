@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.raft.founding import TOLD_AFTER_S, Founding, everybody_met, still_to_meet
+from photon.raft.membership import TOLD_AFTER_S, Founding, everybody_met, still_to_meet
 from photon.raft.port import Applied, Members
 from tests.raft.cluster import Cluster
 from tests.raft.kit import Lone, VirtualClock, wait_until
@@ -76,7 +76,7 @@ def test_one_that_waits_neither_stands_nor_votes_nor_acknowledges(
     vote = {"term": 3, "last_log_index": 9, "last_log_term": 2}
 
     def is_asked_everything() -> set[str]:
-        lone.canvass()
+        lone.pre_vote()
         lone.hear("b", type="request_pre_vote", round=1, **vote)
         lone.hear("b", type="request_vote", transfer=True, **vote)
         lone.turn()
@@ -103,7 +103,7 @@ def test_one_whose_log_goes_on_waits_for_nobody_though_it_knows_of_no_meeting(tm
     first.turn()
     first.crash()
     again = Lone(tmp_path, has_met=set[str]().__contains__)
-    again.canvass()
+    again.pre_vote()
     assert again.wire.take("request_pre_vote")
     again.crash()
 

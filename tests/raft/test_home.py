@@ -15,7 +15,7 @@ def with_groups(directory: Path, *groups: int) -> Home:
     home = Home(directory)
     for group in groups:
         home.group(group).mkdir()
-        (home.group(group) / "ballot").write_bytes(b"x")
+        (home.group(group) / "hard_state").write_bytes(b"x")
         home.added(group)
     return home
 
@@ -42,7 +42,7 @@ def test_a_directory_is_one_hosts_only(tmp_path: Path) -> None:
 
 
 def test_a_group_that_was_there_and_is_missing_stops_the_start(tmp_path: Path) -> None:
-    for loss in (shutil.rmtree, lambda path: (path / "ballot").unlink()):
+    for loss in (shutil.rmtree, lambda path: (path / "hard_state").unlink()):
         directory = tmp_path / str(loss)
         home = with_groups(directory, 0, 3)
         assert home.groups() == [0, 3]
