@@ -172,3 +172,6 @@ class Cluster:
             return len({(machine.count, machine.digest) for machine in machines}) == 1
 
         wait_until(equal)
+
+
+MakeCluster = Callable[..., Cluster]

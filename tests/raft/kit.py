@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from photon.raft.codec import Message, decode, encode
-from photon.raft.core import now
 from photon.raft.membership import HasMet, everybody_met
 from photon.raft.port import Change, ChangeKind, Members, Outcome, ReplicatedLog
 from photon.raft.replica import NodeContext, Replica
@@ -251,6 +250,9 @@ class Lone:
         self.replica.abandon()
 
 
+Make = Callable[..., Lone]
+
+
 @contextlib.contextmanager
 def memory_directory() -> Iterator[Path]:
     """A directory in memory where the machine has one: a sync costs nothing there."""
@@ -267,7 +269,3 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
-
-
-def clock() -> float:
-    return now()

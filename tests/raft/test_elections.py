@@ -1,38 +1,9 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
-from pysyncobj import syncobj
-
 from photon.raft.elections import PreVote
 from photon.raft.members import command_of, is_majority
 from photon.raft.port import ChangeKind, Members
-from tests.raft.kit import TIMING, Lone, VirtualClock
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock()
-    monkeypatch.setattr(syncobj, "monotonicTime", clock)
-    return clock
-
-
-Make = Callable[..., Lone]
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
-    made: list[Lone] = []
-
-    def factory(*arguments: object, **named: object) -> Lone:
-        made.append(Lone(tmp_path / str(len(made)), *arguments, **named))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield factory
-    for lone in made:
-        lone.crash()
+from tests.raft.kit import TIMING, Lone, Make, VirtualClock
 
 
 def ask_vote(

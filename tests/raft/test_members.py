@@ -1,6 +1,5 @@
 """Who belongs to a group: what counts, when, and what of it survives."""
 
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,24 +13,10 @@ from photon.raft.members import MEMBERS, MEMBERS_MAX, MemberLog, changed, comman
 from photon.raft.membership import PROMOTED_BEHIND_MAX
 from photon.raft.port import Applied, Change, ChangeKind, Members, Refusal, Refused, Unknown
 from photon.raft.snapshot import read_head, write_snapshot
-from tests.raft.kit import SMALL, Lone, Register, command, head
+from tests.raft.kit import SMALL, Lone, Make, Register, command, head
 
 ADD, PROMOTE, REMOVE = ChangeKind.ADD_LEARNER, ChangeKind.PROMOTE, ChangeKind.REMOVE
 ABC = Members(("a", "b", "c"))
-Make = Callable[..., Lone]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Lone] = []
-
-    def factory(*arguments: object, **named: object) -> Lone:
-        made.append(Lone(tmp_path / str(len(made)), *arguments, **named))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield factory
-    for lone in made:
-        lone.crash()
 
 
 @pytest.fixture
