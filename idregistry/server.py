@@ -12,13 +12,12 @@ from typing import Final
 from idregistry.clocks import ClockWatch
 from idregistry.configuration import SHARDS_MAX
 from idregistry.coordinator import Coordinator, OpenShard
-from idregistry.directory import DirectoryState
+from idregistry.directory import DIRECTORY_GROUP, DirectoryState
 from idregistry.directory_commands import IDENTITY_BYTES, Row
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosting
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
-from idregistry.view import DIRECTORY_GROUP
 from idregistry.waiting import Waiting
 from photon.core.addresses import joined
 from photon.core.clock import Clock

@@ -17,7 +17,7 @@ import pytest
 
 from idregistry.client import RegistryAt, check_replica
 from idregistry.directory_commands import Row
-from idregistry.peers import read_table, write_table
+from idregistry.hosting import read_table, write_table
 from photon.app.certs import Authority
 from photon.app.preflight import _check_replicas
 from photon.app.registry_cli import _write_joining_topology, parse_time_us
