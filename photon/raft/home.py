@@ -125,14 +125,13 @@ class Home:
             born = ("groups", groups), ("peers", peers), ("met", met), ("identity", identity)
             for name, value in born:
                 self._store(name, value)
-        for name, value in (("groups", groups), ("peers", peers)):
+        for name, value in (("groups", groups), ("peers", peers), ("met", met)):
             if value is None:
                 raise disk.corrupt(self.directory / name, "it is missing")
         self.identity = bytes.fromhex(identity)
         self._groups = set(groups)
         self._peers = peers
-        # Where it is missing they are to be met again: no harm.
-        self._met = set(met or []).intersection(peers)
+        self._met = set(met).intersection(peers)
         for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
             self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
         for number in self._groups:

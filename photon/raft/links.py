@@ -24,7 +24,7 @@ from photon.raft.handshake import Handshake
 SOCKET_BUFFER_BYTES = 4 << 20
 MAC_BYTES = 16
 _HEAD = struct.Struct("<II")  # length of the message, group
-_SIGNED = struct.Struct("<QII")  # number of the frame, and the head
+_NUMBER = struct.Struct("<Q")
 HEADER_BYTES_MAX = _HEAD.size + MAC_BYTES
 # A frame of this group, without a message, only says that its sender is alive.
 PING_GROUP = 0xFFFFFFFF
@@ -54,63 +54,51 @@ class FrameError(PhotonError):
 # -- frames: pure ---------------------------------------------------------------------------------------
 
 
-class _Signer:
-    """Counts the frames of one direction, and signs them in their order; without a key it signs nothing."""
+class FrameWriter:
+    """Makes the headers of one direction, in the order in which the frames are sent."""
 
     def __init__(self, key: bytes | None) -> None:
+        """`key`: the session's of this direction, 1 to 64 bytes; None where TLS vouches for the bytes."""
         # A copy is cheaper than a new one.
         self._keyed = None if key is None else hashlib.blake2b(key=key, digest_size=MAC_BYTES)
         self._number = 0
         self.header_bytes = _HEAD.size if key is None else HEADER_BYTES_MAX
 
-    def sign(self, group: int, message: bytes | memoryview) -> bytes:
+    def header(self, group: int, message: bytes) -> bytes:
+        """What to send before the message."""
+        head = _HEAD.pack(len(message), group)
         if self._keyed is None:
-            return b""
+            return head
         mac = self._keyed.copy()
-        mac.update(_SIGNED.pack(self._number, len(message), group))
+        mac.update(_NUMBER.pack(self._number) + head)
         mac.update(message)
         self._number += 1
-        return mac.digest()
-
-
-class FrameWriter:
-    """Makes the headers of what one end sends."""
-
-    def __init__(self, key: bytes | None) -> None:
-        """`key`: the session's of this direction, 1 to 64 bytes; None where TLS vouches for the bytes."""
-        self._signer = _Signer(key)
-
-    def header(self, group: int, message: bytes) -> bytes:
-        """What to send before the message; the frames are to be sent in the order of the calls."""
-        return _HEAD.pack(len(message), group) + self._signer.sign(group, message)
+        return head + mac.digest()
 
 
 class FrameReader:
-    """Cuts a stream into frames, and believes none that does not verify."""
+    """Cuts a stream into frames, and believes none whose header is not what its writer would have made."""
 
     def __init__(self, key: bytes | None, bytes_max: int) -> None:
         """`key`: that of the writer at the other end. `bytes_max`: the longest message believed."""
-        self._signer = _Signer(key)
+        self._writer = FrameWriter(key)
         self._bytes_max = bytes_max
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """The frames that are complete now, as (group, message). Raises FrameError."""
         self._buffer += data
-        header_bytes = self._signer.header_bytes
         frames = []
         offset = 0
-        while len(self._buffer) - offset >= header_bytes:
+        while (start := offset + self._writer.header_bytes) <= len(self._buffer):
             length, group = _HEAD.unpack_from(self._buffer, offset)
             if length > self._bytes_max:
                 raise FrameError(f"a frame of {length} bytes, where {self._bytes_max} is the most")
-            start = offset + header_bytes
             end = start + length
             if end > len(self._buffer):
                 break
             message = bytes(memoryview(self._buffer)[start:end])
-            mac = self._buffer[offset + _HEAD.size : start]
-            if not hmac.compare_digest(mac, self._signer.sign(group, message)):
+            if not hmac.compare_digest(self._buffer[offset:start], self._writer.header(group, message)):
                 raise FrameError("a frame that does not verify: it was changed, repeated or moved on its way")
             frames.append((group, message))
             offset = end
@@ -365,11 +353,12 @@ class Link:
             with suppress(OSError):
                 self.write()  # the other end is told why
             raise shaking.refusal
-        if shaking.peer is None or shaking.keys is None:
+        if shaking.peer is None:
             return b""
         self.peer = shaking.peer
-        self._writer = FrameWriter(shaking.keys.send if self._signs else None)
-        self._reader = FrameReader(shaking.keys.receive if self._signs else None, self._bytes_max)
+        send, receive = shaking.keys if self._signs else (None, None)
+        self._writer = FrameWriter(send)
+        self._reader = FrameReader(receive, self._bytes_max)
         return shaking.rest
 
     def _sent(self, written: int) -> None:

@@ -52,7 +52,7 @@ def test_a_group_that_was_there_and_is_missing_stops_the_start(tmp_path: Path) -
             Home(directory)
 
 
-FILES = ("identity", "groups", "peers")
+FILES = ("identity", "groups", "peers", "met")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -108,22 +108,12 @@ def test_a_directory_that_is_born_again_has_met_nobody(tmp_path: Path) -> None:
     home.identity_seen("b", b"1" * 16)
     home.met("b")
     home.close()
-    for name in FILES:
+    for name in ("identity", "groups", "peers"):
         (tmp_path / name).unlink()
     blank = Home(tmp_path)
     blank.identity_seen("b", b"1" * 16)
     assert not blank.has_met("b")
     blank.close()
-
-
-def test_a_directory_of_a_version_that_counted_no_meetings_opens(tmp_path: Path) -> None:
-    home = with_groups(tmp_path, 0)
-    home.identity_seen("b", b"1" * 16)
-    home.close()
-    (tmp_path / "met").unlink()
-    again = Home(tmp_path)
-    assert not again.has_met("b")
-    again.close()
 
 
 class Crash(Exception):
