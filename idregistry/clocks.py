@@ -10,8 +10,8 @@ from typing import Final
 
 import grpc
 
-from idregistry.boundary import majority_time_us
 from idregistry.directory_commands import Row
+from idregistry.upkeep import majority_time_us
 from photon.core.clock import Clock
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryStub

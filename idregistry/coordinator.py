@@ -13,7 +13,7 @@ from typing import Final
 
 from idregistry.answers import Answer, Decided, NotLeader, Overloaded, answer_unapplied
 from idregistry.configuration import BEGINNING, SHARDS_MAX, Configuration
-from idregistry.directory import DirectoryState
+from idregistry.directory import DirectoryState, Proposal, View
 from idregistry.directory_commands import (
     Abandon,
     Adopt,
@@ -33,10 +33,8 @@ from idregistry.directory_commands import (
     encode,
 )
 from idregistry.naming import iso_utc
-from idregistry.placement import is_replaced
+from idregistry.placement import Steward, is_replaced
 from idregistry.state import ShardState
-from idregistry.steward import Steward
-from idregistry.view import Proposal, View
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Members, Outcome, ReplicatedLog

@@ -9,7 +9,7 @@ import grpc
 from idregistry.answers import Answer, Decided, NotLeader, Overloaded
 from idregistry.configuration import HORIZON, SHARDS_MAX
 from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, Wanted
-from idregistry.directory import DirectoryState
+from idregistry.directory import DirectoryState, Proposal
 from idregistry.directory_commands import (
     Cancel,
     Fence,
@@ -23,7 +23,6 @@ from idregistry.directory_commands import (
 from idregistry.hosting import Hosted
 from idregistry.messages import INCARNATIONS_MAX
 from idregistry.naming import name_mistake
-from idregistry.view import Proposal
 from idregistry.waiting import Context, Waiting
 from photon.core.addresses import mistake as address_mistake
 from photon.core.settings_identity import IDENTITY_DIGEST_BYTES

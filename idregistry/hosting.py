@@ -1,18 +1,138 @@
-"""The groups that this replica hosts, and its peers, as the directory says (paper 2.2.2)."""
+"""The groups that this replica hosts, and its peers, as the directory says (paper 2.2.2).
 
-from collections.abc import Callable, Mapping
+The directory's table is in the log, but the log is read only with the help of the peers. So the table is also
+kept in a small file beside it, which says too how far the directory was followed. An address in the settings
+goes before one in the table: a run on one machine gets new ports each time, and the settings of a machine
+that moved say where it is now.
+"""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import msgspec
+import numpy as np
+
+from idregistry.commands import CommandError, Commit, decode
+from idregistry.directory import DIRECTORY_GROUP, View, shard_of_group
 from idregistry.directory_commands import Row
-from idregistry.peers import Table, read_table, rows_at_start, rows_now, table_of, write_table
-from idregistry.pending import Pending
 from idregistry.shard import Shard
-from idregistry.view import DIRECTORY_GROUP, View, shard_of_group
-from photon.core.errors import UsageError
+from photon.core.columns import split_ids
+from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.errors import CorruptStateError, UsageError
+from photon.core.fates import Registered
 from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
+
+_NONE: frozenset[bytes] = frozenset()
+
+
+class Pending:
+    """Ids whose commit is under way, as a replica that does not lead sees it, too. For many threads at once.
+
+    A commit takes a round trip or two between datacenters, and a follower has it in its log long before it
+    applies it. A client that looks an id up meanwhile may wait for the outcome, instead of a wasted join
+    (paper 4.4). It is a hint: an entry in a log may never be committed, and a commit may find the id taken,
+    or another shard's. Each command of a log is read once.
+    """
+
+    def __init__(self) -> None:
+        self._ids: dict[tuple[int, int], frozenset[bytes]] = {}  # (index, term) ->; replaced as a whole
+        self._lock = threading.Lock()
+
+    def mark(self, outcomes: bytes, ids: bytes, under_way: Sequence[tuple[int, int, memoryview]]) -> bytes:
+        """N core.fates.Registered of 16 x N ids: PENDING in place of ABSENT where the id is `under_way`
+        (photon.raft.port.ReplicatedLog.unapplied)."""
+        if not under_way:
+            self._ids = {}  # what was under way last is held no longer
+            return outcomes
+        if outcomes.find(Registered.ABSENT) < 0:
+            return outcomes
+        keys = split_ids(ids)
+        wanted = frozenset(keys)
+        found = _NONE.union(*(wanted & one for one in self._read(under_way)))
+        if not found:
+            return outcomes
+        column = np.frombuffer(outcomes, np.uint8).copy()
+        is_pending = np.fromiter(map(found.__contains__, keys), np.bool_, len(keys))
+        column[is_pending & (column == Registered.ABSENT)] = Registered.PENDING
+        return column.tobytes()
+
+    def _read(self, under_way: Sequence[tuple[int, int, memoryview]]) -> list[frozenset[bytes]]:
+        with self._lock:
+            known = self._ids
+            self._ids = {
+                (index, term): known[index, term] if (index, term) in known else _ids_of(command)
+                for index, term, command in under_way
+            }
+            return list(self._ids.values())
+
+
+def _ids_of(command: memoryview) -> frozenset[bytes]:
+    try:
+        decoded = decode(bytes(command))
+    except CommandError:  # whoever applies it will say so
+        return _NONE
+    return frozenset(split_ids(decoded.ids)) if isinstance(decoded, Commit) else _NONE
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """As the directory last had it. Empty before it was founded."""
+
+    replicas: tuple[Row, ...] = ()
+    removed: tuple[str, ...] = ()
+    leaving: tuple[str, str] | None = None
+    """(old, new)"""
+    version: int = 0
+    """Of the sharding configuration."""
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Never less after a change, and greater after each but one: a replacement that is turned round
+        changes neither who there is nor who is gone.
+        """
+        return self.version, 2 * len(self.removed) + (self.leaving is not None)
+
+
+def table_of(view: View) -> Table:
+    return Table(tuple(view.replicas.values()), view.removed, view.leaving, view.version)
+
+
+def rows_now(settings: Mapping[str, Row], table: Table) -> dict[str, Row]:
+    """Name -> where each replica is, this one too. Before there is a table, those of the settings."""
+    if not table.replicas:
+        return dict(settings)
+    return {row.name: settings.get(row.name, row) for row in table.replicas}
+
+
+def rows_at_start(settings: Mapping[str, Row], table: Table) -> dict[str, Row]:
+    """The same before the log is read: those of both, since the table may be old; who was removed is not."""
+    both = {**{row.name: row for row in table.replicas}, **settings}
+    return {name: row for name, row in both.items() if name not in table.removed}
+
+
+def read_table(path: Path) -> Table:
+    """CorruptStateError where the file is none; an empty table where there is no file."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Table)
+    except FileNotFoundError:
+        return Table()
+    except (OSError, msgspec.DecodeError) as error:
+        raise CorruptStateError(
+            f"{path}: cannot be read ({error}); remove the file if the settings name all replicas, else "
+            "replace this replica"
+        ) from error
+
+
+def write_table(path: Path, table: Table) -> None:
+    """Durably. StorageError."""
+    with storage_errors(path):
+        make_directory(path.parent)
+        write_file(path, msgspec.json.encode(table))
+
 
 TABLE_FILE: Final = "replicas.json"
 

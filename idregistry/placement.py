@@ -1,14 +1,15 @@
-"""Where a group's members and its leader belong, and the steps that bring them there. Pure.
+"""Where a group's members and its leader belong, and the steps that bring them there.
 
 A replica is replaced in a group so: the new one learns, votes, and only then the old one goes, so that at no
-moment more than one replica is missing.
+moment more than one replica is missing. The rules are pure; `Steward` follows them.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from idregistry.view import View
-from photon.raft.port import Change, ChangeKind, Members, Status
+from idregistry.directory import View
+from photon.core.clock import Clock
+from photon.raft.port import Applied, Change, ChangeKind, Members, Outcome, ReplicatedLog, Status
 
 PROMOTE_BEHIND: Final = 64
 """Entries a learner may lack when its promotion is asked for; the log has a stricter rule of its own."""
@@ -68,3 +69,64 @@ def is_replaced(members: Sequence[Members], leaving: tuple[str, str]) -> bool:
     """Whether every group has the new replica as its voter and the old one no more."""
     old, new = leaving
     return all(old not in of_group.all and new in of_group.voters for of_group in members)
+
+
+_LOOK_S: Final = 0.2
+_HAND_OVER_EVERY_S: Final = 5.0
+"""From one try to give leadership away to the next."""
+_HOLD_S: Final = 0.3
+"""Nothing is proposed for so long at most, so that the successor has everything."""
+_CHANGE_TIMEOUT_S: Final = 15.0
+
+
+class Steward:
+    """`turn`: the group's place in the row of those that are spread over the replicas."""
+
+    def __init__(self, turn: int, leaders: tuple[str, ...], clock: Clock) -> None:
+        self._turn = turn
+        self._leaders = leaders
+        self._monotonic = clock.monotonic
+        self._look_at = 0.0
+        self._changing_until = 0.0
+        self._hand_over_at = 0.0
+        self._successor: str | None = None
+        self._hold_until = 0.0
+
+    def on_tick(self, log: ReplicatedLog, view: View) -> bool:
+        """Take the next step that is due. Whether proposals may go on; if not, they soon may."""
+        now = self._monotonic()
+        if not log.is_leader or view.configuration is None:
+            self._successor = None
+            # Time for a new leader to hear how far everybody is.
+            self._hand_over_at = now + 2 * _LOOK_S
+            return True
+        if self._successor is not None:
+            return self._give_away(log, now)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._look(log, view, now)
+        return True
+
+    def _look(self, log: ReplicatedLog, view: View, now: float) -> None:
+        status = log.status()
+        if now >= self._changing_until:
+            change = change_due(log.members, view.staying, status.node, status.behind)
+            if change is not None:
+                self._changing_until = now + _CHANGE_TIMEOUT_S
+                log.change_members(change, self._changed)
+                return
+        if now >= self._hand_over_at:
+            self._successor = successor(self._turn, status, view, self._leaders)
+            self._hold_until = now + _HOLD_S
+
+    def _changed(self, outcome: Outcome) -> None:
+        # Whatever came of it, the next look sees what is still due; a refusal is asked again a while later.
+        self._changing_until = self._monotonic() + (0.0 if isinstance(outcome, Applied) else _LOOK_S)
+
+    def _give_away(self, log: ReplicatedLog, now: float) -> bool:
+        """Hold proposals until the successor has everything, for a moment at most."""
+        if log.hand_over(self._successor) or now >= self._hold_until:
+            self._successor = None
+            self._hand_over_at = now + _HAND_OVER_EVERY_S
+            return True
+        return False

@@ -12,17 +12,17 @@ from typing import Final
 from idregistry.clocks import ClockWatch
 from idregistry.configuration import SHARDS_MAX
 from idregistry.coordinator import Coordinator, OpenShard
-from idregistry.directory import DirectoryState
+from idregistry.directory import DIRECTORY_GROUP, DirectoryState
 from idregistry.directory_commands import IDENTITY_BYTES, Row
 from idregistry.directory_service import DirectoryHandlers
 from idregistry.hosting import Hosting
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
-from idregistry.view import DIRECTORY_GROUP
 from idregistry.waiting import Waiting
 from photon.core.addresses import joined
 from photon.core.clock import Clock
 from photon.core.settings import Registry
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import ReplicatedLog
 from photon.raft.settings import RaftLimits, RaftTiming
@@ -82,17 +82,13 @@ class RegistryServer:
         self._hosting = Hosting(node, rows, directory, self._make_shard)
         self._clocks = ClockWatch(node, lambda: self._hosting.rows, clock, network)
         self._host = RaftHost(
-            node=node,
-            listen=raft_listen,
+            Endpoint(node, raft_listen, secret, network.tls, network.dialed),
             peers={r.name: (r.raft_host, r.raft_port) for r in self._hosting.rows.values() if r.name != node},
             directory=directory,
-            secret=secret,
             timing=raft_timing(settings),
             limits=RaftLimits(in_flight_max=settings.batches_in_flight_max + _HOUSEKEEPING_IN_FLIGHT),
             rng=rng,
             on_fatal=self._fatal,
-            tls=network.tls,
-            dialed=network.dialed,
         )
         founders = tuple(rows[name] for name in sorted(rows))
         self._coordinator = Coordinator(

@@ -15,8 +15,8 @@ from idregistry.batching import CommitQueue, Errand, Request, build_command, spl
 from idregistry.commands import encode
 from idregistry.directory import DirectoryState
 from idregistry.messages import BATCH_BYTES_MAX
+from idregistry.placement import Steward
 from idregistry.state import NO_BOUNDARY, ShardState
-from idregistry.steward import Steward
 from idregistry.upkeep import command_due
 from photon.core.clock import Clock
 from photon.core.settings import Registry

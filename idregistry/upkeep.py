@@ -1,12 +1,44 @@
-"""What a shard's leader puts into its log beside commits: what the directory says, and the boundary. Pure."""
+"""What a shard's leader puts into its log beside commits: what the directory says, and the boundary. Pure.
 
-from collections.abc import Sequence
+The garbage collection boundary moves by the clocks of a majority (paper 2.3).
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from idregistry.boundary import boundary_due
 from idregistry.commands import Boundary, Command, Configure, Fence, Prepare
+from idregistry.directory import View
 from idregistry.state import ShardState
-from idregistry.view import View
+
+_STEP_US_MIN: Final = 10_000_000
+_STEP_SHARE: Final = 1000
+DAY_US: Final = 86_400_000_000
+
+
+def boundary_due(now_us: int, boundary_us: int, retention_days: float) -> int | None:
+    """The new boundary to propose, or None while the present one is good enough.
+
+    It moves in steps of a thousandth of the retention, or ten seconds where that is longer (but not longer
+    than an eighth of it). 0 days keep all.
+    """
+    if retention_days <= 0:
+        return None
+    retention_us = round(retention_days * DAY_US)
+    wanted_us = now_us - retention_us
+    step_us = max(min(_STEP_US_MIN, retention_us // 8), retention_us // _STEP_SHARE)
+    return wanted_us if wanted_us - boundary_us >= step_us else None
+
+
+def majority_time_us(clocks_us: Iterable[int], replicas: int) -> int | None:
+    """The latest time that the clocks of a majority of `replicas` have reached; None if too few are known.
+
+    `clocks_us`: what each clock that is known says now, our own as one among them. A single clock that is far
+    ahead, the leader's own above all, then moves no boundary: what it let expire would never be joined.
+    """
+    latest_first = sorted(clocks_us, reverse=True)
+    majority = replicas // 2 + 1
+    return latest_first[majority - 1] if len(latest_first) >= majority else None
+
 
 FENCES_A_STEP: Final = 1_000
 

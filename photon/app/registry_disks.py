@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from photon.core.errors import CorruptStateError, StorageError
-from photon.raft.ballot import Ballot
 from photon.raft.home import read_groups, read_identity, read_peers
+from photon.raft.store import HardState
 
 LOOK_S: Final = 2.0
 _GROUP: Final = "group-0000"
@@ -61,15 +61,15 @@ def trace_of(home: Path) -> Trace:
 
 
 def _may_have_promised(home: Path) -> bool:
-    """No term, no promise. The ballot is a group's last file at birth; then its host lists the group."""
+    """No term, no promise. The hard state is a group's last file at birth; then its host lists the group."""
     groups = {*read_groups(home)}
     if groups - {0} or any(path.name != _GROUP for path in home.glob("group-*")):
         return True
     try:
-        ballot = Ballot(home / _GROUP, home.name, 0)
+        state = HardState(home / _GROUP, home.name, 0)
     except StorageError as error:
         raise CorruptStateError(str(error)) from error
-    return ballot.term > 0 if ballot.exists else bool(groups)
+    return state.term > 0 if state.exists else bool(groups)
 
 
 def never_founded(traces: Mapping[str, Trace], count: int) -> bool:

@@ -22,7 +22,7 @@ from photon.core.errors import CorruptStateError, LockedError, UnavailableError,
 # The registry's modules take 0.2 s to import: they are, where there is something to be done with them.
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-    from idregistry.peers import Table
+    from idregistry.hosting import Table
 
 TIMEOUT_S: Final = 5.0
 ENDING_S: Final = 5.0
@@ -52,8 +52,7 @@ def members_of(work: Path, count: int) -> Members:
     if not home.exists():
         fresh = [f"r{number}" for number in range(count)]
         return Members(fresh, frozenset(), [], forgot=fresh, mostly_lost=True)
-    from idregistry.hosting import TABLE_FILE
-    from idregistry.peers import Table, read_table
+    from idregistry.hosting import TABLE_FILE, Table, read_table
 
     table = max((read_table(path) for path in home.glob(f"*/{TABLE_FILE}")), key=_age, default=Table())
     names = sorted(row.name for row in table.replicas) or [f"r{number}" for number in range(count)]

@@ -8,8 +8,9 @@ Photon section 3.1 (the IdRegistry sits on a store that is "consistently replica
 
 Where to look: `port` (the contract), `host` (thread and sockets; groups and peers that come and go), `home`
 (what a host remembers: who it is, whom it met, which groups it holds), `replica` (one group on one node:
-proposals, apply, messages), `elections`, `canvass` (who may lead), `membership`, `roster` (who belongs),
-`installing` (a leader's snapshot becomes the state), `core` (the only file that knows pysyncobj's privates),
-`guards` (the pure rules which close the library's holes), `store` (what lies on disk: `journal`, `ballot`,
-`snapshot`), `codec`, `frames`, `handshake`, `transport` (what goes over the wire).
+proposals, apply, what it leads), `follower` (what it takes in from a leader), `elections` (who may lead),
+`members` and `membership` (who belongs, and when a group begins), `sender`, `compaction`, `installing` (a
+snapshot goes out, and becomes the state), `core` (the only file that knows pysyncobj's privates), `guards`
+(the pure rules which close the library's holes), `store` (what lies on disk: `journal`, term and vote,
+`snapshot`), `codec` (the messages), `handshake`, `links`, `transport`, `addresses` (what goes over the wire).
 """

@@ -5,8 +5,8 @@ from typing import Protocol
 
 from photon.core.errors import PhotonError
 from photon.raft.journal import Journal
+from photon.raft.members import MemberLog
 from photon.raft.port import StateMachine
-from photon.raft.roster import Roster
 from photon.raft.settings import RaftLimits
 from photon.raft.snapshot import Head, SnapshotId, SnapshotStore, write_snapshot
 
@@ -55,14 +55,14 @@ class Compactor:
         machine: StateMachine,
         journal: Journal,
         snapshots: SnapshotStore,
-        roster: Roster,
+        members: MemberLog,
         jobs: Jobs,
         limits: RaftLimits,
     ) -> None:
         self._machine = machine
         self._journal = journal
         self._snapshots = snapshots
-        self._roster = roster
+        self._members = members
         self._jobs = jobs
         self._limits = limits
         self._frozen_index = 0 if snapshots.current is None else snapshots.current.index
@@ -95,7 +95,7 @@ class Compactor:
             if self._snapshots.adopt(self._snapshots.own_temporary, self._head):
                 index = self._head.covers.index
                 self._journal.drop_before(self._keep_from(index, needed_index()))
-                self._roster.forget_before(index)
+                self._members.forget_before(index)
         patience = PATIENCE if transferring else 1
         if self._due(applied_index, patience) and not self._jobs.busy():
             self._start(applied_index)
@@ -111,7 +111,7 @@ class Compactor:
         )
 
     def _start(self, applied_index: int) -> None:
-        term, members = self._journal.term_at(applied_index), self._roster.at(applied_index)
+        term, members = self._journal.term_at(applied_index), self._members.at(applied_index)
         assert term is not None, applied_index
         if members is None:
             return  # one who joined has not yet come to where its log names anybody

@@ -19,12 +19,10 @@ from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from photon.core.errors import PhotonError
-from photon.raft.ballot import Ballot
 from photon.raft.codec import Message
-from photon.raft.journal import Entry, Journal
 from photon.raft.port import Members
-from photon.raft.roster import Roster
 from photon.raft.settings import RaftTiming
+from photon.raft.store import ReplicaStore
 
 # The library puts one for Windows in its place, on every system: whoever else is in the process needs it.
 socket.inet_ntop = _socket.inet_ntop
@@ -102,15 +100,12 @@ class CoreRules(Protocol):
 class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
     """One replica's Raft state.
 
-    Nothing in it touches a disk (but through `journal`, `ballot`) or a socket.
+    Nothing in it touches a disk (but through `store`) or a socket.
     """
 
     def __init__(
         self,
-        node: str,
-        journal: Journal,
-        ballot: Ballot,
-        roster: Roster,
+        store: ReplicaStore,
         applied_index: int,
         timing: RaftTiming,
         rng: random.Random,
@@ -122,13 +117,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._rules = rules
         self._rng = rng
         self._timing = timing
-        self._node = node
+        self.node = store.hard_state.node
         self._nodes: dict[str, Node] = {}
         self.members = Members()
         # As if a leader had been heard of when the replica was stopped: there may well be one.
         self.heard_leader_at = now()
         super().__init__(
-            Node(node),
+            Node(self.node),
             [],
             _configuration(timing, self._on_state),
             transport=_Link(rules),
@@ -136,9 +131,9 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         self._poller = _NoPoller()
         # The library has made a log in memory; ours takes its place. The commit index is never read from disk
         # (S10): what is committed beyond the snapshot is learnt again from the leader.
-        self._SyncObj__raftLog = _LibraryLog(journal, ballot, roster)
-        self._SyncObj__raftCurrentTerm = ballot.term
-        self._SyncObj__votedForNodeId = ballot.vote
+        self._SyncObj__raftLog = _LibraryLog(store)
+        self._SyncObj__raftCurrentTerm = store.hard_state.term
+        self._SyncObj__votedForNodeId = store.hard_state.vote
         self.applied_to(applied_index)
 
     # -- what the owner asks ----------------------------------------------------------------------------
@@ -173,7 +168,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
         """Whose votes and acknowledgements count from now on, and who is sent entries besides."""
         self.members = members
         voters, learners = (
-            {self._node_of(name) for name in names if name != self._node}
+            {self._node_of(name) for name in names if name != self.node}
             for names in (members.voters, members.learners)
         )
         self._SyncObj__otherNodes = voters
@@ -189,12 +184,12 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
     @property
     def may_stand(self) -> bool:
         """Whether this replica is a voter."""
-        return self._node in self.members.voters
+        return self.node in self.members.voters
 
     @property
     def alone(self) -> bool:
         """Whether it is the only one."""
-        return self.members.voters == (self._node,)
+        return self.members.voters == (self.node,)
 
     def hears_leader(self) -> bool:
         """Whether there is a live leader, for all this replica knows: then it helps nobody to depose it."""
@@ -251,7 +246,7 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
     def connected(self) -> list[str]:
         """The other members that messages can be sent to now."""
         up = self._SyncObj__connectedNodes
-        return [name for name in self.members.all if name != self._node and self._node_of(name) in up]
+        return [name for name in self.members.all if name != self.node and self._node_of(name) in up]
 
     def peer_up(self, peer: str) -> None:
         """A connection to the peer is there."""
@@ -348,13 +343,13 @@ class RaftCore(SyncObj):  # type: ignore[misc]  # the library is not typed
 
 
 class _LibraryLog:
-    """The journal and the ballot as the library's `Journal`: positions instead of indexes, and its names."""
+    """Journal and hard state as the library's `Journal`: positions instead of indexes, and its names."""
 
-    def __init__(self, journal: Journal, ballot: Ballot, roster: Roster) -> None:
-        self._journal = journal
-        self._ballot = ballot
-        self._roster = roster
-        self._entries = journal.entries  # always the same list
+    def __init__(self, store: ReplicaStore) -> None:
+        self._journal = store.journal
+        self._hard_state = store.hard_state
+        self._members = store.members
+        self._entries = store.journal.entries  # always the same list
 
     def __getitem__(self, at: Any) -> Any:
         return self._entries[at]
@@ -363,16 +358,16 @@ class _LibraryLog:
         return len(self._entries)
 
     def add(self, command: bytes, index: int, term: int) -> None:
-        self._roster.appended(command, index)
+        self._members.appended(command, index)
         self._journal.append(command, index, term)
 
     def deleteEntriesFrom(self, at: int) -> None:
         index = self._journal.first_index + at
-        self._roster.truncated(index)
+        self._members.truncated(index)
         self._journal.truncate(index)
 
     def setCurrentTerm(self, term: int, vote: str | None) -> None:
-        self._ballot.store(term, vote)
+        self._hard_state.store(term, vote)
 
     def setRaftCommitIndex(self, index: int) -> None:
         """Not kept: after a power loss it could lie beyond the log (S10)."""
@@ -412,6 +407,3 @@ def _configuration(timing: RaftTiming, on_state: Callable[[int, int], None]) -> 
         dynamicMembershipChange=False,
         onStateChanged=on_state,
     )
-
-
-__all__ = ["CoreRules", "Entry", "RaftCore", "now"]

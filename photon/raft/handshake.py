@@ -9,7 +9,8 @@ acceptor -> dialer   verdict: likewise
 
 A proof is an HMAC-SHA256 with the secret over both hellos' fields, the verdict, what binds the connection to
 the TLS session beneath it, and which of the four messages it stands in: none can be replayed, reflected or
-carried over to another connection. The keys of the frames that follow are made of the same (`Keys`).
+carried over to another connection. The keys of the frames that follow on a plain link are made of the same:
+no two connections and no two directions share one.
 """
 
 import hmac
@@ -47,18 +48,10 @@ class RefusedError(HandshakeError):
         self.peer = peer
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The session's keys of frames, 32 bytes each: no two connections and no two directions share one."""
-
-    send: bytes
-    receive: bytes
-
-
 class Handshake:
     """One side of one handshake: `begin`, then feed it what comes in and send what it returns.
 
-    It has ended well when `peer` and `keys` are set, and ill when `refusal` is set, which is to be raised
+    It has ended well when `peer` is set, and ill when `refusal` is set, which is to be raised
     once the last answer is sent.
     """
 
@@ -76,7 +69,7 @@ class Handshake:
         `admit`: asked about the id and identity of one that has proved them; a reason to refuse it, or None.
         """
         self.peer: str | None = None
-        self.keys: Keys | None = None
+        self.keys = (b"", b"")  # of frames, to send and to receive with, once `peer` is set; 32 bytes each
         self.refusal: RefusedError | None = None
         self._node = node
         self._identity = identity
@@ -144,16 +137,8 @@ class Handshake:
         self._claimed, self._claimed_identity = hello_of.node, hello_of.identity
         fields = self._fields(self._claimed)
         self._transcript = _pack(hello) + _pack(fields)
-        self._on_next = self._on_dialers_verdict
+        self._on_next = self._on_verdict
         return _pack(fields + self._mac(b"challenge"))
-
-    def _on_dialers_verdict(self, body: bytes) -> bytes:
-        reason, proof = body[:-_MAC_BYTES], body[-_MAC_BYTES:]
-        if not hmac.compare_digest(proof, self._mac(b"dialer's verdict", reason)):
-            raise HandshakeError(f"one that says it is {self._claimed} does not know the cluster's secret")
-        if reason:
-            raise self._refused_by(reason)
-        return self._decide(b"acceptor's verdict", done=True)
 
     # -- the dialer's side ------------------------------------------------------------------------------
 
@@ -171,19 +156,29 @@ class Handshake:
             raise HandshakeError(
                 f"{self._claimed} does not know the cluster's secret: give all nodes the same one"
             )
-        self._on_next = self._on_acceptors_verdict
+        self._on_next = self._on_verdict
         return self._decide(b"dialer's verdict", done=False)
 
-    def _on_acceptors_verdict(self, body: bytes) -> bytes:
+    # -- both sides -------------------------------------------------------------------------------------
+
+    def _on_verdict(self, body: bytes) -> bytes:
+        """The other end's on this node; the dialer's comes first."""
+        accepts = self._target is None
         reason, proof = body[:-_MAC_BYTES], body[-_MAC_BYTES:]
-        if not hmac.compare_digest(proof, self._mac(b"acceptor's verdict", reason)):
-            raise HandshakeError(f"the last message of {self._claimed} was changed on its way")
+        message = b"dialer's verdict" if accepts else b"acceptor's verdict"
+        if not hmac.compare_digest(proof, self._mac(message, reason)):
+            raise HandshakeError(
+                f"one that says it is {self._claimed} does not know the cluster's secret"
+                if accepts
+                else f"the last message of {self._claimed} was changed on its way"
+            )
         if reason:
-            raise self._refused_by(reason)
+            text = "".join(c if c.isprintable() else "?" for c in reason.decode(errors="replace"))
+            raise RefusedError(self._claimed, f"{self._claimed} refuses this node: {text}")
+        if accepts:
+            return self._decide(b"acceptor's verdict", done=True)
         self._finish()
         return b""
-
-    # -- both sides -------------------------------------------------------------------------------------
 
     def _decide(self, message: bytes, done: bool) -> bytes:
         """The verdict on one that has proved who it is; `done`: it is the handshake's last message."""
@@ -198,13 +193,8 @@ class Handshake:
 
     def _finish(self) -> None:
         dialers, acceptors = self._mac(b"dialer's frames"), self._mac(b"acceptor's frames")
-        accepted = self._target is None
-        self.keys = Keys(acceptors, dialers) if accepted else Keys(dialers, acceptors)
+        self.keys = (acceptors, dialers) if self._target is None else (dialers, acceptors)
         self.peer = self._claimed
-
-    def _refused_by(self, reason: bytes) -> RefusedError:
-        text = "".join(c if c.isprintable() else "?" for c in reason.decode(errors="replace"))
-        return RefusedError(self._claimed, f"{self._claimed} refuses this node: {text}")
 
     def _fields(self, other: str) -> bytes:
         own, theirs = self._node.encode(), other.encode()

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from photon.core.disk import DirectoryLock
 from photon.raft import disk
+from photon.raft.store import HARD_STATE_FILE
 
 IDENTITY_BYTES: Final = 16
 _GROUP: Final = "group-"
@@ -124,18 +125,17 @@ class Home:
             born = ("groups", groups), ("peers", peers), ("met", met), ("identity", identity)
             for name, value in born:
                 self._store(name, value)
-        for name, value in (("groups", groups), ("peers", peers)):
+        for name, value in (("groups", groups), ("peers", peers), ("met", met)):
             if value is None:
                 raise disk.corrupt(self.directory / name, "it is missing")
         self.identity = bytes.fromhex(identity)
         self._groups = set(groups)
         self._peers = peers
-        # Where it is missing, as in a directory of an older version, they are to be met again: no harm.
-        self._met = set(met or []).intersection(peers)
+        self._met = set(met).intersection(peers)
         for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
             self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
         for number in self._groups:
-            if not (self.group(number) / "ballot").exists():
+            if not (self.group(number) / HARD_STATE_FILE).exists():
                 raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
 
     def _store(self, name: str, value: object) -> None:

@@ -13,15 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from photon.core.errors import UsageError
-from photon.core.tls import Tls
-from photon.raft.codec import MessageError
+from photon.raft.addresses import Address, Endpoint
 from photon.raft.core import now
 from photon.raft.home import Home
 from photon.raft.jobs import BackgroundJobs
 from photon.raft.port import ReplicatedLog, StateMachine
-from photon.raft.replica import Replica
+from photon.raft.replica import NodeContext, Replica
 from photon.raft.settings import RaftLimits, RaftTiming
-from photon.raft.transport import Address, Transport, directly
+from photon.raft.transport import Transport
 
 _log = logging.getLogger(__name__)
 
@@ -58,51 +57,30 @@ class RaftHost:
 
     def __init__(
         self,
-        node: str,
-        listen: tuple[str, int],
-        peers: Mapping[str, tuple[str, int]],
+        endpoint: Endpoint,
+        peers: Mapping[str, Address],
         directory: Path,
-        secret: bytes,
         timing: RaftTiming = _TIMING,
+        limits: RaftLimits = _LIMITS,
         *,
         rng: random.Random,
         on_fatal: Callable[[BaseException], None],
-        limits: RaftLimits = _LIMITS,
-        tls: Tls | None = None,
-        dialed: Callable[[str, int], Address] = directly,
     ) -> None:
-        """`peers`: the OTHER nodes, by id, with their addresses; `dialed`: what is dialed for one of these.
+        """`peers`: the OTHER nodes, by id, with their addresses.
 
         Raises SettingsError; CorruptStateError where something is missing that was in `directory`;
         LockedError, StorageError.
         """
-        self._node = node
-        self._timing = timing
-        self._limits = limits
-        self._rng = rng
+        self._node = endpoint.node
         self._on_fatal = on_fatal
         self._home = Home(directory)
         try:
-            self._transport = Transport(
-                node,
-                listen,
-                peers,
-                secret,
-                timing,
-                limits,
-                rng,
-                now,
-                self,
-                MessageError,
-                identity=self._home.identity,
-                identity_seen=self._home.identity_seen,
-                tls=tls,
-                dialed=dialed,
-            )
+            self._transport = Transport(endpoint, self._home.identity, peers, self, timing, limits, rng)
         except BaseException:
             self._home.close()
             raise
         self._jobs = BackgroundJobs(self.wake)
+        self._context = NodeContext(self._node, self._jobs, timing, limits, rng, self._home.has_met)
         self._replicas: dict[int, Replica] = {}
         self._leaving: dict[int, Replica | None] = {}  # until the end of the turn
         self._connected: set[str] = set()
@@ -144,20 +122,9 @@ class RaftHost:
                 f"raft: {', '.join(founders) or 'nobody'} can't found group {group} on {self._node}: name it "
                 "among them, and each once"
             )
-        replica = Replica(
-            group=group,
-            node=self._node,
-            machine=machine,
-            on_tick=on_tick,
-            directory=self._home.group(group),
-            wire=_GroupWire(self._transport, group),
-            jobs=self._jobs,
-            timing=self._timing,
-            limits=self._limits,
-            rng=self._rng,
-            founders=founders,
-            has_met=self._home.has_met,
-        )
+        wire = _GroupWire(self._transport, group)
+        directory = self._home.group(group)
+        replica = Replica(self._context, group, directory, machine, on_tick, wire, founders)
         try:
             self._home.added(group)
         except BaseException:
@@ -182,7 +149,7 @@ class RaftHost:
         if self._thread is None:
             self._bury()
 
-    def set_peers(self, addresses: Mapping[str, tuple[str, int]]) -> None:
+    def set_peers(self, addresses: Mapping[str, Address]) -> None:
         """Who may be spoken to from now on, and where; this node is left out. Raft thread only.
 
         Who is not named any more is disconnected and refused.
@@ -191,7 +158,7 @@ class RaftHost:
         others = {peer: address for peer, address in addresses.items() if peer != self._node}
         self._transport.set_peers(others)
 
-    def start(self) -> tuple[str, int]:
+    def start(self) -> Address:
         """Listen and run; returns the address listened on. Raises AddressInUseError, UsageError."""
         address = self._transport.listen()
         self._transport.watch(self._wake_fd)
@@ -324,6 +291,9 @@ class RaftHost:
                 self._wake_fd = -1
 
     # -- what the transport tells (transport.Receiver) --------------------------------------------------
+
+    def identity_seen(self, peer: str, identity: bytes) -> str | None:
+        return self._home.identity_seen(peer, identity)
 
     def peer_up(self, peer: str) -> None:
         self._home.met(peer)

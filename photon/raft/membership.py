@@ -1,41 +1,57 @@
-"""The group's members on one replica: who counts now, and how a leader changes them, one at a time."""
+"""The group's members on one replica: who counts now, how a leader changes them, when the group begins.
 
-from collections.abc import Iterable
+A group does not begin before its founders have met each other, all of them, once. Else those that have lost
+their disks would found it anew among themselves, and what was decided once would be decided again. Whoever
+has met another is remembered by it, under the identity of its directory, and is refused when it comes back
+without that directory: so one that forgot never gets to meet everybody again while any other founder still
+remembers. A group that has begun needs no more than a majority.
+"""
 
-from photon.raft.canvass import is_majority
+import logging
+from collections.abc import Callable, Iterable
+
 from photon.raft.core import RaftCore, now
-from photon.raft.journal import Journal
+from photon.raft.members import changed, command_of, is_majority
 from photon.raft.port import Change, ChangeKind, Members, Refusal
-from photon.raft.roster import Roster, changed, command_of
 from photon.raft.sender import Sender
 from photon.raft.settings import RaftTiming
+from photon.raft.store import ReplicaStore
+
+_log = logging.getLogger(__name__)
 
 # A learner that lacks more entries than this is not given a vote: the group would wait for it.
 PROMOTED_BEHIND_MAX = 256
+# How long founders may take to start, one after the other, before the log says for whom a group waits.
+TOLD_AFTER_S = 5.0
 _NOBODY = Members()
+
+HasMet = Callable[[str], bool]
+
+
+def everybody_met(peer: str) -> bool:
+    """For those who look after it in another way."""
+    return True
 
 
 class Membership:
     """Raft thread only, but for what says otherwise."""
 
-    def __init__(
-        self, node: str, core: RaftCore, journal: Journal, roster: Roster, sender: Sender, timing: RaftTiming
-    ) -> None:
-        self._node = node
+    def __init__(self, core: RaftCore, store: ReplicaStore, sender: Sender, timing: RaftTiming) -> None:
+        self._node = core.node
         self._core = core
-        self._journal = journal
-        self._roster = roster
+        self._journal = store.journal
+        self._log = store.members
         self._sender = sender
         self._timing = timing
 
     @property
     def newest(self) -> Members:
         """As the log has them, committed or not. Any thread."""
-        return self._roster.newest or _NOBODY
+        return self._log.newest or _NOBODY
 
     @property
     def newest_index(self) -> int:
-        return self._roster.newest_index
+        return self._log.newest_index
 
     def follow(self) -> None:
         """The newest in the log count at once."""
@@ -62,7 +78,7 @@ class Membership:
     def append(self, members: Members) -> int:
         """Put them in the leader's log, where they count at once; returns the index."""
         index, command = self._journal.last_index + 1, command_of(members)
-        self._roster.appended(command, index)
+        self._log.appended(command, index)
         self._journal.append(command, index, self._core.term)
         self.follow()
         return index
@@ -92,3 +108,45 @@ class Membership:
         if change.kind is ChangeKind.REMOVE:
             return not is_majority(len(self.live(members.voters)) + 1, len(members.voters))
         return False
+
+
+def still_to_meet(node: str, founders: Iterable[str], has_met: HasMet) -> tuple[str, ...]:
+    """The other founders that `node` has never met."""
+    return tuple(sorted(other for other in set(founders) - {node} if not has_met(other)))
+
+
+class Founding:
+    """One replica's wait: while it `waits`, it does not stand, vote or acknowledge. Raft thread only."""
+
+    def __init__(
+        self, group: int, node: str, founders: Members | None, has_met: HasMet, started_at: float
+    ) -> None:
+        """`founders`: of a log that holds just the entry which names them; None of any other log.
+
+        `has_met`: whether this host and that peer remember each other, durably. `started_at`: seconds.
+        """
+        self._group = group
+        self._node = node
+        self._has_met = has_met
+        self._started_at = started_at
+        self._told = False
+        self._missing: tuple[str, ...] = () if founders is None else founders.voters
+
+    def waits(self) -> bool:
+        """Whether somebody is still to be met; once it is not so, it is never so again."""
+        if self._missing:
+            self._missing = still_to_meet(self._node, self._missing, self._has_met)
+        return bool(self._missing)
+
+    def tell(self, now: float) -> None:
+        """Say once whom this replica waits for, when it has waited long."""
+        if self._missing and not self._told and now - self._started_at >= TOLD_AFTER_S:
+            self._told = True
+            _log.warning(
+                "raft %s: waiting to meet %s before founding group %d: all founders must be up once. Start "
+                "them, and check the peer addresses. Where one refuses this node because it has lost its "
+                "disk, replace this node by an empty one under a new name",
+                self._node,
+                ", ".join(self._missing),
+                self._group,
+            )

@@ -7,33 +7,19 @@ on disk.
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from photon.raft.acks import HeldAcks
-from photon.raft.codec import (
-    APPEND_ENTRIES,
-    NEXT_NODE_IDX,
-    Message,
-    MessageError,
-    decode,
-    encode,
-)
+from photon.raft.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, decode, encode
 from photon.raft.compaction import Compactor, Jobs, StateMachineError
 from photon.raft.core import RaftCore, now
 from photon.raft.elections import Elections
-from photon.raft.founding import Founding, HasMet, everybody_met
-from photon.raft.guards import (
-    Conflict,
-    conflict_start,
-    fit,
-    is_stale_ack,
-    is_stale_snapshot,
-    next_index_of,
-)
-from photon.raft.incoming import Incoming
+from photon.raft.follower import Follower
+from photon.raft.guards import is_stale_ack, next_index_of
 from photon.raft.installing import Installer
 from photon.raft.journal import NO_OP
-from photon.raft.membership import Membership
+from photon.raft.members import command_of, founding
+from photon.raft.membership import Founding, HasMet, Membership, everybody_met
 from photon.raft.port import (
     Applied,
     Change,
@@ -44,12 +30,10 @@ from photon.raft.port import (
     ReplicatedLog,
     StateMachine,
     Status,
+    Unknown,
 )
-from photon.raft.proposals import Done, Proposals
-from photon.raft.roster import check_lists, command_of, founding
 from photon.raft.sender import Sender, Wire
 from photon.raft.settings import RaftLimits, RaftTiming
-from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01
@@ -58,67 +42,122 @@ UNAPPLIED_MAX = 128  # more than is under way at busy times; a replica that is b
 RETRY_S = 0.005
 
 
+Done = Callable[[Outcome], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    term: int
+    deadline: float
+    done: Done
+
+
+class Proposals:
+    """Raft thread only, but for `len`. Entries wait only while their proposer leads, in one term."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, _Waiting] = {}  # by index, oldest first
+        self._lost: list[Done] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, index: int, term: int, deadline: float, done: Done) -> None:
+        """The command stands in the log at `index`; by `deadline` its proposer is told `Unknown`."""
+        self._waiting[index] = _Waiting(term, deadline, done)
+
+    def applied(self, index: int, term: int, result: object) -> None:
+        """The entry at `index` was applied: tell who waits for it, if it is the one that was proposed."""
+        waiting = self._waiting.pop(index, None)
+        if waiting is not None:
+            waiting.done(Applied(index, result) if waiting.term == term else Unknown())
+
+    def lose(self) -> None:
+        """Nothing is known any more of what waits.
+
+        It is told by the next `tell_lost`, not from within a message.
+        """
+        self._lost += [waiting.done for waiting in self._waiting.values()]
+        self._waiting.clear()
+
+    def expire(self, now: float) -> None:
+        """Give up on what waits for too long."""
+        while self._waiting:
+            index, oldest = next(iter(self._waiting.items()))
+            if oldest.deadline > now:
+                return
+            del self._waiting[index]
+            self._lost.append(oldest.done)
+
+    def tell_lost(self) -> None:
+        """Tell `Unknown` to all that were given up."""
+        while self._lost:
+            lost, self._lost = self._lost, []
+            for done in lost:
+                done(Unknown())
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What all replicas of one node share. `has_met`: which founders have met this node (`membership`)."""
+
+    name: str
+    jobs: Jobs
+    timing: RaftTiming
+    limits: RaftLimits
+    rng: random.Random
+    has_met: HasMet = everybody_met
+
+
 class Replica:
     """Implements `port.ReplicatedLog` and `core.CoreRules`."""
 
     def __init__(
         self,
+        context: NodeContext,
         group: int,
-        node: str,
+        directory: Path,
         machine: StateMachine,
         on_tick: Callable[[ReplicatedLog], None],
-        directory: Path,
         wire: Wire,
-        jobs: Jobs,
-        timing: RaftTiming,
-        limits: RaftLimits,
-        rng: random.Random,
         founders: Sequence[str] | None,
-        has_met: HasMet = everybody_met,
     ) -> None:
         """Open what is on disk and restore the machine.
 
         `founders`: who founds the group where nothing is on disk yet, this node among them. None: this
-        replica joins a group that has been founded. `has_met`: which of them have met this node (`founding`).
-        Raises CorruptStateError, LockedError, StorageError.
+        replica joins a group that has been founded. Raises CorruptStateError, LockedError, StorageError.
         """
         self.group = group
-        self.node = node
+        self.node = node = context.name
         self._machine = machine
         self._on_tick = on_tick
         self._wire = wire
-        self._timing = timing
-        self._limits = limits
+        self._timing, self._limits = context.timing, context.limits
         first = NO_OP if founders is None else command_of(founding(founders))
-        self.store = ReplicaStore(directory, node, group, limits.segment_bytes, first)
+        self.store = ReplicaStore(directory, node, group, self._limits.segment_bytes, first)
         try:
             restored = self._restore()
         except BaseException:
             self.store.abandon()
             raise
-        journal, snapshots, roster = self.store.journal, self.store.snapshots, self.store.roster
-        self.core = RaftCore(node, journal, self.store.ballot, roster, restored, timing, rng, self)
-        self._journal = journal
-        self._sender = Sender(self.core, journal, snapshots, wire, limits)
-        self._compactor = Compactor(machine, journal, snapshots, roster, jobs, limits)
-        self._elections = Elections(node, self.core, journal, roster, wire)
-        begun = journal.last_index > FIRST_INDEX
-        self._founding = Founding(group, node, None if begun else roster.newest, has_met, now())
-        self._membership = Membership(node, self.core, journal, roster, self._sender, timing)
-        self._incoming = Incoming(snapshots.incoming_temporary)
-        self._installer = Installer(machine, snapshots.incoming_temporary, jobs)
-        self.installs = 0  # snapshots of a leader that became this replica's state, since it was opened
+        store, jobs = self.store, context.jobs
+        self.core = core = RaftCore(store, restored, context.timing, context.rng, self)
+        self._journal = journal = store.journal
+        self._sender = Sender(core, store, wire, context.limits)
+        self._compactor = Compactor(machine, journal, store.snapshots, store.members, jobs, context.limits)
+        self._elections = Elections(core, store, wire)
+        named = store.members.newest if journal.last_index == FIRST_INDEX else None
+        self._founding = Founding(group, node, named, context.has_met, now())
+        self._membership = Membership(core, store, self._sender, context.timing)
+        installer = Installer(machine, store.snapshots.incoming_temporary, jobs)
+        self._follower = Follower(core, store, self._elections, self._membership, installer, context.limits)
         self._proposals = Proposals()
-        self._acks = HeldAcks()
-        self._conflict = Conflict()
-        self._ack_cap: int | None = None
         self._heartbeat_due = False
-        self._leader_committed = 0  # as the leaders said that were heard
         self._sent = (0, 0)  # last index and commit index that the followers were sent
         self._stopped = False
         self._membership.follow()
-        if self.core.alone:
-            self.core.elect_now()
+        if core.alone:
+            core.elect_now()
 
     # -- the port ---------------------------------------------------------------------------------------
 
@@ -138,7 +177,7 @@ class Replica:
     def lag(self) -> int:
         core = self.core
         alone = core.is_leader or core.leader is None  # all in its own log may be committed, too
-        known = max(self._leader_committed, self._journal.last_index if alone else 0)
+        known = max(self._follower.leader_committed, self._journal.last_index if alone else 0)
         return max(0, known - core.applied_index)
 
     def unapplied(self) -> list[tuple[int, int, memoryview]]:
@@ -149,6 +188,11 @@ class Replica:
             for command, index, term in newest
             if index > applied and command.startswith(REGULAR)
         ]
+
+    @property
+    def installs(self) -> int:
+        """Snapshots of a leader that became this replica's state, since it was opened."""
+        return self._follower.installs
 
     @property
     def in_flight(self) -> int:
@@ -225,11 +269,7 @@ class Replica:
         if kind == NEXT_NODE_IDX:
             self._on_ack(peer, message)
         elif kind == APPEND_ENTRIES:
-            if message["term"] >= self.core.term:
-                self._on_append_entries(peer, message)
-            else:
-                # One in a higher term than the leader can follow it only if the leader rises to it.
-                self._acknowledge(peer, self._journal.last_index + 1)
+            self._follower.receive(peer, message)
         else:
             self._elections.receive(peer, message)
 
@@ -237,7 +277,9 @@ class Replica:
         """One turn. Raises StorageError, StateMachineError: then the replica must be abandoned."""
         if self._journal.dirty and self.core.is_leader:
             self._journal.sync()  # the commit rule counts this replica: only what it has on disk
-        self._take_in()
+        installed = self._follower.take_in()
+        if installed is not None:
+            self._compactor.installed(installed)
         self.core.tick()
 
     def sync(self) -> None:
@@ -246,7 +288,7 @@ class Replica:
         Costs nothing where there are none. Raises StorageError.
         """
         self._journal.sync()
-        for peer, acks in self._acks.take().items():
+        for peer, acks in self._follower.acks.take().items():
             for ack in acks:
                 self._wire.send(peer, encode(ack))
 
@@ -287,23 +329,16 @@ class Replica:
         self._stopped = True
         self._compactor.abandon()
         self._sender.forget_all()
-        self._incoming.drop()
-        self._installer.abandon()
-        self._acks.take()
+        self._follower.abandon()
         self._proposals.lose()
 
     # -- what the core asks (core.CoreRules) ------------------------------------------------------------
 
     def send(self, peer: str, message: Message) -> None:
-        if message["type"] != NEXT_NODE_IDX:
+        if message["type"] == NEXT_NODE_IDX:
+            self._follower.answered(peer, message)
+        else:
             self._wire.send(peer, encode(self._elections.sent(message)))
-            return
-        next_index = message["next_node_idx"]
-        if message["success"] and self._ack_cap is not None:
-            next_index = min(next_index, self._ack_cap + 1)
-        if message["reset"]:
-            next_index = self._conflict.bound(self.core.term, next_index)
-        self._acknowledge(peer, next_index, success=message["success"], reset=message["reset"])
 
     def election_due(self) -> None:
         if self._founding.waits():
@@ -380,77 +415,6 @@ class Replica:
             # The library would go back and send what is under way once more.
             core.set_next_index(peer, max(sent, acked))
 
-    def _on_append_entries(self, peer: str, message: Message) -> None:
-        self._check(message)
-        self._elections.heard_leader()
-        # Committed is committed, whoever says it: an old leader's word is only less.
-        self._leader_committed = max(self._leader_committed, message["commit_index"])
-        if "serialized" in message:
-            self._on_piece(peer, message)
-            return
-        commit_index = self.core.commit_index
-        fitted = fit(self._journal, commit_index, message)
-        if fitted.verified is None and self._installer.busy:
-            self._hear_out(peer, message)  # it follows the snapshot, which will be there soon
-            self._tell_alive(peer)
-            return
-        if fitted.verified is not None:
-            self._conflict.clear()
-        else:
-            start = conflict_start(self._journal, commit_index, message["prevLogIdx"])
-            if start is not None:
-                self._conflict.note(message["term"], start)
-        self._ack_cap = fitted.verified
-        try:
-            self.core.deliver(peer, fitted.message)
-        finally:
-            self._ack_cap = None
-            self._membership.follow()
-
-    def _check(self, message: Message) -> None:
-        """Before anything of it is taken. Raises MessageError."""
-        check_lists(message.get("entries", ()))
-        piece = message.get("serialized")
-        if piece is not None and piece.total > self._limits.snapshot_bytes_max:
-            raise MessageError(
-                f"a snapshot of {piece.total} bytes, more than RaftLimits.snapshot_bytes_max = "
-                f"{self._limits.snapshot_bytes_max}: where the state is that large, raise it on every node"
-            )
-
-    def _on_piece(self, peer: str, message: Message) -> None:
-        core = self.core
-        self._hear_out(peer, message)
-        piece = message["serialized"]
-        if is_stale_snapshot(piece.index, core.commit_index, core.applied_index):
-            self._incoming.drop()
-            self._acknowledge(peer, core.commit_index + 1, success=True)
-        else:
-            if not self._installer.busy and self._incoming.take(peer, message["term"], piece):
-                self._installer.begin(peer, SnapshotId(piece.index, piece.term))
-            self._tell_alive(peer)
-
-    def _hear_out(self, peer: str, message: Message) -> None:
-        """Follow the leader that sent a message, and no more.
-
-        S1: it proves nothing about this log, so it moves no commit index.
-        """
-        plain = {"type": APPEND_ENTRIES, "term": message["term"], "commit_index": self.core.commit_index}
-        self.core.deliver(peer, plain)
-
-    def _tell_alive(self, peer: str) -> None:
-        """Nothing else: but the leader would step down while a snapshot is on its way, or is taken in."""
-        self._acknowledge(peer, self._journal.last_index + 1)
-
-    def _acknowledge(self, peer: str, next_index: int, success: bool = False, reset: bool = False) -> None:
-        ack = {
-            "type": NEXT_NODE_IDX,
-            "term": self.core.term,  # S3
-            "next_node_idx": next_index,
-            "success": success,
-            "reset": reset,
-        }
-        self._acks.hold(peer, ack)
-
     # -- the state --------------------------------------------------------------------------------------
 
     def _restore(self) -> int:
@@ -460,35 +424,6 @@ class Replica:
             return FIRST_INDEX
         self._machine.restore(self.store.snapshots.chunks())
         return covers.index
-
-    def _take_in(self) -> None:
-        """A snapshot that came in may be ready: verified, and made into a state beside the present one."""
-        ready = self._installer.poll()
-        if ready is None or ready.head is None:
-            return
-        core, covers = self.core, ready.head.covers
-        if is_stale_snapshot(covers.index, core.commit_index, core.applied_index):
-            self._acknowledge(ready.peer, core.commit_index + 1, success=True)
-            return
-        self._install(ready.head)
-        ready.put_state(self.store.snapshots.path)
-        self.installs += 1
-        self._acknowledge(ready.peer, covers.index + 1, success=True)
-
-    def _install(self, head: Head) -> None:
-        """Put a verified snapshot in place, and keep the log's tail where it goes on from there."""
-        snapshots, journal, covers = self.store.snapshots, self._journal, head.covers
-        newer = snapshots.adopt(snapshots.incoming_temporary, head)
-        assert newer, covers
-        if journal.term_at(covers.index) == covers.term:
-            journal.drop_before(covers.index)
-        else:
-            journal.reset(covers.index, covers.term)
-        self.store.roster.restart(covers.index, head.members, journal.entries)
-        self._membership.follow()
-        self._conflict.clear()  # it was in the log that is gone
-        self.core.applied_to(covers.index)
-        self._compactor.installed(covers.index)
 
     def _apply(self, command: bytes, index: int) -> object:
         if command[:1] != REGULAR:

@@ -7,9 +7,9 @@ from typing import IO, Protocol
 from photon.raft import disk
 from photon.raft.codec import APPEND_ENTRIES, Message, SnapshotPiece, encode
 from photon.raft.core import RaftCore
-from photon.raft.journal import Journal
 from photon.raft.settings import RaftLimits
-from photon.raft.snapshot import SnapshotId, SnapshotStore
+from photon.raft.snapshot import SnapshotId
+from photon.raft.store import ReplicaStore
 
 
 class Wire(Protocol):
@@ -55,12 +55,10 @@ class Transfer:
 class Sender:
     """Sends to every connected peer what it lacks, as far as there is room on the way."""
 
-    def __init__(
-        self, core: RaftCore, journal: Journal, snapshots: SnapshotStore, wire: Wire, limits: RaftLimits
-    ) -> None:
+    def __init__(self, core: RaftCore, store: ReplicaStore, wire: Wire, limits: RaftLimits) -> None:
         self._core = core
-        self._journal = journal
-        self._snapshots = snapshots
+        self._journal = store.journal
+        self._snapshots = store.snapshots
         self._wire = wire
         self._limits = limits
         self._transfers: dict[str, Transfer] = {}

@@ -15,8 +15,8 @@ from typing import IO
 from photon.core.errors import StorageError
 from photon.raft import disk
 from photon.raft.codec import MessageError
+from photon.raft.members import command_of, members_of
 from photon.raft.port import Members
-from photon.raft.roster import command_of, members_of
 
 CHUNK_BYTES_MAX = 64 << 20
 _MAGIC = b"PHRAFTS2"

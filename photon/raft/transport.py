@@ -5,24 +5,23 @@ over it, in order. Where it breaks, all that was under way is lost, and the repl
 again.
 """
 
+import logging
 import os
 import random
 import select
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
-from photon.core.errors import PhotonError
-from photon.core.tls import Tls
-from photon.raft.addresses import bind, check_node, check_peers
-from photon.raft.channel import LinkClosedError, PlainChannel, TlsChannel
-from photon.raft.frames import HEADER_BYTES, PING_GROUP, FrameError
+from photon.raft.addresses import Address, Endpoint, Resolver, bind, check_peers
+from photon.raft.codec import MessageError
+from photon.raft.core import now
 from photon.raft.handshake import IDENTITY_BYTES, Handshake, HandshakeError, RefusedError
-from photon.raft.link import Link, tune
-from photon.raft.link_log import LinkLog
-from photon.raft.resolver import Resolver
+from photon.raft.links import HEADER_BYTES_MAX, PING_GROUP, FrameError, Link, LinkClosedError, tune
 from photon.raft.settings import RaftLimits, RaftTiming
+
+_log = logging.getLogger(__name__)
 
 # Strangers that are shaking hands at one time; past it one makes room for one more.
 STRANGERS_MAX = 64
@@ -33,27 +32,69 @@ REFUSED_S = 1.0
 _ACCEPT_PAUSE_S = 0.1
 _PINGS_A_SILENCE = 4
 _READABLE = select.POLLIN | select.POLLHUP | select.POLLERR
-
-
-Address = tuple[str, int]
+# Complaints about strangers: at most one line in so long, and the same line again after so long.
+COMPLAINT_S = 1.0
+_AGAIN_S = 600.0
+_REMEMBERED_MAX = 256
 
 
 class Receiver(Protocol):
     """What the transport tells, from within `poll`, `tick`, `flush`, `send` and `set_peers`."""
 
+    def identity_seen(self, peer: str, identity: bytes) -> str | None:
+        """The peer has proved who it is, and is not up yet.
+
+        A reason to refuse it (which both ends are told), or None. What it raises comes out of `poll`.
+        """
+
     def peer_up(self, peer: str) -> None: ...
     def peer_down(self, peer: str) -> None: ...
     def frame(self, peer: str, group: int, message: bytes) -> None:
-        """Raises PhotonError of kind MessageError for bytes that are no message."""
+        """Raises MessageError for bytes that are no message: they end the connection."""
 
 
-def directly(host: str, port: int) -> Address:
-    """What is dialed where nothing stands between."""
-    return host, port
+class LinkLog:
+    """Lines about peers are told once until they are connected again; about strangers, seldom."""
 
+    def __init__(self, node: str, clock: Callable[[], float]) -> None:
+        self._node = node
+        self._clock = clock
+        self._away: set[str] = set()
+        self._refused: dict[str, str] = {}  # by peer, why
+        self._complained_at = -COMPLAINT_S
+        self._complaints: dict[str, float] = {}  # when each was told
 
-def _any_identity(peer: str, identity: bytes) -> str | None:
-    return None
+    def connected(self, peer: str) -> None:
+        self._away.discard(peer)
+        self._refused.pop(peer, None)
+        _log.info("raft %s: connected to %s", self._node, peer)
+
+    def away(self, peer: str, why: str) -> None:
+        if peer not in self._away:
+            self._away.add(peer)
+            _log.warning("raft %s: no connection to %s: %s", self._node, peer, why)
+
+    def refused(self, peer: str, why: str) -> None:
+        """A peer and this node know each other's secret, and one will not speak to the other."""
+        if self._refused.get(peer) != why:
+            self._refused[peer] = why
+            _log.error("raft %s: no connection to %s: %s", self._node, peer, why)
+
+    def only(self, peers: Container[str]) -> None:
+        """Forget what was told of all others."""
+        self._away = {peer for peer in self._away if peer in peers}
+        self._refused = {peer: why for peer, why in self._refused.items() if peer in peers}
+
+    def stranger(self, what: str) -> None:
+        at = self._clock()
+        if at - self._complained_at < COMPLAINT_S:
+            return
+        if at - self._complaints.get(what, -_AGAIN_S) < _AGAIN_S:
+            return
+        if len(self._complaints) >= _REMEMBERED_MAX:
+            self._complaints.clear()
+        self._complained_at = self._complaints[what] = at
+        _log.warning("raft %s: %s", self._node, what)
 
 
 class Transport:
@@ -61,60 +102,42 @@ class Transport:
 
     def __init__(
         self,
-        node: str,
-        listen: Address,
+        endpoint: Endpoint,
+        identity: bytes,
         peers: Mapping[str, Address],
-        secret: bytes,
+        receiver: Receiver,
         timing: RaftTiming,
         limits: RaftLimits,
         rng: random.Random,
-        clock: Callable[[], float],
-        receiver: Receiver,
-        refused: type[PhotonError],
-        *,
-        identity: bytes = bytes(IDENTITY_BYTES),
-        identity_seen: Callable[[str, bytes], str | None] = _any_identity,
-        tls: Tls | None = None,
-        dialed: Callable[[str, int], Address] = directly,
     ) -> None:
-        """`refused`: what `receiver.frame` raises for a message to close the connection over.
-
-        `identity`: of this node's directory; peers see it. `identity_seen`: told each peer's, once the peer
-        has proved who it is and before it is up, in the thread of `poll`; it gives a reason to refuse the
-        peer (which is told to both), or None. What it raises comes out of `poll`.
-        """
-        check_node(node, listen[0], secret)
-        check_peers(node, peers)
+        """`identity`: of this node's directory; peers see it. Raises SettingsError."""
+        check_peers(endpoint.node, peers)
         assert len(identity) == IDENTITY_BYTES
-        self._node = node
-        self._listen_address = listen
+        self._endpoint = endpoint
+        self._node = endpoint.node
+        self._identity = identity
         self._peers = dict(peers)
-        self._secret = secret
+        self._receiver = receiver
         self._timing = timing
         self._limits = limits
         self._rng = rng
-        self._clock = clock
-        self._receiver = receiver
-        self._refused = refused
-        self._identity = identity
-        self._identity_seen = identity_seen
+        tls = endpoint.tls
         self._contexts = None if tls is None else (tls.client_context(), tls.server_context())
-        self._dialed = dialed
         self._resolver = Resolver()
         self._poller = select.poll()
         self._listener: socket.socket | None = None
         self._accepts_again_at: float | None = None
         self._links: dict[int, Link] = {}  # by descriptor, all of them
         self._up: dict[str, Link] = {}  # by peer, those that are through the handshake
-        self._next_dial = {peer: 0.0 for peer in peers if peer > node}
+        self._next_dial = {peer: 0.0 for peer in peers if peer > self._node}
         self._dialing: set[str] = set()
-        self._log = LinkLog(node, clock)
+        self._log = LinkLog(self._node, now)
 
     # -- life -------------------------------------------------------------------------------------------
 
     def listen(self) -> Address:
         """Bind; returns the address. Raises AddressInUseError, UsageError."""
-        listener = bind(*self._listen_address)
+        listener = bind(*self._endpoint.listen)
         self._listener = listener
         self._poller.register(listener, select.POLLIN)
         name = listener.getsockname()
@@ -144,7 +167,7 @@ class Transport:
         moved = {peer for peer, address in self._peers.items() if peers.get(peer) != address}
         self._peers = dict(peers)
         self._log.only(peers)
-        self._resolver.only({self._dialed(*address) for address in peers.values()})
+        self._resolver.only({self._endpoint.dialed(*address) for address in peers.values()})
         for link in list(self._links.values()):
             peer = link.peer or link.target
             if peer is None or peer not in moved:
@@ -170,27 +193,23 @@ class Transport:
             elif self._listener is not None and fd == self._listener.fileno():
                 self._accept()
 
-    def tick(self, now: float) -> None:
-        """Dial who is missing, ping who hears nothing else of us, drop who is silent."""
-        if (
-            self._accepts_again_at is not None
-            and now >= self._accepts_again_at
-            and self._listener is not None
-        ):
+    def tick(self, at: float) -> None:
+        """Dial who is missing, ping who hears nothing else of us, drop who is silent. `at`: the time."""
+        if self._accepts_again_at is not None and at >= self._accepts_again_at and self._listener is not None:
             self._accepts_again_at = None
             self._poller.register(self._listener, select.POLLIN)
-        for peer, at in list(self._next_dial.items()):
-            if now >= at and self._is_missing(peer):
-                self._dial(peer, now)
+        for peer, due in list(self._next_dial.items()):
+            if at >= due and self._is_missing(peer):
+                self._dial(peer, at)
         ping = self._timing.silence_s / _PINGS_A_SILENCE
         for link in list(self._links.values()):
             if link.peer is None:
-                if now - link.opened_at > HANDSHAKE_S:
+                if at - link.opened_at > HANDSHAKE_S:
                     self._drop(link, "it did not finish the handshake in time")
-            elif now - link.heard_at > self._timing.silence_s:
+            elif at - link.heard_at > self._timing.silence_s:
                 self._drop(link, "it was silent for too long")
-            elif now - link.said_at > ping:
-                link.send(PING_GROUP, b"", now)
+            elif at - link.said_at > ping:
+                link.send(PING_GROUP, b"", at)
 
     def deadline(self) -> float:
         """When `tick` has something to do, at the latest."""
@@ -198,7 +217,7 @@ class Transport:
         if self._accepts_again_at is not None:
             times.append(self._accepts_again_at)
         period = min(self._timing.silence_s / _PINGS_A_SILENCE, HANDSHAKE_S)
-        return min([self._clock() + period, *times])
+        return min([now() + period, *times])
 
     def flush(self) -> None:
         """Write what is queued, as far as the sockets take it."""
@@ -213,14 +232,14 @@ class Transport:
         link = self._up.get(peer)
         if link is None:
             return
-        link.send(group, message, self._clock())
+        link.send(group, message, now())
         if link.queued_bytes > 2 * self._limits.outgoing_bytes + self._limits.frame_bytes_max:
             self._drop(link, "too much waits for it")
 
     def room(self, peer: str) -> int:
         """Bytes that may be queued for the peer before it falls behind."""
         link = self._up.get(peer)
-        return 0 if link is None else self._limits.outgoing_bytes - link.queued_bytes - HEADER_BYTES
+        return 0 if link is None else self._limits.outgoing_bytes - link.queued_bytes - HEADER_BYTES_MAX
 
     # -- connections ------------------------------------------------------------------------------------
 
@@ -237,7 +256,7 @@ class Transport:
             self._log.stranger(f"can't accept a connection: {error}")
             # Else the one that waits would wake the thread without end.
             self._poller.unregister(self._listener)
-            self._accepts_again_at = self._clock() + _ACCEPT_PAUSE_S
+            self._accepts_again_at = now() + _ACCEPT_PAUSE_S
             return
         try:
             tune(sock)
@@ -255,11 +274,11 @@ class Transport:
             oldest = next(link for link in strangers if link.source == most)
             self._drop(oldest, "too many are shaking hands at once")
 
-    def _dial(self, peer: str, now: float) -> None:
-        self._dial_later(peer, now)
+    def _dial(self, peer: str, at: float) -> None:
+        self._dial_later(peer, at)
         sock = None
         try:
-            target = self._resolver.lookup(*self._dialed(*self._peers[peer]), now)
+            target = self._resolver.lookup(*self._endpoint.dialed(*self._peers[peer]), at)
             if target is None:
                 return
             sock = socket.socket(target[0], socket.SOCK_STREAM)
@@ -276,20 +295,17 @@ class Transport:
         self._dialing.add(peer)
         self._add(sock, target=peer)
 
-    def _dial_later(self, peer: str, now: float, wait_s: float = 0.0) -> None:
+    def _dial_later(self, peer: str, at: float, wait_s: float = 0.0) -> None:
         if peer in self._next_dial:
             jitter = self._rng.uniform(self._timing.reconnect_s_min, self._timing.reconnect_s_max)
-            self._next_dial[peer] = now + wait_s + jitter
+            self._next_dial[peer] = at + wait_s + jitter
 
     def _add(self, sock: socket.socket, target: str | None, source: str = "") -> None:
-        admit = self._admit if target is None else self._identity_seen
-        handshake = Handshake(self._node, self._identity, self._secret, os.urandom, target, admit)
-        channel = (
-            PlainChannel(sock)
-            if self._contexts is None
-            else TlsChannel(sock, self._contexts[0 if target is not None else 1])
-        )
-        link = Link(sock, channel, handshake, self._limits.frame_bytes_max, self._clock(), target, source)
+        admit = self._admit if target is None else self._receiver.identity_seen
+        secret = self._endpoint.secret
+        handshake = Handshake(self._node, self._identity, secret, os.urandom, target, admit)
+        context = None if self._contexts is None else self._contexts[0 if target is not None else 1]
+        link = Link(sock, context, handshake, self._limits.frame_bytes_max, now(), target, source)
         self._links[link.fd] = link
         self._poller.register(link.fd, select.POLLIN | (select.POLLOUT if link.connecting else 0))
 
@@ -300,7 +316,7 @@ class Transport:
                 f"{peer} is not a peer of {self._node} that dials it: check both lists of peers, "
                 "and stop it if it was removed or replaced"
             )
-        return self._identity_seen(peer, identity)
+        return self._receiver.identity_seen(peer, identity)
 
     def _on_event(self, link: Link, event: int) -> None:
         if link.connecting:
@@ -317,7 +333,7 @@ class Transport:
     def _read(self, link: Link) -> None:
         known = link.peer
         try:
-            frames = link.read(self._clock())
+            frames = link.read(now())
         except RefusedError as error:
             self._refuse(link, error)
             return
@@ -333,7 +349,7 @@ class Transport:
                 return
             try:
                 self._receiver.frame(link.peer, group, message)
-            except self._refused as error:
+            except MessageError as error:
                 self._drop(link, str(error))
                 return
         if link.ended is not None:
@@ -377,7 +393,7 @@ class Transport:
         else:
             self._log.stranger(f"refused the connection of {error.peer}: {error}")
         self._forget(link)
-        self._dial_later(error.peer, self._clock(), REFUSED_S)
+        self._dial_later(error.peer, now(), REFUSED_S)
 
     def _forget(self, link: Link) -> None:
         del self._links[link.fd]
@@ -385,7 +401,7 @@ class Transport:
         link.close()
         if link.target is not None:
             self._dialing.discard(link.target)
-            self._dial_later(link.target, self._clock())
+            self._dial_later(link.target, now())
         if link.peer is not None and self._up.get(link.peer) is link:
             del self._up[link.peer]
             self._receiver.peer_down(link.peer)

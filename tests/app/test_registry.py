@@ -17,7 +17,7 @@ import pytest
 
 from idregistry.client import RegistryAt, check_replica
 from idregistry.directory_commands import Row
-from idregistry.peers import read_table, write_table
+from idregistry.hosting import read_table, write_table
 from photon.app.certs import Authority
 from photon.app.preflight import _check_replicas
 from photon.app.registry_cli import _write_joining_topology, parse_time_us
@@ -146,7 +146,7 @@ def test_a_run_goes_on_with_a_replacement_that_was_begun(tmp_path: Path) -> None
     shutil.rmtree(work / "registry" / "r1")
     process = start_photon(*join_arguments(logs, out, "--follow"))
     try:
-        wait_until(lambda: (work / "registry" / "r3" / "group-0000" / "ballot").exists(), 60.0)
+        wait_until(lambda: (work / "registry" / "r3" / "group-0000" / "hard_state").exists(), 60.0)
         roles = list(map(psutil.Process, children_of(process.pid).values()))
         for role in roles:
             role.suspend()
@@ -175,7 +175,7 @@ def made_home(work: Path, name: str, peers: dict[str, bytes] | None = None) -> b
         home.identity_seen(peer, identity)
     home.close()
     (directory / "group-0000").mkdir(exist_ok=True)
-    (directory / "group-0000" / "ballot").touch()
+    (directory / "group-0000" / "hard_state").touch()
     return home.identity
 
 
@@ -423,7 +423,7 @@ def test_an_unused_number_is_the_new_replicas_name(tmp_path: Path) -> None:
     assert members_of(tmp_path, 3).names == ["r0", "r1", "r2"]
     for name in ("r0", "r2", "r3"):
         (tmp_path / "registry" / name / "group-0000").mkdir(parents=True)
-        (tmp_path / "registry" / name / "group-0000" / "ballot").touch()
+        (tmp_path / "registry" / name / "group-0000" / "hard_state").touch()
     members = members_of(tmp_path, 3)
     assert members.lost == [("r1", "r4")]
     assert (members.names, members.joining) == (["r0", "r4", "r2"], frozenset({"r4"}))

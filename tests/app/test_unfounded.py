@@ -15,7 +15,7 @@ from photon.app.registry_members import clear_unfounded, members_of
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.raft.home import Home
-from photon.raft.roster import command_of, founding
+from photon.raft.members import command_of, founding
 from photon.raft.store import ReplicaStore
 from tests.app.kit import join_arguments, joined_pairs, photon, start_photon, write_lines
 
@@ -126,21 +126,21 @@ def start_founder(work: Path, name: str, until: str, founders: tuple[str, ...] =
     home = Home(directory)
     if until in ("group", "cut"):
         (home.group(0)).mkdir(exist_ok=True)
-    if until in ("cut", "ballot", "listed", "promised", "lost its ballot"):
+    if until in ("cut", "hard_state", "listed", "promised", "lost its hard state"):
         store = ReplicaStore(home.group(0), name, 0, 1 << 20, command_of(founding(founders)))
         if until == "promised":
-            store.ballot.store(1, name)
+            store.hard_state.store(1, name)
         store.close()
     if until == "cut":
-        (home.group(0) / "ballot").unlink()
-    if until in ("listed", "promised", "lost its ballot"):
+        (home.group(0) / "hard_state").unlink()
+    if until in ("listed", "promised", "lost its hard state"):
         home.added(0)
-    if until == "lost its ballot":
-        (home.group(0) / "ballot").unlink()
+    if until == "lost its hard state":
+        (home.group(0) / "hard_state").unlink()
     home.close()
 
 
-UNFOUNDED = ("none", "locked", "identity", "group", "cut", "ballot", "listed")
+UNFOUNDED = ("none", "locked", "identity", "group", "cut", "hard_state", "listed")
 
 
 @pytest.mark.long
@@ -157,13 +157,13 @@ def test_whatever_founders_left_before_they_began_is_cleared(tmp_path: Path) -> 
         assert (members.names, members.joining, members.lost) == (["r0", "r1", "r2"], frozenset(), [])
 
 
-@pytest.mark.parametrize("of_last", ["promised", "lost its ballot", "damaged", "table", "shard"])
+@pytest.mark.parametrize("of_last", ["promised", "lost its hard state", "damaged", "table", "shard"])
 def test_what_may_have_decided_something_is_left_as_it_is(tmp_path: Path, of_last: str) -> None:
     for name in FOUNDERS:
         start_founder(tmp_path, name, "listed")
     last = tmp_path / "registry" / "r2"
     if of_last == "damaged":
-        (last / "group-0000" / "ballot").write_bytes(b"")
+        (last / "group-0000" / "hard_state").write_bytes(b"")
     elif of_last == "table":
         (last / "replicas.json").write_text("{}")
     elif of_last == "shard":
@@ -230,7 +230,7 @@ def test_who_still_runs_is_waited_for_and_then_refused(
     start_founder(tmp_path, "r0", "listed")
     with DirectoryLock(tmp_path / "registry" / "r0"), pytest.raises(LockedError):
         clear_unfounded(tmp_path, 3)
-    assert (tmp_path / "registry" / "r0" / "group-0000" / "ballot").exists()
+    assert (tmp_path / "registry" / "r0" / "group-0000" / "hard_state").exists()
     clear_unfounded(tmp_path, 3)
     assert not (tmp_path / "registry").exists()
 
@@ -271,7 +271,7 @@ class After:
 Moment = Holding | After
 HELD: list[Moment] = [
     *(Holding(pattern, count) for pattern in ("identity", "group-*/*") for count in (1, 2)),
-    *(Holding("group-*/ballot", count) for count in (1, 2, 3)),
+    *(Holding("group-*/hard_state", count) for count in (1, 2, 3)),
     Holding("replicas.json", 1),
     Holding("group-0001/*", 1),
 ]

@@ -8,12 +8,11 @@ from concurrent import futures
 import grpc
 import pytest
 
-from idregistry.boundary import DAY_US
 from idregistry.clocks import ClockWatch
 from idregistry.commands import Boundary, encode
+from idregistry.directory import View
 from idregistry.directory_commands import Row
-from idregistry.upkeep import command_due
-from idregistry.view import View
+from idregistry.upkeep import DAY_US, command_due
 from photon.core.clock import ManualClock
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server

@@ -6,12 +6,11 @@ from idregistry.commands import Fence as ShardFence
 from idregistry.commands import encode as shard_encode
 from idregistry.configuration import Configuration
 from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, OpenShard, Standing, Wanted
-from idregistry.directory import DirectoryState
+from idregistry.directory import DirectoryState, Proposal
 from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
 from idregistry.naming import iso_utc
 from idregistry.state import ShardState
 from idregistry.upkeep import FENCES_A_STEP, command_due
-from idregistry.view import Proposal
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from photon.raft.port import Members

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idregistry.configuration import BEGINNING, HORIZON, Configuration
-from idregistry.directory import DirectoryState
+from idregistry.directory import DirectoryState, Proposal, View, group_of, shard_of_group
 from idregistry.directory_commands import (
     Abandon,
     Adopt,
@@ -30,7 +30,6 @@ from idregistry.directory_commands import (
     decode,
     encode,
 )
-from idregistry.view import Proposal, View, group_of, shard_of_group
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError
 from tests.idregistry.kit import NOW_US

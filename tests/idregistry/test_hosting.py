@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from idregistry.directory import DirectoryState
+from idregistry.directory import DirectoryState, View
 from idregistry.directory_commands import (
     Adopt,
     Cancel,
@@ -21,7 +21,6 @@ from idregistry.directory_commands import (
 )
 from idregistry.hosting import Hosting
 from idregistry.shard import Shard
-from idregistry.view import View
 from photon.core.clock import ManualClock
 from photon.core.errors import UsageError
 from photon.core.settings import Registry

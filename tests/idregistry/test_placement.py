@@ -2,11 +2,9 @@
 
 import pytest
 
-from idregistry.directory import DirectoryState
+from idregistry.directory import DirectoryState, View
 from idregistry.directory_commands import Cancel, Found, Replace, Row, encode
-from idregistry.placement import change_due, is_replaced, successor
-from idregistry.steward import Steward
-from idregistry.view import View
+from idregistry.placement import Steward, change_due, is_replaced, successor
 from photon.core.clock import ManualClock
 from photon.raft.port import Change, ChangeKind, Members, Status
 from tests.idregistry.fake_log import FakeLog

@@ -20,6 +20,7 @@ from photon.core.clock import SystemClock
 from photon.core.errors import NoQuorumError, UnavailableError
 from photon.core.fates import Registered
 from photon.core.settings import Registry
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.settings import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster, wait_until
@@ -179,11 +180,9 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
         directory = DirectoryState()
         directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),))))
         host = RaftHost(
-            "r0",
-            ("127.0.0.1", 0),
+            Endpoint("r0", ("127.0.0.1", 0), b""),
             {},
             tmp_path,
-            b"",
             rng=random.Random(1),
             on_fatal=fatal.append,
             limits=limits,

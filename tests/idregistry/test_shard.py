@@ -6,12 +6,12 @@ import pytest
 
 from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
 from idregistry.batching import Request, barrier
-from idregistry.boundary import DAY_US, boundary_due, majority_time_us
 from idregistry.buckets import BUCKET_US
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import Found, Row, encode
 from idregistry.shard import Shard
 from idregistry.state import NO_BOUNDARY
+from idregistry.upkeep import DAY_US, boundary_due, majority_time_us
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from tests.idregistry.fake_log import FakeLog

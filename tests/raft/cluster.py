@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Applied, Change, ChangeKind, Outcome, Refusal, ReplicatedLog, Unknown
 from photon.raft.settings import RaftLimits, RaftTiming
@@ -28,15 +29,13 @@ class HostedNode:
         addresses = cluster.addresses
         self.calls: deque[Callable[[], None]] = deque()
         self.host = RaftHost(
-            name,
-            addresses[name],
+            Endpoint(name, addresses[name], b"secret"),
             {other: address for other, address in addresses.items() if other != name},
             cluster.directory / name,
-            b"secret",
             cluster.timing,
+            cluster.limits,
             rng=random.Random(),
             on_fatal=self.fatal.append,
-            limits=cluster.limits,
         )
         self.logs: list[ReplicatedLog] = [
             self.host.add_group(group, machine, self._ticker(group), cluster.founders_for(name))
@@ -173,3 +172,6 @@ class Cluster:
             return len({(machine.count, machine.digest) for machine in machines}) == 1
 
         wait_until(equal)
+
+
+MakeCluster = Callable[..., Cluster]

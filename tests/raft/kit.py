@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from photon.raft.codec import Message, decode, encode
-from photon.raft.core import now
-from photon.raft.founding import HasMet, everybody_met
+from photon.raft.membership import HasMet, everybody_met
 from photon.raft.port import Change, ChangeKind, Members, Outcome, ReplicatedLog
-from photon.raft.replica import Replica
+from photon.raft.replica import NodeContext, Replica
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.snapshot import Head, SnapshotId
 
@@ -151,18 +150,13 @@ class Lone:
         self.jobs = ManualJobs()
         self.waiting: deque[tuple[bytes, Callable[[Outcome], None]]] = deque()
         self.replica = Replica(
-            group=0,
-            node="a",
-            machine=self.machine,
-            on_tick=self._on_tick,
-            directory=directory,
-            wire=self.wire,
-            jobs=self.jobs,
-            timing=timing,
-            limits=limits,
-            rng=random.Random(1),
-            founders=founders,
-            has_met=has_met,
+            NodeContext("a", self.jobs, timing, limits, random.Random(1), has_met),
+            0,
+            directory,
+            self.machine,
+            self._on_tick,
+            self.wire,
+            founders,
         )
         for peer in peers:
             self.replica.peer_up(peer)
@@ -225,14 +219,14 @@ class Lone:
         assert self.replica.is_leader
         return core.term
 
-    def canvass(self) -> None:
+    def pre_vote(self) -> None:
         """Ask whether the others would vote for it."""
         self.replica.core.elect_now()
         self.turn()
 
     def stand(self, *granting: str) -> None:
         """Stand for election, when those (by default all peers) have said that they would vote for it."""
-        self.canvass()
+        self.pre_vote()
         asked = self.wire.take("request_pre_vote")
         for peer, message in asked:
             if peer in granting or not granting:
@@ -256,6 +250,9 @@ class Lone:
         self.replica.abandon()
 
 
+Make = Callable[..., Lone]
+
+
 @contextlib.contextmanager
 def memory_directory() -> Iterator[Path]:
     """A directory in memory where the machine has one: a sync costs nothing there."""
@@ -272,7 +269,3 @@ def wait_until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.005)
-
-
-def clock() -> float:
-    return now()

@@ -1,17 +1,17 @@
 """Parts for the tests of links: an ear, two transports turned by the test, a man in the middle."""
 
 import random
-import select
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from photon.core.tls import Tls
+from photon.raft.addresses import Endpoint
 from photon.raft.codec import MessageError
 from photon.raft.core import now
 from photon.raft.settings import RaftLimits, RaftTiming
 from photon.raft.transport import Transport
 from tests.ports import free_ports
+from tests.simulation.proxy import Proxy
 
 LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=1 << 20, outgoing_bytes=4 << 20)
 TIMING = RaftTiming(reconnect_s_min=0.01, reconnect_s_max=0.02)
@@ -61,21 +61,16 @@ class Net:
             node: ("127.0.0.1", port) for node, port in zip(nodes, free_ports(len(nodes)), strict=True)
         }
         self.ears = {node: Ear() for node in nodes}
+        self.tls = any(tls)
         self.nodes = {
             node: Transport(
-                node,
-                self.addresses[node],
+                Endpoint(node, self.addresses[node], secret, files),
+                identity_of(node),
                 self.others(node),
-                secret,
+                self.ears[node],
                 timing,
                 LIMITS,
                 random.Random(1),
-                now,
-                self.ears[node],
-                MessageError,
-                identity=identity_of(node),
-                identity_seen=self.ears[node].identity_seen,
-                tls=files,
             )
             for node, secret, files in zip(
                 nodes, secrets or [b"s"] * len(nodes), tls or [None] * len(nodes), strict=True
@@ -90,6 +85,13 @@ class Net:
             node.listen()
             stack.callback(node.close)
         return self
+
+    def through_proxy(self, stack: ExitStack) -> Proxy:
+        """From now on a dials b through one in the middle."""
+        proxy = Proxy({"b": self.addresses["b"][1]}, lambda port: "a")
+        stack.callback(proxy.close)
+        self.nodes["a"].set_peers({"b": ("127.0.0.1", proxy.ports["b"])})
+        return proxy
 
     def turn(self) -> None:
         for node in self.nodes.values():
@@ -114,45 +116,4 @@ class Net:
         return self
 
 
-class Relay:
-    """Between a dialer and an acceptor: passes on what both say, and lets the test have a hand in it."""
-
-    def __init__(self, target: tuple[str, int], stack: ExitStack) -> None:
-        self._listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        self._listener.setblocking(False)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._target = target
-        self._stack = stack
-        self.left: socket.socket | None = None  # to the dialer
-        self.right: socket.socket | None = None  # to the acceptor
-        self.change: Callable[[bytes], bytes] = bytes  # what the dialer says
-        self.said = b""  # by the dialer
-
-    def turn(self) -> None:
-        try:
-            self.left, _ = self._listener.accept()
-            self.right = socket.create_connection(self._target)
-            for sock in (self.left, self.right):
-                sock.setblocking(False)
-                self._stack.enter_context(sock)
-        except BlockingIOError:
-            pass
-        if self.left is None or self.right is None:
-            return
-        for source, sink in ((self.left, self.right), (self.right, self.left)):
-            ready, _, _ = select.select([source], [], [], 0)
-            if not ready:
-                continue
-            try:
-                data = source.recv(1 << 16)
-                if source is self.left:
-                    self.said += data
-                    data = self.change(data)
-                if data:
-                    sink.sendall(data)
-                elif source is self.right:
-                    self.left.close()
-                    self.left = None
-                    return
-            except OSError:
-                return
+MakeNet = Callable[..., Net]

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Applied, Outcome, Refused, ReplicatedLog
 from photon.raft.settings import RaftLimits
@@ -43,11 +44,9 @@ def main() -> None:
     founders = list(addresses)
     machine = Register()
     host = RaftHost(
-        name,
-        addresses.pop(name),
+        Endpoint(name, addresses.pop(name), b"secret"),
         addresses,
         Path(directory),
-        b"secret",
         rng=random.Random(),
         on_fatal=lambda error: say("fatal", error, "-", "-"),
         limits=RaftLimits(compact_entries=300, tail_entries=20, segment_bytes=10_000),

@@ -2,33 +2,18 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from photon.core.errors import UsageError
 from photon.raft.port import ChangeKind, Members
 from photon.raft.settings import RaftLimits
-from tests.raft.cluster import Cluster
+from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import command, wait_until
 
 ADD, PROMOTE, REMOVE = ChangeKind.ADD_LEARNER, ChangeKind.PROMOTE, ChangeKind.REMOVE
-Make = Callable[..., Cluster]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Cluster] = []
-
-    def factory(**settings: object) -> Cluster:
-        made.append(Cluster(tmp_path, **settings))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield factory
-    for cluster in made:
-        cluster.stop()
 
 
 class Client(threading.Thread):
@@ -71,8 +56,10 @@ def promote_when_ready(cluster: Cluster, name: str) -> None:
     cluster.change(PROMOTE, name)
 
 
-def test_a_dead_node_of_three_is_replaced_by_an_empty_one_while_commands_are_committed(make: Make) -> None:
-    cluster = make(limits=RaftLimits(compact_entries=40, tail_entries=5, segment_bytes=2000))
+def test_a_dead_node_of_three_is_replaced_by_an_empty_one_while_commands_are_committed(
+    make_cluster: MakeCluster,
+) -> None:
+    cluster = make_cluster(limits=RaftLimits(compact_entries=40, tail_entries=5, segment_bytes=2000))
     cluster.start()
     with committing(cluster) as client:
         client.wait_for(60)
@@ -94,9 +81,9 @@ def test_a_dead_node_of_three_is_replaced_by_an_empty_one_while_commands_are_com
     assert cluster.nodes["d"].machines[0].tokens[b"c0"] == 1
 
 
-def test_a_learner_far_behind_catches_up_by_snapshot_while_commits_go_on(make: Make) -> None:
+def test_a_learner_far_behind_catches_up_by_snapshot_while_commits_go_on(make_cluster: MakeCluster) -> None:
     limits = RaftLimits(compact_entries=50, tail_entries=5, snapshot_piece_bytes=1000, segment_bytes=2000)
-    cluster = make(limits=limits)
+    cluster = make_cluster(limits=limits)
     cluster.start()
     with committing(cluster) as client:
         client.wait_for(200)
@@ -116,8 +103,7 @@ def terms(cluster: Cluster, names: str = "abc") -> set[int]:
     return {cluster.nodes[name].logs[0].status().term for name in names}
 
 
-def test_a_replica_that_was_cut_off_comes_back_without_an_election(make: Make) -> None:
-    cluster = make()
+def test_a_replica_that_was_cut_off_comes_back_without_an_election(cluster: Cluster) -> None:
     cluster.start()
     leader = cluster.wait_for_leader()
     cluster.register(b"x", 1)
@@ -137,8 +123,7 @@ def test_a_replica_that_was_cut_off_comes_back_without_an_election(make: Make) -
     assert cluster.leader() == leader
 
 
-def test_a_removed_replica_that_is_not_told_disturbs_nobody(make: Make) -> None:
-    cluster = make()
+def test_a_removed_replica_that_is_not_told_disturbs_nobody(cluster: Cluster) -> None:
     cluster.start()
     leader = cluster.wait_for_leader()
     removed = next(name for name in "abc" if name != leader)
@@ -152,8 +137,7 @@ def test_a_removed_replica_that_is_not_told_disturbs_nobody(make: Make) -> None:
     assert cluster.leader() == leader
 
 
-def test_a_removed_replica_is_taken_in_again_with_what_it_has_on_disk(make: Make) -> None:
-    cluster = make()
+def test_a_removed_replica_is_taken_in_again_with_what_it_has_on_disk(cluster: Cluster) -> None:
     cluster.start()
     leader = cluster.wait_for_leader()
     removed, other = (name for name in "abc" if name != leader)
@@ -165,8 +149,7 @@ def test_a_removed_replica_is_taken_in_again_with_what_it_has_on_disk(make: Make
     assert cluster.register(b"with its vote", 1) is True
 
 
-def test_leadership_is_handed_to_the_one_that_is_named(make: Make) -> None:
-    cluster = make()
+def test_leadership_is_handed_to_the_one_that_is_named(cluster: Cluster) -> None:
     cluster.start()
     for _ in range(3):
         leader = cluster.wait_for_leader()
@@ -177,8 +160,7 @@ def test_leadership_is_handed_to_the_one_that_is_named(make: Make) -> None:
         cluster.register(b"x", 1)
 
 
-def test_one_that_has_lost_its_disk_is_refused_by_its_peers(make: Make) -> None:
-    cluster = make()
+def test_one_that_has_lost_its_disk_is_refused_by_its_peers(cluster: Cluster) -> None:
     cluster.start()
     cluster.register(b"x", 1)
     lost = next(name for name in "abc" if name != cluster.wait_for_leader())
@@ -191,8 +173,7 @@ def test_one_that_has_lost_its_disk_is_refused_by_its_peers(make: Make) -> None:
     assert cluster.register(b"y", 1) is True
 
 
-def test_groups_come_and_go_while_the_host_runs(make: Make) -> None:
-    cluster = make()
+def test_groups_come_and_go_while_the_host_runs(cluster: Cluster) -> None:
     cluster.start()
     cluster.register(b"first", 1)
     cluster.wait_until_equal()  # all are connected
@@ -218,8 +199,8 @@ def test_groups_come_and_go_while_the_host_runs(make: Make) -> None:
     assert cluster.register(b"y", 8) is False
 
 
-def test_a_group_may_remove_itself_and_who_waits_there_is_told(make: Make) -> None:
-    cluster = make(names="a", groups=2)
+def test_a_group_may_remove_itself_and_who_waits_there_is_told(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(names="a", groups=2)
     cluster.start()
     node = cluster.nodes["a"]
     cluster.register(b"x", 1, group=1)
@@ -238,8 +219,8 @@ def test_a_group_may_remove_itself_and_who_waits_there_is_told(make: Make) -> No
     assert not node.fatal
 
 
-def test_a_group_that_joins_at_run_time_follows_when_it_is_added(make: Make) -> None:
-    cluster = make(names="ab")
+def test_a_group_that_joins_at_run_time_follows_when_it_is_added(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(names="ab")
     cluster.start()
     for node in cluster.nodes.values():
         node.in_raft_thread(

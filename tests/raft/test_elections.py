@@ -1,38 +1,9 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
-import pytest
-from pysyncobj import syncobj
-
-from photon.raft.canvass import Canvass, is_majority
+from photon.raft.elections import PreVote
+from photon.raft.members import command_of, is_majority
 from photon.raft.port import ChangeKind, Members
-from photon.raft.roster import command_of
-from tests.raft.kit import TIMING, Lone, VirtualClock
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> VirtualClock:
-    clock = VirtualClock()
-    monkeypatch.setattr(syncobj, "monotonicTime", clock)
-    return clock
-
-
-Make = Callable[..., Lone]
-
-
-@pytest.fixture
-def make(tmp_path: Path, clock: VirtualClock) -> Iterator[Make]:
-    made: list[Lone] = []
-
-    def factory(*arguments: object, **named: object) -> Lone:
-        made.append(Lone(tmp_path / str(len(made)), *arguments, **named))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield factory
-    for lone in made:
-        lone.crash()
+from tests.raft.kit import TIMING, Lone, Make, VirtualClock
 
 
 def ask_vote(
@@ -56,9 +27,9 @@ def ask_pre_vote(lone: Lone, peer: str, term: int = 1, last: tuple[int, int] = (
 
 def test_asking_raises_no_term_and_casts_no_vote(make: Make) -> None:
     lone = make()
-    lone.canvass()
+    lone.pre_vote()
     assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"b", "c"}
-    assert (lone.replica.core.term, lone.replica.store.ballot.vote) == (0, None)
+    assert (lone.replica.core.term, lone.replica.store.hard_state.vote) == (0, None)
     assert lone.wire.take("request_vote") == []
 
 
@@ -82,8 +53,8 @@ def test_a_majority_that_would_vote_starts_the_election(make: Make) -> None:
 
 def test_an_answer_to_an_earlier_question_does_not_count(make: Make) -> None:
     lone = make()
-    lone.canvass()
-    lone.canvass()
+    lone.pre_vote()
+    lone.pre_vote()
     lone.hear("b", type="response_pre_vote", term=0, round=1)
     lone.turn()
     assert lone.replica.core.term == 0
@@ -94,7 +65,7 @@ def test_an_answer_to_an_earlier_question_does_not_count(make: Make) -> None:
 
 def test_a_leader_that_speaks_ends_the_asking(make: Make) -> None:
     lone = make()
-    lone.canvass()
+    lone.pre_vote()
     lone.hear_entries([], term=3, peer="c")
     lone.hear("b", type="response_pre_vote", term=0, round=1)
     lone.turn()
@@ -104,7 +75,7 @@ def test_a_leader_that_speaks_ends_the_asking(make: Make) -> None:
 def test_who_has_voted_for_another_stands_no_more_on_an_earlier_question(make: Make) -> None:
     """On slow links the answers come after the vote: standing on them would depose who was just voted for."""
     lone = make()
-    lone.canvass()
+    lone.pre_vote()
     assert ask_vote(lone, "c", term=1)
     lone.hear("b", type="response_pre_vote", term=0, round=1)
     lone.turn()
@@ -113,7 +84,7 @@ def test_who_has_voted_for_another_stands_no_more_on_an_earlier_question(make: M
 
 def test_a_vote_that_is_not_given_ends_no_asking(make: Make) -> None:
     lone = make()
-    lone.canvass()
+    lone.pre_vote()
     assert not ask_vote(lone, "c", term=1, last=(0, 0))
     lone.hear("b", type="response_pre_vote", term=0, round=1)
     lone.turn()
@@ -124,7 +95,7 @@ def test_neither_a_stranger_nor_a_learner_helps_to_win(make: Make) -> None:
     lone = make(peers="bc")
     lone.hear("b", **entry(command_of(Members(("a", "b", "c"), ("d",)))))
     lone.turn()
-    lone.canvass()
+    lone.pre_vote()
     for helper in "dx":
         lone.hear(helper, type="response_pre_vote", term=1, round=1)
     lone.turn()
@@ -223,7 +194,7 @@ def test_a_learner_never_stands_but_votes_where_it_is_asked(make: Make, clock: V
 def test_the_highest_term_of_those_asked_is_taken_over(make: Make) -> None:
     """Else an election would fail for each term that the others are ahead."""
     lone = make()
-    lone.canvass()
+    lone.pre_vote()
     lone.hear("b", type="response_pre_vote", term=40, round=1)
     lone.turn()
     assert {message["term"] for _, message in lone.wire.take("request_vote")} == {41}
@@ -283,7 +254,7 @@ def test_one_in_a_later_term_tells_the_leader_which_rises_to_it(make: Make, cloc
     assert leader.replica.is_leader, "of a stranger it takes no word"
     leader.hear("b", **told)
     assert not leader.replica.is_leader
-    assert leader.replica.core.term == leader.replica.store.ballot.term == 8
+    assert leader.replica.core.term == leader.replica.store.hard_state.term == 8
 
 
 def test_a_removed_replica_does_not_stand(make: Make, clock: VirtualClock) -> None:
@@ -306,9 +277,9 @@ def test_one_replica_that_voted_itself_alone_adds_others_and_goes_on(make: Make)
 
 def test_majorities() -> None:
     assert [is_majority(count, 4) for count in (2, 3)] == [False, True]
-    canvass = Canvass()
-    canvass.grant("b", 0, 1)
-    assert not canvass.won("a", ("a",)), "nobody was asked"
-    canvass.begin()
-    assert canvass.won("a", ("a",))
-    assert not canvass.won("a", ("b", "c"))
+    pre_vote = PreVote()
+    pre_vote.grant("b", 0, 1)
+    assert not pre_vote.won("a", ("a",)), "nobody was asked"
+    pre_vote.begin()
+    assert pre_vote.won("a", ("a",))
+    assert not pre_vote.won("a", ("b", "c"))

@@ -2,27 +2,19 @@
 
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from photon.raft.founding import TOLD_AFTER_S, Founding, everybody_met, still_to_meet
+from photon.raft.membership import TOLD_AFTER_S, Founding, everybody_met, still_to_meet
 from photon.raft.port import Applied, Members
 from tests.raft.cluster import Cluster
-from tests.raft.kit import Lone, VirtualClock, wait_until
+from tests.raft.kit import Lone, Make, VirtualClock, wait_until
 from tests.simulation.proxy import Proxy
 
 # Many elections would have been held in so long.
 LONG_S = 1.2
 FOUNDERS = Members(("a", "b", "c"))
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
-    yield made
-    made.stop()
 
 
 # -- the rule ---------------------------------------------------------------------------------------------
@@ -67,16 +59,13 @@ def test_a_long_wait_is_told_once_with_who_is_missing(caplog: pytest.LogCaptureF
 # -- one replica ------------------------------------------------------------------------------------------
 
 
-def test_one_that_waits_neither_stands_nor_votes_nor_acknowledges(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pysyncobj.syncobj.monotonicTime", VirtualClock())
+def test_one_that_waits_neither_stands_nor_votes_nor_acknowledges(make: Make, clock: VirtualClock) -> None:
     met = {"b"}
-    lone = Lone(tmp_path, has_met=met.__contains__)
+    lone = make(has_met=met.__contains__)
     vote = {"term": 3, "last_log_index": 9, "last_log_term": 2}
 
     def is_asked_everything() -> set[str]:
-        lone.canvass()
+        lone.pre_vote()
         lone.hear("b", type="request_pre_vote", round=1, **vote)
         lone.hear("b", type="request_vote", transfer=True, **vote)
         lone.turn()
@@ -94,7 +83,6 @@ def test_one_that_waits_neither_stands_nor_votes_nor_acknowledges(
         "next_node_idx",
     }
     assert lone.terms() == [3]
-    lone.crash()
 
 
 def test_one_whose_log_goes_on_waits_for_nobody_though_it_knows_of_no_meeting(tmp_path: Path) -> None:
@@ -103,7 +91,7 @@ def test_one_whose_log_goes_on_waits_for_nobody_though_it_knows_of_no_meeting(tm
     first.turn()
     first.crash()
     again = Lone(tmp_path, has_met=set[str]().__contains__)
-    again.canvass()
+    again.pre_vote()
     assert again.wire.take("request_pre_vote")
     again.crash()
 

@@ -4,21 +4,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon.raft.frames import HEADER_BYTES, FrameError, FrameReader, FrameWriter
+from photon.raft.links import FrameError, FrameReader, FrameWriter
 
 KEY = b"a session's key"
 Frames = list[tuple[int, bytes]]
 
 
-def written(frames: Frames, key: bytes = KEY) -> list[bytes]:
+def written(frames: Frames, key: bytes | None = KEY) -> list[bytes]:
     writer = FrameWriter(key)
     return [writer.header(group, message) + message for group, message in frames]
 
 
+@pytest.mark.parametrize("key", [KEY, None])
 @given(st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=50)), max_size=6), st.data())
-def test_frames_survive_any_cut_of_the_stream(frames: Frames, data: st.DataObject) -> None:
-    stream = b"".join(written(frames))
-    reader = FrameReader(KEY, 100)
+def test_frames_survive_any_cut_of_the_stream(key: bytes | None, frames: Frames, data: st.DataObject) -> None:
+    """With MACs, and without them, as they are inside TLS."""
+    stream = b"".join(written(frames, key))
+    reader = FrameReader(key, 100)
     read = []
     while stream:
         size = data.draw(st.integers(1, len(stream)))
@@ -61,15 +63,19 @@ def test_bytes_moved_between_header_and_message_do_not_verify() -> None:
         FrameReader(KEY, 100).feed(moved)
 
 
+@pytest.mark.parametrize("key", [KEY, None])
 @pytest.mark.parametrize("length", [101, 1 << 20, 0x7FFFFFFF, 0xFFFFFFFF])
-def test_a_giant_length_is_refused_before_anything_is_kept(length: int) -> None:
+def test_a_giant_length_is_refused_before_anything_is_kept(key: bytes | None, length: int) -> None:
+    header_bytes = len(FrameWriter(key).header(1, b""))
+    assert header_bytes == (24 if key else 8)
     with pytest.raises(FrameError, match="where 100 is the most"):
-        FrameReader(KEY, 100).feed(length.to_bytes(4, "little") + bytes(HEADER_BYTES - 4))
+        FrameReader(key, 100).feed(length.to_bytes(4, "little") + bytes(header_bytes - 4))
 
 
-def test_a_reader_keeps_no_more_than_one_frame_and_one_read() -> None:
-    reader = FrameReader(KEY, 1000)
-    for frame in written([(1, bytes(1000))] * 50):
+@pytest.mark.parametrize("key", [KEY, None])
+def test_a_reader_keeps_no_more_than_one_frame_and_one_read(key: bytes | None) -> None:
+    reader = FrameReader(key, 1000)
+    for frame in written([(1, bytes(1000))] * 50, key):
         reader.feed(frame[:500])
         reader.feed(frame[500:])
         assert len(reader._buffer) == 0

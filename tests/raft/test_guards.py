@@ -1,6 +1,5 @@
 """Each rule that closes a hole of the library: these fail when the rule is taken away."""
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,17 +8,10 @@ import pytest
 
 from photon.raft.codec import MessageError, SnapshotPiece
 from photon.raft.guards import Conflict, conflict_start, fit, next_index_of
+from photon.raft.members import command_of
 from photon.raft.port import Applied, Members, Unknown
-from photon.raft.roster import command_of
 from photon.raft.snapshot import SnapshotId, write_snapshot
-from tests.raft.kit import SMALL, Lone, Register, command, head
-
-
-@pytest.fixture
-def lone(tmp_path: Path) -> Iterator[Lone]:
-    lone = Lone(tmp_path)
-    yield lone
-    lone.crash()
+from tests.raft.kit import SMALL, Lone, Make, Register, command, head
 
 
 def acks(lone: Lone, peer: str = "b") -> list[dict[str, object]]:
@@ -194,8 +186,8 @@ def test_l1_backing_off_never_bounces_forward(lone: Lone) -> None:
     assert [ack["next_node_idx"] for ack in acks(lone, "c")] == [3, 3]
 
 
-def test_a_vote_counts_once_a_voter(tmp_path: Path) -> None:
-    lone = Lone(tmp_path, peers="bcde")
+def test_a_vote_counts_once_a_voter(make: Make) -> None:
+    lone = make(peers="bcde")
     lone.stand()
     term = lone.replica.core.term
     for _ in range(3):
@@ -203,7 +195,6 @@ def test_a_vote_counts_once_a_voter(tmp_path: Path) -> None:
     assert not lone.replica.is_leader
     lone.hear("c", type="response_vote", term=term)
     assert lone.replica.is_leader
-    lone.crash()
 
 
 def test_a_vote_is_on_disk_before_it_is_given(tmp_path: Path) -> None:
@@ -235,8 +226,8 @@ def test_entries_are_acknowledged_only_once_they_are_synced(tmp_path: Path) -> N
     third.crash()
 
 
-def test_a_leader_counts_itself_only_for_what_it_has_synced(tmp_path: Path) -> None:
-    lone = Lone(tmp_path, peers="bc")
+def test_a_leader_counts_itself_only_for_what_it_has_synced(make: Make) -> None:
+    lone = make(peers="bc")
     lone.lead()
     outcomes = lone.propose(b"x")
     lone.replica.tick()
@@ -249,7 +240,6 @@ def test_a_leader_counts_itself_only_for_what_it_has_synced(tmp_path: Path) -> N
     lone.replica.tick()
     assert order[:2] == ["sync", "apply"]
     assert outcomes == [Applied(3, True)]
-    lone.crash()
 
 
 def test_an_acknowledgement_does_not_make_the_leader_send_again_what_is_under_way(lone: Lone) -> None:
@@ -310,13 +300,12 @@ def test_entries_of_a_term_before_what_is_committed_are_refused(lone: Lone) -> N
     assert lone.terms() == [1, 2, 2]
 
 
-def test_a_snapshot_of_more_bytes_than_any_may_have_is_refused(tmp_path: Path) -> None:
-    lone = Lone(tmp_path, limits=replace(SMALL, snapshot_bytes_max=500))
+def test_a_snapshot_of_more_bytes_than_any_may_have_is_refused(make: Make) -> None:
+    lone = make(limits=replace(SMALL, snapshot_bytes_max=500))
     for total, refused in ((500, False), (501, True)):
         piece = SnapshotPiece(9, 1, 0, total, b"x")
         with pytest.raises(MessageError, match="snapshot_bytes_max = 500") if refused else nullcontext():
             lone.hear("b", type="append_entries", term=1, commit_index=9, serialized=piece)
-    lone.crash()
 
 
 class View:

@@ -5,38 +5,22 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from photon.core.errors import AddressInUseError, DiskFullError, UsageError
 from photon.raft import disk
+from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Refused
 from photon.raft.settings import RaftLimits
 from tests.ports import free_ports
-from tests.raft.cluster import Cluster
+from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import Register, command, wait_until
 
-Make = Callable[..., Cluster]
 
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Cluster] = []
-
-    def factory(**settings: object) -> Cluster:
-        made.append(Cluster(tmp_path, **settings))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield factory
-    for cluster in made:
-        cluster.stop()
-
-
-def test_a_killed_and_restarted_leader_loses_nothing_and_no_id_is_won_twice(make: Make) -> None:
-    cluster = make()
+def test_a_killed_and_restarted_leader_loses_nothing_and_no_id_is_won_twice(cluster: Cluster) -> None:
     cluster.start()
     for number in range(20):
         assert cluster.register(b"id%d" % number, 1) is True
@@ -51,8 +35,7 @@ def test_a_killed_and_restarted_leader_loses_nothing_and_no_id_is_won_twice(make
     assert cluster.nodes[first].machines[0].tokens[b"id7"] == 1
 
 
-def test_all_killed_at_once_come_back_with_everything_acknowledged(make: Make) -> None:
-    cluster = make()
+def test_all_killed_at_once_come_back_with_everything_acknowledged(cluster: Cluster) -> None:
     cluster.start()
     for number in range(10):
         cluster.register(b"id%d" % number, number)
@@ -62,9 +45,9 @@ def test_all_killed_at_once_come_back_with_everything_acknowledged(make: Make) -
     cluster.wait_until_equal()
 
 
-def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make: Make) -> None:
+def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make_cluster: MakeCluster) -> None:
     limits = RaftLimits(compact_entries=50, tail_entries=5, snapshot_piece_bytes=1000, segment_bytes=2000)
-    cluster = make(limits=limits)
+    cluster = make_cluster(limits=limits)
     cluster.start()
     cluster.wait_for_leader()
     cluster.stop("c")
@@ -92,8 +75,8 @@ def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make: Make)
     assert (cluster.directory / "c" / "group-0000" / "snapshot").exists()
 
 
-def test_many_groups_share_one_port_and_one_thread(make: Make) -> None:
-    cluster = make(groups=4)
+def test_many_groups_share_one_port_and_one_thread(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(groups=4)
     cluster.start()
     for group in range(4):
         assert cluster.register(b"same", group, group=group) is True
@@ -102,8 +85,7 @@ def test_many_groups_share_one_port_and_one_thread(make: Make) -> None:
         assert {node.machines[group].tokens[b"same"] for node in cluster.nodes.values()} == {group}
 
 
-def test_a_follower_names_the_leader(make: Make) -> None:
-    cluster = make()
+def test_a_follower_names_the_leader(cluster: Cluster) -> None:
     cluster.start()
     leader = cluster.wait_for_leader()
     follower = next(name for name in cluster.nodes if name != leader)
@@ -120,15 +102,15 @@ def test_a_follower_names_the_leader(make: Make) -> None:
     )
 
 
-def test_a_group_of_one_leads_itself_at_once(make: Make) -> None:
-    cluster = make(names="a")
+def test_a_group_of_one_leads_itself_at_once(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(names="a")
     before = time.monotonic()
     cluster.start()
     assert cluster.register(b"x", 1) is True
     assert time.monotonic() - before < 1.0
 
 
-def test_nothing_is_ever_unpickled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_ever_unpickled(make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **named: object) -> object:
         raise AssertionError("something was unpickled")
 
@@ -136,7 +118,7 @@ def test_nothing_is_ever_unpickled(make: Make, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(pickle, name, refuse)
     monkeypatch.setattr("pysyncobj.pickle.loads", refuse)
     monkeypatch.setattr("pysyncobj.pickle.load", refuse)
-    cluster = make(limits=RaftLimits(compact_entries=20, tail_entries=2))
+    cluster = make_cluster(limits=RaftLimits(compact_entries=20, tail_entries=2))
     cluster.start()
     cluster.wait_for_leader()
     cluster.stop("c")
@@ -152,9 +134,9 @@ def test_nothing_is_ever_unpickled(make: Make, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_disk_that_fails_stops_the_host_and_nothing_is_acknowledged(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = make(names="a")
+    cluster = make_cluster(names="a")
     cluster.start()
     cluster.register(b"before", 1)
 
@@ -173,9 +155,11 @@ def test_a_disk_that_fails_stops_the_host_and_nothing_is_acknowledged(
     assert cluster.register(b"before", 2) is False
 
 
-def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(make: Make) -> None:
+def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(
+    make_cluster: MakeCluster,
+) -> None:
     """Else leader and follower take turns: one waits while the other applies."""
-    cluster = make(names="ab")
+    cluster = make_cluster(names="ab")
     cluster.start()
     leader = cluster.wait_for_leader()
     cluster.register(b"before", 1)
@@ -204,8 +188,10 @@ def test_a_follower_acknowledges_what_came_before_it_applies_what_is_committed(m
     assert in_time == [True, True]
 
 
-def test_a_turn_syncs_only_what_it_has_written(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = make(names="ab")
+def test_a_turn_syncs_only_what_it_has_written(
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(names="ab")
     cluster.start()
     cluster.register(b"before", 1)
     cluster.wait_until_equal()
@@ -219,9 +205,9 @@ def test_a_turn_syncs_only_what_it_has_written(make: Make, monkeypatch: pytest.M
 
 
 def test_a_leaders_entries_are_on_their_way_while_its_own_disk_works(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = make(names="ab")
+    cluster = make_cluster(names="ab")
     cluster.start()
     cluster.register(b"before", 1)
     cluster.wait_until_equal()
@@ -244,8 +230,8 @@ def test_a_leaders_entries_are_on_their_way_while_its_own_disk_works(
     assert came == [True]
 
 
-def test_a_state_machine_that_raises_is_told_as_fatal(make: Make) -> None:
-    cluster = make(names="a")
+def test_a_state_machine_that_raises_is_told_as_fatal(make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(names="a")
     cluster.start()
     node = cluster.nodes["a"]
 
@@ -260,7 +246,11 @@ def test_a_state_machine_that_raises_is_told_as_fatal(make: Make) -> None:
 
 def lone_host(directory: Path, port: int = 0) -> RaftHost:
     return RaftHost(
-        "a", ("127.0.0.1", port), {}, directory, b"", rng=random.Random(1), on_fatal=lambda error: None
+        Endpoint("a", ("127.0.0.1", port), b""),
+        {},
+        directory,
+        rng=random.Random(1),
+        on_fatal=lambda error: None,
     )
 
 

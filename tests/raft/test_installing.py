@@ -1,7 +1,7 @@
 """A snapshot becomes the state beside the work: nothing stands still, and nothing is lost, meanwhile."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -36,13 +36,6 @@ class PreparedRegister(Register):
             self.put += 1
 
         return put
-
-
-@pytest.fixture
-def lone(tmp_path: Path) -> Iterator[Lone]:
-    lone = Lone(tmp_path / "replica")
-    yield lone
-    lone.crash()
 
 
 def hear_snapshot(lone: Lone, tmp_path: Path, index: int, peer: str = "b", term: int = 1) -> None:

@@ -1,6 +1,5 @@
 """Who belongs to a group: what counts, when, and what of it survives."""
 
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -10,28 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon.raft.codec import MessageError, SnapshotPiece
+from photon.raft.members import MEMBERS, MEMBERS_MAX, MemberLog, changed, command_of, founding, members_of
 from photon.raft.membership import PROMOTED_BEHIND_MAX
 from photon.raft.port import Applied, Change, ChangeKind, Members, Refusal, Refused, Unknown
-from photon.raft.roster import MEMBERS, MEMBERS_MAX, Roster, changed, command_of, founding, members_of
 from photon.raft.snapshot import read_head, write_snapshot
-from tests.raft.kit import SMALL, Lone, Register, command, head
+from tests.raft.kit import SMALL, Lone, Make, Register, command, head
 
 ADD, PROMOTE, REMOVE = ChangeKind.ADD_LEARNER, ChangeKind.PROMOTE, ChangeKind.REMOVE
 ABC = Members(("a", "b", "c"))
-Make = Callable[..., Lone]
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Make]:
-    made: list[Lone] = []
-
-    def factory(*arguments: object, **named: object) -> Lone:
-        made.append(Lone(tmp_path / str(len(made)), *arguments, **named))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield factory
-    for lone in made:
-        lone.crash()
 
 
 @pytest.fixture
@@ -116,21 +101,21 @@ def test_a_group_has_a_bounded_number_of_members() -> None:
 
 
 def test_what_is_truncated_is_undone_and_what_a_snapshot_covers_is_ground() -> None:
-    roster = Roster()
-    assert roster.newest is None
+    member_log = MemberLog()
+    assert member_log.newest is None
     for index, voters in ((1, "abc"), (5, "abcd"), (9, "abd")):
-        roster.appended(command_of(founding(voters)), index)
-    roster.appended(b"\x00anything", 10)
-    assert roster.newest == founding("abd")
-    assert roster.at(8) == founding("abcd")
-    roster.truncated(9)
-    assert (roster.newest, roster.newest_index) == (founding("abcd"), 5)
-    roster.forget_before(7)
-    assert (roster.at(6), roster.at(4)) == (founding("abcd"), None)
-    roster.restart(20, ABC, [(command_of(founding("x")), 19, 1), (command_of(founding("y")), 21, 1)])
-    assert (roster.at(20), roster.newest) == (ABC, founding("y"))
-    roster.truncated(2)
-    assert roster.newest is None
+        member_log.appended(command_of(founding(voters)), index)
+    member_log.appended(b"\x00anything", 10)
+    assert member_log.newest == founding("abd")
+    assert member_log.at(8) == founding("abcd")
+    member_log.truncated(9)
+    assert (member_log.newest, member_log.newest_index) == (founding("abcd"), 5)
+    member_log.forget_before(7)
+    assert (member_log.at(6), member_log.at(4)) == (founding("abcd"), None)
+    member_log.restart(20, ABC, [(command_of(founding("x")), 19, 1), (command_of(founding("y")), 21, 1)])
+    assert (member_log.at(20), member_log.newest) == (ABC, founding("y"))
+    member_log.truncated(2)
+    assert member_log.newest is None
 
 
 # -- what counts --------------------------------------------------------------------------------------------
@@ -323,7 +308,7 @@ def test_the_members_survive_in_a_snapshot_when_their_entry_is_gone(make: Make, 
         if lone.jobs.busy():
             lone.jobs.finish()
     assert lone.replica.store.journal.first_index > 3
-    assert lone.replica.store.roster.at(2) is None, "what is covered is forgotten"
+    assert lone.replica.store.members.at(2) is None, "what is covered is forgotten"
     assert read_head(tmp_path / "0" / "snapshot").members == Members(("a",), ("d",))
     again = reopened(lone, tmp_path, 0)
     assert again.replica.members == Members(("a",), ("d",))

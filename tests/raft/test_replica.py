@@ -5,14 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pysyncobj import syncobj
 
 from photon.core.errors import SettingsError, StorageError
 from photon.raft.compaction import StateMachineError
 from photon.raft.port import Applied, Refusal, Refused, Unknown
 from photon.raft.settings import RaftLimits, RaftTiming
-from tests.raft.kit import SMALL, TIMING, Lone, command
-from tests.raft.kit import VirtualClock as Clock
+from tests.raft.kit import SMALL, TIMING, Lone, Make, VirtualClock, command
 
 
 @pytest.fixture
@@ -42,8 +40,7 @@ def test_a_group_of_one_commits_by_itself_after_its_own_sync(alone: Lone) -> Non
     assert (first, second) == ([Applied(3, True)], [Applied(4, False)])
 
 
-def test_a_follower_refuses_at_once_and_names_the_leader(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_a_follower_refuses_at_once_and_names_the_leader(lone: Lone) -> None:
     before = lone.propose(b"x")
     lone.turn()
     lone.hear_entries([1])
@@ -51,18 +48,15 @@ def test_a_follower_refuses_at_once_and_names_the_leader(tmp_path: Path) -> None
     lone.turn()
     assert before == [Refused(Refusal.NOT_LEADER, None)]
     assert after == [Refused(Refusal.NOT_LEADER, "b")]
-    lone.crash()
 
 
-def test_more_than_may_be_in_flight_is_refused_and_certainly_not_in_the_log(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_more_than_may_be_in_flight_is_refused_and_certainly_not_in_the_log(lone: Lone) -> None:
     lone.lead()
     outcomes = [lone.propose(b"x%d" % number) for number in range(SMALL.in_flight_max + 2)]
     lone.turn()
     assert outcomes[-2:] == [[Refused(Refusal.OVERLOADED, "a")]] * 2
     assert lone.replica.in_flight == SMALL.in_flight_max
     assert lone.replica.store.journal.last_index == 2 + SMALL.in_flight_max
-    lone.crash()
 
 
 def test_a_command_that_is_too_large_is_the_callers_error(alone: Lone) -> None:
@@ -70,12 +64,8 @@ def test_a_command_that_is_too_large_is_the_callers_error(alone: Lone) -> None:
         alone.replica.propose(bytes(65), lambda outcome: None)
 
 
-def test_a_proposal_that_nobody_confirms_is_unknown_in_bounded_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(syncobj, "monotonicTime", clock)
-    lone = Lone(tmp_path, timing=replace(TIMING, proposal_s=3.0))
+def test_a_proposal_that_nobody_confirms_is_unknown_in_bounded_time(make: Make, clock: VirtualClock) -> None:
+    lone = make(timing=replace(TIMING, proposal_s=3.0))
     lone.lead()
     outcomes = lone.propose(b"x")
     while not outcomes and clock.at < 110:
@@ -84,15 +74,9 @@ def test_a_proposal_that_nobody_confirms_is_unknown_in_bounded_time(
         clock.at += 0.1
     assert outcomes == [Unknown()]
     assert lone.replica.is_leader
-    lone.crash()
 
 
-def test_a_leader_without_a_majority_steps_down_and_tells_who_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = Clock()
-    monkeypatch.setattr(syncobj, "monotonicTime", clock)
-    lone = Lone(tmp_path)
+def test_a_leader_without_a_majority_steps_down_and_tells_who_waits(lone: Lone, clock: VirtualClock) -> None:
     lone.lead()
     assert lone.replica.status().has_quorum
     outcomes = lone.propose(b"x")
@@ -102,11 +86,9 @@ def test_a_leader_without_a_majority_steps_down_and_tells_who_waits(
     lone.turn()
     assert outcomes == [Unknown()]
     assert not lone.replica.is_leader
-    lone.crash()
 
 
-def test_stopping_tells_everybody_who_waits_and_refuses_the_rest(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_stopping_tells_everybody_who_waits_and_refuses_the_rest(lone: Lone) -> None:
     lone.lead()
     waiting = lone.propose(b"x")
     lone.turn()
@@ -162,8 +144,7 @@ def test_the_commit_index_is_never_believed_from_before_a_restart(tmp_path: Path
     again.crash()
 
 
-def test_a_follower_tells_what_stands_in_its_log_before_that_is_applied(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_a_follower_tells_what_stands_in_its_log_before_that_is_applied(lone: Lone) -> None:
     lone.hear_entries([1, 1, 1], commit=2)
     lone.turn()
     under_way = lone.replica.unapplied()
@@ -173,7 +154,6 @@ def test_a_follower_tells_what_stands_in_its_log_before_that_is_applied(tmp_path
     lone.hear_entries([], after=(4, 1), commit=4)
     lone.turn()
     assert lone.replica.unapplied() == []
-    lone.crash()
 
 
 def test_a_replica_knows_how_far_it_is_behind_from_its_own_log_and_then_from_its_leader(
@@ -193,8 +173,8 @@ def test_a_replica_knows_how_far_it_is_behind_from_its_own_log_and_then_from_its
     again.crash()
 
 
-def test_the_state_goes_on_while_a_snapshot_of_it_is_written(tmp_path: Path) -> None:
-    lone = Lone(tmp_path, peers=())
+def test_the_state_goes_on_while_a_snapshot_of_it_is_written(make: Make) -> None:
+    lone = make(peers=())
     lone.turn()
     apply_some(lone, 20)
     frozen = lone.jobs.started
@@ -205,11 +185,10 @@ def test_the_state_goes_on_while_a_snapshot_of_it_is_written(tmp_path: Path) -> 
     lone.turn()
     covers = lone.replica.store.snapshots.current
     assert covers is not None and covers.index < 20
-    lone.crash()
 
 
-def test_compaction_keeps_a_bounded_tail(tmp_path: Path) -> None:
-    lone = Lone(tmp_path, peers=())
+def test_compaction_keeps_a_bounded_tail(make: Make) -> None:
+    lone = make(peers=())
     lone.turn()
     apply_some(lone, 16)
     lone.jobs.finish()
@@ -217,20 +196,17 @@ def test_compaction_keeps_a_bounded_tail(tmp_path: Path) -> None:
     covers = lone.replica.store.snapshots.current
     assert covers is not None
     assert lone.replica.store.journal.first_index == covers.index - SMALL.tail_entries
-    lone.crash()
 
 
-def test_compaction_is_due_by_bytes_too(tmp_path: Path) -> None:
+def test_compaction_is_due_by_bytes_too(make: Make) -> None:
     limits = replace(SMALL, compact_entries=1000, compact_bytes=200)
-    lone = Lone(tmp_path, peers=(), limits=limits)
+    lone = make(peers=(), limits=limits)
     lone.turn()
     apply_some(lone, 20)
     assert lone.jobs.started == 1
-    lone.crash()
 
 
-def test_a_leader_keeps_what_a_slow_but_live_follower_lacks(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_a_leader_keeps_what_a_slow_but_live_follower_lacks(lone: Lone) -> None:
     lone.lead()
     for number in range(16):
         lone.propose(b"key%d" % number)
@@ -242,7 +218,6 @@ def test_a_leader_keeps_what_a_slow_but_live_follower_lacks(tmp_path: Path) -> N
     lone.turn()
     assert lone.replica.store.snapshots.current is not None
     assert lone.replica.store.journal.first_index == 5
-    lone.crash()
 
 
 def test_a_snapshot_that_fails_to_be_written_stops_the_replica(alone: Lone) -> None:
@@ -260,10 +235,7 @@ def test_a_snapshot_that_fails_to_be_written_stops_the_replica(alone: Lone) -> N
     alone.jobs.running.work = real
 
 
-def test_a_long_replay_is_cut_into_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(syncobj, "monotonicTime", clock)
-    lone = Lone(tmp_path)
+def test_a_long_replay_is_cut_into_turns(lone: Lone, clock: VirtualClock) -> None:
     real = lone.machine.apply
 
     def slow(body: bytes) -> object:
@@ -280,11 +252,9 @@ def test_a_long_replay_is_cut_into_turns(tmp_path: Path, monkeypatch: pytest.Mon
         assert lone.machine.count - before <= 1
         assert lone.machine.count == 10 or lone.replica.deadline() == 0.0
     assert turns >= 10
-    lone.crash()
 
 
-def test_entries_go_out_in_batches_as_far_as_there_is_room(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_entries_go_out_in_batches_as_far_as_there_is_room(lone: Lone) -> None:
     lone.lead()
     lone.wire.free = SMALL.batch_bytes - 1
     for number in range(8):
@@ -297,24 +267,18 @@ def test_entries_go_out_in_batches_as_far_as_there_is_room(tmp_path: Path) -> No
     sent = [message["entries"] for peer, message in lone.wire.take("append_entries") if peer == "b"]
     assert [index for entries in sent for _, index, _ in entries] == list(range(3, 11))
     assert all(sum(len(body) for body, _, _ in entries) <= SMALL.batch_bytes for entries in sent)
-    lone.crash()
 
 
-def test_a_planned_stop_hands_leadership_to_a_follower_that_has_everything(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_a_planned_stop_hands_leadership_to_a_follower_that_has_everything(lone: Lone) -> None:
     term = lone.lead()
     lone.acknowledge("c", 3)
     lone.replica.hand_over()
     assert lone.wire.take("timeout_now") == [("c", {"type": "timeout_now", "term": term})]
-    lone.crash()
 
 
 def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_election(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lone: Lone, clock: VirtualClock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(syncobj, "monotonicTime", clock)
-    lone = Lone(tmp_path)
     for peer in "bc":
         lone.replica.peer_down(peer)
     clock.at += 30
@@ -325,11 +289,9 @@ def test_a_replica_just_connected_hears_the_leader_out_before_it_stands_for_elec
     clock.at += TIMING.election_s_max
     lone.turn()
     assert {peer for peer, _ in lone.wire.take("request_pre_vote")} == {"c"}
-    lone.crash()
 
 
-def test_a_version_or_membership_command_does_nothing(tmp_path: Path) -> None:
-    lone = Lone(tmp_path)
+def test_a_version_or_membership_command_does_nothing(lone: Lone) -> None:
     for kind in (b"\x02", b"\x03", b""):
         entries = [(kind + b"anything", 2, 1)]
         lone.hear(
@@ -338,7 +300,6 @@ def test_a_version_or_membership_command_does_nothing(tmp_path: Path) -> None:
     lone.turn()
     assert lone.machine.count == 0
     assert lone.replica.core.applied_index == 2
-    lone.crash()
 
 
 def test_settings_that_cannot_work_are_refused_by_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.raft.journal import NO_OP
-from photon.raft.roster import command_of, founding
+from photon.raft.members import command_of, founding
 from photon.raft.snapshot import read_chunks, read_head, write_snapshot
 from photon.raft.store import ReplicaStore
 from tests.raft.kit import head
@@ -21,7 +21,7 @@ def opened(directory: Path, node: str = "a", group: int = 0) -> ReplicaStore:
 def grown(directory: Path, entries: int = 10, snapshot_at: int | None = None) -> None:
     """A replica with a history: entries 2.. of term 3, and maybe a snapshot."""
     store = opened(directory)
-    store.ballot.store(3, "b")
+    store.hard_state.store(3, "b")
     for index in range(2, entries + 1):
         store.journal.append(b"\x00%d" % index, index, 3)
     store.journal.sync()
@@ -41,12 +41,12 @@ def test_a_new_replica_begins_with_the_entry_that_all_logs_share(tmp_path: Path)
 def test_term_and_vote_are_there_after_a_restart(tmp_path: Path) -> None:
     grown(tmp_path)
     store = opened(tmp_path)
-    assert (store.ballot.term, store.ballot.vote) == (3, "b")
+    assert (store.hard_state.term, store.hard_state.vote) == (3, "b")
     assert store.journal.last_index == 10
-    store.ballot.store(4, None)
+    store.hard_state.store(4, None)
     store.close()
     again = opened(tmp_path)
-    assert (again.ballot.term, again.ballot.vote) == (4, None)
+    assert (again.hard_state.term, again.hard_state.vote) == (4, None)
     again.close()
 
 
@@ -76,10 +76,10 @@ def cut(path: Path) -> None:
 
 
 DAMAGES: list[tuple[str, Callable[[Path], None]]] = [
-    ("ballot", flip),
-    ("ballot", cut),
-    ("ballot", lambda path: path.write_bytes(b"")),
-    ("ballot", Path.unlink),
+    ("hard_state", flip),
+    ("hard_state", cut),
+    ("hard_state", lambda path: path.write_bytes(b"")),
+    ("hard_state", Path.unlink),
     ("snapshot", flip),
     ("snapshot", Path.unlink),
     ("journal-000000000001.log", Path.unlink),
@@ -115,7 +115,7 @@ def test_damage_stops_the_start_and_says_how_to_mend_it(
 def test_a_birth_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
     store = opened(tmp_path)
     store.close()
-    (tmp_path / "ballot").unlink()
+    (tmp_path / "hard_state").unlink()
     again = opened(tmp_path)
     assert again.journal.last_index == 1
     again.close()
@@ -129,7 +129,7 @@ def test_a_founders_log_that_names_nobody_is_of_an_older_version_and_refused(tmp
 
 def test_a_birth_with_other_founders_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
-    (tmp_path / "ballot").unlink()
+    (tmp_path / "hard_state").unlink()
     with pytest.raises(CorruptStateError, match="begun with other founders"):
         ReplicaStore(tmp_path, "a", 0, 1 << 20, command_of(founding("abc")))
 
@@ -163,9 +163,9 @@ def test_a_full_disk_is_told_as_such_when_the_vote_is_written(
 
     store = opened(tmp_path)
     monkeypatch.setattr("photon.core.disk.write_all", full)
-    with pytest.raises(DiskFullError, match="ballot"):
-        store.ballot.store(9, "a")
-    assert store.ballot.term == 0
+    with pytest.raises(DiskFullError, match="hard_state"):
+        store.hard_state.store(9, "a")
+    assert store.hard_state.term == 0
     monkeypatch.undo()
     store.close()
 

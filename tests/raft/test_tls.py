@@ -2,51 +2,20 @@
 
 import socket
 import ssl
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
 
 from photon.core.tls import Tls
-from photon.raft import link as link_module
+from photon.raft import links
 from photon.raft.core import now
-from photon.raft.transport import STRANGERS_MAX
 from tests.certificates import Authority
-from tests.raft.link_kit import Net, Relay
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
-
-
-@pytest.fixture(scope="module")
-def files(authority: Authority) -> list[Tls]:
-    return [authority.issue("a"), authority.issue("b"), authority.issue("c")]
+from tests.raft.link_kit import Net
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return Authority(tmp_path_factory.mktemp("tls") / "theirs").issue("a")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
-def through_relay(stack: ExitStack, net: Net) -> Relay:
-    relay = Relay(net.addresses["b"], stack)
-    net.nodes["a"].set_peers({"b": relay.address})
-    turn = net.turn
-
-    def turn_both() -> None:
-        relay.turn()
-        turn()
-
-    net.turn = turn_both  # type: ignore[method-assign]
-    return relay
 
 
 def never_connects(net: Net) -> None:
@@ -55,22 +24,11 @@ def never_connects(net: Net) -> None:
     assert not net.ears["a"].seen and not net.ears["b"].seen
 
 
-def test_three_nodes_connect_and_large_and_small_messages_arrive(stack: ExitStack, files: list[Tls]) -> None:
-    net = Net("abc", tls=files).listen(stack).connect()
-    sent = [(group, bytes([group]) * size) for group, size in ((1, 10), (2, 700_000), (1, 0), (3, 1 << 20))]
-    for group, message in sent:
-        net.nodes["a"].send("b", group, message)
-        net.nodes["b"].send("a", group, message)
-    net.turn_until(lambda: all(len(net.ears[node].frames) == len(sent) for node in "ab"))
-    assert net.ears["b"].frames == [("a", group, message) for group, message in sent]
-    assert net.ears["a"].frames == [("b", group, message) for group, message in sent]
-
-
 @pytest.mark.parametrize("senders", ["ab", "a", "b"])
 def test_messages_through_small_buffers_never_stall(
     senders: str, stack: ExitStack, files: list[Tls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "SOCKET_BUFFER_BYTES", 1 << 14)
+    monkeypatch.setattr(links, "SOCKET_BUFFER_BYTES", 1 << 14)
     net = Net(tls=files[:2]).listen(stack).connect()
     receivers = ["b" if sender == "a" else "a" for sender in senders]
     for number in range(3):
@@ -89,7 +47,7 @@ def test_messages_through_small_buffers_never_stall(
 def test_what_is_encrypted_ahead_of_the_socket_is_bounded(
     stack: ExitStack, files: list[Tls], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_module, "SOCKET_BUFFER_BYTES", 1 << 14)
+    monkeypatch.setattr(links, "SOCKET_BUFFER_BYTES", 1 << 14)
     net = Net(tls=files[:2]).listen(stack).connect()
     sender = net.nodes["a"]
     for _ in range(8):
@@ -103,33 +61,22 @@ def test_what_is_encrypted_ahead_of_the_socket_is_bounded(
 
 def test_nothing_is_readable_on_the_way(stack: ExitStack, files: list[Tls]) -> None:
     net = Net(tls=files[:2]).listen(stack)
-    relay = through_relay(stack, net)
+    proxy = net.through_proxy(stack)
+    proxy.listens = True
     net.connect()
     net.nodes["a"].send("b", 1, b"a secret message")
     net.turn_until(lambda: net.ears["b"].frames)
-    assert b"secret" not in relay.said and b"PHRAFT" not in relay.said
-
-
-def test_a_byte_changed_on_the_way_ends_the_connection(stack: ExitStack, files: list[Tls]) -> None:
-    net = Net(tls=files[:2]).listen(stack)
-    relay = through_relay(stack, net)
-    net.connect()
-    relay.change = lambda data: data[:-1] + bytes([data[-1] ^ 1])
-    net.nodes["a"].send("b", 1, b"commit 1")
-    net.turn_until(lambda: net.ears["b"].down)
-    assert net.ears["b"].frames == []
-    relay.change = bytes
-    net.turn_until(lambda: len(net.ears["b"].up) == 2)
+    said = proxy.said["a", "b"]
+    assert said and b"secret" not in said and b"PHRAFT" not in said
 
 
 def test_a_connection_cut_within_the_tls_handshake_comes_back(stack: ExitStack, files: list[Tls]) -> None:
     net = Net(tls=files[:2]).listen(stack)
-    relay = through_relay(stack, net)
-    relay.change = lambda data: data[: len(data) // 2]
+    proxy = net.through_proxy(stack)
+    proxy.change["a", "b"] = lambda data: data[: len(data) // 2]
     net.turn_for(0.1)
-    assert relay.left is not None
-    relay.left.close()
-    relay.left, relay.change = None, bytes
+    proxy.heal()
+    proxy.reset("a", "b")
     net.connect()
 
 
@@ -216,10 +163,6 @@ def test_no_certificate_at_all_is_refused(stack: ExitStack, files: list[Tls]) ->
     assert not net.nodes["b"]._links
 
 
-def test_the_secret_is_asked_for_inside_tls_as_well(stack: ExitStack, files: list[Tls]) -> None:
-    never_connects(Net(secrets=(b"s", b"t"), tls=files[:2]).listen(stack))
-
-
 def test_an_old_tls_is_refused(stack: ExitStack, files: list[Tls]) -> None:
     assert files[0].server_context().minimum_version >= ssl.TLSVersion.TLSv1_2
     assert files[0].client_context().minimum_version >= ssl.TLSVersion.TLSv1_2
@@ -239,33 +182,6 @@ def test_plain_and_tls_do_not_connect_and_say_why(
     else:
         assert "raft b: closed the connection of a stranger at 127.0.0.1: it speaks TLS, which" in caplog.text
         assert "raft a: no connection to b: it closed the connection during the TLS handshake" in caplog.text
-
-
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01\xff\xff" + bytes(9000), bytes(5000)]
-)
-def test_a_strangers_bytes_cost_that_connection_only(said: bytes, stack: ExitStack, files: list[Tls]) -> None:
-    net = Net(tls=files[:2]).listen(stack).connect()
-    stranger = stack.enter_context(socket.create_connection(net.addresses["b"]))
-    stranger.sendall(said)
-    net.turn_for(0.05)
-    stranger.close()
-    net.turn_for(0.05)
-    net.nodes["a"].send("b", 1, b"still here")
-    net.turn_until(lambda: net.ears["b"].frames)
-    assert net.ears["b"].down == []
-    assert len(net.nodes["b"]._links) == 1
-
-
-def test_slow_tls_handshakes_end_in_time_and_are_bounded(stack: ExitStack, files: list[Tls]) -> None:
-    net = Net(tls=files[:2]).listen(stack).connect()
-    for _ in range(STRANGERS_MAX + 10):
-        stranger = stack.enter_context(socket.create_connection(net.addresses["b"]))
-        stranger.sendall(b"\x16\x03\x01\x02\x00\x01")
-        net.turn()
-    assert len(net.nodes["b"]._links) <= STRANGERS_MAX + 1
-    net.nodes["b"].tick(now() + 5.1)
-    assert all(link.peer is not None for link in net.nodes["b"]._links.values())
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])

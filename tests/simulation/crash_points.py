@@ -13,8 +13,8 @@ from pathlib import Path
 
 from photon.core.errors import PhotonError
 from photon.raft import compaction
+from photon.raft.members import command_of
 from photon.raft.port import Members
-from photon.raft.roster import command_of
 from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import ReplicaStore
 from tests.raft.kit import memory_directory
@@ -51,7 +51,7 @@ class _Promises:
 
 def _live(store: ReplicaStore, promises: _Promises, term: int, count: int) -> None:
     """Vote, append and sync a few entries, cut one off, take a snapshot, go on."""
-    store.ballot.store(term, "a")
+    store.hard_state.store(term, "a")
     promises.term, promises.vote = term, "a"
     journal = store.journal
     for number in range(count):
@@ -78,8 +78,9 @@ def _append(store: ReplicaStore, promises: _Promises, command: bytes, term: int)
 
 
 def _broken(store: ReplicaStore, promises: _Promises) -> str | None:
-    if (store.ballot.term, store.ballot.vote or "") < (promises.term, promises.vote or ""):
-        return f"the vote {promises.term}, {promises.vote} became {store.ballot.term}, {store.ballot.vote}"
+    voted = store.hard_state
+    if (voted.term, voted.vote or "") < (promises.term, promises.vote or ""):
+        return f"the vote {promises.term}, {promises.vote} became {voted.term}, {voted.vote}"
     covers = store.snapshots.current
     if promises.covered > (covers.index if covers is not None else 0):
         return f"the snapshot of {promises.covered} became {covers}"
@@ -92,7 +93,7 @@ def _broken(store: ReplicaStore, promises: _Promises) -> str | None:
 
 def _act_upon(store: ReplicaStore, promises: _Promises) -> None:
     """A replica that has started says what it holds, though nothing more is written."""
-    promises.term, promises.vote = store.ballot.term, store.ballot.vote
+    promises.term, promises.vote = store.hard_state.term, store.hard_state.vote
     promises.entries = {index: command for command, index, _ in store.journal.entries}
     covers = store.snapshots.current
     promises.covered = covers.index if covers is not None else 0

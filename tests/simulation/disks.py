@@ -197,7 +197,7 @@ class Disks:
     def rot(self, node: str) -> str | None:
         """Damage what was synced, in a place where it must be noticed; says where."""
         found = [
-            path for path in sorted((self._root / node).rglob("*")) if path.name in ("ballot", "snapshot")
+            path for path in sorted((self._root / node).rglob("*")) if path.name in ("hard_state", "snapshot")
         ]
         if not found:
             return None

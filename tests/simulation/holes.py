@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from photon.core.errors import CorruptStateError
-from photon.raft import compaction, disk, journal_records, replica
-from photon.raft.ballot import Ballot
+from photon.raft import compaction, disk, follower, journal_records, replica
 from photon.raft.codec import Message
 from photon.raft.compaction import StateMachineError
 from photon.raft.elections import Elections
+from photon.raft.follower import Follower
 from photon.raft.guards import Conflict, Fitted, fit
 from photon.raft.journal import Journal
 from photon.raft.journal_records import RECORD_BYTES, Kind, Record
-from photon.raft.proposals import Proposals
-from photon.raft.replica import Replica
+from photon.raft.replica import Proposals, Replica
 from photon.raft.snapshot import Head, SnapshotStore, write_snapshot
-from photon.raft.store import FIRST_INDEX, FIRST_TERM, ReplicaStore
+from photon.raft.store import FIRST_INDEX, FIRST_TERM, HardState, ReplicaStore
 from tests.raft.kit import Register
 from tests.simulation import own_holes
 from tests.simulation.own_holes import patched
@@ -31,18 +30,18 @@ _BEYOND = 1 << 62
 
 
 def s1_snapshot_piece_commits() -> AbstractContextManager[None]:
-    original = Replica._on_piece
+    original = Follower._on_piece
 
-    def on_piece(self: Replica, peer: str, message: Message) -> None:
+    def on_piece(self: Follower, peer: str, message: Message) -> None:
         original(self, peer, message)
         index = min(message["commit_index"], self._journal.last_index)
-        self.core._SyncObj__raftCommitIndex = max(self.core.commit_index, index)
+        self._core._SyncObj__raftCommitIndex = max(self._core.commit_index, index)
 
-    return patched(Replica, "_on_piece", on_piece)
+    return patched(Follower, "_on_piece", on_piece)
 
 
 def s2_truncates_what_matches() -> AbstractContextManager[None]:
-    return patched(replica, "fit", lambda log, commit, message: Fitted(message, _BEYOND))
+    return patched(follower, "fit", lambda log, commit, message: Fitted(message, _BEYOND))
 
 
 def s2_acknowledges_what_was_not_compared() -> AbstractContextManager[None]:
@@ -52,7 +51,7 @@ def s2_acknowledges_what_was_not_compared() -> AbstractContextManager[None]:
             return fitted
         return Fitted({**fitted.message, "commit_index": message["commit_index"]}, _BEYOND)
 
-    return patched(replica, "fit", uncapped)
+    return patched(follower, "fit", uncapped)
 
 
 def s3_acknowledgements_of_any_term() -> AbstractContextManager[None]:
@@ -142,7 +141,7 @@ def s9_older_snapshot_replaces_the_log() -> Iterator[None]:
 
     adopt_newer = SnapshotStore.adopt
 
-    stale = patched(replica, "is_stale_snapshot", lambda index, commit_index, applied_index: False)
+    stale = patched(follower, "is_stale_snapshot", lambda index, commit_index, applied_index: False)
     with stale, patched(SnapshotStore, "adopt", adopt):
         yield
 
@@ -171,13 +170,13 @@ def s11_nothing_is_synced() -> AbstractContextManager[None]:
 
 
 def s11_vote_is_forgotten() -> AbstractContextManager[None]:
-    original = Ballot.store
+    original = HardState.store
 
-    def store(self: Ballot, term: int, vote: str | None) -> None:
+    def store(self: HardState, term: int, vote: str | None) -> None:
         original(self, term, None)
         self.vote = vote
 
-    return patched(Ballot, "store", store)
+    return patched(HardState, "store", store)
 
 
 def s11_no_checksums() -> AbstractContextManager[None]:
@@ -229,7 +228,7 @@ def s14_part_of_the_state_is_not_in_the_snapshot() -> AbstractContextManager[Non
 def l1_backing_off_bounces() -> Iterator[None]:
     with (
         patched(Conflict, "bound", lambda self, term, next_index: next_index),
-        patched(replica, "conflict_start", lambda log, commit_index, previous: None),
+        patched(follower, "conflict_start", lambda log, commit_index, previous: None),
     ):
         yield
 

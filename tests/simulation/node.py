@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from photon.core.errors import CorruptStateError, PhotonError, StorageError
 from photon.raft.compaction import StateMachineError
 from photon.raft.port import Change, Outcome, ReplicatedLog
-from photon.raft.replica import Replica
+from photon.raft.replica import NodeContext, Replica
 from photon.raft.settings import RaftLimits, RaftTiming
 from tests.simulation.clients import Attempt
 from tests.simulation.clock import Clock, NodeClock, random_clock
@@ -116,19 +116,8 @@ class Node:
 
     def _made_replica(self) -> Replica:
         world = self._world
-        return Replica(
-            group=0,
-            node=self.name,
-            machine=self._watched,
-            on_tick=self._on_tick,
-            directory=self.directory,
-            wire=self,
-            jobs=self.jobs,
-            timing=TIMING,
-            limits=world.limits,
-            rng=world.rng,
-            founders=self._founders,
-        )
+        context = NodeContext(self.name, self.jobs, TIMING, world.limits, world.rng)
+        return Replica(context, 0, self.directory, self._watched, self._on_tick, self, self._founders)
 
     def die(self, power: bool) -> None:
         """The process ends; with `power`, so does the machine's memory."""

@@ -9,6 +9,7 @@ from photon.core import disk as core_disk
 from photon.raft import disk
 from photon.raft.codec import encode
 from photon.raft.elections import Elections
+from photon.raft.follower import Follower
 from photon.raft.journal import Journal
 from photon.raft.replica import Replica
 from photon.raft.snapshot import Head
@@ -35,7 +36,7 @@ def acknowledged_before_it_is_synced() -> AbstractContextManager[None]:
     original = Replica.sync
 
     def sync(self: Replica) -> None:
-        for peer, acks in self._acks.take().items():
+        for peer, acks in self._follower.acks.take().items():
             for ack in acks:
                 self._wire.send(peer, encode(ack))
         original(self)
@@ -48,25 +49,25 @@ def leader_counts_what_it_has_not_synced() -> AbstractContextManager[None]:
 
 
 def installing_drops_the_matching_tail() -> AbstractContextManager[None]:
-    original = Replica._install
+    original = Follower._install
 
-    def install(self: Replica, head: Head) -> None:
+    def install(self: Follower, head: Head) -> None:
         original(self, head)
         self._journal.reset(head.covers.index, head.covers.term)
 
-    return patched(Replica, "_install", install)
+    return patched(Follower, "_install", install)
 
 
 def installing_keeps_the_old_conflict() -> AbstractContextManager[None]:
-    original = Replica._install
+    original = Follower._install
 
-    def install(self: Replica, head: Head) -> None:
+    def install(self: Follower, head: Head) -> None:
         conflict = self._conflict
         before = conflict.term, conflict.next_index
         original(self, head)
         conflict.term, conflict.next_index = before
 
-    return patched(Replica, "_install", install)
+    return patched(Follower, "_install", install)
 
 
 def names_are_not_synced() -> AbstractContextManager[None]:

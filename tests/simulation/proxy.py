@@ -1,9 +1,10 @@
-"""A TCP proxy between real processes which cuts one way, slows down, and breaks connections."""
+"""A TCP proxy between real processes which cuts one way, slows down, changes, and breaks connections."""
 
 import socket
 import struct
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
 
 _POLL_S = 0.01
@@ -24,8 +25,11 @@ class Proxy:
         self._lock = threading.Lock()
         self._open: list[tuple[str, str, socket.socket, socket.socket]] = []
         self._closed = False
+        self.listens = False  # whether `said` keeps what passes
         self.cut: set[tuple[str, str]] = set()
         self.delay_s: dict[tuple[str, str], float] = {}
+        self.change: dict[tuple[str, str], Callable[[bytes], bytes]] = {}
+        self.said: defaultdict[tuple[str, str], bytes] = defaultdict(bytes)
         self.ports: dict[str, int] = {}
         self._listeners = []
         for node in targets:
@@ -35,9 +39,10 @@ class Proxy:
             threading.Thread(target=self._accept, args=(node, listener), daemon=True).start()
 
     def heal(self) -> None:
-        """Everything passes, at once."""
+        """Everything passes, at once, as it is."""
         self.cut.clear()
         self.delay_s.clear()
+        self.change.clear()
 
     def reset(self, one: str, other: str) -> None:
         """Break the connections between two nodes."""
@@ -95,7 +100,9 @@ class Proxy:
                 time.sleep(self.delay_s.get(link, 0.0))
                 while link in self.cut and not self._closed:
                     time.sleep(_POLL_S)
-                sink.sendall(data)
+                if self.listens:
+                    self.said[link] += data
+                sink.sendall(self.change.get(link, bytes)(data))
         except OSError:
             pass
         self._close(entry)

@@ -1,6 +1,7 @@
 """Each hole of the library, opened again, is noticed. A checker that can't fail proves nothing."""
 
 import inspect
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -50,18 +51,22 @@ def test_the_guards_own_test_fails_while_the_hole_is_open(hole: str, tmp_path: P
 
 def _run(test: Any, directory: Path) -> None:
     """A test of tests/raft, with its fixtures made here."""
-    names = inspect.signature(test).parameters
-    given: dict[str, Any] = {}
-    lone = None
-    if "tmp_path" in names:
-        given["tmp_path"] = directory / "path"
-        given["tmp_path"].mkdir(parents=True)
-    if "lone" in names:
-        lone = given["lone"] = Lone(directory / "lone")
+    made: list[Lone] = []
+
+    def make(*arguments: Any, **named: Any) -> Lone:
+        made.append(Lone(directory / str(len(made)), *arguments, **named))
+        return made[-1]
+
+    def path() -> Path:
+        (directory / "path").mkdir(parents=True)
+        return directory / "path"
+
+    fixtures: dict[str, Callable[[], Any]] = {"make": lambda: make, "lone": make, "tmp_path": path}
     try:
-        test(**given)
+        wanted = inspect.signature(test).parameters.keys() & fixtures.keys()
+        test(**{name: fixtures[name]() for name in sorted(wanted)})
     finally:
-        if lone is not None:
+        for lone in made:
             with suppress(Exception):
                 lone.crash()
 

@@ -216,13 +216,13 @@ def _mark_registry(armed: Armed) -> None:
     import idregistry.server
     import photon.raft.disk
     from photon.raft import compaction
-    from photon.raft.ballot import Ballot
     from photon.raft.journal import Journal
     from photon.raft.snapshot import SnapshotStore
+    from photon.raft.store import HardState
 
     limits = {"compact_entries": _COMPACT_ENTRIES, "tail_entries": _COMPACT_ENTRIES // 4}
     _replace(idregistry.server, "RaftLimits", lambda real: functools.partial(real, **limits))
-    _after(Ballot, "store", armed, "vote stored")
+    _after(HardState, "store", armed, "vote stored")
     _halve(photon.raft.disk, armed, {"journal": "entries half written"})
     _before(photon.raft.disk, "sync_data", armed, "entries written")
     _after(Journal, "sync", armed, "entries synced")

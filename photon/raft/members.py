@@ -18,6 +18,10 @@ NAME_BYTES_MAX = 255
 MEMBERS_MAX = 64  # of a group, learners and all
 
 
+def is_majority(count: int, voters: int) -> bool:
+    return 2 * count > voters
+
+
 def founding(founders: Iterable[str]) -> Members:
     """Raises ValueError for what can't found a group."""
     voters = tuple(sorted(founders))
@@ -78,7 +82,7 @@ def changed(members: Members, change: Change) -> Members | None:
     return Members(tuple(sorted(voters)), tuple(sorted(learners)))
 
 
-class Roster:
+class MemberLog:
     """The lists of members in one replica's log. Raft thread only, but for `newest`."""
 
     def __init__(self) -> None:
