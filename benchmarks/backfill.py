@@ -42,7 +42,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--driver-memory", default="4g")
     parser.add_argument("--dir", type=Path, default=Path("bench-out/backfill"))
-    parser.add_argument("--config", help="of the backfill, such as one with joiner.clear_tokens = false")
+    parser.add_argument("--config", help="of the backfill")
     parser.add_argument("--plain", nargs=2, metavar=("LOGS", "OUT"), help=argparse.SUPPRESS)
     parser.add_argument("--only", choices=("plain", "backfill"), help="one of the two")
     arguments = parser.parse_args()

@@ -20,7 +20,7 @@ from joiner.batch import ForeignColumns
 from joiner.worker import Worker
 from photon.core.clock import SystemClock
 from photon.core.columns import join_lines, pack_times
-from photon.core.fates import Cleared, Committed, Found
+from photon.core.fates import Committed, Found
 from photon.core.settings import Settings
 
 _BUDGET_US = 3.0
@@ -37,9 +37,6 @@ class InstantRegistry:
         if self._lost_every:
             outcomes[:: self._lost_every] = bytes([Committed.DUPLICATE]) * len(outcomes[:: self._lost_every])
         return bytes(outcomes)
-
-    def clear(self, ids: bytes, times: bytes) -> bytes:
-        return bytes([Cleared.CLEARED]) * (len(times) // 8)
 
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         """It always may."""

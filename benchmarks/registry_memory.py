@@ -24,9 +24,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import numpy as np
 import psutil
 
-from idregistry.commands import Boundary, Clear, Commit, Configure, encode
+from idregistry.commands import Boundary, Commit, Configure, encode
 from idregistry.configuration import BEGINNING, Configuration, Interval
-from idregistry.freezing import FREEZE_AFTER_US
+from idregistry.idtable import FREEZE_AFTER_US
 from idregistry.state import ShardState
 from photon.core.columns import pack_times
 from photon.core.tokens import Token
@@ -35,8 +35,6 @@ START_US = 1_700_000_000_000_000
 HOUR_US = 3_600_000_000
 HOURS = 6
 COMMIT_IDS = 4_000
-CLEAR_IDS = 16_000
-CLEAR_BEHIND = 640_000
 SNAPSHOT_IDS = 5_000_000
 
 
@@ -54,8 +52,6 @@ def main() -> None:
         in_new_process(memory_of_recent, min(ids, 3_000_000), batch)
     in_new_process(all_recent, ids)
     in_new_process(tidied_meanwhile, ids)
-    in_new_process(cleared_meanwhile, ids)
-    in_new_process(cleared_late, ids)
     in_new_process(expiring, ids)
     for frozen in (False, True):
         in_new_process(snapshot, snapshot_ids, frozen)
@@ -120,7 +116,6 @@ def all_recent(ids: int) -> None:
         Pauses().each(state.apply, commands(ids // 10, COMMIT_IDS)),
         COMMIT_IDS,
     )
-    report("  clear", Pauses().each(state.apply, clears(ids // 10)), COMMIT_IDS)
 
 
 def tidied_meanwhile(ids: int) -> None:
@@ -138,48 +133,6 @@ def tidied_meanwhile(ids: int) -> None:
     print(f"  RSS an id: {(resident() - before) / ids:.0f} bytes at the end, {peak:.0f} at worst")
     print(f"  {reckoned(state)}")
     lookups(state, ids, "mostly in segments")
-
-
-def cleared_meanwhile(ids: int) -> None:
-    """As beside joiners: each token is cleared when CLEAR_BEHIND more ids were committed."""
-    state, before = new_state(), resident()
-    applied, cleared, tidied = Pauses(), Pauses(), Pauses()
-    behind = clears(ids, CLEAR_IDS)
-    for number, command in enumerate(commands(ids, COMMIT_IDS)):
-        applied.time(state.apply, command)
-        if number * COMMIT_IDS >= CLEAR_BEHIND and number * COMMIT_IDS % CLEAR_IDS == 0:
-            cleared.time(state.apply, next(behind))
-        tidied.time(state.tidy)
-    for command in behind:
-        cleared.time(state.apply, command)
-    while tidied.time(state.tidy):
-        pass
-    print(f"\n{ids:,} ids, each cleared after {CLEAR_BEHIND:,} more, {CLEAR_IDS:,} at a time")
-    report("  apply", applied, COMMIT_IDS)
-    report("  clear", cleared, CLEAR_IDS)
-    print(f"  tidy: {tidied.total / ids * 1e6:.2f} us an id, {tidied}")
-    print(f"  RSS an id: {(resident() - before) / ids:.0f} bytes, reckoned {reckoned(state)}")
-
-
-def cleared_late(ids: int) -> None:
-    """All in segments before the first is cleared."""
-    state, before = new_state(), resident()
-    for command in commands(ids, COMMIT_IDS):
-        state.apply(command)
-        state.tidy()
-    freeze_all(state)
-    print(f"\n{ids:,} ids in segments, then cleared, {CLEAR_IDS:,} at a time")
-    print(f"  RSS an id: {(resident() - before) / ids:.0f} bytes, reckoned {reckoned(state)}")
-    cleared, tidied = Pauses(), Pauses()
-    for command in clears(ids, CLEAR_IDS):
-        cleared.time(state.apply, command)
-        tidied.time(state.tidy)
-    report("  clear", cleared, CLEAR_IDS)
-    while tidied.time(state.tidy):
-        pass
-    print(f"  tidy: {tidied.total / ids * 1e6:.2f} us an id, {tidied}")
-    print(f"  RSS an id: {(resident() - before) / ids:.0f} bytes, reckoned {reckoned(state)}")
-    lookups(state, ids, "cleared")
 
 
 def expiring(ids: int) -> None:
@@ -319,15 +272,6 @@ def commands(ids: int, batch: int, seed: int = 0) -> Iterator[bytes]:
         time_us = START_US + number * batch * HOURS * HOUR_US // ids
         token = Token("10.20.30.40:4242", 0x1234_5678_9ABC, START_US + number)
         yield encode(Commit(START_US, [token.pack()], [batch], taken, pack_times([time_us] * batch)))
-
-
-def clears(ids: int, batch: int = COMMIT_IDS) -> Iterator[bytes]:
-    """In the order of `commands`; `batch` is a multiple of 2,000."""
-    times = pack_times([START_US] * batch)
-    for first in range(0, ids, batch):
-        yield encode(
-            Clear(START_US, b"".join(random_ids(0, first + n) for n in range(0, batch, 2_000)), times)
-        )
 
 
 def freeze_all(state: ShardState) -> Pauses:

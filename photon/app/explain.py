@@ -119,8 +119,6 @@ def _row_of(ids: bytes, packed: bytes) -> int | None:
 
 
 def _token(packed: bytes, topology: Topology) -> dict[str, Any]:
-    if not packed:
-        return {"joiner": None, "process": None, "incarnation": None, "time_us": None}
     token = parse_token(packed)
     processes = {place.address("joiner"): place.process("joiner") for place in topology.places("joiner")}
     whose = {"joiner": token.address, "process": processes.get(token.address)}

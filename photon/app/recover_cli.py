@@ -81,7 +81,6 @@ def command(spark: SparkOptions, **given: Any) -> int:
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
     from photon.app.borrowed_registry import asked_registry
-    from photon.app.recover_joiners import check_kept_ids
     from photon.app.registry_named import Named
     from spark.engine.requirements import check_requirements
 
@@ -95,8 +94,6 @@ def command(spark: SparkOptions, **given: Any) -> int:
     from spark.recovery.joined_keys import check_told
 
     check_told(settings)
-    if options.work is not None:
-        check_kept_ids(options.work)
     input_paths(options.foreign)
     if options.details:
         check_new(options.details)

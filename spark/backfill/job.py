@@ -59,13 +59,6 @@ class LogInput(msgspec.Struct, frozen=True):
     telling: str
 
 
-class Clearing(msgspec.Struct, frozen=True):
-    """How far the clearing of tokens is: the first `results` of the job are through, `ids` were cleared."""
-
-    results: int = 0
-    ids: int = 0
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, and what came of it. Bucket b has the token `begun_us + b` and the file `first_number + b`.
 
@@ -84,7 +77,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     first_number: int
     phase: Phase = Phase.PLANNED
     results: tuple[BucketResult, ...] = ()
-    clearing: Clearing = Clearing()
     registry: str = ""
 
     def joined_name(self, bucket: int) -> str:

@@ -35,7 +35,6 @@ from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import LockedError, UsageError
 from photon.core.settings import Settings
 from photon.core.settings_identity import identity_digest
-from spark.backfill.clearing import Clearer, is_left
 from spark.backfill.job import (
     STEM,
     Job,
@@ -95,7 +94,6 @@ def backfill(
     with locked(place), ExitStack() as opened:
         spark = _Spark(open_session, opened)
         client = opened.enter_context(order.registry.client(_CLIENT_TIMEOUT_S, clock))
-        _clear_before(order, client, notice, checkpoint)
         job = _resumed(order, client, spark, notice)
         if job is not None and job.phase is Phase.DONE:
             return summary_of(job, place, time.monotonic() - began, again=True)
@@ -109,8 +107,6 @@ def backfill(
             job = _published(job, order, keeper, checkpoint)
         with storage_errors(place.staging):
             shutil.rmtree(place.staging, ignore_errors=True)
-        if is_left(job, settings):
-            job = Clearer(job, place, settings, client, notice, checkpoint).clear()
         return summary_of(job, place, time.monotonic() - began)
 
 
@@ -140,20 +136,6 @@ def locked(place: Place) -> DirectoryLock:
         raise LockedError(
             f"another backfill works in {place.home}; wait for it, or name another --datacenter"
         ) from error
-
-
-def _clear_before(order: Order, client: RegistryClient, notice: Notice, checkpoint: Checkpoint) -> None:
-    """What an earlier run published, and did not come to clear. UsageError if elsewhere; UnavailableError."""
-    job = order.place.load()
-    if job is None or not is_left(job, order.settings):
-        return
-    if job.reading == reading_of(order.settings):
-        check_registry(job, order.place, client.identity())
-        Clearer(job, order.place, order.settings, client, notice, checkpoint).clear()
-    else:
-        notice(
-            "tokens of the backfill before this one are not cleared: its settings, or adapter, were others"
-        )
 
 
 def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice) -> Job | None:

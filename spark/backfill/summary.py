@@ -24,6 +24,5 @@ def summary_of(job: Job, place: Place, seconds: float, again: bool = False) -> d
         "primary_malformed": sum(result.primary_malformed for result in job.results),
         "buckets": job.buckets,
         "files": files,
-        "tokens_cleared": job.clearing.ids,
         "incarnation": f"{job.incarnation:016x}",
     }

@@ -11,7 +11,6 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from joiner.adapter import load_adapter
 from photon.core.chunks import Chunk
 from photon.core.errors import UsageError
 from photon.core.formats_fields import Field, decoder_of, parse_path
@@ -30,24 +29,18 @@ def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings)
     """SCHEMA: a row with the packed id of each joined line, both counts 0; and rows with a null id that count
     lines that tell no id. Files as they are now: lines (any number of tasks) and Parquet (one each).
 
-    UsageError for settings by which joined lines may not tell their foreign event; AdapterError.
+    UsageError for settings by which joined lines do not tell their foreign event.
     """
     check_told(settings)
     return parsed_joined(session, paths, settings, partial(JoinedKeys, settings), SCHEMA, unended=True)
 
 
 def check_told(settings: Settings) -> None:
-    """UsageError where joined lines may not hold the foreign event's id; AdapterError."""
+    """UsageError where joined lines do not hold the foreign event's id."""
     if parse_path(settings.foreign.id)[0] == settings.adapter.field:
         raise UsageError(
             f"'adapter.field' is {settings.adapter.field!r}, and 'foreign.id' lies in it: joined lines do "
             "not tell which foreign event they hold, so what is lost can't be known"
-        )
-    if not load_adapter(settings.adapter.use, settings.adapter.field).keeps_id:
-        raise UsageError(
-            f"'adapter.use' is {settings.adapter.use!r}, which does not say that its joined lines keep the "
-            "foreign event's id, so what is lost can't be known; if they all do, say keeps_id = True in that "
-            "class (docs/adapters.md)"
         )
 
 

@@ -70,15 +70,12 @@ class SparkReading:
             rows = recovery.losses(absent, young_us, doubtful_us).collect()
             keys.unpersist()
             ids.unpersist()
-        cleared = sum(row.lost for row in rows if row.incarnation is None)
         known = count - sum(row.lost + row.young for row in rows)
         found = [
-            Loss(r.address, unsigned(r.incarnation), r.lost, r.young, r.doubtful, r.oldest_us)
-            for r in rows
-            if r.incarnation is not None
+            Loss(r.address, unsigned(r.incarnation), r.lost, r.young, r.doubtful, r.oldest_us) for r in rows
         ]
         found.sort(key=lambda loss: -loss.lost)
-        return Survey(count, cleared, untold, damaged, found, joined, known)
+        return Survey(count, untold, damaged, found, joined, known)
 
     def lost(self, incarnations: Sequence[int]) -> "SparkLost":
         """After their fence: what they hold, and what of it stands in no joined log by now."""

@@ -8,7 +8,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from idregistry.client import RegistryAt
-from joiner.adapter import load_adapter
+from joiner.adapter import keeps_default_line, load_adapter
 from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
@@ -285,9 +285,9 @@ def note_of(adapter: Adapter) -> str:
     if not adapter.use:
         return ""
     try:
-        if load_adapter(adapter.use).keeps_id:
+        if keeps_default_line(load_adapter(adapter.use)):
             return ""
-        why = "does not say keeps_id = True"
+        why = "makes its own joined lines"
     except AdapterError as error:  # the logs may be verified where it is not installed
         why = f"can't be loaded here ({error})"
     return (

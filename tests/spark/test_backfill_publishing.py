@@ -291,7 +291,7 @@ def resume(desk, tmp_path):
     from spark.backfill.job import reading_of
     from spark.backfill.run import Order, backfill
 
-    settings = parse_settings({"registry": {"lease_s": 2.0}, "joiner": {"clear_tokens": False}})
+    settings = parse_settings({"registry": {"lease_s": 2.0}})
     patterns = ((str(tmp_path / "q"),), (str(tmp_path / "c"),))
 
     def resume(named, registry, **changed):
