@@ -21,7 +21,7 @@ from photon import __version__
 from photon.core.chunks import read_at
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, StorageError, UsageError
-from photon.core.globs import check_patterns, matching_files
+from photon.core.globs import named_files
 from photon.core.packed import is_packed
 from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
@@ -178,14 +178,11 @@ def look_at(patterns: Sequence[str], what: str, remote: Look) -> tuple[LogInput,
 
 
 def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
-    check_patterns(patterns)
-    names: dict[tuple[int, int], str] = {}
-    for name in sorted({name for pattern in patterns for name in matching_files(pattern)}):
-        if os.path.isfile(name):
-            check_name(os.path.abspath(name))
-            status = os.stat(name)
-            names.setdefault((status.st_dev, status.st_ino), os.path.abspath(name))
-    return [_look_at_one(name) for name in names.values()]
+    found = []
+    for name in map(os.path.abspath, named_files(patterns)):
+        check_name(name)
+        found.append(_look_at_one(name))
+    return found
 
 
 def _look_at_one(name: str) -> LogInput:

@@ -1,4 +1,4 @@
-"""What is in primary events: digests of lines as they stand, and of what they mean; Parquet as lines."""
+"""What is in primary events: digests of lines as they stand, and of what they mean."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -8,10 +8,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from joiner import parquet
-
 FORMS: Final = "primary binary, content long, forms array<long>"
-_PARQUET_ROWS: Final = 4096
 
 
 def digests(contents: Sequence[bytes]) -> Any:
@@ -63,13 +60,3 @@ def forms(batches: Iterable[Any]) -> Iterator[Any]:
 def _form(raw: bytes, loosely: bool) -> int:
     told = (b"~" if loosely else b"=") + canonical(raw, loosely)
     return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
-
-
-def parquet_lines(source: Any) -> Iterator[bytes]:
-    """A joined log as Parquet (joiner.parquet) -> its rows as lines, in chunks."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(source) as file:
-        plain = file.schema_arrow.names == [parquet.COLUMN]
-        for batch in file.iter_batches(_PARQUET_ROWS):
-            yield parquet.as_lines(batch.to_pylist(), plain)

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
 from photon.core.chunks import Chunk
 from photon.core.settings import Settings
 from spark.engine.arrow import map_in_arrow
-from spark.reading.contents import parquet_lines
 from spark.reading.events import log_files, parsed, run
 from spark.reading.parsing import Parser
 

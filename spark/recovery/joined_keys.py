@@ -11,10 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from joiner.joined_lines import JoinedDecoder
 from photon.core.chunks import Chunk
 from photon.core.errors import UsageError
-from photon.core.formats_fields import Field, decoder_of, parse_path
-from photon.core.formats_lines import decode, split_chunk
+from photon.core.formats_fields import parse_path
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
 from spark.reading.columns import fixed_binary
@@ -22,7 +22,6 @@ from spark.reading.joined import parsed_joined
 from spark.reading.range_reading import is_object
 
 SCHEMA: Final = "id binary, untold int, damaged int"
-_ID: Final = str | int
 
 
 def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
@@ -49,16 +48,15 @@ class JoinedKeys:
 
     def __init__(self, settings: Settings) -> None:
         self._packer = IdPacker(settings.ids.key.encode())
-        fields = {"id": Field(parse_path(settings.foreign.id), _ID)}
-        self._decoder, self._columns = decoder_of("JoinedKey", fields)
+        self._lines = JoinedDecoder(settings)
 
     def columns(self, _name: str, _path: str, chunk: Chunk) -> list[Any]:
         if chunk.oversized:
             return [_batch(b"", 1, 0)]
-        events, _, malformed = decode(self._decoder, chunk.data, split_chunk(chunk.data))
-        ids = self._columns["id"](events)
-        untold = sum(is_object(bad.line) for bad in malformed)
-        damaged = len(malformed) - untold
+        found = self._lines.decode(chunk.data)
+        ids = self._lines.columns["id"](found.events)
+        untold = sum(is_object(bad.line) for bad in found.malformed)
+        damaged = len(found.malformed) - untold
         return [_batch(self._packer.pack(ids) if ids else b"", untold, damaged)]
 
 

@@ -5,7 +5,7 @@ batch with a row a line; a line that is no event has nulls.
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from joiner.joined_lines import ID, JoinedDecoder
 from photon.core.columns import join_lines
 from photon.core.fates import Fate
 from photon.core.formats import JsonLines
@@ -31,7 +32,6 @@ PRIMARY_FACTS: Final = "primary binary, content long"
 PRIMARY_RAW: Final = "primary binary, content long, raw binary, loosely boolean"
 
 _FATES: Final = frozenset(fate.value for fate in Fate)
-_ID: Final = str | int
 
 
 class _KeepingPacker(IdPacker):
@@ -79,12 +79,11 @@ class JoinedFacts:
         self._packer = IdPacker(settings.ids.key.encode())
         self._unit = foreign.time_unit
         self._digests = digests
-        own = Field(parse_path(foreign.id), _ID)
         time = Field(parse_path(foreign.time), time_type(foreign.time_unit), optional=True)
-        self._decoder, columns = _decoder_with_raw({"id": own, "time": time}, settings.adapter.field)
-        self._id, self._time = columns["id"], columns["time"]
+        self._lines = JoinedDecoder(settings, {"time": time}, raw=True)
+        self._id, self._time = self._lines.columns["id"], self._lines.columns["time"]
         # The id comes first in both: its column takes events of either.
-        self._timeless, _ = _decoder_with_raw({"id": own}, settings.adapter.field)
+        self._timeless = JoinedDecoder(settings, raw=True)
         self._primary = PrimaryIds(settings)
 
     def rows(self, chunk: bytes) -> Any:
@@ -112,20 +111,22 @@ class JoinedFacts:
 
         An adapter may have made something else of the time: a line is known by its id.
         """
-        found = split_chunk(chunk)
-        events, rows, others = decode(self._decoder, chunk, found)
-        times = self._time(events)
-        if rows is None:
-            return events, times, None
-        places: list[int | None] = [None] * len(found.lines)
-        for place, row in enumerate(rows):
+        lines = split_chunk(chunk)
+        found = self._lines.decode(chunk, lines)
+        times = self._time(found.events)
+        if found.rows is None:
+            return found.events, times, None
+        places: list[int | None] = [None] * len(lines.lines)
+        for place, row in enumerate(found.rows):
             places[row] = place
         left = [row for row, place in enumerate(places) if place is None]
-        lines = Lines([one.line for one in others], found.starts[left], clean=False)
-        timeless, rows, _ = decode(self._timeless, b"", lines)
-        for place, row in enumerate(range(len(left)) if rows is None else rows, len(events)):
+        others = Lines([one.line for one in found.malformed], lines.starts[left], clean=False)
+        timeless = self._timeless.decode(b"", others)
+        rows = range(len(left)) if timeless.rows is None else timeless.rows
+        for place, row in enumerate(rows, len(found.events)):
             places[left[row]] = place
-        return events + timeless, times + [None] * len(timeless), pa.array(places, pa.int64())
+        events = found.events + timeless.events
+        return events, times + [None] * len(timeless.events), pa.array(places, pa.int64())
 
     def raw_rows(self, chunk: bytes, loosely: bool = False) -> Any:
         """PRIMARY_RAW: the primary events inside, as they stand there. `loosely`: they come from Parquet."""
@@ -200,7 +201,7 @@ class PrimaryIds:
 
     def __init__(self, settings: Settings) -> None:
         self._packer = IdPacker(settings.ids.key.encode())
-        fields = {"id": Field(parse_path(settings.primary.id), _ID)}
+        fields = {"id": Field(parse_path(settings.primary.id), ID)}
         self._decoder, columns = decoder_of("PrimaryInside", fields)
         self._id = columns["id"]
 
@@ -223,20 +224,6 @@ class PrimaryIds:
             return self._packer.pack(self._id([self._decoder.decode(raw)]))
         except (msgspec.DecodeError, RecursionError):
             return None
-
-
-def _decoder_with_raw(fields: dict[str, Field], inside: str) -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """A decoder of joined lines: these fields, and `raw`, the object in the field `inside`."""
-    base, columns = decoder_of("JoinedEvent", fields)
-    joined = msgspec.defstruct(
-        "Joined",
-        [("raw", msgspec.Raw, msgspec.Raw())],
-        bases=(base.type,),
-        rename={"raw": inside},
-        kw_only=True,
-        gc=False,
-    )
-    return msgspec.json.Decoder(joined), columns
 
 
 def _times(keys: bytes, values: Sequence[Any], unit: str) -> Any:

@@ -100,9 +100,11 @@ class Run:
     def all_once(self) -> Counter[str]:
         return Counter(f"c{n}" for n in range(self.clicks))
 
-    def recover(self, die_at: str = "", passes: int = 0, apply: bool = True) -> tuple[int, dict[str, Any]]:
+    def recover(
+        self, die_at: str = "", passes: int = 0, apply: bool = True, gone: bool = False
+    ) -> tuple[int, dict[str, Any]]:
         """As `photon recover`, without Spark. Its exit status (-9: it died) and its report."""
-        words = [self.work, self.out, self.logs / "clicks", die_at or "never", passes, int(apply)]
+        words = [self.work, self.out, self.logs / "clicks", die_at or "never", passes, int(apply), int(gone)]
         done = subprocess.run(
             [sys.executable, "-m", "tests.app.recover_child", *map(str, words)],
             capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
