@@ -21,8 +21,8 @@ from idregistry.client import RegistryAt
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.tokens import parse_token
-from spark.engine.arrow import map_in_arrow
 from spark.engine.options import SCAN_TIMEOUT_S
+from spark.engine.session import map_in_arrow
 from spark.reading.paths import is_uri
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def to_arrow(scanned: "Scanned", shard: int) -> "pa.RecordBatch":
     """One piece of a scan as columns of SCHEMA. Python work for each distinct token, not for each id."""
     import pyarrow as pa
 
-    from spark.reading.columns import fixed_binary
+    from spark.reading.parsing import fixed_binary
 
     holders = list(map(parse_token, scanned.holders))
     rows = pa.array(scanned.holder_of)

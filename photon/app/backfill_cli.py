@@ -102,8 +102,8 @@ def command(
 def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
     import shutil
 
-    from spark.backfill.abandoning import WAIT_S_MAX, abandon
     from spark.backfill.job import Phase
+    from spark.backfill.publishing import WAIT_S_MAX, abandon
     from spark.backfill.run import locked
 
     with locked(place), registry.client(WAIT_S_MAX) as client:

@@ -82,7 +82,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     """
     from photon.app.borrowed_registry import asked_registry
     from photon.app.registry_named import Named
-    from spark.engine.requirements import check_requirements
+    from spark.engine.options import check_requirements
 
     options = Options(**given)
     topology = None if options.work is None else _topology(options.work)
@@ -91,7 +91,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     job = _job(options, topology, outs)
     check_requirements()
     from spark.reading.paths import check_new, input_paths
-    from spark.recovery.joined_keys import check_told
+    from spark.recovery.recovering import check_told
 
     check_told(settings)
     input_paths(options.foreign)

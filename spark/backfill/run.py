@@ -9,7 +9,7 @@ Tasks write files that nobody reads. Which attempt's file is the bucket's is set
 the driver is told and keeps (`Phase.JOINED`); those it publishes, under the lease of the job's incarnation
 (spark.backfill.publishing). Without the lease, recovery may release what stands in no joined log, so nothing
 is published that may be others' by then. A driver that died is followed by the next run of the same command,
-with the same tokens; `--abandon` ends the job otherwise (spark.backfill.abandoning).
+with the same tokens; `--abandon` ends the job otherwise (spark.backfill.publishing).
 """
 
 import secrets
@@ -46,11 +46,10 @@ from spark.backfill.job import (
     check_unchanged,
     look_at,
     reading_of,
+    summary_of,
 )
-from spark.backfill.joining import join_buckets
+from spark.backfill.joining import join_buckets, look_at_remote
 from spark.backfill.publishing import FIRST_LEASE_WAIT_S_MAX, Publisher, await_lease, next_number
-from spark.backfill.remote import look_at_remote
-from spark.backfill.summary import summary_of
 from spark.reading.paths import check_name, is_uri
 
 if TYPE_CHECKING:

@@ -1,14 +1,21 @@
-"""Which files a command reads, as paths that Spark takes. Asked before Spark starts: a typo costs no time."""
+"""Which files a command reads, as paths that Spark takes. Asked before Spark starts: a typo costs no time.
+
+On remote file systems (s3a://, hdfs://, gs://) Hadoop's own client says which files a pattern means.
+"""
 
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from joiner.joined_lines import joined_files
 from joiner.output_files import LINES, PARQUET
 from photon.core.errors import UsageError
 from photon.core.globs import named_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SPARK_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
@@ -33,7 +40,7 @@ def input_paths(patterns: Sequence[str]) -> list[str]:
 def output_paths(out: str, kind: str) -> list[str]:
     """The files of one kind (`joined` or `dead-letters`) under the --out of `photon join`; may be none.
 
-    For a URI these are patterns (spark.reading.remote_paths.existing).
+    For a URI these are patterns (spark.reading.paths.existing).
     """
     if is_uri(out):
         return [f"{out.rstrip('/')}/{kind}/*/*{ending}" for ending in (LINES, PARQUET)]
@@ -77,3 +84,21 @@ def local_name(path: str) -> str | None:
 def _spark_path(name: str) -> str:
     """An absolute local file name, with what Spark's globs would take for a wildcard escaped."""
     return "file://" + _SPARK_WILDCARDS.sub(r"\\\1", str(Path(name).absolute()))
+
+
+def existing(session: "SparkSession", paths: Sequence[str]) -> list[str]:
+    """Paths of spark.reading.paths -> the same without patterns, sorted; none for what matches nothing.
+
+    Spark itself takes a pattern without a match for a failure, as if the file system were gone. Raises what
+    Spark raises where the file system can't be asked (spark_failures).
+    """
+    known = [path for path in paths if local_name(path) is not None or not is_uri(path)]
+    remote = [path for path in paths if path not in set(known)]
+    return [*known, *sorted({found for path in remote for found in _matches(session, path)})]
+
+
+def _matches(session: "SparkSession", pattern: str) -> list[str]:
+    context: Any = session.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(pattern)
+    statuses = path.getFileSystem(context._jsc.hadoopConfiguration()).globStatus(path)
+    return [str(status.getPath().toString()) for status in statuses or () if status.isFile()]

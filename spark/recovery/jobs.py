@@ -9,7 +9,7 @@ from pyspark.sql import functions as F
 
 
 def missing(registered: DataFrame, joined: DataFrame) -> DataFrame:
-    """The registered ids (spark.registered) that no joined line has (spark.recovery.joined_keys)."""
+    """The registered ids (spark.registered) that no joined line has (spark.recovery.recovering)."""
     there = joined.where("id IS NOT NULL").select("id")
     return registered.join(there, "id", "left_anti")
 

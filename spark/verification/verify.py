@@ -14,8 +14,7 @@ from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
 from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
-from spark.reading.paths import check_new, check_output, input_paths, output_paths
-from spark.reading.remote_paths import existing
+from spark.reading.paths import check_new, check_output, existing, input_paths, output_paths
 from spark.registered import (
     ASK_TIMEOUT_S,
     Export,
@@ -27,7 +26,7 @@ from spark.registered import (
     unsigned,
 )
 from spark.verification import jobs as verification
-from spark.verification import lookups, sources
+from spark.verification import sources
 from spark.verification.jobs import Span
 from spark.verification.verdicts import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
 
@@ -218,7 +217,7 @@ class _Run:
         # Lookup tells what has expired; an export can't, and shards forget at their own times.
         edge = min if question.registry else max
         missing = verification.not_registered(rows, edge(held.boundaries.values()))
-        absent = lookups.absent(missing, question.registry) if question.registry else missing
+        absent = sources.absent(missing, question.registry) if question.registry else missing
         absent = self._keep(absent)
         return verification.marked(rows, None if absent.isEmpty() else absent)
 

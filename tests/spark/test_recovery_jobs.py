@@ -56,7 +56,7 @@ def line_of(name):
 
 def keys_of(session, paths, **settings):
     from spark.reading.paths import input_paths
-    from spark.recovery.joined_keys import joined_keys
+    from spark.recovery.recovering import joined_keys
 
     rows = joined_keys(session, input_paths(map(str, paths)), parse_settings(settings, "test")).collect()
     told = {bytes(row.id) for row in rows if row.id is not None}

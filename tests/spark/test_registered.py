@@ -119,7 +119,7 @@ def test_a_registry_that_does_not_answer_is_told_in_a_line(session):
 def test_executors_ask_through_tls_what_answers_nobody_without(session, tmp_path, monkeypatch, capsys):
     from photon.app.cli import main
     from spark import registered as module
-    from spark.verification.lookups import absent
+    from spark.verification.sources import absent
 
     tls = Authority(tmp_path / "ca").issue("node", tls_name="photon")
     secured = RealRegistry(tmp_path / "registry", tls=tls)
