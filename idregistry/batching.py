@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from idregistry.answers import Answer
-from idregistry.commands import Clear, Commit, Release, encode
+from idregistry.commands import Commit, Release, encode
 from idregistry.messages import request_bytes
 from photon.core.ids import ID_BYTES
 
@@ -31,24 +31,22 @@ class Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Errand:
-    """Recovery's release (with `tokens` for `counts` ids each) or clear (without): a command of its own."""
+    """Recovery's release, `tokens[i]` for the next `counts[i]` ids: a command of its own."""
 
     ids: bytes
     times: bytes
-    tokens: Sequence[bytes] | None
+    tokens: Sequence[bytes]
     counts: Sequence[int]
     deadline: float
     answer: Callable[[Answer], None]
 
     def command(self, time_us: int) -> bytes:
-        if self.tokens is None:
-            return encode(Clear(time_us, self.ids, self.times))
         return encode(Release(time_us, self.tokens, self.counts, self.ids, self.times))
 
 
 def barrier(deadline: float, answer: Callable[[Answer], None]) -> Errand:
-    """A command of no effect: once it is applied, all that was acknowledged before it was asked for is."""
-    return Errand(b"", b"", None, (), deadline, answer)
+    """A release of nothing: once it is applied, all that was acknowledged before it was asked for is."""
+    return Errand(b"", b"", (), (), deadline, answer)
 
 
 class CommitQueue:

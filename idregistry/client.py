@@ -23,7 +23,7 @@ from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError, UsageError
-from photon.core.fates import Cleared, Committed, Released
+from photon.core.fates import Committed, Released
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import ask_status
@@ -127,15 +127,6 @@ class RegistryClient:
             )
 
         return self._rounds.run(Operation("Release", True, Released.MISROUTED, request), ids, times)
-
-    def clear(self, ids: bytes, times: bytes) -> bytes:
-        """Forget the tokens of ids whose joined events are safe -> core.fates.Cleared column."""
-        _check(ids, times)
-
-        def request(part: ShardPart) -> Any:
-            return pb.ClearRequest(shard=part.shard, ids=part.ids, times=part.times)
-
-        return self._rounds.run(Operation("Clear", True, Cleared.MISROUTED, request), ids, times)
 
     def scan(
         self, shard: int, address: str | None = None, timeout_s: float = _SCAN_TIMEOUT_S, fresh: bool = False

@@ -4,7 +4,6 @@
                | segments x (ids (4), token bytes (4)) | tokens | ids x 16 | ids x 8 (times us)
     BOUNDARY   version | kind | leader time us (8) | boundary us (8)
     RELEASE    as COMMIT
-    CLEAR      as COMMIT, without segments
     FENCE      version | kind | leader time us (8) | first (8) | incarnations x 8
     PREPARE    version | kind | leader time us (8) | configuration version (8) | start us (8)
     CONFIGURE  version | kind | leader time us (8) | configuration (idregistry.configuration)
@@ -30,7 +29,6 @@ VERSION: Final = 2
 _COMMIT: Final = 1
 _BOUNDARY: Final = 2
 _RELEASE: Final = 4
-_CLEAR: Final = 5
 _FENCE: Final = 6
 _PREPARE: Final = 7
 _CONFIGURE: Final = 8
@@ -82,15 +80,6 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
-    """Forget the tokens of ids whose joined event is safe; the ids stay (paper 3.3.3)."""
-
-    time_us: int
-    ids: bytes
-    times: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Fence:
     """The incarnations that stand at `first` and after it in the directory's list of fences."""
 
@@ -116,7 +105,7 @@ class Configure:
     configuration: Configuration
 
 
-Command = Commit | Boundary | Release | Clear | Fence | Prepare | Configure
+Command = Commit | Boundary | Release | Fence | Prepare | Configure
 
 
 def encode(command: Command) -> bytes:
@@ -126,9 +115,6 @@ def encode(command: Command) -> bytes:
             return _encode_ids(_COMMIT, time_us, tokens, counts, ids, times)
         case Release(time_us, tokens, counts, ids, times):
             return _encode_ids(_RELEASE, time_us, tokens, counts, ids, times)
-        case Clear(time_us, ids, times):
-            assert len(times) * ID_BYTES == len(ids) * TIME_BYTES, "the times do not match the ids"
-            return _IDS_HEAD.pack(VERSION, _CLEAR, time_us, 0, len(ids) // ID_BYTES) + ids + times
         case _:
             return _encode_rare(command)
 
@@ -168,11 +154,6 @@ def decode(data: bytes) -> Command:
         return Commit(*_decode_ids(data, "a COMMIT"))
     if kind == _RELEASE:
         return Release(*_decode_ids(data, "a RELEASE"))
-    if kind == _CLEAR:
-        time_us, tokens, _, ids, times = _decode_ids(data, "a CLEAR")
-        if tokens:
-            raise CommandError("a CLEAR command in the log names tokens")
-        return Clear(time_us, ids, times)
     return _decode_rare(kind, data)
 
 
@@ -198,10 +179,10 @@ def _decode_rare(kind: int, data: bytes) -> Command:
 
 
 def _decode_ids(data: bytes, what: str) -> tuple[int, list[bytes], list[int], bytes, bytes]:
-    """(leader time, tokens, counts, ids, times); without segments, the ids belong to none."""
+    """(leader time, tokens, counts, ids, times)."""
     if len(data) < _IDS_HEAD.size:
         raise CommandError(f"{what} command of {len(data)} bytes is shorter than its head")
-    _, kind, time_us, segments, total = _IDS_HEAD.unpack_from(data)
+    _, _, time_us, segments, total = _IDS_HEAD.unpack_from(data)
     tokens_at = _IDS_HEAD.size + segments * _SEGMENT.size
     if len(data) < tokens_at:
         raise CommandError(f"{what} command of {len(data)} bytes is shorter than its {segments} segments")
@@ -211,7 +192,7 @@ def _decode_ids(data: bytes, what: str) -> tuple[int, list[bytes], list[int], by
     ids_at = ends[-1]
     times_at = ids_at + total * ID_BYTES
     _expect(len(data), times_at + total * TIME_BYTES, what)
-    if (sum(counts) != total and kind != _CLEAR) or any(size == 0 for _, size in table):
+    if sum(counts) != total or any(size == 0 for _, size in table):
         raise CommandError(f"{what} command's segments hold {sum(counts)} ids, its head says {total}")
     tokens = [data[start:end] for start, end in pairwise(ends)]
     return time_us, tokens, counts, data[ids_at:times_at], data[times_at:]

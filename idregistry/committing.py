@@ -1,26 +1,29 @@
-"""COMMIT: insert the ids that are absent (paper 2.1, 2.2.1, 3.3.2). Pure.
+"""COMMIT inserts absent ids (paper 2.1, 2.2.1, 3.3.2), RELEASE takes lost ones out (3.3.3). Pure.
 
-Each id is asked in this order: is it this shard's; is its token fenced; is it the holder's retry, which keeps
-what it won; is it expired; is it registered. Where none of the first questions can hit, all ids go in by one
-C-level pass, and only those that were there already are looked at one by one.
+COMMIT asks of each id, in this order: is it this shard's; is its token fenced; is it the holder's retry,
+which keeps what it won; is it expired; is it registered. Where none of the first questions can hit, all go in
+by one C-level pass, and only those that were there already are looked at one by one.
 """
 
-from itertools import compress, islice
+from itertools import chain, compress, islice, repeat
 from operator import is_, is_not
 
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.buckets import bucket_of, buckets_of, span
-from idregistry.commands import Commit
+from idregistry.buckets import DEAD, bucket_of, buckets_of, span
+from idregistry.commands import Commit, Release
 from idregistry.configuration import BEGINNING, HORIZON
 from idregistry.encoding import Encoded
 from idregistry.facts import Facts
 from idregistry.holders import NOBODY
 from idregistry.messages import TIME_BYTES
-from idregistry.recent import bucket_in, new_stamps, token_of
+from idregistry.recent import GONE, STAMP, bucket_in, new_stamps, token_of
+from idregistry.segments import Segment
 from photon.core.columns import split_ids, unpack_times
-from photon.core.fates import Committed
+from photon.core.fates import Committed, Released
+
+Frozen = dict[int, tuple[Segment, int]]
 
 
 def commit(facts: Facts, command: Commit) -> bytes:
@@ -126,3 +129,50 @@ def _count(facts: Facts, times: bytes, new: npt.NDArray[np.bool_]) -> None:
     facts.counts.add_each(buckets_of(times_us))
     possible = times_us[times_us < HORIZON]
     facts.latest_us = max(facts.latest_us, int(possible.max(initial=BEGINNING)))
+
+
+def release(facts: Facts, command: Release) -> bytes:
+    """Compare and delete. The outcome of each id (core.fates.Released, 1 x N bytes)."""
+    if not command.ids:
+        return b""
+    batch = Encoded(command.ids)
+    outcomes = bytearray(batch.count)
+    owned = facts.ownership.owned(command.ids, command.times).tolist()
+    frozen = facts.table.frozen(batch, facts.live)
+    fenced = list(map(facts.is_fenced, command.tokens))
+    tokens = [_token_of(facts, token) for token in command.tokens]
+    segments = chain.from_iterable(map(repeat, range(len(tokens)), command.counts))
+    for row, segment in enumerate(segments):
+        if not owned[row]:
+            outcomes[row] = Released.MISROUTED
+        elif not fenced[segment]:
+            outcomes[row] = Released.NOT_FENCED
+        else:
+            outcomes[row] = _release_one(facts, batch, row, frozen, tokens[segment])
+    return bytes(outcomes)
+
+
+def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: bytes | None) -> Released:
+    table, number, key = facts.table, batch.subs[row], batch.keys[row]
+    stamp, place = table.stamp(number, key), None
+    if bucket_in(stamp) < facts.live:
+        place = frozen.get(row)
+        if place is None:
+            return Released.ABSENT
+        stamp = place[0].columns.stamp(place[1])
+        if bucket_in(stamp) < facts.live:  # released by an earlier row of this command
+            return Released.ABSENT
+    if token_of(stamp) != token:
+        return Released.OTHER
+    if place is None:
+        table.put(number, key, GONE)
+    else:
+        table.release_frozen(number, *place)
+    facts.counts.add(bucket_in(stamp), -1)
+    return Released.RELEASED
+
+
+def _token_of(facts: Facts, token: bytes) -> bytes | None:
+    """As it stands in stamps; None if it never held anything."""
+    holder, time_us = facts.holders.find(token)
+    return None if holder is None else token_of(STAMP.pack(holder, time_us, DEAD))

@@ -12,7 +12,7 @@ from typing import Final
 from photon.core.tokens import TOKEN_BYTES_MIN
 
 NOBODY: Final = 0
-"""The holder of an id whose token is cleared."""
+"""The number of no holder."""
 
 _TIME: Final = struct.Struct("<q")
 _TIME_AT: Final = 9  # after version (1) and incarnation (8), see photon.core.tokens
@@ -54,9 +54,7 @@ class Holders:
         return number, time_us
 
     def token(self, number: int, time_us: int) -> bytes:
-        """The packed token; b"" where it is cleared. Any thread."""
-        if number == NOBODY:
-            return b""
+        """The packed token. Any thread."""
         name = self.names[number]
         if name[:1] == _OTHER:
             return name[1:]

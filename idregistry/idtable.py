@@ -2,41 +2,131 @@
 
 One thread changes it. `present` and `cut` may be called from any thread: they take the layout once, and what
 they took stays whole. Dicts are looked at before segments, as ids only move from the former to the latter.
+
+Freezing makes recent ids packed rows, and small segments one larger, in small steps. It changes no answer, so
+each replica does it when it has time. It goes sub-dict by sub-dict: the rows that were there when the work
+began, and the rows of the merged segments that belong to it, go to the new columns in order; a new dict with
+the rest takes the old one's place. What is dead is left behind.
 """
 
 import sys
 import weakref
-from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import compress, repeat
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.cuts import Cut, Layout
-from idregistry.encoding import KEY_BYTES, SUBS, Encoded
-from idregistry.freezing import (
-    COMPACT_SHARE,
-    DEAD_SHARE,
-    FREEZE_AFTER_US,
-    FREEZE_IDS,
-    FREEZE_IDS_MIN,
-    Compacting,
-    Freezing,
-    dead_in,
-    to_merge,
-)
-from idregistry.holders import NOBODY
-from idregistry.recent import GONE, STAMP, empty_subs, split_stamps, stamps_in, stamps_of, subs_of
-from idregistry.segments import ROW_BYTES, Columns, Segment
+from idregistry.encoding import KEY_BYTES, SUBS, Encoded, split_keys
+from idregistry.recent import GONE, STAMP_DTYPE, Sub, empty_subs, split_stamps, stamps_of, subs_of
+from idregistry.segments import ROW_BYTES, Columns, Cut, Layout, Rows, Segment, in_order
 
 Mask = npt.NDArray[np.bool_]
 
 _KEY_OBJECT: Final = sys.getsizeof(bytes(KEY_BYTES))
-_BLANKS_MAX: Final = 4096
-_CLEAR_STEP: Final = 1024
-"""Ids read, then written: what was read of the dicts is in the processor's cache still. Half the time."""
+
+FREEZE_IDS: Final = 1 << 20
+"""So many recent ids are frozen at once: 0.1 GB of dicts, and few segments."""
+
+FREEZE_IDS_MIN: Final = 1 << 16
+FREEZE_AFTER_US: Final = 600_000_000
+"""Fewer, but FREEZE_IDS_MIN at least, are frozen when so much of the leaders' time has passed."""
+
+STEP_IDS: Final = 8_192
+"""Ids moved in a step, or one sub-dict's where it has more: 3 ms, 10 ms for ten million ids."""
+
+SUB_IDS_MAX: Final = 16_384
+"""Ids taken from one sub-dict at a time: who could not tidy for long catches up in steps as short as any."""
+
+DEAD_SHARE: Final = 0.25
+"""A segment of which so much is dead is written anew."""
+
+
+class Freezing:
+    """Freezes the ids that are in the dicts of `layout`, if `recent`, and merges `inputs` with them.
+
+    Of more than SUB_IDS_MAX in a dict, the first.
+    """
+
+    def __init__(self, layout: Layout, inputs: tuple[Segment, ...], recent: bool) -> None:
+        self._lengths = [min(len(sub), SUB_IDS_MAX) if recent else 0 for sub in layout.subs]
+        self._inputs = inputs
+        self._others = tuple(segment for segment in layout.segments if segment not in inputs)
+        self._bounds = [segment.bounds() for segment in inputs]
+        self._columns = Columns(sum(self._lengths) + sum(segment.ids for segment in inputs))
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next == SUBS
+
+    def step(self, layout: Layout, first_live: int) -> Layout:
+        """Move the next ids, at least STEP_IDS if there are so many; the layout that says so."""
+        subs = list(layout.subs)
+        moved = 0
+        while moved < STEP_IDS and not self.done:
+            moved += self._move(subs, first_live)
+        made = Segment(self._columns, 0, self._next, 0, self._columns.filled)
+        return Layout(tuple(subs), tuple(filter(_has_any, (*self._others, *self._left(), made))))
+
+    def _move(self, subs: list[Sub], first_live: int) -> int:
+        """The ids of the next sub-dict; how many there were."""
+        number = self._next
+        sub, count = subs[number], self._lengths[number]
+        parts = [
+            _rows_in(segment.columns, bounds[number], bounds[number + 1])
+            for segment, bounds in zip(self._inputs, self._bounds, strict=True)
+            if bounds[number] < bounds[number + 1]
+        ]
+        if count:
+            parts.append(_rows_of(number, sub, count))
+            subs[number] = dict(islice(sub.items(), count, None))
+        self._next = number + 1
+        moved = sum(map(len, parts))
+        if parts:
+            rows = in_order(parts, first_live)
+            self._columns.append(number, rows.hashes, rows.tails, rows.stamps)
+        else:
+            self._columns.skip(number)
+        return moved
+
+    def _left(self) -> tuple[Segment, ...]:
+        """What is not moved yet."""
+        return tuple(
+            Segment(segment.columns, self._next, SUBS, bounds[self._next], segment.stop)
+            for segment, bounds in zip(self._inputs, self._bounds, strict=True)
+        )
+
+
+def _has_any(segment: Segment) -> bool:
+    return segment.ids > 0
+
+
+def _rows_of(number: int, sub: Sub, count: int) -> Rows:
+    hashes, tails = split_keys(number, list(islice(sub, count)))
+    return Rows(hashes, tails, np.frombuffer(b"".join(islice(sub.values(), count)), STAMP_DTYPE))
+
+
+def _rows_in(columns: Columns, start: int, stop: int) -> Rows:
+    return Rows(columns.hashes[start:stop], columns.tails[start:stop], columns.stamps(slice(start, stop)))
+
+
+def to_merge(segments: tuple[Segment, ...], ids: int) -> tuple[Segment, ...]:
+    """The segments to merge with `ids` new ones: while the next is no larger than all before together."""
+    chosen: list[Segment] = []
+    for segment in sorted(segments, key=lambda segment: segment.ids):
+        if segment.ids > ids:
+            break
+        chosen.append(segment)
+        ids += segment.ids
+    return tuple(chosen)
+
+
+def dead_in(segment: Segment, first_live: int) -> int:
+    """How many rows are dead. 4 ms for ten million."""
+    buckets = segment.columns.buckets[segment.start : segment.stop]
+    return int(np.count_nonzero(buckets < first_live))
 
 
 class IdTable:
@@ -48,9 +138,6 @@ class IdTable:
         self._layout = Layout(empty_subs(), segments)
         self._cuts: list[weakref.ref[Cut]] = []
         self._freezing: Freezing | None = None
-        self._compacting: Compacting | None = None
-        self._blanks: dict[int, bytes] = {}
-        """Bucket -> the stamp of all that is cleared in it."""
         self._frozen_us: int | None = None
         self._to_check: list[Segment] = []
         self._checked_live: int | None = None
@@ -101,7 +188,7 @@ class IdTable:
             rows = segment.find(batch.hashes, batch.tails)
             places = np.flatnonzero(segment.live(rows, live))
             if len(places):
-                packed = segment.columns.stamps_of(rows[places]).tobytes()
+                packed = segment.columns.stamps(rows[places]).tobytes()
                 found |= zip(places.tolist(), split_stamps(packed), strict=True)
         return found
 
@@ -128,63 +215,6 @@ class IdTable:
             cut.note_row(number, segment.columns, row)
         segment.columns.release(row)
 
-    def clear(self, batch: Encoded, live: int) -> Mask:
-        """Take the tokens of the ids that are alive; which these are. C-level passes."""
-        cleared = self._clear_recent(batch, live)
-        if not cleared.all():
-            self._clear_frozen(batch, live, cleared)
-        return cleared
-
-    def _clear_recent(self, batch: Encoded, live: int) -> Mask:
-        """Of the ids that are alive in the dicts; which these are."""
-        alive = np.empty(batch.count, np.bool_)
-        noted = any(self._live_cuts())
-        for start in range(0, batch.count, _CLEAR_STEP):
-            part = slice(start, start + _CLEAR_STEP)
-            subs = list(map(self._layout.subs.__getitem__, batch.subs[part]))
-            keys = batch.keys[part]
-            stamps = stamps_in(subs, keys)
-            alive[part] = stamps["bucket"] >= live
-            held = alive[part] & (stamps["holder"] != NOBODY)
-            if held.any():
-                flags = held.tolist()
-                keys_held, blanks = compress(keys, flags), self._blanks_of(stamps["bucket"][held])
-                if noted:
-                    deque(map(self.put, compress(batch.subs[part], flags), keys_held, blanks), 0)
-                else:
-                    deque(map(dict.__setitem__, compress(subs, flags), keys_held, blanks), 0)
-        return alive
-
-    def _blanks_of(self, buckets: npt.NDArray[np.int32]) -> Iterable[bytes]:
-        """The stamp of each id that is cleared."""
-        first = buckets[0]
-        if (buckets == first).all():
-            return repeat(self._blank(int(first)), len(buckets))
-        numbers, rows = np.unique(buckets, return_inverse=True)
-        return map(list(map(self._blank, numbers.tolist())).__getitem__, rows.tolist())
-
-    def _blank(self, bucket: int) -> bytes:
-        blank = self._blanks.get(bucket)
-        if blank is None:
-            if len(self._blanks) >= _BLANKS_MAX:
-                self._blanks.clear()
-            blank = self._blanks[bucket] = STAMP.pack(NOBODY, 0, bucket)
-        return blank
-
-    def _clear_frozen(self, batch: Encoded, live: int, cleared: Mask) -> None:
-        """Those that are not cleared yet: they become so where they are in segments."""
-        left = np.flatnonzero(~cleared)
-        cuts = list(self._live_cuts())
-        for segment in sorted(self._layout.segments, key=lambda segment: -segment.ids):
-            rows = segment.find(batch.hashes[left], batch.tails[left])
-            alive = segment.live(rows, live)
-            places, found = left[alive], rows[alive]
-            for cut in cuts:
-                cut.note_rows(batch.subs, places.tolist(), segment.columns, found.tolist())
-            segment.columns.clear(found)
-            cleared[places] = True
-            left = left[~alive]
-
     def _live_cuts(self) -> Iterator[Cut]:
         for reference in self._cuts:
             cut = reference()
@@ -194,16 +224,11 @@ class IdTable:
     # --- local work: no answer hangs on it
 
     def tidy(self, time_us: int, live: int) -> bool:
-        """One step of freezing recent ids and dropping dead ones and tokens; whether more is to be done."""
-        if self._compacting is not None:
-            if not self._compacting.step():
-                self._compacting = None
-            return True
+        """One step of freezing recent ids and dropping dead ones; whether more is to be done."""
         if self._freezing is None:
             self._freezing = self._due_freezing(time_us) or self._due_rewriting(live)
         if self._freezing is None:
-            self._compacting = self._due_compacting()
-            return self._compacting is not None or bool(self._to_check)
+            return bool(self._to_check)
         self._layout = self._freezing.step(self._layout, live)
         if self._freezing.done:
             self._freezing, self._frozen_us = None, time_us
@@ -237,23 +262,16 @@ class IdTable:
             return None
         return Freezing(self._layout, (segment,), recent=False)
 
-    def _due_compacting(self) -> Compacting | None:
-        for segment in self._layout.segments:
-            if 0 < segment.ids * COMPACT_SHARE <= segment.columns.holding.cleared:
-                return Compacting(segment.columns)
-        return None
-
     def memory(self) -> dict[str, int]:
         """Bytes and ids, as reckoned (the dead among them). Any thread."""
         layout = self._layout
         recent = sum(map(len, layout.subs))
         rows = sum(segment.ids for segment in layout.segments)
         cells = sum(segment.columns.cells.nbytes for segment in layout.segments)
-        tokens = sum(segment.columns.holding.nbytes for segment in layout.segments)
         return {
             "recent_ids": recent,
             "recent_bytes": sum(map(sys.getsizeof, layout.subs)) + recent * _KEY_OBJECT,
             "frozen_ids": rows,
-            "frozen_bytes": rows * ROW_BYTES + cells + tokens,
+            "frozen_bytes": rows * ROW_BYTES + cells,
             "segments": len(layout.segments),
         }

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.buckets import BUCKET_US, NO_BOUNDARY
-from idregistry.cuts import Cut, Rows, together
 from idregistry.encoding import SUBS, decode
 from idregistry.holders import Holders, with_time
+from idregistry.segments import Cut, Rows, together
 from photon.core.columns import pack_times
 
 SCAN_IDS_MAX: Final = 1 << 14
@@ -25,7 +25,7 @@ class Scanned:
     and who holds them. The first piece of a scan has no ids.
 
     A token is told as its holder, packed like a token of time 0, and its time: each id's row in `holders`,
-    and N times (us). b"" holds what is cleared. Of events before `boundary_us` some or all ids are missing.
+    and N times (us). Of events before `boundary_us` some or all ids are missing.
     """
 
     ids: bytes
@@ -37,7 +37,7 @@ class Scanned:
 
     @property
     def token_table(self) -> list[bytes]:
-        """The distinct packed tokens, b"" for what is cleared. Python work for each of them."""
+        """The distinct packed tokens. Python work for each of them."""
         return self._tokens[0]
 
     @property

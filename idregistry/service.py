@@ -46,7 +46,7 @@ LOOKUP_LAG_MAX: Final = 64
 REQUEST_BYTES_MAX: Final = 4 << 20
 """Of a request: twice what the largest that is taken has."""
 
-_IdsRequest = pb.CommitRequest | pb.LookupRequest | pb.ReleaseRequest | pb.ClearRequest
+_IdsRequest = pb.CommitRequest | pb.LookupRequest | pb.ReleaseRequest
 
 
 class IdRegistryService(IdRegistryServicer):
@@ -82,15 +82,6 @@ class IdRegistryService(IdRegistryServicer):
 
         def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
             return hosted.shard.offer(Errand(request.ids, request.times, tokens, counts, deadline, answer))
-
-        return self._answered(hosted, request, context, offer)
-
-    def Clear(self, request: pb.ClearRequest, context: Context) -> pb.OutcomesResponse:
-        """Forget the tokens of ids."""
-        hosted = self._hosted(request, context, None)
-
-        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
-            return hosted.shard.offer(Errand(request.ids, request.times, None, (), deadline, answer))
 
         return self._answered(hosted, request, context, offer)
 
@@ -192,7 +183,7 @@ class IdRegistryService(IdRegistryServicer):
     def _answered(
         self,
         hosted: Hosted,
-        request: pb.CommitRequest | pb.ReleaseRequest | pb.ClearRequest,
+        request: pb.CommitRequest | pb.ReleaseRequest,
         context: Context,
         offer: Callable[[float, Callable[[Answer], None]], Answer | None],
     ) -> pb.OutcomesResponse:

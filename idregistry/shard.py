@@ -76,7 +76,7 @@ class Shard:
                 return NotLeader(None)
             if isinstance(request, Errand):
                 if len(self._errands) >= ERRANDS_WAITING_MAX:
-                    return Overloaded(f"{ERRANDS_WAITING_MAX} releases and clears wait already; back off")
+                    return Overloaded(f"{ERRANDS_WAITING_MAX} releases wait already; back off")
                 self._errands.append(request)
             elif not self._queue.put(request):
                 return Overloaded(

@@ -4,17 +4,14 @@
             | ids (8) | prepared (1) | its version (8) | its start us (8) | it fits (1)
             | configuration bytes (4) | fences (4) | holders (4)
             | configuration | fences x 8 | holders x length (2) | holders
-    chunk   ids (4) | tokens (4) | ids x hash (8) | ids x second half (8) | ids x bucket (4)
-            | tokens x row (4) | tokens x holder (4) | tokens x time us (8)
-            (version 2: ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16))
+    chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, idregistry.recent)
 
-Little endian. An id whose token is cleared has no row among the tokens. Ids come in order of their hashes,
-so a snapshot of one state is the same bytes on all replicas, whatever of it each keeps in dicts and what in
-segments.
+Little endian. Ids come in order of their hashes, so a snapshot of one state is the same bytes on all
+replicas, whatever of it each keeps in dicts and what in segments.
 """
 
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final
@@ -23,26 +20,20 @@ import numpy as np
 
 from idregistry.buckets import BUCKET_US, DEAD, BucketCounts
 from idregistry.configuration import Configuration, unpack_configuration
-from idregistry.cuts import Cut, Rows
 from idregistry.encoding import SUBS
 from idregistry.holders import NOBODY
 from idregistry.ownership import Prepared
 from idregistry.recent import STAMP_DTYPE
-from idregistry.segments import Columns
+from idregistry.segments import Columns, Cut, Rows
 from photon.core.errors import CorruptStateError
 
-VERSION: Final = 3
-_VERSION_BEFORE: Final = 2
+VERSION: Final = 4
 CHUNK_IDS_MAX: Final = 1 << 16
 
 _MAGIC: Final = b"PhID"
-_VERSION_AT: Final = len(_MAGIC)
 _HEAD: Final = struct.Struct("<4sBqqqqQ?Qq?III")
 _COUNT: Final = struct.Struct("<I")
-_COUNTS: Final = struct.Struct("<II")
 _HALF_BYTES: Final = 8
-_ROW_BYTES: Final = 8 + 8 + 4
-_TOKEN_BYTES: Final = 4 + 4 + 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +63,7 @@ def pack(head: Head, cut: Cut) -> Iterator[bytes]:
 
 
 def _pack_chunk(rows: Rows) -> bytes:
-    stamps = rows.stamps
-    held = np.flatnonzero(stamps["holder"] != NOBODY)
-    columns = (
-        *(rows.hashes, rows.tails, stamps["bucket"]),
-        *(held.astype(np.uint32), stamps["holder"][held], stamps["time_us"][held]),
-    )
-    return _COUNTS.pack(len(rows), len(held)) + b"".join(column.tobytes() for column in columns)
+    return _COUNT.pack(len(rows)) + rows.hashes.tobytes() + rows.tails.tobytes() + rows.stamps.tobytes()
 
 
 def _pack_head(head: Head) -> bytes:
@@ -107,13 +92,12 @@ def unpack(chunks: Iterable[bytes]) -> tuple[Head, Iterator[Rows]]:
         head = _unpack_head(first)
     except (struct.error, ValueError) as error:
         raise corrupt(f"its head can't be read ({error})") from error
-    before = first[_VERSION_AT] == _VERSION_BEFORE
-    return head, _unpack_rows(drawn, head, _unpack_chunk_before if before else _unpack_chunk)
+    return head, _unpack_rows(drawn, head)
 
 
 def _unpack_head(chunk: bytes) -> Head:
     fields = _HEAD.unpack_from(chunk)
-    if fields[:3] not in ((_MAGIC, VERSION, BUCKET_US), (_MAGIC, _VERSION_BEFORE, BUCKET_US)):
+    if fields[:3] != (_MAGIC, VERSION, BUCKET_US):
         raise corrupt(f"it is of form {fields[0]!r} {fields[1]}, this program reads {_MAGIC!r} {VERSION}")
     boundary_us, time_us, latest_us, ids, is_prepared, version, start_us, fits, *sizes = fields[3:]
     configuration_bytes, fences, holders = sizes
@@ -136,19 +120,19 @@ def _unpack_head(chunk: bytes) -> Head:
     )
 
 
-def _unpack_rows(
-    chunks: Iterator[bytes], head: Head, unpack_chunk: Callable[[bytes], Rows]
-) -> Iterator[Rows]:
+def _unpack_rows(chunks: Iterator[bytes], head: Head) -> Iterator[Rows]:
     total = 0
     last = (-1, -1)
     for chunk in chunks:
         try:
-            rows = unpack_chunk(chunk)
+            rows = _unpack_chunk(chunk)
         except (struct.error, ValueError) as error:
             raise corrupt(f"a chunk of {len(chunk)} bytes can't be read ({error})") from error
         if (int(rows.hashes[0]), int(rows.tails[0])) <= last or not _ascends(rows):
             raise corrupt("its ids are not in order")
-        if (rows.stamps["holder"] > len(head.holders)).any() or (rows.stamps["bucket"] == DEAD).any():
+        holders = rows.stamps["holder"]
+        impossible = (holders == NOBODY) | (holders > len(head.holders)) | (rows.stamps["bucket"] == DEAD)
+        if impossible.any():
             raise corrupt("an id has a token or a bucket that can't be")
         last = (int(rows.hashes[-1]), int(rows.tails[-1]))
         total += len(rows)
@@ -174,30 +158,6 @@ def gather(head: Head, parts: Iterable[Rows]) -> tuple[Columns, BucketCounts]:
 
 
 def _unpack_chunk(chunk: bytes) -> Rows:
-    count, tokens = _COUNTS.unpack_from(chunk)
-    if count == 0 or len(chunk) != _COUNTS.size + count * _ROW_BYTES + tokens * _TOKEN_BYTES:
-        raise ValueError(f"it says that it has {count} ids and {tokens} tokens")
-    tails_at = _COUNTS.size + count * _HALF_BYTES
-    buckets_at = tails_at + count * _HALF_BYTES
-    rows_at = buckets_at + count * 4
-    holders_at = rows_at + tokens * 4
-    held = np.frombuffer(chunk, "<u4", tokens, rows_at)
-    if (held[1:] <= held[:-1]).any() or (held >= count).any():
-        raise ValueError("its tokens are not in order")
-    stamps = np.zeros(count, STAMP_DTYPE)
-    stamps["bucket"] = np.frombuffer(chunk, "<i4", count, buckets_at)
-    stamps["holder"][held] = np.frombuffer(chunk, "<u4", tokens, holders_at)
-    stamps["time_us"][held] = np.frombuffer(chunk, "<i8", tokens, holders_at + tokens * 4)
-    if (stamps["holder"][held] == NOBODY).any():
-        raise ValueError("a token is nobody's")
-    return Rows(
-        np.frombuffer(chunk, "<u8", count, _COUNTS.size),
-        np.frombuffer(chunk, "<u8", count, tails_at),
-        stamps,
-    )
-
-
-def _unpack_chunk_before(chunk: bytes) -> Rows:
     (count,) = _COUNT.unpack_from(chunk)
     tails_at = _COUNT.size + count * _HALF_BYTES
     stamps_at = tails_at + count * _HALF_BYTES

@@ -16,15 +16,14 @@ import numpy as np
 
 from idregistry import snapshot
 from idregistry.buckets import NO_BOUNDARY, first_live
-from idregistry.commands import Boundary, Clear, Commit, Configure, Fence, Prepare, Release, decode
-from idregistry.committing import commit
+from idregistry.commands import Boundary, Commit, Configure, Fence, Prepare, Release, decode
+from idregistry.committing import commit, release
 from idregistry.configuration import Configuration
 from idregistry.encoding import Encoded
 from idregistry.facts import Facts
 from idregistry.holders import Holders
 from idregistry.idtable import IdTable
 from idregistry.ownership import Prepared
-from idregistry.recovering import clear, release
 from idregistry.scanning import Scanned, scan
 from photon.core.fates import Registered
 
@@ -43,7 +42,7 @@ class ShardState:
     def apply(self, command: bytes) -> object:
         """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
 
-        Commit, Release, Clear -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
+        Commit, Release -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
         now, us; Fence -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
         version now.
         """
@@ -55,8 +54,6 @@ class ShardState:
                 return commit(facts, decoded)
             case Release():
                 return release(facts, decoded)
-            case Clear():
-                return clear(facts, decoded)
             case _:
                 return _apply_rare(facts, decoded)
 
@@ -116,7 +113,7 @@ class ShardState:
         return np.where(facts.expired(times), np.uint8(Registered.EXPIRED), present).tobytes()
 
     def scan(self) -> Iterator[Scanned]:
-        """All ids that are there now, piece by piece. What is released or cleared meanwhile may show."""
+        """All ids that are there now, piece by piece. What is released meanwhile may show."""
         facts = self._facts
         boundary_us = facts.boundary_us
         return scan(facts.table.cut(first_live(boundary_us)), facts.holders, boundary_us)

@@ -3,8 +3,6 @@
     from joiner.adapter import Adapter, Event, Result, Skip
 
     class OnlyPaid(Adapter):
-        keeps_id = True
-
         def join(self, primary: Event, foreign: Event) -> Result:
             if not primary.data["paid"]:
                 return Skip("not paid")
@@ -20,7 +18,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -73,24 +71,20 @@ class Adapter:
     splice_field: str = DEFAULT_FIELD
     """The field of the default joined line that holds the primary event; `[adapter] field` sets it."""
 
-    keeps_id: ClassVar[bool] = True
-    """Whether each joined line tells which event it is of: it holds the foreign event's id and time,
-    unchanged, where the settings say. False for a class with its own `join` that does not say it is True."""
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        by = next(base for base in cls.__mro__ if {"join", "keeps_id"} & vars(base).keys())
-        if "keeps_id" not in vars(by):
-            cls.keeps_id = False
-
     def join(self, primary: Event, foreign: Event) -> Result:
         """The joined event: a function of the two events, for it may run again for the same pair (after a
-        failure, in another datacenter)."""
+        failure, in another datacenter). A line without the foreign event's id and time, unchanged, where the
+        settings say, can be neither verified nor recovered."""
         return None
 
 
 class SpliceAdapter(Adapter):
     """The default: the foreign event's object, byte for byte, and in it one more field, `splice_field`."""
+
+
+def keeps_default_line(adapter: Adapter) -> bool:
+    """Whether all its joined lines are the default ones: it has no `join` of its own."""
+    return type(adapter).join is Adapter.join
 
 
 def splice(primary: Event, foreign: Event, field: str = DEFAULT_FIELD) -> bytes:

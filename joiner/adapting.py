@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from joiner.adapter import Adapter, Event, Skip, describe, splice_column
+from joiner.adapter import Adapter, Event, Skip, describe, keeps_default_line, splice_column
 from photon.core.columns import join_lines, split_lines
 from photon.core.errors import UsageError
 
@@ -40,7 +40,7 @@ class BatchAdapter:
     def __init__(self, adapter: Adapter) -> None:
         self._adapter = adapter
         self._field = adapter.splice_field
-        self._only_splices = type(adapter).join is Adapter.join
+        self._only_splices = keeps_default_line(adapter)
         self._one_at_a_time = threading.Lock()
 
     def join(self, primaries: Sequence[bytes], foreign: bytes) -> Adapted:

@@ -14,13 +14,6 @@ class Registry(Protocol):
         """
         ...
 
-    def clear(self, ids: bytes, times: bytes) -> bytes:
-        """Forget the tokens: 16 x N ids, 8 x N times -> 1 x N outcomes (core.fates.Cleared).
-
-        UnavailableError: perhaps they are, perhaps not. Again, it has no effect.
-        """
-        ...
-
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes, /) -> None:
         """From now on this incarnation is not fenced for so long.
 

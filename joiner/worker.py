@@ -9,12 +9,9 @@ from typing import Any
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
-from joiner.cleared_place import first_to_clear
-from joiner.clearing import Clearer
 from joiner.commit_slots import CommitSlots
 from joiner.completing import Completer
 from joiner.intents import IntentJournal
-from joiner.joined_ids import JoinedIds
 from joiner.lease import Lease
 from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
@@ -67,8 +64,7 @@ class Worker:
         wanted = settings.joiner
         self._notices = Notices("joiner")
         self._reading = reading_fingerprint(settings)
-        users_adapter = load_adapter(settings.adapter.use, settings.adapter.field)
-        adapter = BatchAdapter(users_adapter)
+        adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
         if wanted.output_format == "parquet":
             check_installed()
         with contextlib.ExitStack() as opened:
@@ -102,9 +98,6 @@ class Worker:
             life = Life(own.incarnation, own.address, clock.now_us())
             for root in roots:
                 note_life(root.directory, name, life)
-            first = first_to_clear(
-                directory, users_adapter.keeps_id, output.position.file, bool(journal.open_count)
-            )
             self._completer = Completer(
                 output,
                 journal,
@@ -115,24 +108,6 @@ class Worker:
                 checkpoint,
             )
             opened.callback(self._completer.close)
-            self._clearer: Clearer | None = None
-            if wanted.clear_tokens and first is None:
-                self._tell_uncleared(settings.adapter.use, users_adapter.keeps_id)
-            if wanted.clear_tokens and first is not None:
-                self._clearer = Clearer(
-                    roots,
-                    directory,
-                    first,
-                    JoinedIds(settings, users_adapter),
-                    registry,
-                    wanted.clear_ids_per_s,
-                    lambda: self._pipeline.in_flight > 1,
-                    settings.registry.retention_days,
-                    clock,
-                    self._notices.tell,
-                    checkpoint,
-                )
-                opened.callback(self._clearer.close)
             parts = Parts(
                 eventstore,
                 adapter,
@@ -160,8 +135,6 @@ class Worker:
         self.leases.start()
         self._resolver.start()
         self._completer.start()
-        if self._clearer is not None:
-            self._clearer.start()
 
     def can_work(self) -> bool:
         """Whether a batch would be taken: the lease runs and the disks take writes. Those that did not are
@@ -205,7 +178,6 @@ class Worker:
             "dropped": self._settler.dropped,
             "lease": self.leases.status(),
             "output": self._completer.status(),
-            "clearing": None if self._clearer is None else self._clearer.status(),
             "storage_error": self._gate.error,
             "notices": self._notices.lines(),
         }
@@ -224,19 +196,6 @@ class Worker:
             self._notices.tell(f"the joined log's last file is left for the next start to complete: {error}")
         else:
             self._completer.finish()
-
-    def _tell_uncleared(self, use: str, keeps_id: bool) -> None:
-        kept = "the IdRegistry keeps the tokens of joined events"
-        if keeps_id:
-            self._notices.tell(
-                f"{kept} until the next start: an adapter that did not say keeps_id = True left batches "
-                "under way"
-            )
-        else:
-            self._notices.tell(
-                f"{kept}: adapter.use = '{use}' does not say that joined lines hold the foreign event's id "
-                "and time; if they do, add keeps_id = True to its class, else set joiner.clear_tokens = false"
-            )
 
     def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
         left = take_over(journal, output, self.leases.inherit)

@@ -1,8 +1,7 @@
 """The IdRegistry as a DataFrame (paper 3.3.3): a task a shard, each streams the scan of its shard's leader.
 
-    id binary (16 bytes), time_us long (to the hour where the replica keeps no more), token binary (null: it
-    is cleared), and what the token says: address string, incarnation long (64 bits, signed), token_us long;
-    shard int
+    id binary (16 bytes), time_us long (to the hour where the replica keeps no more), token binary, and what
+    the token says: address string, incarnation long (64 bits, signed), token_us long; shard int
 
 The driver holds none of it. An export (Parquet) can be asked later, without a registry.
 """
@@ -22,8 +21,8 @@ from idregistry.client import RegistryAt
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.tokens import parse_token
-from spark.engine.arrow import map_in_arrow
 from spark.engine.options import SCAN_TIMEOUT_S
+from spark.engine.session import map_in_arrow
 from spark.reading.paths import is_uri
 
 if TYPE_CHECKING:
@@ -107,23 +106,20 @@ def to_arrow(scanned: "Scanned", shard: int) -> "pa.RecordBatch":
     """One piece of a scan as columns of SCHEMA. Python work for each distinct token, not for each id."""
     import pyarrow as pa
 
-    from spark.reading.columns import fixed_binary
+    from spark.reading.parsing import fixed_binary
 
-    holders = [parse_token(packed) if packed else None for packed in scanned.holders]
-    held = np.array([holder is not None for holder in holders], np.bool_)[scanned.holder_of]
+    holders = list(map(parse_token, scanned.holders))
     rows = pa.array(scanned.holder_of)
-    address = pa.array([holder and holder.address for holder in holders], pa.string())
-    incarnation = pa.array([holder and signed(holder.incarnation) for holder in holders], pa.int64())
+    address = pa.array([holder.address for holder in holders], pa.string())
+    incarnation = pa.array([signed(holder.incarnation) for holder in holders], pa.int64())
     columns = {
         "id": fixed_binary(scanned.ids),
         "time_us": pa.array(np.frombuffer(scanned.times, "<i8")),
-        "token": pa.array([token or None for token in scanned.token_table], pa.binary()).take(
-            pa.array(scanned.token_of)
-        ),
+        "token": pa.array(scanned.token_table, pa.binary()).take(pa.array(scanned.token_of)),
         "address": address.take(rows),
         "incarnation": incarnation.take(rows),
-        "token_us": pa.array(scanned.token_times, mask=~held),
-        "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(held)),
+        "token_us": pa.array(scanned.token_times),
+        "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(scanned.holder_of)),
     }
     return pa.RecordBatch.from_pydict(columns)
 

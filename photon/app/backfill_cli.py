@@ -102,8 +102,8 @@ def command(
 def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
     import shutil
 
-    from spark.backfill.abandoning import WAIT_S_MAX, abandon
     from spark.backfill.job import Phase
+    from spark.backfill.publishing import WAIT_S_MAX, abandon
     from spark.backfill.run import locked
 
     with locked(place), registry.client(WAIT_S_MAX) as client:
@@ -113,7 +113,7 @@ def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
         if job.phase is Phase.DONE:
             raise UsageError(
                 f"{place.home}: no unfinished backfill to abandon, this one is done; if joined files were "
-                "lost, `photon recover --gone-for-good` has events joined again whose tokens are not cleared"
+                "lost, `photon recover --gone-for-good` has their events joined again"
             )
         done = abandon(job, place, client, _tell)
         shutil.rmtree(place.staging, ignore_errors=True)

@@ -10,7 +10,7 @@ import msgspec
 
 from photon.app.dead_letters import replayed_digests
 from photon.app.summary import fates_of
-from photon.app.verify_pairs import PairFields, PairsReport, check_pairs, pairs_sha256
+from photon.app.verify_pairs import PairsReport, check_pairs, pairs_sha256
 from photon.core.fates import Fate
 from photon.core.settings import Settings
 
@@ -83,7 +83,7 @@ def checks_of(
         )
         return found
     truth = true_pairs(logs.values()) if logs else None
-    report = check_pairs(out / "joined", PairFields.of(settings), truth)
+    report = check_pairs(out / "joined", settings, truth)
     found.append(nothing_twice(report))
     if truth is not None:
         found.append(pairs_are_true(report, ended, truth, logs, waited))

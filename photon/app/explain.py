@@ -4,7 +4,6 @@ Each source is asked by itself; one that does not answer (a stopped run has only
 silent, and the others still tell.
 """
 
-import importlib
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -15,10 +14,12 @@ from typing import Any, Final
 
 from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
+from joiner.joined_lines import blocks_of, joined_files
+from joiner.output_files import PARQUET
 from photon.app.dead_letters import Filter, read_letters, text_at
 from photon.app.registry_named import registry_of
 from photon.app.topology import Pipeline, Topology
-from photon.core.errors import UnavailableError
+from photon.core.errors import PhotonError, UnavailableError
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.tokens import parse_token
@@ -30,7 +31,6 @@ PENDING_TIMEOUT_S: Final = 30.0
 SCAN_S_MAX: Final = 600.0
 _PLACES_MAX: Final = 20
 """So many joined lines or letters of one event are shown."""
-_READ_BYTES: Final = 4 << 20
 _NEVER_ESCAPED: Final = re.compile(r"[A-Za-z0-9 _.:-]+")
 """Other characters of a JSON string are spelled in several ways: `/` and `\\/`, `&` and `\\u0026`."""
 
@@ -119,8 +119,6 @@ def _row_of(ids: bytes, packed: bytes) -> int | None:
 
 
 def _token(packed: bytes, topology: Topology) -> dict[str, Any]:
-    if not packed:
-        return {"joiner": None, "process": None, "incarnation": None, "time_us": None}
     token = parse_token(packed)
     processes = {place.address("joiner"): place.process("joiner") for place in topology.places("joiner")}
     whose = {"joiner": token.address, "process": processes.get(token.address)}
@@ -188,64 +186,38 @@ def joined_lines(
     Files that can't be read get into `unreadable`: path -> why.
     """
     unreadable = {} if unreadable is None else unreadable
-    for path in sorted(directory.glob("*/*.jsonl")):
-        for offset, line in _lines_with(path, asked, unreadable):
-            yield {"datacenter": path.parent.name, "file": str(path), "offset": offset, "line": line}
-    for path in sorted(directory.glob("*/*.parquet")):
-        if not path.with_suffix(".jsonl").exists():  # else it is half converted
-            for row, line in _rows_with(path, asked, unreadable):
-                yield {"datacenter": path.parent.name, "file": str(path), "row": row, "line": line}
+    for path in _joined_files(directory):
+        place = "row" if path.suffix == PARQUET else "offset"
+        try:
+            for at, line in _lines_with(path, asked):
+                yield {"datacenter": path.parent.name, "file": str(path), place: at, "line": line}
+        except FileNotFoundError:
+            continue
+        except (OSError, PhotonError) as error:
+            unreadable[str(path)] = str(error)
 
 
-def _lines_with(path: Path, asked: Asked, unreadable: dict[str, str]) -> Iterator[tuple[int, str]]:
-    """Only lines that hold a part of the id are parsed. Read, not mapped: a joiner may cut its file."""
+def _joined_files(directory: Path) -> Iterator[Path]:
+    """What is completed as Parquet after it was listed is looked through as such."""
+    for path in joined_files(directory):
+        yield path
+        if path.suffix != PARQUET and not path.exists():
+            yield path.with_suffix(PARQUET)
+
+
+def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
+    """Only lines that hold a part of the id are parsed."""
     needle = max(_NEVER_ESCAPED.findall(asked.id), key=len, default="").encode()
-    offset = 0
-    try:
-        with path.open("rb") as file:
-            while data := file.read(_READ_BYTES) + file.readline():
-                at = data.find(needle)
-                while at >= 0:
-                    start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
-                    if end < 0:
-                        break
-                    if _holds(data[start:end], asked):
-                        yield offset + start, data[start:end].decode("utf-8", "replace")
-                    at = data.find(needle, end + 1)
-                offset += len(data)
-    except FileNotFoundError:
-        return  # completed as Parquet since it was listed: it is looked through as such
-    except OSError as error:
-        unreadable[str(path)] = str(error)
-
-
-def _rows_with(path: Path, asked: Asked, unreadable: dict[str, str]) -> Iterator[tuple[int, str]]:
-    try:
-        arrow = importlib.import_module("pyarrow")
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError:
-        unreadable[str(path)] = "needs pyarrow; install photon-joiner[parquet]"
-        return
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
-                event = _event_of(row)
-                if text_at(event, asked.id_path) == asked.id:
-                    yield number, json.dumps(event, default=str)
-                number += 1
-    except (OSError, arrow.ArrowException) as error:
-        unreadable[str(path)] = " ".join(str(error).split())
-
-
-def _event_of(row: dict[str, Any]) -> Any:
-    """Its fields, or what its one column holds the line of (joiner.parquet)."""
-    if row.keys() != {"event"}:
-        return row
-    try:
-        return json.loads(row["event"])
-    except (ValueError, TypeError, RecursionError):
-        return row
+    for first, data in blocks_of(path):
+        at = data.find(needle)
+        while at >= 0:
+            start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+            if end < 0:
+                break
+            if _holds(data[start:end], asked):
+                row = data.count(b"\n", 0, start) if path.suffix == PARQUET else start
+                yield first + row, data[start:end].decode("utf-8", "replace")
+            at = data.find(needle, end + 1)
 
 
 def _holds(line: bytes, asked: Asked) -> bool:

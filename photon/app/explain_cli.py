@@ -55,8 +55,6 @@ def told(found: dict[str, Any]) -> list[str]:
         lines.append(f"  registry       does not answer ({registry['silent']})")
     elif registry is None:
         lines.append("  registry       not registered")
-    elif registry["joiner"] is None:
-        lines.append(f"  registry       registered in shard {registry['shard']} (its token is cleared)")
     else:
         who = f"{registry.get('process') or 'the joiner'} at {registry['joiner']}"
         life = f"incarnation {registry['incarnation']}"

@@ -81,9 +81,8 @@ def command(spark: SparkOptions, **given: Any) -> int:
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
     from photon.app.borrowed_registry import asked_registry
-    from photon.app.recover_joiners import check_kept_ids
     from photon.app.registry_named import Named
-    from spark.engine.requirements import check_requirements
+    from spark.engine.options import check_requirements
 
     options = Options(**given)
     topology = None if options.work is None else _topology(options.work)
@@ -92,11 +91,9 @@ def command(spark: SparkOptions, **given: Any) -> int:
     job = _job(options, topology, outs)
     check_requirements()
     from spark.reading.paths import check_new, input_paths
-    from spark.recovery.joined_keys import check_told
+    from spark.recovery.recovering import check_told
 
     check_told(settings)
-    if options.work is not None:
-        check_kept_ids(options.work)
     input_paths(options.foreign)
     if options.details:
         check_new(options.details)

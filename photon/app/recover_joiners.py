@@ -14,11 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from joiner.cleared_place import KEEPS_ID, all_keep_ids
 from joiner.manifest import Manifest
 from joiner.output_files import MANIFEST, CompleteFile, complete_files, read_lives
 from photon.core.disk import DirectoryLock, storage_errors
-from photon.core.errors import LockedError, UsageError
+from photon.core.errors import LockedError
 from photon.core.logwriter import RotatingLog
 
 _DIRECTORY: Final = re.compile(r"joiner(-\d+)?")
@@ -65,18 +64,6 @@ def ended_joiners(work: Path | None, outs: Sequence[Path]) -> Iterator[Tails]:
 def named_lives(outs: Sequence[Path]) -> set[int]:
     """The incarnations that any of the outputs tells of. Each is there before it registers anything."""
     return {incarnation for directory in _datacenters(outs) for incarnation in read_lives(directory)}
-
-
-def check_kept_ids(work: Path) -> None:
-    """UsageError where a joiner of the run wrote lines that may not tell their event. CorruptStateError,
-    StorageError."""
-    for home in sorted(path for path in work.glob("*/joiner*") if _DIRECTORY.fullmatch(path.name)):
-        if not all_keep_ids(home):
-            raise UsageError(
-                f"{home / KEEPS_ID}: an adapter that this joiner had does not say that its joined lines keep "
-                "the foreign event's id, so what is lost can't be known; if they all do, write 0 into that "
-                "file, while the run is down (docs/adapters.md)"
-            )
 
 
 def missing_files(outs: Sequence[Path]) -> list[CompleteFile]:

@@ -218,7 +218,6 @@ class Report:
             "registered": self.survey.registered,
             "lost": self.lost,
             "in_flight": self.in_flight,
-            "lost_cleared": self.survey.cleared,
             "joined_damaged": self.survey.damaged,
             "joined_untold": self.survey.untold,
             "recovered": self.recovered,

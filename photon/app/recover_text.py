@@ -40,11 +40,6 @@ def _sums(report: Report) -> list[str]:
         found.append(
             f"{report.no_input:,} lost events are in none of the inputs: name their logs with --foreign"
         )
-    if report.survey.cleared:
-        found.append(
-            f"{report.survey.cleared:,} events stood in complete files that are in none of these outputs: if "
-            "you did not take them away, bring them back; they can't be joined again"
-        )
     if report.in_flight:
         found.append(f"{report.in_flight:,} events in flight: ask again in a minute")
     found += [what for one in report.held if one.lost and (what := _advice(one))]

@@ -204,11 +204,11 @@ def _write_joining_topology(
 )
 @registry_options
 def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Named) -> None:
-    """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex; - if cleared)."""
+    """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex)."""
     from photon.core.columns import split_ids, unpack_times
 
     with named.at().client(TIMEOUT_S) as client:
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
             rows = zip(split_ids(part.ids), times, part.tokens, strict=True)
-            sys.stdout.write("".join(f"{i.hex()} {t} {token.hex() or '-'}\n" for i, t, token in rows))
+            sys.stdout.write("".join(f"{i.hex()} {t} {token.hex()}\n" for i, t, token in rows))

@@ -114,15 +114,6 @@ def _output(output: Status) -> list[str]:
     return [f"output: {trouble}"] if trouble else []
 
 
-def _clearing(clearing: Status) -> list[str]:
-    shown = [f"tokens cleared {clearing['cleared']:,}"] if clearing["cleared"] else []
-    if clearing["unclearable"]:
-        shown.append(f"{clearing['unclearable']:,} joined lines that tell no id")
-    if clearing["behind"] > 1:
-        shown.append(f"{clearing['behind']:,} files to be cleared")
-    return [*shown, f"clearing: {clearing['trouble']}"] if clearing["trouble"] else shown
-
-
 def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
     """Of an event store its caches, of the registry its replicas, which all have lines of their own."""
     if isinstance(members, Mapping):
@@ -155,7 +146,6 @@ _SHOWN = {
     "cache": _tier("cache"),
     "logs": _tier("logs"),
     "output": _output,
-    "clearing": _clearing,
     "members": _members,
     "worker": _worker,
     "drained": _drained,

@@ -5,33 +5,17 @@ The digest is the sha256 over the sorted lines `primary_id<TAB>foreign_id<NEWLIN
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import msgspec
-
+from joiner.joined_lines import ID, JoinedDecoder, blocks_of, inside, joined_files
 from photon.core.errors import UsageError
+from photon.core.formats_fields import Field, parse_path
 from photon.core.settings import Settings
 
-_BLOCK_BYTES: Final = 4 << 20
 _EXAMPLES_MAX: Final = 10
-
-
-@dataclass(frozen=True, slots=True)
-class PairFields:
-    """Names of the fields of a joined line: the foreign event's two, and the primary's inside `holder`."""
-
-    foreign_id: str = "id"
-    primary_id: str = "primary_id"
-    primary: str = "id"
-    holder: str = "primary"
-
-    @classmethod
-    def of(cls, settings: Settings) -> "PairFields":
-        foreign = settings.foreign
-        return cls(foreign.id, foreign.primary_id, settings.primary.id, settings.adapter.field)
 
 
 @dataclass(slots=True)
@@ -76,34 +60,26 @@ def pairs_sha256(lines: Iterable[bytes]) -> str:
 
 
 def check_pairs(
-    joined: Path, fields: PairFields | None = None, truth: Set[bytes] | None = None
+    joined: Path, settings: Settings | None = None, truth: Set[bytes] | None = None
 ) -> PairsReport:
-    """Read every .jsonl file under `joined` (a directory for each datacenter) and report its pairs.
+    """Read every file of joined lines under `joined` (a directory for each datacenter) and report its pairs.
 
-    `truth`: all pairs that there may be, as lines of the digest.
+    `settings`: what the fields are called, by default as Photon calls them; `truth`: all pairs that there may
+    be, as lines of the digest.
     UsageError if there is no such directory. A last line without its newline is unreadable.
     """
     if not joined.is_dir():
         raise UsageError(f"{joined}: no such directory; name the `joined` directory of a run")
-    check = _Check(fields or PairFields())
-    for path in sorted(joined.rglob("*.jsonl")):
+    check = _Check(settings or Settings())
+    for path in joined_files(joined):
         check.file(path)
     return check.end(truth)
 
 
 class _Check:
-    def __init__(self, fields: PairFields) -> None:
-        primary = msgspec.defstruct(
-            "JoinedPrimary", [("id", str | int)], rename={"id": fields.primary}, gc=False
-        )
-        names = {"id": fields.foreign_id, "primary_id": fields.primary_id, "primary": fields.holder}
-        event = msgspec.defstruct(
-            "JoinedEvent",
-            [("id", str | int), ("primary_id", str | int), ("primary", primary)],
-            rename=names,
-            gc=False,
-        )
-        self._decoder = msgspec.json.Decoder(event)
+    def __init__(self, settings: Settings) -> None:
+        named = Field(parse_path(settings.foreign.primary_id), ID)
+        self._lines = JoinedDecoder(settings, {"primary_id": named, "inside": inside(settings)})
         self._report = PairsReport()
         self._foreign: set[str] = set()
         self._pairs: set[bytes] = set()
@@ -111,9 +87,9 @@ class _Check:
     def file(self, path: Path) -> None:
         self._report.files += 1
         number = 1
-        for lines in _blocks(path):
-            self._lines(lines, path, number)
-            number += len(lines)
+        for _, data in blocks_of(path):
+            self._block(data, path, number)
+            number += data.count(b"\n")
 
     def end(self, truth: Set[bytes] | None) -> PairsReport:
         untrue = self._pairs - truth if truth is not None else ()
@@ -124,16 +100,25 @@ class _Check:
         self._report.sha256 = pairs_sha256(self._pairs)
         return self._report
 
-    def _lines(self, lines: Sequence[bytes], path: Path, number: int) -> None:
-        self._report.lines += len(lines)
-        events = self._decoded(lines)
-        if events is None:
-            events = self._readable(lines, path, number)
-        foreign = _texts([e.id for e in events])
-        named = _texts([e.primary_id for e in events])
-        inside = _texts([e.primary.id for e in events])
-        if named != inside:
-            for text, name, got in zip(foreign, named, inside, strict=True):
+    def _block(self, data: bytes, path: Path, number: int) -> None:
+        """Whole lines, but for the last one, perhaps; the first is that of this number in the file."""
+        whole = data.rfind(b"\n") + 1
+        count = data.count(b"\n")
+        found = self._lines.decode(data[:whole])
+        self._report.lines += count
+        self._report.unreadable += count - len(found.events)
+        for bad in found.malformed:
+            at = number + data.count(b"\n", 0, bad.start)
+            self._example(f"{path}:{at}: no joined event: {bad.reason}")
+        if whole < len(data):
+            self._report.lines += 1
+            self._report.unreadable += 1
+            self._example(f"{path}:{number + count}: no joined event: the line has no end")
+        foreign, named, held = (
+            list(map(str, self._lines.columns[name](found.events))) for name in ("id", "primary_id", "inside")
+        )
+        if named != held:
+            for text, name, got in zip(foreign, named, held, strict=True):
                 if name != got:
                     self._report.mismatched += 1
                     self._example(f"{path}: '{text}' names the primary '{name}' and holds '{got}'")
@@ -143,26 +128,6 @@ class _Check:
         self._foreign |= fresh
         pairs = map("%s\t%s\n".__mod__, zip(named, foreign, strict=True))
         self._pairs.update(pair.encode("utf-8", "surrogatepass") for pair in pairs)
-
-    def _decoded(self, lines: Sequence[bytes]) -> list[Any] | None:
-        if not lines[-1].endswith(b"\n"):
-            return None
-        try:
-            return list(map(self._decoder.decode, lines))
-        except (msgspec.DecodeError, RecursionError):
-            return None
-
-    def _readable(self, lines: Sequence[bytes], path: Path, number: int) -> list[Any]:
-        events = []
-        for at, line in enumerate(lines, number):
-            try:
-                if not line.endswith(b"\n"):
-                    raise msgspec.DecodeError("the line has no end")
-                events.append(self._decoder.decode(line))
-            except (msgspec.DecodeError, RecursionError) as error:
-                self._report.unreadable += 1
-                self._example(f"{path}:{at}: no joined event: {error}")
-        return events
 
     def _note_repeats(self, foreign: Sequence[str], path: Path) -> None:
         seen: set[str] = set()
@@ -175,14 +140,3 @@ class _Check:
     def _example(self, text: str) -> None:
         if len(self._report.examples) < _EXAMPLES_MAX:
             self._report.examples.append(text)
-
-
-def _blocks(path: Path) -> Iterator[list[bytes]]:
-    """Lines of a file, some MiB at a time; only the last line of all may lack its newline."""
-    with path.open("rb") as file:
-        while lines := file.readlines(_BLOCK_BYTES):
-            yield lines
-
-
-def _texts(ids: Sequence[Any]) -> list[str]:
-    return list(map(str, ids))

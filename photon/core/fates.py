@@ -45,17 +45,9 @@ class Released(IntEnum):
     ABSENT = 1
     """Not registered (any more): a release that is repeated is told so."""
     OTHER = 2
-    """Registered by another token, or its token is cleared: left alone."""
+    """Registered by another token: left alone."""
     NOT_FENCED = 3
     """The token's incarnation is not fenced in this shard yet, so it may still write: left alone."""
-    MISROUTED = 4
-
-
-class Cleared(IntEnum):
-    """Outcome column of IdRegistry.Clear: tokens of ids whose joined event is safe (paper 3.3.3)."""
-
-    CLEARED = 0
-    ABSENT = 1
     MISROUTED = 4
 
 

@@ -42,6 +42,20 @@ def matching_files(pattern: str, directories: set[str] | None = None) -> Iterabl
     return (n for root in roots for n in _files_below(root, (), parts[depth:], _above(root), visited))
 
 
+def named_files(patterns: Sequence[str]) -> list[str]:
+    """The regular files that globs and directories name now, in order, one with several names once.
+
+    UsageError for a pattern that can't ever match.
+    """
+    check_patterns(patterns)
+    files: dict[tuple[int, int], str] = {}
+    for name in sorted({name for pattern in patterns for name in matching_files(pattern)}):
+        if os.path.isfile(name):
+            status = os.stat(name)
+            files.setdefault((status.st_dev, status.st_ino), name)
+    return list(files.values())
+
+
 def may_match(patterns: Sequence[str], name: str) -> bool:
     """Whether a file of this name (its last part) can be what one of the patterns means."""
     for pattern in patterns:

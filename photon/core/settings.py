@@ -208,10 +208,6 @@ class Joiner:
     output_format: str = _one_of("jsonl", OUTPUT_FORMATS)
     """In which complete files are kept."""
     fsync: bool = True
-    clear_tokens: bool = True
-    """Let the IdRegistry forget the tokens of events that stand in complete files (paper 3.3.3)."""
-    clear_ids_per_s: int = _bounded(50_000, 1, 100_000_000)
-    """At most so many, so that commits go first."""
 
 
 @dataclass(frozen=True, slots=True)

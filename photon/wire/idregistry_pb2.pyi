@@ -52,16 +52,6 @@ class ReleaseRequest(_message.Message):
     counts: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tokens: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
-class ClearRequest(_message.Message):
-    __slots__ = ("shard", "ids", "times")
-    SHARD_FIELD_NUMBER: _ClassVar[int]
-    IDS_FIELD_NUMBER: _ClassVar[int]
-    TIMES_FIELD_NUMBER: _ClassVar[int]
-    shard: int
-    ids: bytes
-    times: bytes
-    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ...) -> None: ...
-
 class OutcomesResponse(_message.Message):
     __slots__ = ("outcomes", "version")
     OUTCOMES_FIELD_NUMBER: _ClassVar[int]

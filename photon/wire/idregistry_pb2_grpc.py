@@ -53,11 +53,6 @@ class IdRegistryStub:
                 request_serializer=photon_dot_wire_dot_idregistry__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
                 _registered_method=True)
-        self.Clear = channel.unary_unary(
-                '/photon.idregistry.v1.IdRegistry/Clear',
-                request_serializer=photon_dot_wire_dot_idregistry__pb2.ClearRequest.SerializeToString,
-                response_deserializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
-                _registered_method=True)
         self.Scan = channel.unary_stream(
                 '/photon.idregistry.v1.IdRegistry/Scan',
                 request_serializer=photon_dot_wire_dot_idregistry__pb2.ScanRequest.SerializeToString,
@@ -129,12 +124,6 @@ class IdRegistryServicer:
     def Release(self, request, context):
         """Recovery (paper 3.3.3), also by the shard's leader.
         """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Clear(self, request, context):
-        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -213,11 +202,6 @@ def add_IdRegistryServicer_to_server(servicer, server):
             'Release': grpc.unary_unary_rpc_method_handler(
                     servicer.Release,
                     request_deserializer=photon_dot_wire_dot_idregistry__pb2.ReleaseRequest.FromString,
-                    response_serializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.SerializeToString,
-            ),
-            'Clear': grpc.unary_unary_rpc_method_handler(
-                    servicer.Clear,
-                    request_deserializer=photon_dot_wire_dot_idregistry__pb2.ClearRequest.FromString,
                     response_serializer=photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.SerializeToString,
             ),
             'Scan': grpc.unary_stream_rpc_method_handler(
@@ -350,33 +334,6 @@ class IdRegistry:
             target,
             '/photon.idregistry.v1.IdRegistry/Release',
             photon_dot_wire_dot_idregistry__pb2.ReleaseRequest.SerializeToString,
-            photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Clear(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/photon.idregistry.v1.IdRegistry/Clear',
-            photon_dot_wire_dot_idregistry__pb2.ClearRequest.SerializeToString,
             photon_dot_wire_dot_idregistry__pb2.OutcomesResponse.FromString,
             options,
             channel_credentials,

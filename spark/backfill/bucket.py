@@ -3,16 +3,20 @@
 One token for the bucket, the same in every attempt: what a dead attempt had registered is won again, and the
 file that it left is never published, for the driver takes the files of the attempt whose result it was told.
 An id is asked for once in an attempt: a second time it would be won again.
+
+Its files are staged, for the driver to publish.
 """
 
+import os
 import time
+import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 from uuid import uuid4
 
 import msgspec
@@ -20,21 +24,144 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.client import RegistryAt
-from joiner import rules
+from joiner import parquet, rules
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
-from joiner.output_files import LINES
-from photon.core.columns import join_lines, split_ids
-from photon.core.errors import FencedError
+from joiner.output_files import LINES, PARQUET
+from photon.core.columns import join_lines, split_ids, take_ids, take_times
+from photon.core.errors import FencedError, UnavailableError
 from photon.core.fates import Committed, Fate, Joined, Registered
 from photon.core.ids import ID_BYTES
 from photon.core.logwriter import DeadLetter, dead_letter_lines
 from photon.core.settings import Settings
 from photon.core.tokens import Token
-from spark.backfill.asking import patiently
-from spark.backfill.events import Foreign, Primaries, foreign_events
 from spark.backfill.rows import Kind, file_and_offset, kinds_of
-from spark.backfill.staging import Staged, StagedFile
+
+PATIENCE_S: Final = 300.0
+"""So long a registry is asked that does not answer."""
+_PAUSE_S_MAX: Final = 5.0
+
+
+def patiently(ask: Callable[[], bytes], patience_s: float = PATIENCE_S) -> bytes:
+    """The answer, asked for again while the registry is away: `ask` may be done twice. UnavailableError."""
+    deadline, pause_s = time.monotonic() + patience_s, 0.1
+    while True:
+        try:
+            return ask()
+        except UnavailableError:
+            if time.monotonic() + pause_s > deadline:
+                raise
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+
+
+@dataclass(slots=True)
+class Foreign:
+    """N foreign events. `keys`: their primary ids."""
+
+    keys: list[bytes]
+    ids: bytes
+    times: bytes
+    places: npt.NDArray[np.int64]
+    lines: list[bytes]
+
+    def take(self, rows: npt.NDArray[np.intp]) -> "Foreign":
+        chosen = rows.tolist()
+        return Foreign(
+            list(map(self.keys.__getitem__, chosen)),
+            take_ids(self.ids, rows),
+            take_times(self.times, rows),
+            self.places[rows],
+            list(map(self.lines.__getitem__, chosen)),
+        )
+
+
+def foreign_events(part: Any) -> Foreign:
+    """Rows of spark.backfill.rows of that kind."""
+    return Foreign(
+        part.column("key").to_pylist(),
+        b"".join(part.column("id").to_pylist()),
+        part.column("time_us").to_numpy(zero_copy_only=False).astype("<i8").tobytes(),
+        part.column("place").to_numpy(),
+        part.column("line").to_pylist(),
+    )
+
+
+@dataclass(slots=True)
+class Primaries:
+    """The primary lines of the bucket by id; of an id that stands twice the first line counts."""
+
+    keys: list[bytes] = field(default_factory=list)
+    lines: list[bytes] = field(default_factory=list)
+    known: dict[bytes, bytes] | None = None
+
+    def by_id(self) -> dict[bytes, bytes]:
+        if self.known is None:
+            self.known = dict(zip(reversed(self.keys), reversed(self.lines), strict=True))
+            self.keys, self.lines = [], []
+        return self.known
+
+
+_WRITE_BYTES: Final = 4 << 20
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A file that waits to be published: its name in the staging directory, what the manifest will say."""
+
+    name: str
+    bytes: int
+    lines: int
+    crc32: str
+
+
+class StagedFile:
+    """Made when something is written; `lines` in it."""
+
+    def __init__(self, path: Path, fsync: bool, opened: ExitStack) -> None:
+        self._path = path
+        self._fsync = fsync
+        self._opened = opened
+        self._file: IO[bytes] | None = None
+        self._crc = 0
+        self._bytes = 0
+        self.lines = 0
+
+    def write(self, data: bytes, lines: int) -> None:
+        if not data:
+            return
+        if self._file is None:
+            self._file = self._opened.enter_context(self._path.open("xb", buffering=_WRITE_BYTES))
+        self._file.write(data)
+        self._crc = zlib.crc32(data, self._crc)
+        self._bytes += len(data)
+        self.lines += lines
+
+    def close(self, as_parquet: bool = False) -> Staged | None:
+        """None if nothing was written."""
+        if self._file is None:
+            return None
+        self._file.flush()
+        if as_parquet:
+            return self._converted()
+        self._sync(self._file)
+        return Staged(self._path.name, self._bytes, self.lines, f"{self._crc:08x}")
+
+    def _converted(self) -> Staged:
+        rows = self._path.with_suffix(PARQUET)
+        count = parquet.convert(self._path, rows)
+        assert count == self.lines, f"{count} rows made of {self.lines} lines"
+        self._path.unlink()
+        crc = size = 0
+        with rows.open("rb") as file:
+            while block := file.read(_WRITE_BYTES):
+                crc, size = zlib.crc32(block, crc), size + len(block)
+            self._sync(file)
+        return Staged(rows.name, size, count, f"{crc:08x}")
+
+    def _sync(self, file: IO[bytes]) -> None:
+        if self._fsync:
+            os.fsync(file.fileno())
+
 
 COMMITS_IN_FLIGHT_MAX: Final = 2
 """Of a task; the registry works on one while the next is adapted."""

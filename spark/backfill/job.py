@@ -2,26 +2,32 @@
 
 A job is planned once: which bytes of which logs it reads, its buckets, its incarnation. Every later run of
 the same command goes on with that plan, for what was registered by a token comes back only to the same one.
+
+When a job is done, the dead letters go that another backfill writes, or has written, again: a job over all
+logs of one before it has a letter of its own for each event that is still not joined. The letters of a log
+that is not what it was stay: they may be all that is left of its events.
 """
 
 import hashlib
 import importlib.util
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from joiner.output_files import LINES, PARQUET
 from photon import __version__
 from photon.core.chunks import read_at
-from photon.core.disk import storage_errors, write_file
+from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
 from photon.core.errors import CorruptStateError, StorageError, UsageError
-from photon.core.globs import check_patterns, matching_files
+from photon.core.fates import Fate
+from photon.core.globs import named_files
 from photon.core.packed import is_packed
 from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
@@ -59,13 +65,6 @@ class LogInput(msgspec.Struct, frozen=True):
     telling: str
 
 
-class Clearing(msgspec.Struct, frozen=True):
-    """How far the clearing of tokens is: the first `results` of the job are through, `ids` were cleared."""
-
-    results: int = 0
-    ids: int = 0
-
-
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, and what came of it. Bucket b has the token `begun_us + b` and the file `first_number + b`.
 
@@ -84,7 +83,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     first_number: int
     phase: Phase = Phase.PLANNED
     results: tuple[BucketResult, ...] = ()
-    clearing: Clearing = Clearing()
     registry: str = ""
 
     def joined_name(self, bucket: int) -> str:
@@ -186,14 +184,11 @@ def look_at(patterns: Sequence[str], what: str, remote: Look) -> tuple[LogInput,
 
 
 def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
-    check_patterns(patterns)
-    names: dict[tuple[int, int], str] = {}
-    for name in sorted({name for pattern in patterns for name in matching_files(pattern)}):
-        if os.path.isfile(name):
-            check_name(os.path.abspath(name))
-            status = os.stat(name)
-            names.setdefault((status.st_dev, status.st_ino), os.path.abspath(name))
-    return [_look_at_one(name) for name in names.values()]
+    found = []
+    for name in map(os.path.abspath, named_files(patterns)):
+        check_name(name)
+        found.append(_look_at_one(name))
+    return found
 
 
 def _look_at_one(name: str) -> LogInput:
@@ -272,3 +267,55 @@ def _code_of(use: str) -> str:
     if found is None or not found.origin or not os.path.isfile(found.origin):
         return ""
     return hashlib.blake2b(Path(found.origin).read_bytes(), digest_size=8).hexdigest()
+
+
+LOGS: Final = ("foreign", "primary")
+
+
+def remove_letters(job: Job, place: Place, log: str, buckets: Iterable[int]) -> None:
+    """Those of the job's `buckets`, of malformed primaries or of foreign events (`log`). StorageError."""
+    make_directory(place.letters)
+    with storage_errors(place.letters):
+        for bucket in buckets:
+            (place.letters / job.letters_name(log, bucket)).unlink(missing_ok=True)
+        sync_directory(place.letters)
+
+
+def remove_replaced(job: Job, place: Place) -> None:
+    """Those of earlier jobs; the job's own are published. Killed here, it is simply done again."""
+    for old in place.put_away_jobs():
+        for log, was, now in zip(LOGS, (old.foreign, old.primary), (job.foreign, job.primary), strict=True):
+            if _reads_again(now, was):
+                remove_letters(old, place, log, range(old.buckets))
+
+
+def _reads_again(now: Sequence[LogInput], was: Sequence[LogInput]) -> bool:
+    """Whether all that was read of the logs before is read now."""
+    if not {log.name for log in was} <= {log.name for log in now}:
+        return False
+    try:
+        check_unchanged(was, lambda _: tuple(now))
+    except UsageError:
+        return False
+    return True
+
+
+def summary_of(job: Job, place: Place, seconds: float, again: bool = False) -> dict[str, Any]:
+    """Names as in the summary of `photon join`; `seconds` are this run's. `again`: it joined nothing."""
+    fates: Counter[str] = Counter()
+    for result in job.results:
+        fates.update(result.fates)
+    counts = {fate.value: fates[fate.value] for fate in Fate}
+    files = [job.joined_name(result.bucket) for result in job.results if result.joined is not None]
+    return {
+        "foreign_events": sum(counts.values()),
+        **counts,
+        "seconds": round(seconds, 3),
+        "joined_per_s": round(counts[Fate.JOINED.value] / seconds, 1) if seconds > 0 and not again else 0.0,
+        "joined_by_datacenter": {place.datacenter: counts[Fate.JOINED.value]},
+        "primary_events": sum(result.primary_events for result in job.results),
+        "primary_malformed": sum(result.primary_malformed for result in job.results),
+        "buckets": job.buckets,
+        "files": files,
+        "incarnation": f"{job.incarnation:016x}",
+    }

@@ -25,11 +25,9 @@ from photon.core.columns import hash_ids, take_ids
 from photon.core.formats import Malformed
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
-from spark.reading.columns import fixed_binary
 from spark.reading.events import plan, run
-from spark.reading.parsing import ChunkParser
-from spark.reading.range_reading import chunks_of
-from spark.reading.ranges import LogFile, Range
+from spark.reading.parsing import ChunkParser, fixed_binary
+from spark.reading.ranges import LogFile, Range, chunks_of
 
 SCHEMA: Final = "key binary, place long, id binary, time_us long, line binary, reason string"
 NAMES: Final = ["key", "place", "id", "time_us", "line", "reason"]

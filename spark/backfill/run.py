@@ -9,7 +9,7 @@ Tasks write files that nobody reads. Which attempt's file is the bucket's is set
 the driver is told and keeps (`Phase.JOINED`); those it publishes, under the lease of the job's incarnation
 (spark.backfill.publishing). Without the lease, recovery may release what stands in no joined log, so nothing
 is published that may be others' by then. A driver that died is followed by the next run of the same command,
-with the same tokens; `--abandon` ends the job otherwise (spark.backfill.abandoning).
+with the same tokens; `--abandon` ends the job otherwise (spark.backfill.publishing).
 """
 
 import secrets
@@ -35,7 +35,6 @@ from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import LockedError, UsageError
 from photon.core.settings import Settings
 from photon.core.settings_identity import identity_digest
-from spark.backfill.clearing import Clearer, is_left
 from spark.backfill.job import (
     STEM,
     Job,
@@ -47,11 +46,10 @@ from spark.backfill.job import (
     check_unchanged,
     look_at,
     reading_of,
+    summary_of,
 )
-from spark.backfill.joining import join_buckets
+from spark.backfill.joining import join_buckets, look_at_remote
 from spark.backfill.publishing import FIRST_LEASE_WAIT_S_MAX, Publisher, await_lease, next_number
-from spark.backfill.remote import look_at_remote
-from spark.backfill.summary import summary_of
 from spark.reading.paths import check_name, is_uri
 
 if TYPE_CHECKING:
@@ -95,7 +93,6 @@ def backfill(
     with locked(place), ExitStack() as opened:
         spark = _Spark(open_session, opened)
         client = opened.enter_context(order.registry.client(_CLIENT_TIMEOUT_S, clock))
-        _clear_before(order, client, notice, checkpoint)
         job = _resumed(order, client, spark, notice)
         if job is not None and job.phase is Phase.DONE:
             return summary_of(job, place, time.monotonic() - began, again=True)
@@ -109,8 +106,6 @@ def backfill(
             job = _published(job, order, keeper, checkpoint)
         with storage_errors(place.staging):
             shutil.rmtree(place.staging, ignore_errors=True)
-        if is_left(job, settings):
-            job = Clearer(job, place, settings, client, notice, checkpoint).clear()
         return summary_of(job, place, time.monotonic() - began)
 
 
@@ -140,20 +135,6 @@ def locked(place: Place) -> DirectoryLock:
         raise LockedError(
             f"another backfill works in {place.home}; wait for it, or name another --datacenter"
         ) from error
-
-
-def _clear_before(order: Order, client: RegistryClient, notice: Notice, checkpoint: Checkpoint) -> None:
-    """What an earlier run published, and did not come to clear. UsageError if elsewhere; UnavailableError."""
-    job = order.place.load()
-    if job is None or not is_left(job, order.settings):
-        return
-    if job.reading == reading_of(order.settings):
-        check_registry(job, order.place, client.identity())
-        Clearer(job, order.place, order.settings, client, notice, checkpoint).clear()
-    else:
-        notice(
-            "tokens of the backfill before this one are not cleared: its settings, or adapter, were others"
-        )
 
 
 def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice) -> Job | None:

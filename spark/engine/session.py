@@ -2,30 +2,106 @@
 
 Locally all of it stays on loopback; on a cluster executors are sent Photon's own packages and asked what they
 lack before any log is read.
+
+Ctrl-C and SIGTERM end a command before its time, with its JVM.
 """
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from spark.engine.ending import ended_by_signals
-from spark.engine.executors import prepare_executors
-from spark.engine.failures import SparkFailedError, spark_failures
-from spark.engine.options import DRIVER_MEMORY, MASTER, SparkOptions
-from spark.engine.requirements import check_requirements
-from spark.engine.shipping import PACKAGES, package_root, write_packages
+from spark.engine.executors import (
+    PACKAGES,
+    SparkFailedError,
+    package_root,
+    prepare_executors,
+    spark_failures,
+    write_packages,
+)
+from spark.engine.options import DRIVER_MEMORY, MASTER, SparkOptions, check_requirements
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def map_in_arrow(
+    frame: "DataFrame",
+    function: "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]",
+    schema: str,
+    barrier: bool = False,
+) -> "DataFrame":
+    """Each partition's record batches -> record batches of `schema` (DDL), by Python on the executors.
+
+    As DataFrame.mapInArrow, which asks for pandas though it never uses it (PySpark 4.3).
+    """
+    from pyspark.sql import DataFrame
+    from pyspark.sql.udf import UserDefinedFunction
+    from pyspark.util import PythonEvalType
+
+    inner: Any = frame
+    udf = UserDefinedFunction(function, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column: Any = udf(*[frame[f"`{name}`"] for name in frame.columns])
+    return DataFrame(inner._jdf.mapInArrow(column._jc, barrier, None), frame.sparkSession)
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Ctrl-C and SIGTERM end the block as an exit does, so that the JVM and the scratch files go.
+
+    Until the function given is called with the JVM they wait: one that is just starting can't be stopped. It
+    is called again when Spark runs.
+    Then they end the JVM too: a call into it that waits for a job holds up all that follow, so that none
+    could cancel the job. Spark's own handler of Ctrl-C makes such a call, and fills the screen.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda _: None
+        return
+    ended_by: list[int] = []
+    machines: list[subprocess.Popen[bytes]] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        if not ended_by:
+            ended_by.append(number)
+            if machines:
+                leave()
+
+    def leave() -> None:
+        machines[0].terminate()  # Spark in it tells the cluster, and removes its files
+        raise SystemExit(128 + ended_by[0])
+
+    def arm(machine: subprocess.Popen[bytes]) -> None:
+        for number in previous:  # Spark sets its own where it starts
+            signal.signal(number, end)
+        machines.append(machine)
+        if ended_by:
+            leave()
+
+    previous = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield arm
+    except Exception as error:
+        if ended_by:  # what the end of the JVM made fail
+            raise SystemExit(128 + ended_by[0]) from error
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
 
 __all__ = ["SparkFailedError", "check_requirements", "open_session", "spark_failures"]
+
+# --- the session
 
 JVM_STOP_S_MAX: Final = 10.0
 MASTER_ASK_S_MAX: Final = 5.0

@@ -20,7 +20,7 @@ from photon.core.settings import Settings
 from spark.engine.session import spark_failures
 from spark.logmap import jobs as logmap
 from spark.logmap.files import Stock, take_stock
-from spark.logmap.parts import write_dense_parts, write_letters, write_sparse_parts
+from spark.logmap.jobs import write_dense_parts, write_letters, write_sparse_parts
 from spark.reading.paths import input_paths, local_name
 
 _ROWS_A_PART: Final = 1 << 20

@@ -14,8 +14,7 @@ from photon.core.logfiles import TAIL_BYTES
 from photon.core.packed import is_packed
 from photon.core.settings import Logs
 from spark.reading.paths import check_name
-from spark.reading.range_reading import line_begins
-from spark.reading.ranges import LogFile
+from spark.reading.ranges import LogFile, line_begins
 
 
 @dataclass(frozen=True, slots=True)

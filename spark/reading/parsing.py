@@ -1,13 +1,88 @@
-"""Chunks of whole records to record batches, by Photon's own formats. On the executors."""
+"""Chunks of whole records to record batches, by Photon's own formats. On the executors.
 
+Packed columns become Arrow arrays without a Python statement for each row.
+"""
+
+from collections.abc import Sequence
 from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
 
 from photon.core.chunks import Chunk
 from photon.core.formats import ForeignBatch, Formats, Malformed, PrimaryBatch
-from photon.core.ids import IdPacker
+from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Settings
-from spark.reading.columns import foreign_columns, primary_columns
-from spark.reading.range_reading import beginning
+from spark.reading.ranges import beginning
+
+PRIMARY_SCHEMA = "path string, start long, length int, id binary, line binary, reason string"
+FOREIGN_SCHEMA = (
+    "path string, start long, length int, id binary, primary_id binary, time_us long, line binary, "
+    "reason string"
+)
+
+
+def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:
+    """width x N bytes -> a binary array of N values; the bytes are not copied."""
+    count = len(column) // width
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(column)])
+
+
+def primary_columns(path: str, start: int, batch: PrimaryBatch) -> list[Any]:
+    """The record batches of a chunk that begins at `start`: of its events, and of its malformed lines."""
+    found = []
+    if batch.lines:
+        found.append(_events(path, start, batch, {"id": fixed_binary(batch.ids)}))
+    if batch.malformed:
+        found.append(malformed_columns(path, start, batch.malformed, {"id": pa.binary()}))
+    return found
+
+
+def foreign_columns(path: str, start: int, batch: ForeignBatch) -> list[Any]:
+    """As primary_columns."""
+    found = []
+    if batch.lines:
+        columns = {
+            "id": fixed_binary(batch.ids),
+            "primary_id": fixed_binary(batch.primary_ids),
+            "time_us": pa.array(np.frombuffer(batch.times, "<i8")),
+        }
+        found.append(_events(path, start, batch, columns))
+    if batch.malformed:
+        none = {"id": pa.binary(), "primary_id": pa.binary(), "time_us": pa.int64()}
+        found.append(malformed_columns(path, start, batch.malformed, none))
+    return found
+
+
+def _events(path: str, start: int, batch: PrimaryBatch | ForeignBatch, columns: dict[str, Any]) -> Any:
+    lengths = np.fromiter(map(len, batch.lines), np.int32, len(batch.lines))
+    lines = pa.array(batch.lines, pa.binary())
+    return _placed(path, batch.starts + start, lengths, columns, lines, pa.nulls(len(lengths), pa.string()))
+
+
+def malformed_columns(path: str, start: int, bad: Sequence[Malformed], none: dict[str, Any]) -> Any:
+    """Rows without ids: `none` names those columns and their types."""
+    starts = np.array([one.start + start for one in bad], np.int64)
+    lengths = np.array([len(one.line) for one in bad], np.int32)
+    columns = {name: pa.nulls(len(bad), kind) for name, kind in none.items()}
+    reasons = pa.array([one.reason for one in bad], pa.string())
+    return _placed(path, starts, lengths, columns, pa.array([one.line for one in bad], pa.binary()), reasons)
+
+
+def _placed(path: str, starts: Any, lengths: Any, columns: dict[str, Any], lines: Any, reasons: Any) -> Any:
+    placed = {
+        "path": pa.repeat(pa.scalar(path, pa.string()), len(starts)),
+        "start": pa.array(starts),
+        "length": pa.array(lengths),
+        **columns,
+        "line": lines,
+        "reason": reasons,
+    }
+    return pa.RecordBatch.from_arrays(list(placed.values()), names=list(placed))
+
+
+# --- parsers
 
 OVERSIZED_KEPT_BYTES: Final = 1024
 """Of a line that is longer than logs.line_bytes_max."""

@@ -1,20 +1,25 @@
-"""Which files a command reads, as paths that Spark takes. Asked before Spark starts: a typo costs no time."""
+"""Which files a command reads, as paths that Spark takes. Asked before Spark starts: a typo costs no time.
 
-import glob
-import os
+On remote file systems (s3a://, hdfs://, gs://) Hadoop's own client says which files a pattern means.
+"""
+
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from joiner.joined_lines import joined_files
+from joiner.output_files import LINES, PARQUET
 from photon.core.errors import UsageError
-from photon.core.logfiles import check_patterns
+from photon.core.globs import named_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _SPARK_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
 _LOCAL: Final = "file:///"
-_ENDINGS: Final = (".jsonl", ".parquet")
-"""Of the files of joined logs: the later ones are preferred."""
 _ESCAPED: Final = re.compile(r"\\(.)")
 
 
@@ -25,29 +30,21 @@ def input_paths(patterns: Sequence[str]) -> list[str]:
     hdfs://) goes to Spark as it is. UsageError where nothing matches.
     """
     local = [pattern for pattern in patterns if not is_uri(pattern)]
-    check_patterns(local)
-    files: dict[tuple[int, int], str] = {}
-    for name in sorted(_matches(local)):
-        status = os.stat(name)
-        files.setdefault((status.st_dev, status.st_ino), name)
+    files = named_files(local)
     remote = [pattern for pattern in patterns if is_uri(pattern)]
     if not files and not remote:
         raise UsageError(f"no file matches {', '.join(map(repr, local))}; check the pattern")
-    return [*map(_spark_path, files.values()), *remote]
+    return [*map(_spark_path, files), *remote]
 
 
 def output_paths(out: str, kind: str) -> list[str]:
     """The files of one kind (`joined` or `dead-letters`) under the --out of `photon join`; may be none.
 
-    Of one that is there as lines and as Parquet, being completed just now, the Parquet: it is whole, and the
-    lines go. For a URI these are patterns (spark.reading.remote_paths.existing).
+    For a URI these are patterns (spark.reading.paths.existing).
     """
     if is_uri(out):
-        return [f"{out.rstrip('/')}/{kind}/*/*{ending}" for ending in _ENDINGS]
-    found: dict[Path, Path] = {}
-    for ending in _ENDINGS:
-        found |= {path.with_suffix(""): path for path in Path(out, kind).glob(f"*/*{ending}")}
-    return [_spark_path(str(path)) for path in sorted(found.values())]
+        return [f"{out.rstrip('/')}/{kind}/*/*{ending}" for ending in (LINES, PARQUET)]
+    return [_spark_path(str(path)) for path in joined_files(Path(out, kind))]
 
 
 def check_output(out: str) -> None:
@@ -84,12 +81,24 @@ def local_name(path: str) -> str | None:
     return _ESCAPED.sub(r"\1", path.removeprefix(_LOCAL.removesuffix("/")))
 
 
-def _matches(patterns: Sequence[str]) -> Iterator[str]:
-    for pattern in patterns:
-        inside = str(Path(pattern) / "*") if Path(pattern).is_dir() else pattern
-        yield from (name for name in glob.iglob(inside, recursive=True) if Path(name).is_file())
-
-
 def _spark_path(name: str) -> str:
     """An absolute local file name, with what Spark's globs would take for a wildcard escaped."""
     return "file://" + _SPARK_WILDCARDS.sub(r"\\\1", str(Path(name).absolute()))
+
+
+def existing(session: "SparkSession", paths: Sequence[str]) -> list[str]:
+    """Paths of spark.reading.paths -> the same without patterns, sorted; none for what matches nothing.
+
+    Spark itself takes a pattern without a match for a failure, as if the file system were gone. Raises what
+    Spark raises where the file system can't be asked (spark_failures).
+    """
+    known = [path for path in paths if local_name(path) is not None or not is_uri(path)]
+    remote = [path for path in paths if path not in set(known)]
+    return [*known, *sorted({found for path in remote for found in _matches(session, path)})]
+
+
+def _matches(session: "SparkSession", pattern: str) -> list[str]:
+    context: Any = session.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(pattern)
+    statuses = path.getFileSystem(context._jsc.hadoopConfiguration()).globStatus(path)
+    return [str(status.getPath().toString()) for status in statuses or () if status.isFile()]

@@ -1,13 +1,19 @@
-"""Which bytes of which log files a task reads. Pure, but for `local_file`."""
+"""Which bytes of which local log files a task reads, and their records. On driver and executors."""
 
 import os
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from photon.core.chunks import Chunk, read_at, read_chunk
 from photon.core.errors import StorageError
-from photon.core.framing import holds_blocks
-from photon.core.packed import is_packed
+from photon.core.framing import LINES, framing_of, holds_blocks
+from photon.core.packed import is_packed, unpacked
+from photon.core.settings import Logs
 
 _OPEN_BYTES: Final = 1 << 16
 """What opening a file costs, as bytes read: so that ten thousand little ones are no single task."""
@@ -77,3 +83,105 @@ def _pieces(file: LogFile, split: int) -> list[Range]:
         return [Range(file, file.start, file.size)]
     starts = range(file.start, file.size, split)
     return [Range(file, start, min(start + split, file.size)) for start in starts]
+
+
+# --- what a task does with its ranges: whole records in chunks, as Photon's own readers cut them
+
+
+def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, Chunk]]:
+    """The records of a range: the path that was read (of an archive, its unpacked copy), and a chunk.
+
+    `unended`: a last line without its newline counts if it is a JSON object, as it always does in an
+    archive. StorageError if the file can't be read.
+    """
+    try:
+        if not is_packed(one.file.name):
+            yield from _chunks(one.file.name, one, settings, unended)
+            return
+        with _unpacked(one.file.name) as (path, size):
+            yield from _chunks(path, Range(one.file, one.start, size), settings, True, size)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"{one.file.name} cannot be read ({reason}); see to it and ask again") from error
+
+
+def _chunks(
+    path: str, one: Range, settings: Logs, unended: bool, size: int | None = None
+) -> Iterator[tuple[str, Chunk]]:
+    framing = framing_of(one.file.name)
+    size = one.file.size if size is None else size
+    held = os.stat(path).st_size
+    if held < size:  # its missing lines would seem never to have been
+        raise StorageError(
+            f"{one.file.name} holds {held} bytes where {size} were listed: it was cut meanwhile, or this "
+            "machine sees an old state of it; ask again"
+        )
+    offset = one.start if one.start == one.file.start else line_begins(path, one.start, size)
+    while offset < one.end:
+        # Never more than the size that was listed, so that every attempt reads the same of a growing file.
+        step = min(settings.chunk_bytes, size - offset)
+        chunk = read_chunk(path, offset, step, settings.line_bytes_max, framing=framing)
+        if chunk is None or chunk.end > size:
+            if unended and framing is LINES:
+                line = read_at(path, offset, min(size - offset, settings.line_bytes_max))
+                if is_object(line):
+                    yield path, Chunk(offset, offset + len(line), line + b"\n")
+            return
+        offset = chunk.end
+        yield path, chunk if chunk.end <= one.end or framing is not LINES else _cut(chunk, one.end)
+
+
+def line_begins(path: str, start: int, size: int) -> int:
+    """Where the first line begins that begins at `start` or later; `size` if none does."""
+    if start <= 0:
+        return 0
+    at = start - 1
+    while at < size:
+        data = read_at(path, at, min(1 << 16, size - at))
+        if not data:
+            break
+        newline = data.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1
+        at += len(data)
+    return size
+
+
+def _cut(chunk: Chunk, end: int) -> Chunk:
+    """Without the lines that begin at `end` or later: they are another range's."""
+    stop = chunk.data.find(b"\n", max(0, end - 1 - chunk.start)) + 1
+    if chunk.oversized or not stop:
+        return chunk
+    return Chunk(chunk.start, chunk.start + stop, chunk.data[:stop])
+
+
+def is_object(line: bytes) -> bool:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return isinstance(msgspec.json.decode(line), dict)
+    return False
+
+
+@contextmanager
+def _unpacked(name: str) -> Iterator[tuple[str, int]]:
+    """A copy of what is in an archive, for as long as the block; StorageError if it is damaged."""
+    with tempfile.NamedTemporaryFile(prefix="photon-unpacked-") as copy:
+        size = 0
+        try:
+            for piece in unpacked(name):
+                copy.write(piece)
+                size += len(piece)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each of the libraries has its own
+            raise StorageError(
+                f"{name}: not a whole archive ({error}); replace it or leave it out"
+            ) from error
+        copy.flush()
+        yield copy.name, size
+
+
+def beginning(path: str, start: int, length: int) -> bytes:
+    """Of a record that is too long to be kept whole."""
+    with suppress(OSError), open(path, "rb", buffering=0) as log:
+        return os.pread(log.fileno(), length, start)
+    return b""

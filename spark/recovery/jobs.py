@@ -9,17 +9,17 @@ from pyspark.sql import functions as F
 
 
 def missing(registered: DataFrame, joined: DataFrame) -> DataFrame:
-    """The registered ids (spark.registered) that no joined line has (spark.recovery.joined_keys)."""
+    """The registered ids (spark.registered) that no joined line has (spark.recovery.recovering)."""
     there = joined.where("id IS NOT NULL").select("id")
     return registered.join(there, "id", "left_anti")
 
 
 def losses(absent: DataFrame, young_us: int, doubtful_us: int) -> DataFrame:
-    """`missing` -> a row an incarnation: address, incarnation (null: the token is cleared), lost, young
+    """`missing` -> a row an incarnation: address, incarnation, lost, young
     (their tokens are later than `young_us`), doubtful (not later than `doubtful_us`), oldest_us."""
     young = F.col("token_us") > young_us
     return absent.groupBy("address", "incarnation").agg(
-        F.count_if(F.col("token").isNull() | ~young).alias("lost"),
+        F.count_if(~young).alias("lost"),
         F.count_if(young).alias("young"),
         F.count_if(F.col("token_us") <= doubtful_us).alias("doubtful"),
         F.min("token_us").alias("oldest_us"),
@@ -27,7 +27,7 @@ def losses(absent: DataFrame, young_us: int, doubtful_us: int) -> DataFrame:
 
 
 def details(absent: DataFrame) -> DataFrame:
-    """`missing` for its reader: id (packed, hex), joiner, incarnation (hex), token_us; null where cleared."""
+    """`missing` for its reader: id (packed, hex), joiner, incarnation (hex), token_us."""
     return absent.select(
         F.lower(F.hex("id")).alias("id"),
         F.col("address").alias("joiner"),

@@ -34,13 +34,11 @@ class Loss:
 class Survey:
     """What a reading of registry and joined logs found.
 
-    `registered` ids in all; `cleared`: in no joined log, and nobody knows any more who wrote them; `untold`:
-    joined lines from which the foreign event can't be told; `damaged`: lines that are no JSON object;
-    `joined`: ids of joined lines, nearly, of which `known` are registered.
+    `registered` ids in all; `untold`: joined lines from which the foreign event can't be told; `damaged`:
+    lines that are no JSON object; `joined`: ids of joined lines, nearly, of which `known` are registered.
     """
 
     registered: int
-    cleared: int
     untold: int
     damaged: int
     losses: Sequence[Loss]

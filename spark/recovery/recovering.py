@@ -1,27 +1,92 @@
-"""Reads for `photon recover`: registry, joined logs and inputs, by the jobs of spark.recovery.jobs."""
+"""Reads for `photon recover`: registry, joined logs and inputs, by the jobs of spark.recovery.jobs.
+
+What stands in joined logs is read on the side of what is there, for what recovery takes for missing it has
+joined again: a last line without its newline counts, if it is a whole JSON object, and a line that is one
+without telling its event is told apart from one that is damaged.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
+import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt
+from joiner.joined_lines import JoinedDecoder
+from photon.core.chunks import Chunk
 from photon.core.columns import pack_times
-from photon.core.errors import UnavailableError
+from photon.core.errors import UnavailableError, UsageError
+from photon.core.formats_fields import parse_path
+from photon.core.ids import IdPacker
 from photon.core.settings import Settings
 from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
-from spark.reading.events import parsed_foreign
-from spark.reading.paths import input_paths, output_paths
-from spark.reading.remote_paths import existing
+from spark.reading.events import parsed_foreign, parsed_joined
+from spark.reading.parsing import fixed_binary
+from spark.reading.paths import existing, input_paths, output_paths
+from spark.reading.ranges import is_object
 from spark.recovery import jobs as recovery
-from spark.recovery.joined_keys import joined_keys
 from spark.recovery.losses import Loss, LostEvents, Survey
 from spark.registered import registered, signed, unsigned
+
+SCHEMA: Final = "id binary, untold int, damaged int"
+
+
+def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """SCHEMA: a row with the packed id of each joined line, both counts 0; and rows with a null id that count
+    lines that tell no id. Files as they are now: lines (any number of tasks) and Parquet (one each).
+
+    UsageError for settings by which joined lines do not tell their foreign event.
+    """
+    check_told(settings)
+    return parsed_joined(session, paths, settings, partial(JoinedKeys, settings), SCHEMA, unended=True)
+
+
+def check_told(settings: Settings) -> None:
+    """UsageError where joined lines do not hold the foreign event's id."""
+    if parse_path(settings.foreign.id)[0] == settings.adapter.field:
+        raise UsageError(
+            f"'adapter.field' is {settings.adapter.field!r}, and 'foreign.id' lies in it: joined lines do "
+            "not tell which foreign event they hold, so what is lost can't be known"
+        )
+
+
+class JoinedKeys:
+    """Chunks of joined lines -> record batches of SCHEMA. On the executors."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._packer = IdPacker(settings.ids.key.encode())
+        self._lines = JoinedDecoder(settings)
+
+    def columns(self, _name: str, _path: str, chunk: Chunk) -> list[Any]:
+        if chunk.oversized:
+            return [_batch(b"", 1, 0)]
+        found = self._lines.decode(chunk.data)
+        ids = self._lines.columns["id"](found.events)
+        untold = sum(is_object(bad.line) for bad in found.malformed)
+        damaged = len(found.malformed) - untold
+        return [_batch(self._packer.pack(ids) if ids else b"", untold, damaged)]
+
+
+def _batch(ids: bytes, untold: int, damaged: int) -> Any:
+    column = fixed_binary(ids)
+    more = 1 if untold or damaged else 0
+    counts = [
+        pa.concat_arrays(
+            [pa.repeat(pa.scalar(0, pa.int32()), len(column)), pa.array([count] * more, pa.int32())]
+        )
+        for count in (untold, damaged)
+    ]
+    arrays = [pa.concat_arrays([column, pa.nulls(more, column.type)]), *counts]
+    return pa.RecordBatch.from_arrays(arrays, names=["id", "untold", "damaged"])
+
+
+# --- reading
 
 PIECE_EVENTS_MAX: Final = 50_000
 PIECE_BYTES_MAX: Final = 32 << 20
@@ -70,15 +135,12 @@ class SparkReading:
             rows = recovery.losses(absent, young_us, doubtful_us).collect()
             keys.unpersist()
             ids.unpersist()
-        cleared = sum(row.lost for row in rows if row.incarnation is None)
         known = count - sum(row.lost + row.young for row in rows)
         found = [
-            Loss(r.address, unsigned(r.incarnation), r.lost, r.young, r.doubtful, r.oldest_us)
-            for r in rows
-            if r.incarnation is not None
+            Loss(r.address, unsigned(r.incarnation), r.lost, r.young, r.doubtful, r.oldest_us) for r in rows
         ]
         found.sort(key=lambda loss: -loss.lost)
-        return Survey(count, cleared, untold, damaged, found, joined, known)
+        return Survey(count, untold, damaged, found, joined, known)
 
     def lost(self, incarnations: Sequence[int]) -> "SparkLost":
         """After their fence: what they hold, and what of it stands in no joined log by now."""

@@ -2,10 +2,13 @@
 
 A line is an event where photon.core.formats says so. Each class turns a chunk of whole lines into one record
 batch with a row a line; a line that is no event has nulls.
+
+Primary events are compared by digests of lines as they stand, and of what they mean (`forms`).
 """
 
 import base64
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from joiner.joined_lines import ID, JoinedDecoder
 from photon.core.columns import join_lines
 from photon.core.fates import Fate
 from photon.core.formats import JsonLines
@@ -21,8 +25,61 @@ from photon.core.formats_lines import Lines, decode, split_chunk
 from photon.core.formats_times import event_times, time_type
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings
-from spark.reading.columns import fixed_binary
-from spark.reading.contents import digests
+from spark.reading.parsing import fixed_binary
+
+FORMS: Final = "primary binary, content long, forms array<long>"
+
+
+def digests(contents: Sequence[bytes]) -> Any:
+    """N contents -> (N,) int64. The digest itself is the cost, so there is nothing to gain without a loop."""
+    digest = hashlib.blake2b
+    return np.frombuffer(b"".join([digest(c, digest_size=8).digest() for c in contents]), "<i8")
+
+
+def canonical(raw: bytes, loosely: bool) -> bytes:
+    """The same for the same object, whatever its white space and the order of its keys.
+
+    `loosely`: also whatever a column of Parquet does not tell apart: a missing field, null and an object
+    without fields; 1 and 1.0.
+    """
+    try:
+        value = msgspec.json.decode(raw)
+        return msgspec.json.encode(_loosely(value) if loosely else value, order="sorted")
+    except (msgspec.DecodeError, msgspec.MsgspecError, RecursionError, OverflowError, TypeError):
+        return raw
+
+
+def _loosely(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {name: _loosely(inner) for name, inner in value.items()}
+        return {name: inner for name, inner in kept.items() if inner is not None} or None
+    if isinstance(value, list):
+        return list(map(_loosely, value))
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def forms(batches: Iterable[Any]) -> Iterator[Any]:
+    """Record batches of PRIMARY_RAW -> of FORMS: digests of the canonical contents to compare by."""
+    for batch in batches:
+        raws, ways = batch.column("raw").to_pylist(), batch.column("loosely").to_pylist()
+        found = [
+            [_form(raw, way) for way in ((False, True) if loosely is None else (loosely,))]
+            for raw, loosely in zip(raws, ways, strict=True)
+        ]
+        columns = {
+            "primary": batch.column("primary"),
+            "content": batch.column("content"),
+            "forms": pa.array(found, pa.list_(pa.int64())),
+        }
+        yield pa.RecordBatch.from_pydict(columns)
+
+
+def _form(raw: bytes, loosely: bool) -> int:
+    told = (b"~" if loosely else b"=") + canonical(raw, loosely)
+    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
+
 
 FOREIGN_FACTS: Final = "id string, key binary, primary binary, time_us long"
 JOINED_FACTS: Final = "id string, key binary, primary binary, time_us long, content long"
@@ -31,7 +88,6 @@ PRIMARY_FACTS: Final = "primary binary, content long"
 PRIMARY_RAW: Final = "primary binary, content long, raw binary, loosely boolean"
 
 _FATES: Final = frozenset(fate.value for fate in Fate)
-_ID: Final = str | int
 
 
 class _KeepingPacker(IdPacker):
@@ -79,12 +135,11 @@ class JoinedFacts:
         self._packer = IdPacker(settings.ids.key.encode())
         self._unit = foreign.time_unit
         self._digests = digests
-        own = Field(parse_path(foreign.id), _ID)
         time = Field(parse_path(foreign.time), time_type(foreign.time_unit), optional=True)
-        self._decoder, columns = _decoder_with_raw({"id": own, "time": time}, settings.adapter.field)
-        self._id, self._time = columns["id"], columns["time"]
+        self._lines = JoinedDecoder(settings, {"time": time}, raw=True)
+        self._id, self._time = self._lines.columns["id"], self._lines.columns["time"]
         # The id comes first in both: its column takes events of either.
-        self._timeless, _ = _decoder_with_raw({"id": own}, settings.adapter.field)
+        self._timeless = JoinedDecoder(settings, raw=True)
         self._primary = PrimaryIds(settings)
 
     def rows(self, chunk: bytes) -> Any:
@@ -112,20 +167,22 @@ class JoinedFacts:
 
         An adapter may have made something else of the time: a line is known by its id.
         """
-        found = split_chunk(chunk)
-        events, rows, others = decode(self._decoder, chunk, found)
-        times = self._time(events)
-        if rows is None:
-            return events, times, None
-        places: list[int | None] = [None] * len(found.lines)
-        for place, row in enumerate(rows):
+        lines = split_chunk(chunk)
+        found = self._lines.decode(chunk, lines)
+        times = self._time(found.events)
+        if found.rows is None:
+            return found.events, times, None
+        places: list[int | None] = [None] * len(lines.lines)
+        for place, row in enumerate(found.rows):
             places[row] = place
         left = [row for row, place in enumerate(places) if place is None]
-        lines = Lines([one.line for one in others], found.starts[left], clean=False)
-        timeless, rows, _ = decode(self._timeless, b"", lines)
-        for place, row in enumerate(range(len(left)) if rows is None else rows, len(events)):
+        others = Lines([one.line for one in found.malformed], lines.starts[left], clean=False)
+        timeless = self._timeless.decode(b"", others)
+        rows = range(len(left)) if timeless.rows is None else timeless.rows
+        for place, row in enumerate(rows, len(found.events)):
             places[left[row]] = place
-        return events + timeless, times + [None] * len(timeless), pa.array(places, pa.int64())
+        events = found.events + timeless.events
+        return events, times + [None] * len(timeless.events), pa.array(places, pa.int64())
 
     def raw_rows(self, chunk: bytes, loosely: bool = False) -> Any:
         """PRIMARY_RAW: the primary events inside, as they stand there. `loosely`: they come from Parquet."""
@@ -200,7 +257,7 @@ class PrimaryIds:
 
     def __init__(self, settings: Settings) -> None:
         self._packer = IdPacker(settings.ids.key.encode())
-        fields = {"id": Field(parse_path(settings.primary.id), _ID)}
+        fields = {"id": Field(parse_path(settings.primary.id), ID)}
         self._decoder, columns = decoder_of("PrimaryInside", fields)
         self._id = columns["id"]
 
@@ -223,20 +280,6 @@ class PrimaryIds:
             return self._packer.pack(self._id([self._decoder.decode(raw)]))
         except (msgspec.DecodeError, RecursionError):
             return None
-
-
-def _decoder_with_raw(fields: dict[str, Field], inside: str) -> tuple[Any, dict[str, Callable[..., Any]]]:
-    """A decoder of joined lines: these fields, and `raw`, the object in the field `inside`."""
-    base, columns = decoder_of("JoinedEvent", fields)
-    joined = msgspec.defstruct(
-        "Joined",
-        [("raw", msgspec.Raw, msgspec.Raw())],
-        bases=(base.type,),
-        rename={"raw": inside},
-        kw_only=True,
-        gc=False,
-    )
-    return msgspec.json.Decoder(joined), columns
 
 
 def _times(keys: bytes, values: Sequence[Any], unit: str) -> Any:

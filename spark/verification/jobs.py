@@ -158,8 +158,8 @@ def against_registry(
 ) -> DataFrame:
     """Adds to accounts who registered them.
 
-    `registered` (null: nobody, or it is not known any more), `address`, `incarnation`, `token_us` (null: the
-    token is cleared), and `settling`: the joined line may be on its way, for the token is of `settled_us` or
+    `registered` (null: nobody, or it is not known any more), `address`, `incarnation`, `token_us`,
+    and `settling`: the joined line may be on its way, for the token is of `settled_us` or
     later, or of one of `backfills`, incarnations of those that run: they publish at their ends.
     """
     held = registered.select(
@@ -221,7 +221,6 @@ def judged(rows: DataFrame, adapted: bool = False, from_export: bool = False) ->
         (joined & altered, Verdict.ALTERED_PRIMARY),
         (joined & F.col("absent"), Verdict.NOT_IN_EXPORT if from_export else Verdict.UNREGISTERED),
         (joined, Verdict.JOINED),
-        (held & F.col("token_us").isNull(), Verdict.LOST_CLEARED),
         (held & F.col("settling"), Verdict.IN_FLIGHT),
         (held, Verdict.LOST),
         (filtered, Verdict.FILTERED),

@@ -25,7 +25,6 @@ class Verdict(StrEnum):
     WRONG_PRIMARY = "wrong_primary"
     ALTERED_PRIMARY = "altered_primary"
     LOST = "lost"
-    LOST_CLEARED = "lost_cleared"
     UNREGISTERED = "unregistered"
     IN_FLIGHT = "in_flight"
     NOT_IN_EXPORT = "not_in_export"
@@ -48,7 +47,6 @@ MEANINGS: Final[Mapping[str, str]] = {
     Verdict.PENDING: "in no output yet",
     Verdict.IN_FLIGHT: "registered a moment ago, in no joined log yet: ask again",
     Verdict.LOST: "registered by a joiner that wrote them to no joined log",
-    Verdict.LOST_CLEARED: "joined and their tokens cleared, and in no joined log any more",
     Verdict.LOST_PENDING: "in no output yet, though their primary event is in the logs",
     Verdict.LOST_UNJOINABLE: "given up, though their primary event is in the logs",
     Verdict.JOINED_TWICE: "joined twice or more",
@@ -64,7 +62,6 @@ MEANINGS: Final[Mapping[str, str]] = {
 
 BROKEN: Final = (
     Verdict.LOST,
-    Verdict.LOST_CLEARED,
     Verdict.LOST_UNJOINABLE,
     Verdict.JOINED_TWICE,
     Verdict.WRONG_PRIMARY,
@@ -75,7 +72,7 @@ BROKEN: Final = (
     "dead_letters_unreadable",
 )
 _NEEDS_PRIMARIES: Final = (Verdict.LOST_PENDING, Verdict.LOST_UNJOINABLE, Verdict.ALTERED_PRIMARY)
-_NEEDS_REGISTRY: Final = (Verdict.LOST, Verdict.LOST_CLEARED, Verdict.IN_FLIGHT, "other_registered")
+_NEEDS_REGISTRY: Final = (Verdict.LOST, Verdict.IN_FLIGHT, "other_registered")
 _OF_AN_INPUT: Final = tuple(
     v for v in Verdict if v not in (Verdict.ALIEN, Verdict.OTHER_INPUTS, Verdict.UNREADABLE)
 )

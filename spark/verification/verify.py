@@ -8,14 +8,13 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from idregistry.client import RegistryAt
-from joiner.adapter import load_adapter
+from joiner.adapter import keeps_default_line, load_adapter
 from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
 from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
-from spark.reading.paths import check_new, check_output, input_paths, output_paths
-from spark.reading.remote_paths import existing
+from spark.reading.paths import check_new, check_output, existing, input_paths, output_paths
 from spark.registered import (
     ASK_TIMEOUT_S,
     Export,
@@ -27,7 +26,7 @@ from spark.registered import (
     unsigned,
 )
 from spark.verification import jobs as verification
-from spark.verification import lookups, sources
+from spark.verification import sources
 from spark.verification.jobs import Span
 from spark.verification.verdicts import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
 
@@ -218,7 +217,7 @@ class _Run:
         # Lookup tells what has expired; an export can't, and shards forget at their own times.
         edge = min if question.registry else max
         missing = verification.not_registered(rows, edge(held.boundaries.values()))
-        absent = lookups.absent(missing, question.registry) if question.registry else missing
+        absent = sources.absent(missing, question.registry) if question.registry else missing
         absent = self._keep(absent)
         return verification.marked(rows, None if absent.isEmpty() else absent)
 
@@ -285,9 +284,9 @@ def note_of(adapter: Adapter) -> str:
     if not adapter.use:
         return ""
     try:
-        if load_adapter(adapter.use).keeps_id:
+        if keeps_default_line(load_adapter(adapter.use)):
             return ""
-        why = "does not say keeps_id = True"
+        why = "makes its own joined lines"
     except AdapterError as error:  # the logs may be verified where it is not installed
         why = f"can't be loaded here ({error})"
     return (

@@ -1,7 +1,7 @@
 """`photon recover` without Spark, which kills itself between two of its steps; a process of test_recover.py.
 
 Arguments: work directory, output, directory of the foreign logs, checkpoint to die at (or "never"), how often
-to pass it before, whether to apply.
+to pass it before, whether to apply, whether what is not there is gone for good.
 """
 
 import json
@@ -18,7 +18,7 @@ from photon.core.clock import SystemClock
 from tests.app.recovering import PlainReading
 
 
-def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: bool) -> int:
+def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: bool, gone: bool) -> int:
     left = passes
 
     def checkpoint(name: str) -> None:
@@ -31,7 +31,7 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
     topology = read_topology(work / "topology.json")
     roots = [out, *map(Path, topology.checked_settings().joiner.output_roots)]
     inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
-    job = Job(roots, work, inbox, work / "recovery", apply=apply, settle_s=0.0)
+    job = Job(roots, work, inbox, work / "recovery", apply=apply, gone=gone, settle_s=0.0)
     with asked_registry(Named(work)) as asked, asked.registry.client(20.0) as client:
         reading = PlainReading(asked.registry.addresses, roots, clicks)
         report = recover(job, client, reading, SystemClock(), checkpoint=checkpoint)
@@ -41,4 +41,4 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
 
 if __name__ == "__main__":
     words = sys.argv[1:]
-    sys.exit(main(*map(Path, words[:3]), words[3], int(words[4]), words[5] == "1"))
+    sys.exit(main(*map(Path, words[:3]), words[3], int(words[4]), words[5] == "1", words[6] == "1"))

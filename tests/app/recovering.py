@@ -41,9 +41,7 @@ class Run:
             (self.logs / name).mkdir(parents=True)
         self.config = root / "photon.toml"
         more = f"output_roots = {json.dumps([str(path) for path in roots])}\n" if roots else ""
-        self.config.write_text(
-            f"[registry]\nlease_s = {LEASE_S}\n[joiner]\nclear_tokens = false\n{more}{joiner}"
-        )
+        self.config.write_text(f"[registry]\nlease_s = {LEASE_S}\n[joiner]\n{more}{joiner}")
         self.process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
@@ -102,9 +100,11 @@ class Run:
     def all_once(self) -> Counter[str]:
         return Counter(f"c{n}" for n in range(self.clicks))
 
-    def recover(self, die_at: str = "", passes: int = 0, apply: bool = True) -> tuple[int, dict[str, Any]]:
+    def recover(
+        self, die_at: str = "", passes: int = 0, apply: bool = True, gone: bool = False
+    ) -> tuple[int, dict[str, Any]]:
         """As `photon recover`, without Spark. Its exit status (-9: it died) and its report."""
-        words = [self.work, self.out, self.logs / "clicks", die_at or "never", passes, int(apply)]
+        words = [self.work, self.out, self.logs / "clicks", die_at or "never", passes, int(apply), int(gone)]
         done = subprocess.run(
             [sys.executable, "-m", "tests.app.recover_child", *map(str, words)],
             capture_output=True, text=True, timeout=100, check=False, cwd=ROOT,
@@ -141,19 +141,17 @@ class PlainReading:
         registered = self._registered()
         joined = self._joined()
         lost = {key: token for key, token in registered.items() if key not in joined}
-        held = [parse_token(token) for token in lost.values() if token]
+        held = [parse_token(token) for token in lost.values()]
         losses = []
         for who, group in groupby(sorted(held, key=_who), key=_who):
             times = [token.time_us for token in group]
             young = sum(time_us > young_us for time_us in times)
             doubtful = sum(time_us <= doubtful_us for time_us in times)
             losses.append(Loss(*who, len(times) - young, young, doubtful, min(times)))
-        return Survey(len(registered), len(lost) - len(held), 0, 0, losses)
+        return Survey(len(registered), 0, 0, losses)
 
     def lost(self, incarnations: Sequence[int]) -> "PlainLost":
-        held = {
-            k: t for k, t in self._registered().items() if t and parse_token(t).incarnation in incarnations
-        }
+        held = {k: t for k, t in self._registered().items() if parse_token(t).incarnation in incarnations}
         joined = self._joined()
         lines = {}
         for path in sorted(self._clicks.glob("*.jsonl")):

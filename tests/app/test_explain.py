@@ -8,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from photon.app import explain as explain_module
+from joiner import joined_lines as reader
 from photon.app.explain import Asked, _row_of, joined_lines, letters_of
 from photon.app.explain_cli import command, told, verdict
 from photon.app.status import command as status
@@ -17,6 +17,9 @@ from photon.core.fates import Fate
 from photon.core.logwriter import DeadLetter, dead_letter_lines
 
 ASKED = Asked("c\N{LATIN SMALL LETTER E WITH ACUTE}1", b"\1" * 16, "ctx.id", "ctx.query")
+REGISTERED = {
+    "shard": 0, "joiner": "a:1", "process": None, "incarnation": "5", "time_us": 1
+}  # fmt: skip
 NOTHING = {
     "id": "c1", "joined": [], "dead_letters": [], "registry": None, "pending": {"east": None}, "primary": None,
     "unreadable": {}, "not_here": [],
@@ -75,7 +78,7 @@ def test_a_line_that_spells_the_id_in_two_ways_is_told_once(out):
 
 
 def test_lines_on_both_sides_of_a_read_are_found_at_their_offsets(out, monkeypatch):
-    monkeypatch.setattr(explain_module, "_READ_BYTES", 50)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 50)
     lines = [json.dumps(event(ASKED.id if n % 3 == 0 else "other", n=n)) + "\n" for n in range(20)]
     (out / "east" / "joiner-east-000000.jsonl").write_text("".join(lines))
     found = [(row["offset"], row["line"]) for row in joined_lines(out, ASKED)]
@@ -83,7 +86,7 @@ def test_lines_on_both_sides_of_a_read_are_found_at_their_offsets(out, monkeypat
 
 
 def test_a_file_that_its_joiner_cuts_is_read_to_its_new_end(out, monkeypatch):
-    monkeypatch.setattr(explain_module, "_READ_BYTES", 8)
+    monkeypatch.setattr(reader, "BLOCK_BYTES", 8)
     path = out / "east" / "joiner-east-000000.jsonl"
     line = json.dumps(event(ASKED.id, pad="x" * 300_000)) + "\n"
     path.write_text(line * 3)
@@ -121,7 +124,7 @@ def test_an_id_in_a_field_with_a_dot_in_its_name_is_found(out):
     assert [row["fate"] for row in letters_of(out, asked)] == ["unjoinable"]
 
 
-def test_a_row_is_found_in_parquet_unless_its_lines_are_still_there(out):
+def test_a_row_is_found_in_parquet_once_though_its_lines_are_still_there(out):
     pyarrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [event("other", n=0), event(ASKED.id, n=1)]
@@ -132,8 +135,8 @@ def test_a_row_is_found_in_parquet_unless_its_lines_are_still_there(out):
         (1, 1),
         (1, 1),
     ]
-    (out / "east" / "a-000000.jsonl").write_text("")
-    assert len(list(joined_lines(out, ASKED))) == 1
+    (out / "east" / "a-000000.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert len(list(joined_lines(out, ASKED))) == 2
 
 
 def test_a_parquet_file_that_cannot_be_read_is_told_and_the_others_are_looked_through(out):
@@ -162,7 +165,7 @@ def test_parquet_files_without_pyarrow_are_told_to_be_unread(out, monkeypatch):
     unreadable = {}
     assert list(joined_lines(out, ASKED, unreadable)) == []
     assert "install photon-joiner[parquet]" in unreadable[str(path)]
-    page = told({**NOTHING, "unreadable": unreadable, "registry": {"shard": 0, "joiner": None}})
+    page = told({**NOTHING, "unreadable": unreadable, "registry": REGISTERED})
     assert "may stand in a file that cannot be read" in page[0]
 
 
@@ -207,7 +210,7 @@ def test_a_system_is_named_in_one_way(arguments):
 
 def test_directories_that_are_on_another_machine_are_told(out):
     away = [f"{out}/joined/west", f"{out}/dead-letters/west"]
-    page = told({**NOTHING, "not_here": away, "registry": {"shard": 0, "joiner": None}})
+    page = told({**NOTHING, "not_here": away, "registry": REGISTERED})
     assert "it may stand in a file that cannot be read here" in page[0]
     assert [f"  not here       {path}: is not on this machine" for path in away] == page[2:4]
     assert "not all answer" in told({**NOTHING, "not_here": away})[0]
@@ -246,7 +249,7 @@ def test_an_id_is_found_in_a_column_at_its_own_rows_only():
     [
         ({"joined": [{"file": "f", "offset": 0, "line": "{}"}]}, "joined"),
         ({"pending": {"east": {"tries": 2}}}, "waits"),
-        ({"registry": {"shard": 0, "joiner": None}}, "registered, and in no joined log"),
+        ({"registry": REGISTERED}, "registered, and in no joined log"),
         ({"dead_letters": [{"fate": "filtered", "reason": "r", "datacenter": "east", "file": "f", "offset": 0}]}, "filtered"),
         ({"registry": {"silent": "no answer"}}, "not all answer"),
         ({}, "not seen"),

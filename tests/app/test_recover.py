@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from joiner.output_files import complete_files
 from tests.app.kit import children_of
 from tests.app.recovering import Run, wait_until
 
@@ -204,6 +205,22 @@ def test_a_complete_file_that_was_taken_away_is_not_taken_for_lost(make_run):
     assert "--gone-for-good" in report["refused"]
     (run.root / path.name).rename(path)
     assert run.recover()[:1] == (0,)
+
+
+@pytest.mark.long
+def test_a_complete_file_that_was_deleted_by_hand_is_joined_again(make_run):
+    run = make_run()
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.stop()
+    path = grown(run)
+    assert path.name in complete_files(path.parent)
+    path.unlink()
+    assert run.recover()[0] == 1, "it may have been moved"
+    status, report = run.recover(gone=True)
+    assert (status, report["recovered"], report["remaining"]) == (0, EVENTS, 0), report
+    assert_joined_by_the_next_run(run)
 
 
 @pytest.mark.long

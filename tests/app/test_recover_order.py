@@ -73,7 +73,7 @@ class Reading:
         self.asked, self.missing = [], {}
 
     def survey(self, young_us, doubtful_us):
-        return Survey(1_000, 0, 0, 0, self.losses)
+        return Survey(1_000, 0, 0, self.losses)
 
     def lost(self, incarnations):
         self.asked = [*incarnations]

@@ -22,7 +22,7 @@ from photon.core.fates import Released
 from spark.recovery.losses import Loss, Survey
 
 LOSS = Loss("10.0.0.1:70", 7, lost=5, young=2, doubtful=0, oldest_us=1_700_000_000_000_000)
-SURVEY = Survey(registered=100, cleared=0, untold=0, damaged=0, losses=[LOSS])
+SURVEY = Survey(registered=100, untold=0, damaged=0, losses=[LOSS])
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_what_may_stand_in_a_file_that_was_taken_away_is_refused_unless_the_user
 
 
 def test_lines_that_do_not_tell_their_event_are_refused_whatever_the_user_says():
-    survey = Survey(100, 0, 2, 0, [LOSS])
+    survey = Survey(100, 2, 0, [LOSS])
     assert "2 joined lines" in (refusal(survey, [Held(LOSS, Life.FENCED)], [], True) or "")
     assert "1 joined lines" in (reread_refusal(1, []) or "")
 
@@ -94,7 +94,7 @@ def test_joined_ids_that_the_registry_does_not_know_are_refused_as_of_other_sett
 def test_so_much_that_an_output_must_be_missing_is_refused():
     loss = Loss("a:1", 7, GONE_EVENTS_MAX + 1, 0, 0, 0)
     held = [Held(loss, Life.FENCED)]
-    small, large = Survey(20_000, 0, 0, 0, [loss]), Survey(10_000_000, 0, 0, 0, [loss])
+    small, large = Survey(20_000, 0, 0, [loss]), Survey(10_000_000, 0, 0, [loss])
     assert "name all of them with --out" in (refusal(small, held, [], False) or "")
     assert refusal(small, held, [], True) is None
     assert refusal(large, held, [], False) is None
@@ -132,4 +132,4 @@ def test_the_report_says_what_to_do():
     assert "7 events can be joined again: --apply does it" in text
     text = as_text(Report(True, SURVEY, [Held(LOSS, Life.ALIVE, 4.0)], "inbox"))
     assert "is alive, its lease runs for 4.0 s: stop or restart that joiner" in text
-    assert as_text(Report(True, Survey(3, 0, 0, 0, []), [], "inbox")) == "nothing is lost"
+    assert as_text(Report(True, Survey(3, 0, 0, []), [], "inbox")) == "nothing is lost"

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from photon.app import weather_flights
-from photon.app.verify_pairs import PairFields, check_pairs, pairs_sha256
+from photon.app.verify_pairs import check_pairs, pairs_sha256
 from photon.app.weather_flights import DataSetError, Truth, departures, fetch, observations, prepare
 from photon.core.errors import UsageError
 from photon.core.settings import parse_settings
@@ -181,7 +181,7 @@ def test_a_last_line_without_its_end_is_found(tmp_path: Path) -> None:
 def test_fields_have_the_names_of_the_settings(tmp_path: Path) -> None:
     settings = parse_settings({"primary": {"id": "span"}, "foreign": {"id": "log", "primary_id": "of"}})
     joined = write_joined(tmp_path, east_0=b'{"log":1,"of":"2","primary":{"span":2}}\n')
-    report = check_pairs(joined, PairFields.of(settings))
+    report = check_pairs(joined, settings)
     assert report.sha256 == digest(("2", "1")) and report.mismatched == report.unreadable == 0
 
 

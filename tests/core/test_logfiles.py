@@ -9,7 +9,7 @@ import pytest
 
 from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line
 from photon.core.errors import UsageError
-from photon.core.globs import check_patterns, matching_files, may_match
+from photon.core.globs import check_patterns, matching_files, may_match, named_files
 from photon.core.logfiles import (
     FileState,
     find,
@@ -195,3 +195,16 @@ def test_a_link_to_a_directory_above_the_pattern_is_not_followed(tmp_path):
     (logs / "up").symlink_to(tmp_path / "run")
     (logs / "top").symlink_to("/")
     assert list(matching_files(str(logs / "**" / "*.jsonl"))) == [str(logs / "a.jsonl")]
+
+
+def test_named_files_are_regular_files_each_once_under_its_first_name(tmp_path):
+    logs = tmp_path / "logs"
+    (logs / "inner").mkdir(parents=True)
+    (logs / "b.jsonl").touch()
+    (logs / "inner" / "c.jsonl").touch()
+    os.link(logs / "b.jsonl", logs / "a.jsonl")
+    (logs / "inner" / "up").symlink_to(logs)
+    found = named_files([str(logs), str(logs / "**" / "*.jsonl")])
+    assert found == [str(logs / "a.jsonl"), str(logs / "inner" / "c.jsonl")]
+    with pytest.raises(UsageError):
+        named_files([str(tmp_path / "none" / "*")])

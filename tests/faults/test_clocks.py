@@ -13,7 +13,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SETTINGS = {
     "registry": {"retention_days": 1.0, "clock_skew_s": 6.0},
-    "joiner": {"clear_tokens": False},
 }
 """Replicas ask each other for the time, though no id gets so old that it is forgotten; a new number of shards
 begins by the clock, and soon: 13 s ahead."""

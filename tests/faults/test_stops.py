@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 
 SETTINGS = {
     "registry": {"lease_s": 1.5},
-    "joiner": {"unjoinable_age_s": 4.0, "output_file_bytes_max": 100_000, "clear_tokens": False},
+    "joiner": {"unjoinable_age_s": 4.0, "output_file_bytes_max": 100_000},
     "eventstore": {"request_timeout_s": 2.0},
 }
 STEPS = ["intent synced", "registered", "lines written", "output appended"]

@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import strategies as st
 
 from idregistry.buckets import BUCKET_US, NO_BOUNDARY, bucket_of
-from idregistry.commands import Boundary, Clear, Command, Commit, Configure, Fence, Prepare, Release
+from idregistry.commands import Boundary, Command, Commit, Configure, Fence, Prepare, Release
 from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
 from idregistry.encoding import decode
 from idregistry.state import Prepared
 from photon.core.columns import pack_times, split_ids, unpack_times
-from photon.core.fates import Cleared, Committed, Registered, Released
+from photon.core.fates import Committed, Registered, Released
 from photon.core.tokens import Token, parse_token
 from tests.idregistry.kit import NOW_US, event_ids
 
@@ -34,8 +34,6 @@ class Model:
                 return self.commit(command)
             case Release():
                 return self.release(command)
-            case Clear():
-                return self.clear(command)
             case Boundary(_, boundary_us):
                 self.boundary_us = max(self.boundary_us, boundary_us)
                 return self.boundary_us
@@ -103,19 +101,6 @@ class Model:
                 else:
                     del self.held[key]
                     outcomes.append(Released.RELEASED)
-        return bytes(outcomes)
-
-    def clear(self, command: Clear) -> bytes:
-        outcomes = []
-        for key, time_us in zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True):
-            held = self.get(key)
-            if self.misrouted(key, time_us):
-                outcomes.append(Cleared.MISROUTED)
-            elif held is None:
-                outcomes.append(Cleared.ABSENT)
-            else:
-                self.held[key] = b"", held[1]
-                outcomes.append(Cleared.CLEARED)
         return bytes(outcomes)
 
     def lookup(self, ids: bytes, times: bytes) -> bytes:
@@ -192,12 +177,6 @@ def of_segments(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Relea
 
 
 @st.composite
-def clears(draw: st.DrawFn) -> Clear:
-    ids = draw(IDS)
-    return Clear(NOW_US, b"".join(ids), pack_times([draw(EVENT_TIMES) for _ in ids]))
-
-
-@st.composite
 def configures(draw: st.DrawFn) -> Configure:
     starts = draw(st.lists(st.integers(-6, 6), unique=True, max_size=2))
     shards = st.sampled_from([1, 1, 2])
@@ -211,7 +190,6 @@ COMMANDS = (
     COMMITS
     | COMMITS
     | of_segments(Release)
-    | clears()
     | st.builds(Boundary, st.just(NOW_US), st.integers(-5 * BUCKET_US, 3 * BUCKET_US))
     | st.builds(Fence, st.just(NOW_US), st.integers(0, 3), st.lists(INCARNATIONS, max_size=2).map(tuple))
     | st.builds(Prepare, st.just(NOW_US), st.integers(1, 5), EVENT_TIMES)
@@ -225,19 +203,16 @@ _HOURS = st.sampled_from([0, BUCKET_US, 2 * BUCKET_US])
 
 
 @st.composite
-def _of_few(draw: st.DrawFn, kind: type[Commit | Release | Clear]) -> Commit | Release | Clear:
+def _of_few(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Release:
     ids = draw(_FEW)
     packed, times = b"".join(ids), pack_times([draw(_HOURS)] * len(ids))
-    if kind is Clear:
-        return Clear(NOW_US, packed, times)
     return kind(NOW_US, [draw(_OF_TWO)], [len(ids)], packed, times)
 
 
-CLEARED_STORY = (
+RELEASED_STORY = (
     _of_few(Commit)
     | _of_few(Commit)
-    | _of_few(Clear)
-    | _of_few(Clear)
+    | _of_few(Release)
     | _of_few(Release)
     | st.builds(Boundary, st.just(NOW_US), _HOURS)
     | st.sampled_from([Fence(NOW_US, 0, (1,)), Fence(NOW_US, 1, (2,))])

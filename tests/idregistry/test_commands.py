@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from idregistry.commands import (
     Boundary,
-    Clear,
     Command,
     CommandError,
     Commit,
@@ -37,13 +36,6 @@ def with_tokens(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Relea
 
 
 @st.composite
-def clears(draw: st.DrawFn) -> Clear:
-    total = draw(st.integers(0, 5))
-    ids, times = (draw(st.binary(min_size=n * total, max_size=n * total)) for n in (16, 8))
-    return Clear(draw(INT64), ids, times)
-
-
-@st.composite
 def configurations(draw: st.DrawFn) -> Configuration:
     starts = draw(st.lists(st.integers(BEGINNING + 1, (1 << 63) - 1), unique=True, max_size=3))
     shards = st.integers(1, 4096)
@@ -55,7 +47,6 @@ def configurations(draw: st.DrawFn) -> Configuration:
 COMMANDS = (
     with_tokens(Commit)
     | with_tokens(Release)
-    | clears()
     | st.builds(Boundary, INT64, INT64)
     | st.builds(Fence, INT64, UINT64, st.lists(UINT64, max_size=4).map(tuple))
     | st.builds(Prepare, INT64, UINT64, INT64)

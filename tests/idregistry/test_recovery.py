@@ -1,4 +1,4 @@
-"""Leases, fences, release, clear and scan (paper 3.3.3) on real replica processes."""
+"""Leases, fences, release and scan (paper 3.3.3) on real replica processes."""
 
 import random
 import threading
@@ -9,10 +9,10 @@ import pytest
 from idregistry.client import IncarnationState
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError
-from photon.core.fates import Cleared, Registered, Released
+from photon.core.fates import Registered, Released
 from photon.core.tokens import Token
 from tests.idregistry.cluster import Cluster, wait_until
-from tests.idregistry.kit import DUPLICATE, FENCED, NOW_US, WON, event_ids, same_times
+from tests.idregistry.kit import FENCED, NOW_US, WON, event_ids, same_times
 from tests.idregistry.load import Load, held
 
 pytestmark = pytest.mark.cluster
@@ -62,15 +62,6 @@ def test_what_a_dead_joiner_registered_is_released_once_it_is_fenced_and_not_bef
     assert client.commit(ids, times, dead) == bytes([FENCED] * 40)
     assert client.commit(ids, times, alive) == bytes([WON] * 40)
     cluster.start(killed)
-
-
-def test_a_token_that_is_cleared_leaves_the_id_registered(cluster: Cluster) -> None:
-    client = cluster.client()
-    token = Token("joiner:1", 20, 1).pack()
-    ids, times = event_ids(5001, 5002), same_times(2)
-    client.commit(ids[:16], times[:8], token)
-    assert client.clear(ids, times) == bytes([Cleared.CLEARED, Cleared.ABSENT])
-    assert client.commit(ids[:16], times[:8], token) == bytes([DUPLICATE])
 
 
 def test_a_scan_tells_ids_times_and_tokens_while_commits_go_on(cluster: Cluster) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from idregistry.buckets import BUCKET_US
 from idregistry.client import RegistryClient
-from idregistry.commands import Boundary, Clear, Commit, Configure, encode
+from idregistry.commands import Boundary, Commit, Configure, encode
 from idregistry.messages import SCAN_S_MAX
 from idregistry.scanning import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
@@ -174,26 +174,21 @@ def test_a_piece_tells_each_ids_token_by_its_holder_and_time() -> None:
         replace(joiner, time_us=-8).pack(),
         replace(joiner, address="").pack(),
         b"odd",
-        b"",
     ]
     state = new_state()
-    state.apply(
-        commit_command(*((packed, range(10 * n, 10 * n + 10)) for n, packed in enumerate(tokens[:4])))
-    )
-    state.apply(commit_command((b"to be cleared", range(40, 50))))
-    state.apply(encode(Clear(NOW_US, event_ids(*range(40, 50)), same_times(10))))
+    state.apply(commit_command(*((packed, range(10 * n, 10 * n + 10)) for n, packed in enumerate(tokens))))
     first, piece = state.scan()
     assert (first.ids, first.holders, first.token_table) == (b"", [], [])
     assert dict(zip(split_ids(piece.ids), piece.tokens, strict=True)) == {
-        event_id(n): tokens[n // 10] for n in range(50)
+        event_id(n): tokens[n // 10] for n in range(40)
     }
     assert sorted(piece.token_table) == sorted(tokens)
     assert [piece.token_table[row] for row in piece.token_of] == piece.tokens
     assert sorted(piece.holders) == sorted(
-        [replace(joiner, time_us=0).pack(), replace(joiner, address="", time_us=0).pack(), b"odd", b""]
+        [replace(joiner, time_us=0).pack(), replace(joiner, address="", time_us=0).pack(), b"odd"]
     )
-    cleared = piece.holders.index(b"")
-    assert set(piece.token_times[piece.holder_of == cleared].tolist()) == {0}
+    odd = piece.holders.index(b"odd")
+    assert set(piece.token_times[piece.holder_of == odd].tolist()) == {0}
 
 
 def test_many_ids_come_in_pieces_of_a_bounded_size_and_few_in_one() -> None:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.cuts import Rows, in_order
 from idregistry.encoding import FEW, SUBS
 from idregistry.recent import STAMP_DTYPE
-from idregistry.segments import Columns, Segment
+from idregistry.segments import Columns, Rows, Segment, array_of, in_order
 
 END = (1 << 64) - 1
 EDGES = st.sampled_from([0, 1, (1 << 56) - 1, 1 << 56, (1 << 63) | 5, END - 1, END])
@@ -74,3 +73,13 @@ def test_the_bounds_divide_the_rows_by_their_first_byte(ids: list[tuple[int, int
     assert [subs[start:end] for start, end in pairwise(bounds)] == [
         [sub] * subs.count(sub) for sub in range(SUBS)
     ]
+
+
+def test_a_large_array_is_as_any_other() -> None:
+    for rows in (0, 1, 1 << 20):
+        array = array_of(rows, np.uint32)
+        array[:] = np.arange(rows)
+        assert len(array) == rows
+        assert array.sum() == rows * (rows - 1) // 2
+    with pytest.raises((MemoryError, ValueError, OverflowError)):
+        array_of(1 << 61, np.uint64)

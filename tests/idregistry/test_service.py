@@ -12,7 +12,7 @@ import pytest
 
 from idregistry import commands
 from idregistry.client import RegistryClient
-from idregistry.commands import Clear, Commit
+from idregistry.commands import Commit, Release
 from idregistry.coordinator import Coordinator, OpenShard
 from idregistry.directory import DirectoryState
 from idregistry.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
@@ -176,7 +176,7 @@ def test_a_lookup_that_asks_for_it_is_told_of_commits_that_are_under_way(ensembl
     log = node.logs[0]
     log.under_way = {
         7: commands.encode(Commit(1, [token("b")], [2], event_ids(1, 2), same_times(2))),
-        8: commands.encode(Clear(1, event_ids(3), same_times(1))),
+        8: commands.encode(Release(1, [token("b")], [1], event_ids(3), same_times(1))),
         9: b"no command of this version",
         10: commands.encode(Commit(1, [token("c")], [1], event_ids(4), same_times(1))),
     }

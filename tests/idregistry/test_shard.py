@@ -96,7 +96,7 @@ def test_while_commands_are_in_flight_requests_gather_into_the_next() -> None:
 
 
 def test_commits_and_errands_go_in_turn_where_neither_ends() -> None:
-    """A clear or a barrier that only went when no commit waits might never go, and the other way round."""
+    """A release or a barrier that only went when no commit waits might never go, and the other way round."""
     bench = Bench(batches_in_flight_max=1, batch_ids_max=1)
     bench.log.held = True
     for n in range(4):

@@ -11,11 +11,11 @@ import pytest
 
 from idregistry import idtable
 from idregistry.buckets import BUCKET_US
-from idregistry.commands import Boundary, Clear, Commit, Configure, Fence, Prepare, Release, encode
+from idregistry.commands import Boundary, Commit, Configure, Fence, Prepare, Release, encode
 from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
 from idregistry.state import NO_BOUNDARY, Prepared, ShardState
 from photon.core.columns import hash_ids, pack_times, split_ids
-from photon.core.fates import Cleared, Registered, Released
+from photon.core.fates import Registered, Released
 from photon.core.ids import IdPacker
 from photon.core.tokens import Token
 from tests.idregistry.kit import (
@@ -36,7 +36,6 @@ from tests.idregistry.kit import (
 
 ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
 RELEASED, NOT_THERE, OTHER, NOT_FENCED, _ = bytes(Released)
-CLEARED, NOTHING_TO_CLEAR, _ = bytes(Cleared)
 TOKEN = Token("10.0.0.1:4242", 7, 1000)
 
 
@@ -59,10 +58,6 @@ def release(token: Token, numbers: list[int], time_us: int = NOW_US) -> bytes:
     ids = event_ids(*numbers)
     times = same_times(len(numbers), time_us)
     return encode(Release(NOW_US, [token.pack()], [len(numbers)], ids, times))
-
-
-def clear(*numbers: int) -> bytes:
-    return encode(Clear(NOW_US, event_ids(*numbers), same_times(len(numbers))))
 
 
 def look(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
@@ -223,7 +218,6 @@ def test_without_a_configuration_nothing_is_decided() -> None:
     assert state.configuration is None
     assert state.apply(commit_command((b"a", [1, 2]))) == bytes([MISROUTED] * 2)
     assert state.apply(release(TOKEN, [1])) == bytes([Released.MISROUTED])
-    assert state.apply(clear(1)) == bytes([Cleared.MISROUTED])
     assert look(state, 1) == bytes([ABSENT])
 
 
@@ -310,7 +304,7 @@ def test_a_configuration_never_goes_back_and_an_old_proposal_is_ignored() -> Non
     assert state.prepared is None
 
 
-# --- fencing, release, clear
+# --- fencing, release
 
 
 def test_a_fenced_incarnation_registers_nothing_and_is_not_told_that_it_won(settle) -> None:
@@ -364,32 +358,6 @@ def test_what_is_no_joiners_token_can_not_be_released() -> None:
     assert state.apply(command) == bytes([NOT_FENCED])
 
 
-def test_a_cleared_id_stays_registered_and_nobody_holds_it(settle) -> None:
-    state = new_state()
-    state.apply(commit_command((TOKEN.pack(), [1, 2])))
-    settle(state)
-    assert state.apply(clear(1, 3)) == bytes([CLEARED, NOTHING_TO_CLEAR])
-    assert state.apply(clear(1)) == bytes([CLEARED])
-    assert state.apply(commit_command((TOKEN.pack(), [1, 2]))) == bytes([DUPLICATE, WON])
-    state.apply(encode(Fence(NOW_US, 0, (TOKEN.incarnation,))))
-    assert state.apply(release(TOKEN, [1])) == bytes([OTHER])
-    assert contents(state) == {event_id(1): b"", event_id(2): TOKEN.pack()}
-    assert state.ids == 2
-    state.apply(encode(Boundary(NOW_US, NOW_US + BUCKET_US)))
-    assert state.apply(clear(1)) == bytes([NOTHING_TO_CLEAR])
-
-
-def test_cleared_ids_are_the_same_bytes_on_all_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
-    state, other = new_state(), new_state()
-    for replica in (state, other):
-        replica.apply(commit_command((TOKEN.pack(), [1, 2])))
-    tidy_all(other)
-    for replica in (state, other):
-        replica.apply(clear(1))
-    assert list(state.freeze()) == list(other.freeze())
-
-
 # --- scan, memory
 
 
@@ -398,7 +366,6 @@ def test_a_scan_tells_ids_their_hours_and_tokens(settle) -> None:
     state.apply(commit_command((TOKEN.pack(), [1, 2]), time_us=NOW_US))
     settle(state)
     state.apply(commit_command((b"b", [3]), time_us=-1))
-    state.apply(clear(2))
     rows = {}
     for piece in state.scan():
         times = np.frombuffer(piece.times, "<i8").tolist()
@@ -406,7 +373,7 @@ def test_a_scan_tells_ids_their_hours_and_tokens(settle) -> None:
     hour_us = NOW_US // BUCKET_US * BUCKET_US
     assert rows == {
         event_id(1): (hour_us, TOKEN.pack()),
-        event_id(2): (hour_us, b""),
+        event_id(2): (hour_us, TOKEN.pack()),
         event_id(3): (-BUCKET_US, b"b"),
     }
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry import freezing, idtable
+from idregistry import idtable
 from idregistry.commands import Command, Commit, Configure, encode
 from idregistry.state import ShardState
 from photon.core.columns import pack_times
 from tests.idregistry.kit import NOW_US, contents, one_shard
-from tests.idregistry.state_model import CLEARED_STORY, COMMANDS, EVENT_TIMES, POOL, Model
+from tests.idregistry.state_model import COMMANDS, EVENT_TIMES, POOL, RELEASED_STORY, Model
 
 ALL = b"".join(POOL)
 STEPS = st.sampled_from([0, 0, 1, 2, 5, 20])
@@ -21,9 +21,7 @@ STEPS = st.sampled_from([0, 0, 1, 2, 5, 20])
 def _freeze_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nothing would be frozen before there are a million ids, and few ids in one step."""
     monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
-    monkeypatch.setattr(freezing, "STEP_IDS", 1)
-    monkeypatch.setattr(freezing, "COMPACT_TOKENS", 1)
-    monkeypatch.setattr(idtable, "_CLEAR_STEP", 2)
+    monkeypatch.setattr(idtable, "STEP_IDS", 1)
 
 
 def tidy(state: ShardState, steps: int) -> None:
@@ -63,14 +61,14 @@ def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.lists(CLEARED_STORY, min_size=3, max_size=25),
+    st.lists(RELEASED_STORY, min_size=3, max_size=25),
     st.lists(st.tuples(STEPS, STEPS, st.booleans()), min_size=25),
 )
-def test_what_is_cleared_is_a_duplicate_for_everybody_and_can_not_be_released(
+def test_what_is_released_is_the_next_ones_and_what_is_taken_again_can_not_be_released(
     story: list[Command], schedule: list[tuple[int, int, bool]]
 ) -> None:
     """Few ids and tokens, so that most commits are retries and most releases come too late. In dicts, in
-    segments with tokens and without, half compacted, merged, restored, expired.
+    segments, merged, restored, expired.
     """
     model, state, other = Model(0), ShardState(0), ShardState(0)
     start = [Configure(NOW_US, one_shard())]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from idregistry import idtable, snapshot
 from idregistry.buckets import BUCKET_US
-from idregistry.commands import Boundary, Clear, Commit, Fence, Prepare, Release, encode
+from idregistry.commands import Boundary, Commit, Fence, Prepare, Release, encode
 from idregistry.state import Prepared, ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
@@ -55,29 +55,6 @@ def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest
     assert contents(restored(chunks)) == contents(state)
 
 
-def test_a_snapshot_of_the_form_before_is_read_still() -> None:
-    """Every id with 16 bytes for its token, held or cleared."""
-    state = new_state()
-    state.apply(commit_command((Token("a:1", 5, -7).pack(), range(50)), (b"b", range(50, 60))))
-    state.apply(encode(Clear(NOW_US, event_id(3) + event_id(55), same_times(2))))
-    head, *chunks = state.freeze()
-    before = [head[:4] + b"\2" + head[5:]]
-    for chunk in chunks:
-        rows = snapshot._unpack_chunk(chunk)
-        columns = (rows.hashes, rows.tails, rows.stamps)
-        before.append(len(rows).to_bytes(4, "little") + b"".join(column.tobytes() for column in columns))
-    assert contents(restored(before)) == contents(state)
-    assert list(restored(before).freeze()) == [head, *chunks]
-
-
-def test_a_cleared_id_takes_twenty_bytes_in_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    state = new_state()
-    state.apply(commit_command((b"a", range(1000))))
-    held = sum(map(len, state.freeze()))
-    state.apply(encode(Clear(NOW_US, b"".join(map(event_id, range(1000))), same_times(1000))))
-    assert held - sum(map(len, state.freeze())) == 16 * 1000
-
-
 def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -92,9 +69,9 @@ def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
     while state.tidy():
         pass
     state.apply(commit_command((b"again", [1])))
-    state.apply(encode(Clear(NOW_US, event_id(1), same_times(1))))
+    state.apply(commit_command((b"and not again", [1])))
     assert contents(restored(list(cut))) == {event_id(2): b"b"}
-    assert contents(state) == {event_id(1): b"", event_id(2): b"b"}
+    assert contents(state) == {event_id(1): b"again", event_id(2): b"b"}
 
 
 def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
@@ -103,7 +80,7 @@ def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
 
     def trace(frame: FrameType, event: str, _argument: object) -> object:
         nonlocal seen
-        if frame.f_globals["__name__"] != "idregistry.cuts":
+        if frame.f_globals["__name__"] != "idregistry.segments":
             return None
         if frame.f_code.co_name == "draw" and frame.f_locals["number"] > 0:
             sys.settrace(None)
@@ -151,7 +128,6 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
 
         def change(state: ShardState = state) -> None:
             commit(state, new, b"late")
-            state.apply(encode(Clear(NOW_US, ids[0] + ids[8], same_times(2))))
             state.apply(encode(Release(NOW_US, [token], [2], changed, same_times(2))))
             commit(state, changed, b"late")
             if tidying:
@@ -180,7 +156,7 @@ def _restless() -> Iterator[None]:
 def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Commits, releases and what comes back after them, clears, the boundary, freezing: none shows in it."""
+    """Commits, releases and what comes back after them, the boundary, freezing: none shows in it."""
     monkeypatch.setattr(idtable, "FREEZE_IDS", 20_000)
     rng = random.Random(2)
     state = new_state()
@@ -203,7 +179,6 @@ def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
             batch = batches[rng.randrange(120)]
             state.apply(encode(Release(NOW_US, [holder], [500], batch, times)))
             register(batch, b"again")
-            state.apply(encode(Clear(NOW_US, batches[rng.randrange(240)], times)))
             register(batches[120 + at], b"new")
             state.tidy()
         state.apply(encode(Boundary(NOW_US, NOW_US // BUCKET_US * BUCKET_US)))
@@ -224,7 +199,7 @@ def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
         "other form",
         "holder",
         "nobody",
-        "row",
+        "bucket",
         "order",
     ],
 )
@@ -240,9 +215,9 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
         "twice": [*chunks, chunks[-1]],
         "missing": chunks[:-1],
         "other form": [b"XXXX" + chunks[0][4:], *chunks[1:]],
-        "holder": [*chunks[:-1], chunks[-1][:-12] + b"\xff" + chunks[-1][-11:]],
-        "nobody": [*chunks[:-1], chunks[-1][:-12] + bytes(4) + chunks[-1][-8:]],
-        "row": [*chunks[:-1], chunks[-1][:-16] + b"\xff" + chunks[-1][-15:]],
+        "holder": [*chunks[:-1], chunks[-1][:-16] + b"\xff" + chunks[-1][-15:]],
+        "nobody": [*chunks[:-1], chunks[-1][:-16] + bytes(4) + chunks[-1][-12:]],
+        "bucket": [*chunks[:-1], chunks[-1][:-4] + pack_times([-(1 << 31)])[:4]],
         "order": [chunks[0], chunks[2], chunks[1], *chunks[3:]],
     }[damage]
     other = new_state()
@@ -256,8 +231,8 @@ def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
     state = new_state()
     state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2))))
     head, chunk = state.freeze()
-    swapped = chunk[:8] + chunk[16:24] + chunk[8:16] + chunk[24:]
-    twice = chunk[:8] + chunk[8:16] * 2 + chunk[24:]
+    swapped = chunk[:4] + chunk[12:20] + chunk[4:12] + chunk[20:]
+    twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
     for broken in (swapped, twice):
         with pytest.raises(CorruptStateError, match="order"):
             ShardState(0).restore([head, broken])

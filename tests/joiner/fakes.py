@@ -16,7 +16,7 @@ from joiner.worker import Worker
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import join_lines, pack_times, split_ids, split_lines
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
-from photon.core.fates import Cleared, Committed, Found
+from photon.core.fates import Committed, Found
 from photon.core.settings import Settings, parse_settings
 from photon.core.settings_identity import identity_digest
 from photon.core.tokens import parse_token
@@ -62,10 +62,6 @@ def batch_of(
     )
 
 
-CLEARED = b"cleared"
-"""In place of a token: no joiner's."""
-
-
 class FakeRegistry:
     """Keeps its promises, in memory or (for processes that are killed) in a file."""
 
@@ -106,17 +102,6 @@ class FakeRegistry:
                 raise UnavailableError("registry: the answer was lost")
             return bytes(self._outcome(key, token) for key in keys)
 
-    def clear(self, ids: bytes, times: bytes) -> bytes:
-        with self._lock:
-            if self.down:
-                raise UnavailableError("registry: no quorum")
-            keys = split_ids(ids)
-            there = [key for key in keys if key in self.tokens]
-            self.tokens.update(dict.fromkeys(there, CLEARED))
-            if self._file is not None:
-                self._file.write(b"".join(f"{k.hex()} {CLEARED.hex()}\n".encode() for k in there))
-            return bytes(Cleared.CLEARED if key in self.tokens else Cleared.ABSENT for key in keys)
-
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         self.asked_leases.append((token_address, incarnation, lease_s))
         if self.down or self.silent_to_leases:
@@ -131,7 +116,7 @@ class FakeRegistry:
         """Recovery's: forget the id if it is of that incarnation, which must be fenced."""
         assert incarnation in self.fences
         token = self.tokens.get(packed_id(name))
-        if token is None or token == CLEARED or parse_token(token).incarnation != incarnation:
+        if token is None or parse_token(token).incarnation != incarnation:
             return False
         del self.tokens[packed_id(name)]
         return True

@@ -10,7 +10,7 @@ from typing import Any
 
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError
-from photon.core.fates import Cleared, Committed
+from photon.core.fates import Committed
 from photon.core.tokens import parse_token
 from tests.joiner.fakes import packed_id
 
@@ -28,12 +28,6 @@ class SharedRegistry:
                 return bytes([Committed.FENCED]) * (len(times) // 8)
             held = [state["tokens"].setdefault(key.hex(), token.hex()) for key in split_ids(ids)]
             return bytes(Committed.WON if t == token.hex() else Committed.DUPLICATE for t in held)
-
-    def clear(self, ids: bytes, times: bytes) -> bytes:
-        with self._state() as state:
-            there = [key.hex() for key in split_ids(ids) if key.hex() in state["tokens"]]
-            state["tokens"].update(dict.fromkeys(there, ""))
-            return bytes(Cleared.CLEARED if k.hex() in there else Cleared.ABSENT for k in split_ids(ids))
 
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         with self._state() as state:

@@ -227,53 +227,6 @@ def test_without_a_name_the_field_is_primary():
     assert load_adapter("").splice_field == "primary"
 
 
-class Own(Adapter):
-    def join(self, primary, foreign):
-        return {}
-
-
-class Says(Own):
-    keeps_id = True
-
-
-class Named(Says):
-    splice_field = "query"
-
-
-class OwnAgain(Says):
-    def join(self, primary, foreign):
-        return {}
-
-
-class Joins:
-    def join(self, primary, foreign):
-        return {}
-
-
-class Mixed(Joins, Adapter):
-    pass
-
-
-class SaysOtherwise(SpliceAdapter):
-    keeps_id = False
-
-
-@pytest.mark.parametrize(
-    ("kind", "keeps_id"),
-    [
-        (SpliceAdapter, True),
-        (Own, False),
-        (Says, True),
-        (Named, True),
-        (OwnAgain, False),
-        (Mixed, False),
-        (SaysOtherwise, False),
-    ],
-)
-def test_an_adapter_with_a_join_of_its_own_keeps_ids_only_if_it_says_so(kind, keeps_id):
-    assert load_adapter(f"{__name__}:{kind.__name__}").keeps_id is keeps_id
-
-
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("no text either")

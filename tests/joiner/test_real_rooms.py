@@ -158,9 +158,6 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, 
             self._wait()
             return outcomes
 
-        def clear(self, ids, times):
-            return self._client.clear(ids, times)
-
         def keep_alive(self, address, incarnation, lease_s, settings):
             self._wait()
             self._client.keep_alive(address, incarnation, lease_s, settings)

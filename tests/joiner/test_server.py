@@ -105,8 +105,6 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     assert output.pop("roots") == [str(tmp_path / "out" / "joined" / "east")]
     assert output == {"file": 0, "listed": 0, "waiting": 0, "progress": 0, "trouble": None}
     assert status.pop("reading")
-    nothing = dict.fromkeys(("cleared", "absent", "unclearable", "passed_over", "behind"), 0)
-    assert status.pop("clearing") == {**nothing, "trouble": None}
     assert status == {
         "joined": 2,
         "in_flight": 0,

@@ -13,7 +13,6 @@ from photon.core.fates import Committed, Registered
 from tests.simulation.history import (
     Asked,
     Bounded,
-    Clear,
     Commit,
     Ended,
     Fence,
@@ -61,7 +60,6 @@ class Facts:
     found: dict[bytes, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     wanted: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
     releases: dict[tuple[bytes, bytes], float] = field(default_factory=dict)
-    clears: dict[bytes, float] = field(default_factory=dict)
     fences: dict[int, float] = field(default_factory=dict)
     fenced: dict[int, float] = field(default_factory=dict)  # told at
     raised: list[tuple[float, int]] = field(default_factory=list)
@@ -102,9 +100,6 @@ def _ask(facts: Facts, event: Asked) -> None:
         case Release(ids, _, token):
             for key in ids:
                 facts.releases.setdefault((key, token), event.at)
-        case Clear(ids, _):
-            for key in ids:
-                facts.clears.setdefault(key, event.at)
         case Fence(incarnations):
             for incarnation in incarnations:
                 facts.fences.setdefault(incarnation, event.at)
@@ -154,12 +149,7 @@ def forgotten(facts: Facts) -> Iterator[str]:
         for key, answers in facts.answers.items():
             for token in {answer.token for answer in answers if answer.outcome == WON}:
                 held = end.held.get(key)
-                lawful = (
-                    held == token
-                    or (key, token) in facts.releases
-                    or facts.times[key] < end.boundary_us
-                    or (held == b"" and key in facts.clears)
-                )
+                lawful = held == token or (key, token) in facts.releases or facts.times[key] < end.boundary_us
                 if not lawful:
                     yield f"{end.node}: {key!r} was won by {token!r} and is held by {held!r}"
         for key, answers in facts.found.items():
@@ -180,10 +170,7 @@ def wrong_answers(facts: Facts) -> Iterator[str]:
                 if facts.fenced.get(answer.incarnation, _NEVER) < answer.asked:
                     yield f"{key!r}: {token!r} won though it asked after it was fenced"
                 continue
-            excused = (
-                facts.releases.get((key, token), _NEVER) <= answer.told
-                or facts.clears.get(key, _NEVER) <= answer.told
-            )
+            excused = facts.releases.get((key, token), _NEVER) <= answer.told
             if answer.outcome == DUPLICATE:
                 if token in won and not excused:
                     yield f"{key!r}: {token!r} had won, and its retry was told that it is a duplicate"

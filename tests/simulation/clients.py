@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from photon.core.fates import Committed
 from photon.raft.port import Applied, Outcome, Refused
 from tests.simulation.clock import Clock
-from tests.simulation.history import Act, Asked, Clear, Commit, Fence, History, Lookup, Raise, Release, Told
+from tests.simulation.history import Act, Asked, Commit, Fence, History, Lookup, Raise, Release, Told
 from tests.simulation.machines import Workload
 
 _JOINERS = 4
@@ -127,8 +127,6 @@ class Clients:
             return [self._wish(self._fence())]
         if dice < 0.12 and Release in kinds and self._fenced:
             return [self._wish(self._release())]
-        if dice < 0.14 and Clear in kinds:
-            return [self._wish(Clear(*self._columns([self._recent() for _ in range(2)])))]
         several = 1 if self.workload.ids_max == 1 else self.rng.choice((1, 1, 2, 3))
         return [self._wish(self._commit()) for _ in range(several)]
 

@@ -28,14 +28,6 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Clear:
-    """Forget who holds the ids. Outcomes: core.fates.Cleared."""
-
-    ids: tuple[bytes, ...]
-    times: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Lookup:
     """Which of the ids are registered, by any one replica. Outcomes: core.fates.Registered."""
 
@@ -57,7 +49,7 @@ class Raise:
     boundary_us: int
 
 
-Act = Commit | Release | Clear | Lookup | Fence | Raise
+Act = Commit | Release | Lookup | Fence | Raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +119,7 @@ class Unsettled:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A replica's state at the end: who holds each id that is not expired (b"": its token is cleared)."""
+    """A replica's state at the end: who holds each id that is not expired."""
 
     node: str
     held: Mapping[bytes, bytes]

@@ -10,7 +10,7 @@ from idregistry.configuration import BEGINNING, Configuration, Interval
 from idregistry.state import ShardState
 from photon.core.tokens import Token
 from photon.raft.settings import RaftLimits
-from tests.simulation.history import Act, Clear, Commit, Fence, Lookup, Raise, Release
+from tests.simulation.history import Act, Commit, Fence, Lookup, Raise, Release
 
 _WHOLE = Configuration(1, (Interval(BEGINNING, 1),))
 _BASE_US = 1_760_000_400_000_000  # the start of a bucket
@@ -34,7 +34,7 @@ def _column(times: tuple[int, ...]) -> bytes:
 class Registries:
     """`ShardState`, shard 0 of 1."""
 
-    kinds: tuple[type, ...] = (Commit, Raise, Lookup, Fence, Release, Clear)
+    kinds: tuple[type, ...] = (Commit, Raise, Lookup, Fence, Release)
     ids_max = 5
     limits = _LIMITS
 
@@ -59,8 +59,6 @@ class Registries:
                 return commands.encode(commands.Boundary(stamp, boundary_us))
             case Fence(incarnations):
                 return commands.encode(commands.Fence(stamp, 0, incarnations))
-            case Clear(ids, times):
-                return commands.encode(commands.Clear(stamp, b"".join(ids), _column(times)))
             case Release(ids, times, token):
                 columns = b"".join(ids), _column(times)
                 return commands.encode(commands.Release(stamp, [token], [len(ids)], *columns))
@@ -80,7 +78,7 @@ class Registries:
             return [()]
         told, at = [], 0
         for act in acts:
-            assert isinstance(act, Commit | Release | Clear)
+            assert isinstance(act, Commit | Release)
             told.append(tuple(result[at : at + len(act.ids)]))
             at += len(act.ids)
         return told

@@ -8,7 +8,6 @@ from tests.simulation.history import (
     Act,
     Asked,
     Bounded,
-    Clear,
     Commit,
     Ended,
     Event,
@@ -54,10 +53,6 @@ LAWFUL: dict[str, list[Event]] = {
     "released, then won by another": [
         *said((ONE, WON), (Fence((1,)), ()), (Release((b"x",), (5,), b"one"), (0,)), (TWO, WON)),
         ended({b"x": b"two"}),
-    ],
-    "cleared, then a retry is a duplicate": [
-        *said((ONE, WON), (Clear((b"x",), (5,)), (0,)), (ONE, DUPLICATE)),
-        ended({b"x": b""}),
     ],
     "a fenced winner is told so": [
         *said((ONE, WON), (Fence((1,)), ()), (ONE, FENCED)),

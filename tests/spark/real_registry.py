@@ -48,10 +48,6 @@ class RealRegistry:
         outcomes = self.client.commit(packed, _times(ids, times_us), token.pack())
         assert set(outcomes) <= {Committed.WON}, outcomes
 
-    def clear(self, ids: Sequence[str], *times_us: int) -> None:
-        outcomes = self.client.clear(IdPacker().pack(list(ids)), _times(ids, times_us))
-        assert not any(outcomes), outcomes
-
     def close(self) -> None:
         self.client.close()
         self._process.kill()

@@ -43,9 +43,8 @@ class Desk:
     """A job of three buckets, of which the middle one is empty, staged and not published."""
 
     def __init__(self, directory):
-        from spark.backfill.bucket import BucketResult
+        from spark.backfill.bucket import BucketResult, Staged
         from spark.backfill.job import Job, Phase, Place
-        from spark.backfill.staging import Staged
 
         self.clock, self.registry, self.seen = ManualClock(), Granting(), []
         self.place = Place(directory, "old")
@@ -291,7 +290,7 @@ def resume(desk, tmp_path):
     from spark.backfill.job import reading_of
     from spark.backfill.run import Order, backfill
 
-    settings = parse_settings({"registry": {"lease_s": 2.0}, "joiner": {"clear_tokens": False}})
+    settings = parse_settings({"registry": {"lease_s": 2.0}})
     patterns = ((str(tmp_path / "q"),), (str(tmp_path / "c"),))
 
     def resume(named, registry, **changed):
@@ -333,7 +332,7 @@ def test_a_job_goes_on_with_its_own_registry(desk, resume, registry):
 
 
 def test_a_job_is_not_abandoned_at_another_registry_than_its_own(desk, registry, other_registry):
-    from spark.backfill.abandoning import abandon
+    from spark.backfill.publishing import abandon
 
     job = msgspec.structs.replace(desk.job, registry=registry.client.identity())
     with registered(desk, registry) as ids:
@@ -361,7 +360,7 @@ def present(registry, texts):
 
 
 def test_abandoning_releases_what_stands_in_no_published_file_and_nothing_else(desk, registry):
-    from spark.backfill.abandoning import abandon
+    from spark.backfill.publishing import abandon
 
     with registered(desk, registry) as ids:
         others = [f"{desk.job.incarnation}-o{n}" for n in range(20)]
@@ -383,7 +382,7 @@ def test_abandoning_releases_what_stands_in_no_published_file_and_nothing_else(d
 
 def test_abandoning_waits_for_the_end_of_the_lease_and_then_nothing_can_be_registered(desk, registry):
     from photon.core.fates import Committed
-    from spark.backfill.abandoning import abandon
+    from spark.backfill.publishing import abandon
 
     registry.client.keep_alive(desk.place.token_address, desk.job.incarnation, 0.5)
     with registered(desk, registry) as ids:
@@ -397,7 +396,7 @@ def test_abandoning_waits_for_the_end_of_the_lease_and_then_nothing_can_be_regis
 
 
 def test_what_recovery_took_from_a_backfill_that_it_fenced_stays_with_who_joined_it(desk, registry):
-    from spark.backfill.abandoning import abandon
+    from spark.backfill.publishing import abandon
 
     with registered(desk, registry) as ids:
         wait_until(lambda: registry.client.fence(desk.job.incarnation).fenced)
@@ -418,7 +417,7 @@ def test_ids_that_the_registry_does_not_release_are_told_and_abandoning_is_run_a
     desk, registry, monkeypatch, refused
 ):
     from photon.core.fates import Released
-    from spark.backfill import abandoning
+    from spark.backfill import publishing
 
     with registered(desk, registry) as ids:
         real, times = registry.client.release, []
@@ -429,11 +428,11 @@ def test_ids_that_the_registry_does_not_release_are_told_and_abandoning_is_run_a
             return outcomes if len(times) > 1 else bytes([Released[refused]]) + outcomes[1:]
 
         with monkeypatch.context() as patch:
-            patch.setattr(abandoning, "_await_shards", lambda *_: None)
+            patch.setattr(publishing, "_await_shards", lambda *_: None)
             patch.setattr(registry.client, "release", release)
             with pytest.raises(UnavailableError, match="again"):
-                abandoning.abandon(desk.job, desk.place, registry.client)
-        abandoning.abandon(desk.job, desk.place, registry.client)
+                publishing.abandon(desk.job, desk.place, registry.client)
+        publishing.abandon(desk.job, desk.place, registry.client)
         assert set(present(registry, ids[0] + ids[1] + ids[2])) == {0}
 
 
@@ -453,7 +452,7 @@ def test_the_time_of_an_id_leads_to_its_shard_where_a_resharding_began_within_th
     import numpy as np
 
     from idregistry.configuration import BEGINNING, Configuration, Interval
-    from spark.backfill.abandoning import _routed
+    from spark.backfill.publishing import _routed
 
     hour_us = 3_600_000_000
     configuration = Configuration(2, (Interval(BEGINNING, 2), Interval(10 * hour_us + 7, 5)))

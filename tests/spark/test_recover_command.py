@@ -122,13 +122,3 @@ def test_a_config_that_reads_events_otherwise_than_the_run_is_refused(ended, tmp
     done = photon(*arguments, "--config", config)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "must be those of the run" in done.stderr
-
-
-@pytest.mark.parametrize(("kept", "refused"), [("null", True), ("3", True), ("0", False)])
-def test_lines_of_an_adapter_that_the_run_had_once_are_not_passed_over(ended, kept, refused):
-    work, arguments = ended
-    path = work / "east" / "joiner-1" / "keeps-id"
-    path.write_text(kept)
-    done = photon(*arguments)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr  # here it has no registry
-    assert (str(path) in done.stderr and "write 0" in done.stderr) == refused, done.stderr

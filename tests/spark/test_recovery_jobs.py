@@ -26,8 +26,6 @@ def registry(tmp_path_factory):
     made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
     made.commit([f"d{n}" for n in range(40)], DEAD)
     made.commit([f"o{n}" for n in range(10)], OTHER)
-    made.commit(["k0", "k1"], DEAD)
-    made.clear(["k0", "k1"])
     yield made
     made.close()
 
@@ -58,7 +56,7 @@ def line_of(name):
 
 def keys_of(session, paths, **settings):
     from spark.reading.paths import input_paths
-    from spark.recovery.joined_keys import joined_keys
+    from spark.recovery.recovering import joined_keys
 
     rows = joined_keys(session, input_paths(map(str, paths)), parse_settings(settings, "test")).collect()
     told = {bytes(row.id) for row in rows if row.id is not None}
@@ -80,16 +78,9 @@ class Own(Adapter):
         return None
 
 
-class Kept(Own):
-    keeps_id = True
-
-
-def test_lines_of_an_adapter_are_known_by_their_ids_if_it_says_that_it_keeps_them(session, logs):
+def test_lines_of_an_adapter_are_known_by_their_ids_unless_its_field_hides_them(session, logs):
     path = logs.joined("east", {"id": "a", "cost": 3}, {"cost": 3})
-    kept = {"use": f"{__name__}:Kept"}
-    assert keys_of(session, [path], adapter=kept) == (packed("a"), 1, 0)
-    with pytest.raises(UsageError, match="keeps_id = True"):
-        keys_of(session, [path], adapter={"use": f"{__name__}:Own"})
+    assert keys_of(session, [path], adapter={"use": f"{__name__}:Own"}) == (packed("a"), 1, 0)
     with pytest.raises(UsageError, match=r"adapter\.field"):
         keys_of(session, [path], adapter={"field": "id"})
 
@@ -117,13 +108,13 @@ def test_losses_are_told_by_incarnation_and_by_how_old_their_tokens_are(logs, re
         Loss(DEAD.address, DEAD.incarnation, 30, 0, 30, 1_000),
         Loss(OTHER.address, OTHER.incarnation, 0, 6, 0, 9_000),
     ]
-    assert (survey.registered, survey.cleared, survey.untold, survey.damaged) == (52, 2, 0, 0)
+    assert (survey.registered, survey.untold, survey.damaged) == (50, 0, 0)
     import pyarrow.parquet as pq
 
     rows = pq.read_table(tmp_path / "details").to_pylist()
     joiners = Counter((row["joiner"], row["incarnation"]) for row in rows)
     assert joiners[DEAD.address, f"{DEAD.incarnation:016x}"] == 30
-    assert joiners[None, None] == 2
+    assert joiners.total() == 36
 
 
 def test_what_stands_in_one_of_several_outputs_is_not_lost(logs, read, tmp_path):

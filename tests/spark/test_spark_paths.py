@@ -5,8 +5,7 @@ import os
 import pytest
 
 from photon.core.errors import UsageError
-from spark.reading.paths import check_new, check_output, input_paths, local_name, output_paths
-from spark.reading.remote_paths import existing
+from spark.reading.paths import check_new, check_output, existing, input_paths, local_name, output_paths
 
 
 def touch(*paths):

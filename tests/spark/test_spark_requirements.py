@@ -3,7 +3,7 @@
 import pytest
 
 from photon.core.errors import UsageError
-from spark.engine import requirements
+from spark.engine import options as requirements
 from spark.engine.session import check_requirements, open_session
 
 

@@ -259,7 +259,7 @@ def test_joined_logs_as_parquet_tell_what_their_lines_told(session, tmp_path, mi
 
 
 def test_the_content_of_an_event_is_the_same_whatever_its_white_space_and_order():
-    from spark.reading.contents import canonical
+    from spark.verification.facts import canonical
 
     one = canonical(b'{"id":"q","x":{"a":1,"b":[1.5,"\\u00fc"]}}', loosely=False)
     assert canonical('{ "x" : {"b":[1.50, "ü"], "a":1}, "id":"q"}'.encode(), loosely=False) == one
@@ -277,7 +277,7 @@ def test_the_content_of_an_event_is_the_same_whatever_its_white_space_and_order(
     ],
 )
 def test_what_parquet_does_not_tell_apart_is_alike_only_to_parquet(one, other, alike):
-    from spark.reading.contents import canonical
+    from spark.verification.facts import canonical
 
     assert (canonical(one, loosely=True) == canonical(other, loosely=True)) is alike
     assert canonical(one, loosely=False) != canonical(other, loosely=False)

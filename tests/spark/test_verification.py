@@ -190,18 +190,17 @@ def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(session, tmp_
     assert verdicts == {"dropped": "joined", "changed": "joined", "swapped": "wrong_primary"}
 
 
-def test_an_adapter_that_does_not_say_that_it_keeps_ids_is_noted(tmp_path, monkeypatch):
+def test_an_adapter_that_makes_its_own_lines_is_noted(tmp_path, monkeypatch):
     from spark.verification.verify import note_of
 
     (tmp_path / "noted.py").write_text(
         "from joiner.adapter import Adapter\n"
         "class Plain(Adapter): pass\n"
         "class Other(Adapter):\n    def join(self, primary, foreign): return {'sum': 3}\n"
-        "class Keeps(Other):\n    keeps_id = True\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    assert [note_of(Adapter(use=use)) for use in ("", "noted:Plain", "noted:Keeps")] == [""] * 3
-    assert "noted:Other does not say keeps_id = True" in note_of(Adapter(use="noted:Other"))
+    assert [note_of(Adapter(use=use)) for use in ("", "noted:Plain")] == [""] * 2
+    assert "noted:Other makes its own joined lines" in note_of(Adapter(use="noted:Other"))
 
 
 def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(session, tmp_path):

@@ -20,7 +20,7 @@ DEAD = Token("10.0.0.9:7009", (1 << 63) + 9, T)
 ALIVE = Token("10.0.0.1:7001", 1, T + 1)
 BACKFILL, GONE_BACKFILL = Token("backfill/old", (1 << 64) - 2, T), Token("backfill/older", 3, T)
 KINDS = (
-    *("joined", "joined", "joined", "repeated", "twice", "twice_in_two", "lost", "lost_line", "lost_cleared"),
+    *("joined", "joined", "joined", "repeated", "twice", "twice_in_two", "lost", "lost_line"),
     *("in_flight", "unregistered", "wrong", "altered", "filtered", "expired", "unjoinable", "pending"),
     *("lost_pending", "lost_though_letter", "malformed"),
     *("in_backfill", "lost_by_backfill"),
@@ -36,7 +36,7 @@ class Planted:
         self.lines, self.outputs = [], {"east": [], "west": []}
         self.letters = {"east": [], "west": []}
         self.queries = [primary(f"{directory.name}-q{n}", note=dice.random()) for n in range(50)]
-        self.held = {name: [] for name in ("old", "live", "now", "cleared", "backfill", "over")}
+        self.held = {name: [] for name in ("old", "live", "now", "backfill", "over")}
         for n in range(count):
             self._plant(n, KINDS[n % len(KINDS)], dice)
         dice.shuffle(self.lines)
@@ -47,12 +47,10 @@ class Planted:
             self.logs.joined(datacenter, *self.outputs[datacenter])
             self.logs.letters(datacenter, *self.letters[datacenter])
         now = Token(ALIVE.address, ALIVE.incarnation, time.time_ns() // 1000)
-        tokens = {"old": DEAD, "live": ALIVE, "now": now, "cleared": ALIVE}
+        tokens = {"old": DEAD, "live": ALIVE, "now": now}
         tokens |= {"backfill": BACKFILL, "over": GONE_BACKFILL}
         for name, events in self.held.items():
             registry.commit([e["id"] for e in events], tokens[name], *[e["ts_us"] for e in events])
-        cleared = self.held["cleared"]
-        registry.clear([e["id"] for e in cleared], *[e["ts_us"] for e in cleared])
 
     def _plant(self, n, kind, dice):
         query = dice.choice(self.queries)
@@ -92,12 +90,10 @@ class Planted:
             self.held["old"].append(event)
         elif kind in ("in_backfill", "lost_by_backfill"):
             self.held["backfill" if kind == "in_backfill" else "over"].append(event)
-        elif kind in ("in_flight", "lost_cleared"):
-            self.held["now" if kind == "in_flight" else "cleared"].append(event)
+        elif kind == "in_flight":
+            self.held["now"].append(event)
         elif kind not in ("unregistered", "filtered", "expired", "unjoinable", "pending", "lost_pending"):
-            self.held["live" if n % 3 else "cleared" if kind != "lost_though_letter" else "live"].append(
-                event
-            )
+            self.held["live"].append(event)
 
     def ask(self, session, registry=None, **more):
         """-> the report and {id: row of the details}."""
@@ -141,7 +137,7 @@ def answer(session, planted, registry):
 def test_each_planted_fault_gets_its_verdict(planted, answer):
     verdicts = {id_: row.verdict for id_, row in answer[1].items()}
     assert verdicts == planted.expected
-    assert len(set(planted.expected.values())) == 13
+    assert len(set(planted.expected.values())) == 12
 
 
 def test_everything_adds_up(planted, answer):
@@ -167,14 +163,11 @@ def test_a_plain_join_of_spark_finds_the_same(session, planted, answer):
     registered = session.createDataFrame(held, "id string, how string")
     times = out.groupBy("id").agg(F.count("*").alias("times"))
     table = ids.join(registered, "id", "left").join(times, "id", "left").na.fill(0, ["times"])
-    told = {
-        verdict: set() for verdict in ("lost", "lost_cleared", "in_flight", "unregistered", "joined_twice")
-    }
+    told = {verdict: set() for verdict in ("lost", "in_flight", "unregistered", "joined_twice")}
     for id_, row in answer[1].items():
         told.setdefault(row.verdict, set()).add(id_)
     truth = {
         "lost": table.where("times = 0 AND how IN ('old', 'live', 'over')"),
-        "lost_cleared": table.where("times = 0 AND how = 'cleared'"),
         "in_flight": table.where("times = 0 AND how IN ('now', 'backfill')"),
         "unregistered": table.where("times = 1 AND how IS NULL"),
         "joined_twice": table.where("times > 1"),
@@ -196,8 +189,6 @@ def test_details_name_the_joiner_that_lost_an_event_and_its_lease(planted, answe
     }
     flying = [rows[event["id"]] for event in planted.held["now"]]
     assert {(r.joiner, r.incarnation, r.lease) for r in flying} == {(ALIVE.address, f"{1:016x}", "runs")}
-    cleared = [row for row in rows.values() if row.verdict == "lost_cleared"]
-    assert {(r.registered, r.joiner, r.token_us) for r in cleared} == {(True, None, None)}
     times = {e["id"]: e["ts_us"] for e in planted.held["old"]}
     assert {id_: rows[id_].time_us for id_ in times} == times
 
@@ -211,7 +202,7 @@ def test_the_report_tells_which_joiners_lost_most_and_what_is_broken(planted, an
     assert by[DEAD.address]["incarnation"] == "8000000000000009"
     assert sum(entry["lost"] for entry in document["lost_by"]) == lost
     assert by[ALIVE.address]["in_flight"] == len(planted.held["now"])
-    assert {"lost", "lost_cleared", "unregistered", "joined_twice"} <= set(report.broken)
+    assert {"lost", "unregistered", "joined_twice"} <= set(report.broken)
     assert "in_flight" not in report.broken
     json.dumps(document)
 

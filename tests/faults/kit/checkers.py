@@ -55,11 +55,11 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one replica holds of one shard: packed id -> incarnation of its token (None: cleared)."""
+    """What one replica holds of one shard: packed id -> incarnation of its token."""
 
     replica: str
     shard: int
-    holders: Mapping[bytes, int | None]
+    holders: Mapping[bytes, int]
 
     def digest(self) -> str:
         whole = hashlib.sha256()

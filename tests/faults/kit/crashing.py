@@ -38,8 +38,6 @@ JOINER: Final = (
     "done",
     "one root rotated",
     "listed",
-    "tokens cleared",
-    "clearing noted",
 )
 DISPATCHER: Final = (
     "ids looked up",
@@ -83,8 +81,6 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
 """Of each role: what it has just done."""
 SELDOM: Final = (
     "listed",
-    "tokens cleared",
-    "clearing noted",
     "segment written",
     "segment listed",
     "snapshot written",

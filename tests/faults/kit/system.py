@@ -441,9 +441,9 @@ class FaultSystem:
         return self.watch.joined < self.feeder.joinable
 
     def _scan(self, replica: str, address: str, shard: int) -> Scan:
-        holders: dict[bytes, int | None] = {}
+        holders: dict[bytes, int] = {}
         for piece in self.registry().scan(shard, address, timeout_s=DEADLINE_S):
-            incarnations = [parse_token(t).incarnation if t else None for t in piece.token_table]
+            incarnations = [parse_token(t).incarnation for t in piece.token_table]
             for row, token in enumerate(piece.token_of.tolist()):
                 holders[piece.ids[16 * row : 16 * row + 16]] = incarnations[token]
         return Scan(replica, shard, holders)

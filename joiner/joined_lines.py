@@ -1,0 +1,132 @@
+"""Reads joined lines: which files hold them, their lines, and which event each is of.
+
+A joined line is known by the foreign event's id, in the field that the settings name. The default line has
+the primary event's object in the adapter's field; an adapter may put something else there, or nothing.
+"""
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from joiner import parquet
+from joiner.output_files import LINES, PARQUET
+from photon.core.errors import StorageError, UsageError
+from photon.core.formats_batches import Malformed
+from photon.core.formats_fields import Column, Field, decoder_of, parse_path
+from photon.core.formats_lines import Lines, decode, split_chunk
+from photon.core.settings import Settings
+
+ID: Final = str | int
+"""Type of an id in a line."""
+BLOCK_BYTES: Final = 4 << 20
+_PARQUET_ROWS: Final = 4096
+
+
+# --- files
+
+
+def joined_files(directory: Path) -> list[Path]:
+    """The files of joined lines below a directory, in order; may be none.
+
+    Of one that is there as lines and as Parquet, being completed just now, the Parquet: it is whole, and the
+    lines go.
+    """
+    found: dict[Path, Path] = {}
+    for ending in (LINES, PARQUET):
+        found |= {path.with_suffix(""): path for path in directory.rglob(f"*{ending}")}
+    return sorted(found.values())
+
+
+def blocks_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """A file's lines in blocks of some MiB, and where each begins: at which byte, or row of Parquet.
+
+    Only the last line of a file may lack its newline. One that grows is read as far as it goes; it is not
+    mapped, for its joiner may cut it. OSError, also FileNotFoundError; of Parquet as parquet_lines.
+    """
+    start = 0
+    if path.suffix == PARQUET:
+        for data in parquet_lines(path):
+            yield start, data
+            start += data.count(b"\n")
+        return
+    with path.open("rb") as file:
+        while data := file.read(BLOCK_BYTES) + file.readline():
+            yield start, data
+            start += len(data)
+
+
+def parquet_lines(source: Any) -> Iterator[bytes]:
+    """A joined log as Parquet (joiner.parquet), a path or a file of pyarrow -> its rows as lines, in chunks.
+
+    StorageError where it can't be read; UsageError without pyarrow.
+    """
+    try:
+        arrow, files = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise UsageError(f"{source}: needs pyarrow; install photon-joiner[parquet]") from error
+    try:
+        with files.ParquetFile(source) as file:
+            schema = file.schema_arrow
+            # An adapter may write events with one field of that name.
+            plain = schema.names == [parquet.COLUMN] and schema.types[0] in (arrow.string(), arrow.binary())
+            for batch in file.iter_batches(_PARQUET_ROWS):
+                yield parquet.as_lines(batch.to_pylist(), plain)
+    except FileNotFoundError:
+        raise
+    except (OSError, arrow.ArrowException) as error:
+        raise StorageError(" ".join(str(error).split())) from error
+
+
+# --- events
+
+
+@dataclass(frozen=True, slots=True)
+class JoinedEvents:
+    """N joined lines, decoded. `rows`: which lines of the chunk they are, None for all; the others."""
+
+    events: list[Any]
+    rows: list[int] | None
+    malformed: list[Malformed]
+
+
+class JoinedDecoder:
+    """Decodes joined lines: the foreign event's id, `id`, and what else is wanted of it. For one thread.
+
+    `raw`: also the object that the adapter put into its field, `event.raw`, empty if there is none.
+    """
+
+    def __init__(
+        self, settings: Settings, more: Mapping[str, Field] | None = None, raw: bool = False
+    ) -> None:
+        """SettingsError for field paths that can't be."""
+        fields = {"id": Field(parse_path(settings.foreign.id), ID), **(more or {})}
+        decoder, self.columns = decoder_of("JoinedEvent", fields)
+        self._decoder = _with_raw(decoder, settings.adapter.field) if raw else decoder
+
+    columns: dict[str, Column]
+    """Field -> how to take it from events."""
+
+    def decode(self, chunk: bytes, found: Lines | None = None) -> JoinedEvents:
+        """A chunk of lines; `found`: as they were split, or those of its lines that are wanted."""
+        return JoinedEvents(*decode(self._decoder, chunk, split_chunk(chunk) if found is None else found))
+
+
+def _with_raw(decoder: Any, inside: str) -> Any:
+    joined = msgspec.defstruct(
+        "Joined",
+        [("raw", msgspec.Raw, msgspec.Raw())],
+        bases=(decoder.type,),
+        rename={"raw": inside},
+        kw_only=True,
+        gc=False,
+    )
+    return msgspec.json.Decoder(joined)
+
+
+def inside(settings: Settings) -> Field:
+    """The id of the primary event's object within a joined line."""
+    return Field((settings.adapter.field, *parse_path(settings.primary.id)), ID)
