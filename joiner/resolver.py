@@ -12,10 +12,10 @@ from typing import Final
 
 from joiner.ports import Notice
 from joiner.settling import Unended
+from photon.core.backoff import Backoff
 from photon.core.errors import PhotonError
 
-DELAY_S_MIN: Final = 0.05
-DELAY_S_MAX: Final = 2.0
+DELAYS: Final = Backoff(0.05, 2.0)
 
 
 class Resolver:
@@ -102,5 +102,4 @@ class Resolver:
 
     def _delay_s(self, failures: int) -> float:
         # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
-        ceiling = min(DELAY_S_MAX, DELAY_S_MIN * 2.0 ** min(failures, 16)) / max(1, len(self._batches))
-        return ceiling * self._rng.uniform(0.5, 1.0)
+        return DELAYS.delay_s(failures, self._rng.uniform) / max(1, len(self._batches))
