@@ -1,6 +1,5 @@
 """A cache process: a share of the CacheEventStore behind gRPC, announced to home (paper 3.4.1)."""
 
-import threading
 from typing import Any, Final
 
 import grpc
@@ -8,6 +7,7 @@ import grpc
 from eventstore.members import ANNOUNCE_EVERY_S, SILENT_S_MAX
 from eventstore.service import SERVICE_NAME, CacheService
 from eventstore.share import CacheShare
+from photon.core.background import Background
 from photon.core.clock import Clock
 from photon.core.histogram import Histogram
 from photon.core.settings import Settings
@@ -38,10 +38,10 @@ class CacheServer:
         self._latency = Histogram(FINEST_US)
         self._channel = network.open(home)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._stopping = threading.Event()
+        self._started = False
         self._heard = float("-inf")
         self._trouble: str | None = None
-        self._announcer = threading.Thread(target=self._announce_again, name="announcer", daemon=True)
+        self._announcer = Background("announcer", self._announce_again)
         service = CacheService(self._share, home, clock, self._latency, self.status)
         self._server.serve_while(self._is_member)
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
@@ -55,13 +55,13 @@ class CacheServer:
         """AddressInUseError if the port is taken. Home need not be there yet."""
         self._server.start()
         self._announcer.start()
+        self._started = True
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Leave: home and its clients ask here no more. Then let calls under way end."""
         self._server.drain()
-        self._stopping.set()
-        if self._announcer.is_alive():
-            self._announcer.join()
+        self._announcer.stop()
+        if self._started:
             self._announce(leaving=True)
         self._server.stop(grace_s)
         self._channel.close()
@@ -86,9 +86,8 @@ class CacheServer:
         """Whether home sends who asks for primary events here, too."""
         return self._clock.monotonic() - self._heard < SILENT_S_MAX
 
-    def _announce_again(self) -> None:
-        while not self._stopping.is_set():
-            self._stopping.wait(ANNOUNCE_EVERY_S if self._announce() else _AGAIN_S)
+    def _announce_again(self) -> float:
+        return ANNOUNCE_EVERY_S if self._announce() else _AGAIN_S
 
     def _announce(self, leaving: bool = False) -> bool:
         request = pb.AnnounceRequest(address=self.listen, leaving=leaving)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eventstore.ring import HOME, Ring
+from photon.core.backoff import Backoff, Pause
 from photon.core.columns import join_lines, split_lines, take_ids
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
@@ -21,8 +22,7 @@ from photon.wire.rpc import ask_status, to_photon_error
 CACHE_TIMEOUT_S: Final = 0.5
 """A cache that takes longer is passed by: home has the answer."""
 _REFRESH_S: Final = 1.0
-_LEFT_OUT_S_MIN: Final = 0.5
-_LEFT_OUT_S_MAX: Final = 8.0
+_LEFT_OUT: Final = Backoff(0.5, 8.0)
 
 Rows = npt.NDArray[np.intp]
 
@@ -202,13 +202,12 @@ class _Cache:
         self._now = now
         self._channel = channel
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._left_out_until = float("-inf")
-        self._left_out_s = _LEFT_OUT_S_MIN
+        self._left_out = Pause(_LEFT_OUT)
 
     def begin(self, call: str, request: Any, deadline: float = float("inf")) -> Any:
         """The call under way; None while it is left out."""
         now = self._now()
-        if now < self._left_out_until:
+        if not self._left_out.is_over(now):
             return None
         try:
             # Half of the time at most: home is still to be asked.
@@ -222,10 +221,9 @@ class _Cache:
         try:
             response = call.result()
         except (grpc.RpcError, grpc.FutureCancelledError):
-            self._left_out_until = self._now() + self._left_out_s
-            self._left_out_s = min(2 * self._left_out_s, _LEFT_OUT_S_MAX)
+            self._left_out.failed(self._now())
             return None
-        self._left_out_s = _LEFT_OUT_S_MIN
+        self._left_out.worked()
         return response.outcomes, split_lines(response.events)
 
     def close(self) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 from eventstore.dense import DenseMap
 from eventstore.map_format import Listed
 from eventstore.segments import Columns, merged
-from photon.core.errors import StorageError
+from photon.core.background import Background
+from photon.core.backoff import Backoff
 
 FAN: Final = 4
 """So many segments of a level become one of the next."""
@@ -18,7 +19,7 @@ SEGMENTS_MAX: Final = 64
 """With more the reader waits for the merges."""
 _DEAD_SHARE: Final = 8
 """A segment is written anew when an eighth of it points to logs that are gone."""
-_RETRY_S: Final = 10.0
+_RETRIES: Final = Backoff(10.0, 10.0)
 _PAUSE_S: Final = 0.002  # between parts: lookups go first
 _LOOKED_AT_ONCE: Final = 1 << 20
 
@@ -29,22 +30,25 @@ class Merger:
     def __init__(self, dense: DenseMap) -> None:
         self._dense = dense
         self._changed = threading.Condition()
-        self._stopping = threading.Event()
-        self._work = False
+        self._due = False
         self._sweep = False
-        self._thread: threading.Thread | None = None
-        self.trouble: str | None = None
+        self._started = False
+        self._work = Background("dense-merger", self._work_off, _RETRIES)
+
+    @property
+    def trouble(self) -> str | None:
         """Why the last merge failed; it is tried again."""
+        return self._work.trouble
 
     def wake(self, sweep: bool = False) -> None:
         """`sweep`: logs were deleted, so look for segments that point to them."""
         with self._changed:
-            self._work = True
+            self._due = True
             self._sweep |= sweep
-            if self._thread is None and not self._stopping.is_set():
-                self._thread = threading.Thread(target=self._run, name="dense-merger", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+            if not self._started and not self._work.stopping:
+                self._started = True
+                self._work.start()
+        self._work.wake()
 
     def wait(self, timeout_s: float) -> None:
         """Until there are no more than SEGMENTS_MAX. For a writer that is faster than the merges."""
@@ -56,42 +60,34 @@ class Merger:
     def settle(self, timeout_s: float) -> bool:
         """Wait until there is nothing left to do (tests, benchmarks)."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._work, timeout_s)
+            return self._changed.wait_for(lambda: not self._due, timeout_s)
 
     def close(self) -> None:
         """A merge under way is given up: the segments it was made of are all still there."""
-        self._stopping.set()
-        with self._changed:
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        self._work.stop()
 
     def _count(self) -> int:
         with self._dense.transaction() as transaction:
             return len(self._dense.listed(transaction))
 
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            with self._changed:
-                self._changed.wait_for(lambda: self._work or self._stopping.is_set())
-                sweep, self._sweep = self._sweep, False
-            try:
-                while self._step():
-                    with self._changed:
-                        self._changed.notify_all()
-                if sweep:
-                    self._rewrite_dead()
-                self.trouble = None
-            except Exception as error:  # the thread must go on: the writer waits for it
-                known = isinstance(error, StorageError)
-                self.trouble = str(error) if known else f"{type(error).__name__}: {error}"
+    def _work_off(self) -> float:
+        """All merges that there are to do, then the sweep if one is due."""
+        with self._changed:
+            sweep, self._sweep = self._sweep, False
+        try:
+            while self._step():
                 with self._changed:
-                    self._sweep |= sweep
-                self._stopping.wait(_RETRY_S)
-                continue
+                    self._changed.notify_all()
+            if sweep:
+                self._rewrite_dead()
+        except BaseException:
             with self._changed:
-                self._work = self._sweep or job_of(self._listed()) is not None
-                self._changed.notify_all()
+                self._sweep |= sweep
+            raise
+        with self._changed:
+            self._due = self._sweep or job_of(self._listed()) is not None
+            self._changed.notify_all()
+            return 0.0 if self._due else float("inf")
 
     def _step(self) -> bool:
         """One merge, if there is one to do."""
@@ -105,7 +101,7 @@ class Merger:
 
         def parts() -> Iterator[Columns | None]:
             for part in merged(segments, live):
-                yield None if self._stopping.wait(_PAUSE_S) else part
+                yield None if self._work.rest(_PAUSE_S) else part
 
         number = self._dense.write_segment(parts(), sum(segment.count for segment in segments))
         if number is None:
@@ -121,7 +117,7 @@ class Merger:
             for start in range(0, segment.count, _LOOKED_AT_ONCE):
                 part = segment.columns.file[start : start + _LOOKED_AT_ONCE]
                 dead += len(part) - int(np.isin(part, live).sum())
-                if self._stopping.wait(_PAUSE_S):
+                if self._work.rest(_PAUSE_S):
                     return
             if dead * _DEAD_SHARE > segment.count:
                 self._merge([one], one.level)

@@ -16,9 +16,9 @@ import numpy as np
 from idregistry.configuration import Configuration, unpack_configuration
 from idregistry.messages import INCARNATIONS_MAX, SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
 from idregistry.naming import name_mistake
+from idregistry.parts import ShardPart, segments_of
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.scanning import Scanned
-from idregistry.sharding import ShardPart, segments_of
 from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
@@ -28,7 +28,6 @@ from photon.wire import idregistry_pb2 as pb
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import ask_status
 
-_POLL_S: Final = 0.05
 _SCAN_TIMEOUT_S: Final = 600.0
 
 
@@ -73,7 +72,6 @@ class RegistryClient:
         if not addresses:
             raise UsageError("the registry client needs at least one replica's address")
         self._timeout_s = timeout_s
-        self._clock = clock
         self._rounds = Rounds(addresses, timeout_s, clock, rng, network)
         self._routes = self._rounds.routes
 
@@ -213,7 +211,7 @@ class RegistryClient:
         UsageError for a time or number that can't be; UnavailableError if it is not decided in time: it may
         still be adopted.
         """
-        until = self._clock.monotonic() + self._timeout_s
+        attempts = self._rounds.attempts()
         before: Configuration | None = None
         with contextlib.suppress(UnavailableError):
             before = self.configuration()
@@ -226,19 +224,17 @@ class RegistryClient:
             if adopted_already is None:
                 raise
             return adopted_already
-        while True:
+        for _ in attempts:
             configuration = self._rounds.newer_configuration(proposed.version - 1)
             if configuration.version >= proposed.version:
                 starts = {interval.start_us: interval.shards for interval in configuration.intervals}
                 adopted = starts.get(proposed.start_us) == shards
                 why = "" if adopted else self.directory().abandoned_why
                 return Resharded(proposed.version, proposed.start_us, adopted, why)
-            if self._clock.monotonic() > until:
-                raise UnavailableError(
-                    f"resharding was proposed as version {proposed.version} and is not decided after "
-                    f"{self._timeout_s:g} s; see `photon status`"
-                )
-            self._rounds.wait(_POLL_S)
+        raise UnavailableError(
+            f"resharding was proposed as version {proposed.version} and is not decided after "
+            f"{self._timeout_s:g} s; see `photon status`"
+        )
 
     def _adopted_since(self, before: Configuration, shards: int, at_us: int | None) -> Resharded | None:
         """What a proposal of ours came to whose answer was lost, where it was adopted."""

@@ -1,7 +1,6 @@
 """The tries of a client call: rounds over its parts, side by side, until all have outcomes or time is up."""
 
 import random
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -9,28 +8,31 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from idregistry.calling import ClosedMeanwhile, outcome_of
 from idregistry.configuration import Configuration
 from idregistry.messages import LEADER_DETAILS
-from idregistry.retries import (
+from idregistry.parts import (
+    DIRECTORY,
     Failure,
     PartCall,
-    delay_s,
+    ShardPart,
     final_error,
+    merge_outcomes,
     named_leader,
     next_address,
+    split_by_shard,
     split_strays,
     try_timeout_s,
 )
-from idregistry.routes import DIRECTORY, Routes
-from idregistry.sharding import ShardPart, merge_outcomes, split_by_shard
+from idregistry.routes import Routes, outcome_of
+from photon.core.backoff import Attempts, Backoff
 from photon.core.clock import Clock
-from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
+from photon.core.errors import NoQuorumError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.wire import idregistry_pb2 as pb
 from photon.wire.failures import failure_of
 from photon.wire.network import LOOPBACK, Network
 
+_WAITS: Final = Backoff(0.005, 0.25)
 _NOTHING_DONE: Final = {
     grpc.StatusCode.FAILED_PRECONDITION: Failure.NOT_LEADER,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Failure.OVERLOADED,
@@ -68,15 +70,18 @@ class Rounds:
         self._timeout_s = timeout_s
         self._clock = clock
         self._rng = rng
-        self._closed = threading.Event()
 
     def close(self) -> None:
-        self._closed.set()
         self.routes.close()
 
-    def wait(self, seconds: float) -> None:
-        """Sleep, but not past `close`."""
-        self._closed.wait(seconds)
+    def attempts(self, timeout_s: float | None = None) -> Attempts:
+        """The tries of one call, in the client's time where none is given. UnavailableError once closed."""
+        within_s = self._timeout_s if timeout_s is None else timeout_s
+        return Attempts(_WAITS, within_s, self._clock.monotonic, self._wait, self._rng.uniform)
+
+    def _wait(self, seconds: float) -> None:
+        self.routes.closed.wait(seconds)
+        self.routes.check_open()
 
     # --- about ids
 
@@ -84,34 +89,33 @@ class Rounds:
         """16 x N, 8 x N bytes -> outcome column. UnavailableError and its kin, UsageError."""
         if not ids:
             return b""
-        deadline = self._clock.monotonic() + self._timeout_s
-        configuration = self._configuration(deadline)
+        attempts = self.attempts()
+        configuration = self._configuration(attempts)
         calls = [PartCall(part) for part in split_by_shard(ids, times, configuration)]
         order = self.routes.nearest_first()
-        waits = asked = 0
-        while unsettled := [call for call in calls if call.outcomes is None]:
-            remaining_s = deadline - self._clock.monotonic()
-            if remaining_s <= 0:
-                raise final_error(calls, self._timeout_s, configuration.version)
+        for tries, left_s in enumerate(attempts):
+            unsettled = [call for call in calls if call.outcomes is None]
             targets = [
-                self.routes.leader(call.part.shard) if operation.by_leader else order[asked % len(order)]
+                self.routes.leader(call.part.shard) if operation.by_leader else order[tries % len(order)]
                 for call in unsettled
             ]
-            at_once = self._round(operation, unsettled, targets, try_timeout_s(self._timeout_s, remaining_s))
-            asked += 1
+            at_once = self._round(operation, unsettled, targets, try_timeout_s(self._timeout_s, left_s))
             if any(call.lost for call in unsettled):
-                self.routes.ask_who(max(0.0, deadline - self._clock.monotonic()), self._timeout_s)
+                self.routes.ask_who(attempts.left_s, self._timeout_s)
             if any(call.misrouted or call.outcomes is not None for call in unsettled):
                 calls, configuration, rerouted = self._reroute(
-                    operation, calls, ids, times, configuration, deadline
+                    operation, calls, ids, times, configuration, attempts.left_s
                 )
                 at_once |= rerouted
-            if not at_once and (operation.by_leader or asked % len(order) == 0):
-                self._pause(waits, deadline)
-                waits += 1
-        return merge_outcomes(
-            [call.part for call in calls], [call.outcomes or b"" for call in calls], len(ids) // ID_BYTES
-        )
+            if all(call.outcomes is not None for call in calls):
+                return merge_outcomes(
+                    [call.part for call in calls],
+                    [call.outcomes or b"" for call in calls],
+                    len(ids) // ID_BYTES,
+                )
+            if at_once or not (operation.by_leader or (tries + 1) % len(order) == 0):
+                attempts.next_at_once()
+        raise final_error(calls, self._timeout_s, configuration.version)
 
     def _round(
         self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
@@ -128,21 +132,14 @@ class Rounds:
                 if operation.by_leader:
                     routes.answered(call.part.shard, address)
                 continue
-            failure, details, leader = self._failure(result, address)
-            if not operation.by_leader:
-                routes.avoid(address)
-            else:
-                routes.replace_leader(
-                    call.part.shard, address, next_address(routes.addresses, address, failure, leader)
-                )
-            at_once &= call.failed(failure, address, details, leader)
+            at_once &= self._note_failure(call, address, result, operation.by_leader)
         return at_once
 
     def _send(
         self, operation: Operation, calls: list[PartCall], targets: list[str], timeout_s: float
     ) -> list[Any]:
         """One response or RpcError a part."""
-        with ClosedMeanwhile(self._closed):
+        with self.routes.calling():
             methods = [getattr(self.routes.stub(address), operation.method) for address in targets]
             if len(calls) == 1:  # in the caller's own thread: gRPC's futures cost one more
                 request = operation.request(calls[0].part)
@@ -160,7 +157,7 @@ class Rounds:
         ids: bytes,
         times: bytes,
         configuration: Configuration,
-        deadline: float,
+        left_s: float,
     ) -> tuple[list[PartCall], Configuration, bool]:
         """Split anew, by a newer configuration, what was misrouted; whether there was a newer one."""
         kept: list[PartCall] = []
@@ -174,8 +171,7 @@ class Rounds:
                 (strays if call.misrouted and call.outcomes is None else kept).append(call)
         if not strays:
             return calls, configuration, False
-        remaining_s = max(0.0, deadline - self._clock.monotonic())
-        newest = self.routes.fetch(configuration.version, remaining_s, self._timeout_s) or configuration
+        newest = self.routes.fetch(configuration.version, left_s, self._timeout_s) or configuration
         if newest.version <= configuration.version:
             return kept + strays, configuration, False
         for stray in strays:
@@ -193,70 +189,46 @@ class Rounds:
 
         UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
         """
-        deadline = self._clock.monotonic() + self._timeout_s
         call = PartCall(ShardPart(DIRECTORY, b"", b"", None))
-        waits = 0
-        while (remaining_s := deadline - self._clock.monotonic()) > 0:
+        attempts = self.attempts()
+        for left_s in attempts:
             address = self.routes.leader(DIRECTORY)
-            result = self._ask(method, request, address, try_timeout_s(self._timeout_s, remaining_s))
+            result = self.routes.ask(method, request, address, try_timeout_s(self._timeout_s, left_s))
             if not isinstance(result, grpc.RpcError):
                 self.routes.answered(DIRECTORY, address)
                 return result
             try:
-                failure, details, leader = self._failure(result, address)
+                self._look_on(call, address, result, attempts)
             except UsageError as error:
                 if call.maybe_done:
                     raise RefusedAfterUnknownError(str(error)) from error
                 raise
-            target = next_address(self.routes.addresses, address, failure, leader)
-            self.routes.replace_leader(DIRECTORY, address, target)
-            if not call.failed(failure, address, details, leader):
-                if call.lost:
-                    self.routes.ask_who(max(0.0, deadline - self._clock.monotonic()), self._timeout_s)
-                self._pause(waits, deadline)
-                waits += 1
-        what = f"registry directory: no answer within {self._timeout_s:g} s ({'; '.join(call.failures)})"
-        if call.leaderless:
-            raise NoQuorumError(f"{what}; no leader with a majority: see to it that most replicas run; retry")
-        if not call.maybe_done:
-            raise OverloadedError(f"{what}; nothing was done: back off and retry")
-        raise UnavailableError(f"{what}; it is not known whether it was done: retry")
+        raise final_error([call], self._timeout_s, 0)
 
     def ask_for_directory(self) -> pb.DirectoryResponse:
         """The answer of the nearest replica that knows a leader, or else of any. UnavailableError."""
-        deadline = self._clock.monotonic() + self._timeout_s
         failures = []
         unled: pb.DirectoryResponse | None = None
-        for address in self.routes.nearest_first():
-            remaining_s = max(0.0, deadline - self._clock.monotonic())
-            result = self._ask(
-                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(self._timeout_s, remaining_s)
-            )
-            if not isinstance(result, grpc.RpcError):
-                answer: pb.DirectoryResponse = result
-                if answer.led:
-                    return answer
+        for address, answer in self.routes.directories(self._timeout_s, self._timeout_s):
+            if isinstance(answer, grpc.RpcError):
+                failures.append(f"{address}: {self._failure(answer, address)[1]}")
+            elif answer.led:
+                return answer
+            else:
                 unled = unled or answer
-                continue
-            self.routes.avoid(address)
-            failures.append(f"{address}: {self._failure(result, address)[1]}")
         if unled is None:
             raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
         return unled
 
     def identity(self) -> bytes:
         """The registry's, as any replica knows it: once there is one it never changes. UnavailableError."""
-        deadline = self._clock.monotonic() + self._timeout_s
-        waits = 0
         why = "it has none yet: its replicas are starting, or most of them are down"
-        while self._clock.monotonic() < deadline and not self._closed.is_set():
+        for _ in self.attempts():
             try:
                 if identity := self.ask_for_directory().identity:
                     return identity
             except UnavailableError as error:
                 why = str(error)
-            self._pause(waits, deadline)
-            waits += 1
         raise UnavailableError(f"no identity of the registry within {self._timeout_s:g} s: {why}; retry")
 
     def stream(
@@ -272,24 +244,19 @@ class Rounds:
             yield from self._stream_of_leader(method, request, led, deadline)
             return
         failures = []
-        for target in [address] if address is not None else self.routes.nearest_first():
+        # One that hangs would hold up a long call to its end: it is asked for the directory before.
+        targets = (
+            [(address, None)] if address is not None else self.routes.directories(timeout_s, self._timeout_s)
+        )
+        for target, answer in targets:
+            if isinstance(answer, grpc.RpcError):
+                failures.append(f"{target}: {self._failure(answer, target)[1]}")
+                continue
             begun = False
-            remaining_s = max(0.0, deadline - self._clock.monotonic())
-            if address is None:
-                # One that hangs would hold up a long call to its end.
-                answer = self._ask(
-                    "GetDirectory", pb.DirectoryRequest(), target, try_timeout_s(self._timeout_s, remaining_s)
-                )
-                if isinstance(answer, grpc.RpcError):
-                    self.routes.avoid(target)
-                    failures.append(f"{target}: {self._failure(answer, target)[1]}")
-                    continue
-                remaining_s = max(0.0, deadline - self._clock.monotonic())
             try:
-                with ClosedMeanwhile(self._closed):
-                    for message in getattr(self.routes.stub(target), method)(request, timeout=remaining_s):
-                        begun = True
-                        yield message
+                for message in self._messages(method, request, target, deadline):
+                    begun = True
+                    yield message
                 return
             except grpc.RpcError as error:
                 failures.append(f"{target}: {failure_of(error)}")
@@ -299,43 +266,39 @@ class Rounds:
 
     def _stream_of_leader(self, method: str, request: Any, shard: int, deadline: float) -> Iterator[Any]:
         """It is looked for as long as any call may take; once it has begun, nobody else is asked."""
-        look_until = min(deadline, self._clock.monotonic() + self._timeout_s)
         call = PartCall(ShardPart(shard, b"", b"", None))
-        waits = 0
-        while (remaining_s := look_until - self._clock.monotonic()) > 0:
+        attempts = self.attempts(min(self._timeout_s, deadline - self._clock.monotonic()))
+        for left_s in attempts:
             address = self.routes.leader(shard)
             begun = False
             # One that hangs would hold up a long call to its end.
-            error = self._ask(
-                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(self._timeout_s, remaining_s)
+            error = self.routes.ask(
+                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(self._timeout_s, left_s)
             )
             if not isinstance(error, grpc.RpcError):
                 try:
-                    left_s = deadline - self._clock.monotonic()
-                    with ClosedMeanwhile(self._closed):
-                        for message in getattr(self.routes.stub(address), method)(request, timeout=left_s):
-                            if not begun:
-                                self.routes.answered(shard, address)
-                            begun = True
-                            yield message
+                    for message in self._messages(method, request, address, deadline):
+                        if not begun:
+                            self.routes.answered(shard, address)
+                        begun = True
+                        yield message
                     return
                 except grpc.RpcError as failed:
                     error = failed
-            failure, details, leader = self._failure(error, address)
             if begun:
+                details = self._failure(error, address)[1]
                 raise UnavailableError(
                     f"registry: {method} ended early ({address}: {details}); begin it again"
                 )
-            target = next_address(self.routes.addresses, address, failure, leader)
-            self.routes.replace_leader(shard, address, target)
-            if not call.failed(failure, address, details, leader):
-                if call.lost:
-                    self.routes.ask_who(max(0.0, remaining_s), self._timeout_s)
-                self._pause(waits, look_until)
-                waits += 1
+            self._look_on(call, address, error, attempts)
         raise UnavailableError(
             f"registry shard {shard}: no leader began {method} in time ({'; '.join(call.failures)}); retry"
         )
+
+    def _messages(self, method: str, request: Any, address: str, deadline: float) -> Iterator[Any]:
+        left_s = max(0.0, deadline - self._clock.monotonic())
+        with self.routes.calling():
+            yield from getattr(self.routes.stub(address), method)(request, timeout=left_s)
 
     def newer_configuration(self, version: int, fetch: bool = False) -> Configuration:
         """The newest that replicas know, where one newer than `version` is of interest. UnavailableError."""
@@ -348,32 +311,40 @@ class Rounds:
 
     # --- parts of these
 
-    def _configuration(self, deadline: float) -> Configuration:
+    def _configuration(self, attempts: Attempts) -> Configuration:
         """What to route by: fetched where there is none, or a newer one."""
         known = self.routes.configuration
         if not self.routes.stale and known is not None:
             return known
-        waits = 0
-        why = "its replicas are starting"
-        while (remaining_s := deadline - self._clock.monotonic()) > 0 and not self._closed.is_set():
+        failed: UnavailableError | None = None
+        for left_s in attempts:
             try:
-                newest = self.routes.fetch(known.version if known else 0, remaining_s, self._timeout_s)
+                newest = self.routes.fetch(known.version if known else 0, left_s, self._timeout_s)
             except UnavailableError as error:
-                newest, why = known, str(error)
+                newest, failed = known, error
             if newest is not None:
                 return newest
-            self._pause(waits, deadline)
-            waits += 1
-        if self._closed.is_set():
-            raise UnavailableError("the registry client is closed")
-        kind = NoQuorumError if why.startswith("its") else UnavailableError
-        raise kind(f"no sharding configuration of the registry within {self._timeout_s:g} s: {why}; retry")
+        what = f"no sharding configuration of the registry within {self._timeout_s:g} s"
+        if failed is None:
+            raise NoQuorumError(f"{what}: its replicas are starting; retry")
+        raise UnavailableError(f"{what}: {failed}; retry")
 
-    def _ask(self, method: str, request: Any, address: str, timeout_s: float) -> Any:
-        """The response, or the RpcError."""
-        with ClosedMeanwhile(self._closed):
-            call = getattr(self.routes.stub(address), method)
-            return outcome_of(lambda: call(request, timeout=timeout_s))
+    def _look_on(self, call: PartCall, address: str, error: grpc.RpcError, attempts: Attempts) -> None:
+        """After a try at a leader that failed: choose whom to ask next, and when."""
+        if self._note_failure(call, address, error, by_leader=True):
+            attempts.next_at_once()
+        elif call.lost:
+            self.routes.ask_who(attempts.left_s, self._timeout_s)
+
+    def _note_failure(self, call: PartCall, address: str, error: grpc.RpcError, by_leader: bool) -> bool:
+        """Remember it; whether to go on at once, to the leader named. UsageError as `_failure`."""
+        failure, details, leader = self._failure(error, address)
+        if by_leader:
+            target = next_address(self.routes.addresses, address, failure, leader)
+            self.routes.replace_leader(call.part.shard, address, target)
+        else:
+            self.routes.avoid(address)
+        return call.failed(failure, address, details, leader)
 
     def _failure(self, error: grpc.RpcError, address: str) -> tuple[Failure, str, str | None]:
         """(its kind, in words, the leader it names). UsageError where the caller is at fault."""
@@ -384,7 +355,3 @@ class Rounds:
         leader = named_leader(details, LEADER_DETAILS, self.routes.addresses, address)
         what = "is not the leader" if failure is Failure.NOT_LEADER else failure_of(error)
         return failure, what, leader
-
-    def _pause(self, waits: int, deadline: float) -> None:
-        left_s = max(0.0, deadline - self._clock.monotonic())
-        self._closed.wait(min(delay_s(waits, self._rng.uniform), left_s))

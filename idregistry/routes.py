@@ -6,13 +6,13 @@ one. Any replica is asked, the nearest first; the newest that was ever seen is k
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import grpc
 
 from idregistry.configuration import Configuration, unpack_configuration
-from idregistry.retries import try_timeout_s
+from idregistry.parts import try_timeout_s
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.wire import idregistry_pb2 as pb
@@ -23,9 +23,6 @@ from photon.wire.network import LOOPBACK, Network
 # A replica that failed an answer is passed over for so long: who hangs would cost every call a time-out.
 _AVOID_S: Final = 1.0
 _ASK_WHO_EVERY_S: Final = 1.0
-
-DIRECTORY: Final = -1
-"""The directory, where a shard's number is wanted."""
 
 
 class Routes:
@@ -42,7 +39,7 @@ class Routes:
         self._avoid_until: dict[str, float] = {}
         self._leaders: dict[int, str] = {}
         self._ask_who_at = float("-inf")
-        self._closed = False
+        self.closed = threading.Event()
         self._learned = False
         self.addresses: tuple[str, ...] = ()
         """Everybody to ask, the nearest first."""
@@ -50,6 +47,29 @@ class Routes:
         self._seen = 0
         """The newest version that an answer spoke of."""
         self._learn(self._given)
+
+    # --- calls
+
+    @contextlib.contextmanager
+    def calling(self) -> Iterator[None]:
+        """UnavailableError once closed, also for what gRPC raises for a channel that was closed meanwhile."""
+        self.check_open()
+        try:
+            yield
+        except (ValueError, grpc.FutureCancelledError) as error:
+            raise UnavailableError(f"the registry client was closed during a call: {error}") from error
+
+    def check_open(self) -> None:
+        if self.closed.is_set():
+            raise UnavailableError(
+                "the registry client is closed; whether anything was registered is not known"
+            )
+
+    def ask(self, method: str, request: Any, address: str, timeout_s: float) -> Any:
+        """The response, or the RpcError."""
+        with self.calling():
+            call = getattr(self.stub(address), method)
+            return outcome_of(lambda: call(request, timeout=timeout_s))
 
     # --- replicas
 
@@ -96,7 +116,7 @@ class Routes:
 
     def close(self) -> None:
         with self._lock:
-            self._closed = True
+            self.closed.set()
             for channel in self._channels.values():
                 channel.close()
 
@@ -127,25 +147,14 @@ class Routes:
             known = self.configuration
             if known is not None and known.version > newer_than and not always:
                 return known  # another thread was faster
-            until = self._clock.monotonic() + remaining_s
-            failures: list[str] = []
-            answered = False
-            for address in self.nearest_first():
-                left_s = until - self._clock.monotonic()
-                if left_s <= 0 and (answered or failures):
-                    break
-                led = False
-                try:
-                    led = self._ask(address, try_timeout_s(timeout_s, max(0.0, left_s)))
-                    answered = True
-                except grpc.RpcError as error:
-                    self.avoid(address)
-                    failures.append(f"{address}: {failure_of(error)}")
-                except ValueError as error:  # gRPC's way to say that the channel was closed
-                    raise UnavailableError(
-                        f"the registry client was closed during a call: {error}"
-                    ) from error
-                if led and self.configuration is not None and self.configuration.version > newer_than:
+            answered, failures = False, []
+            for address, answer in self.directories(remaining_s, timeout_s):
+                if isinstance(answer, grpc.RpcError):
+                    failures.append(f"{address}: {failure_of(answer)}")
+                    continue
+                answered = True
+                self._take(answer)
+                if answer.led and self.configuration is not None and self.configuration.version > newer_than:
                     break
             if not answered and self.configuration is None:
                 raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
@@ -153,9 +162,24 @@ class Routes:
         finally:
             self._fetching.release()
 
-    def _ask(self, address: str, timeout_s: float) -> bool:
-        """Learn what one replica knows; whether it knows a leader."""
-        answer = self.stub(address).GetDirectory(pb.DirectoryRequest(), timeout=timeout_s)
+    def directories(
+        self, within_s: float, timeout_s: float
+    ) -> Iterator[tuple[str, "pb.DirectoryResponse | grpc.RpcError"]]:
+        """What each replica says of the directory, the nearest first, one at least; who fails is avoided."""
+        until = self._clock.monotonic() + within_s
+        for nth, address in enumerate(self.nearest_first()):
+            left_s = until - self._clock.monotonic()
+            if nth > 0 and left_s <= 0:
+                return
+            answer = self.ask(
+                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(timeout_s, left_s)
+            )
+            if isinstance(answer, grpc.RpcError):
+                self.avoid(address)
+            yield address, answer
+
+    def _take(self, answer: pb.DirectoryResponse) -> None:
+        """Learn what a replica knows."""
         if answer.configuration:
             configuration = unpack_configuration(answer.configuration)
             self.saw(configuration.version)
@@ -167,7 +191,6 @@ class Routes:
         if answer.replicas and (answer.led or not self._learned):
             self._learned = True
             self._learn([replica.grpc for replica in answer.replicas])
-        return bool(answer.led)
 
     def _learn(self, current: Sequence[str]) -> None:
         """Who was given stays nearest, unless it is said to be gone: then it is only asked last."""
@@ -175,7 +198,7 @@ class Routes:
         others = [a for a in current if a not in known]
         gone = [a for a in self._given if a not in current]
         with self._lock:
-            if not self._closed:
+            if not self.closed.is_set():
                 for address in (*known, *others, *gone):
                     self._open(address)
             self.addresses = tuple(a for a in (*known, *others, *gone) if a in self._stubs)
@@ -186,5 +209,13 @@ class Routes:
             return
         channel = self._channels[address] = self._network.open(address)
         self._stubs[address] = IdRegistryStub(channel)  # type: ignore[no-untyped-call]  # generated
-        if self._closed:
+        if self.closed.is_set():
             channel.close()
+
+
+def outcome_of(call: Callable[[], Any]) -> Any:
+    """Its response, or the RpcError it raised."""
+    try:
+        return call()
+    except grpc.RpcError as error:
+        return error

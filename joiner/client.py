@@ -19,7 +19,7 @@ from photon.core.errors import (
     UsageError,
 )
 from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.naming import was_never_sent
+from photon.wire.failures import was_never_sent
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import ask_status, to_photon_error
 
@@ -28,7 +28,7 @@ __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
 TRY_AWAY_S: Final = 2.0
 """Joiners that are away are asked for their status so often, while there are batches: it learns why, and a
-channel by name is opened anew after calls that failed (photon.wire.naming)."""
+channel by name is opened anew after calls that failed (photon.wire.network)."""
 
 
 @dataclass(slots=True, eq=False)

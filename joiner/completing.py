@@ -22,13 +22,15 @@ from joiner.output import JoinedLog
 from joiner.output_files import PARQUET, CompleteFile
 from joiner.ports import Checkpoint, Notice
 from joiner.roots import Root
+from photon.core.background import Background
+from photon.core.backoff import Backoff
 from photon.core.clock import Clock
 from photon.core.disk import replace, storage_errors
 from photon.core.errors import PhotonError
 from photon.core.logwriter import LogPosition
 
-INTERVAL_S: Final = 1.0
-RETRY_S_MAX: Final = 60.0
+PACE: Final = Backoff(1.0, 60.0)
+"""Between two steps; longer after those that failed."""
 FINISH_S_MAX: Final = 600.0
 """What is not complete so long after the joined log's end is left to the next start."""
 _BLOCK_BYTES: Final = 1 << 20
@@ -67,27 +69,26 @@ class Completer:
         self._troubles: dict[int, str] = {}
         self._failures = 0
         self._one_step = threading.Lock()
-        self._hurried = threading.Event()
         self._closed = False
         self._until = float("inf")
         self._blocks = 0
         self._rested = time.monotonic()
-        self._thread = threading.Thread(target=self._run, name="completer", daemon=True)
+        self._work = Background("completer", self._step_in_background)
 
     def start(self) -> None:
-        self._thread.start()
+        self._work.start()
 
     def close(self) -> None:
         """End at once; the next start goes on."""
         self._closed = True
-        self._end_thread(_STOP_WAIT_S)
+        self._work.stop(_STOP_WAIT_S)
 
     def finish(self) -> None:
         """Complete all that the log holds, after `JoinedLog.end`. What fails is told, and left, and so is
         what there is no time for (FINISH_S_MAX)."""
         self._until = time.monotonic() + FINISH_S_MAX
         try:
-            if not self._end_thread(max(0.0, FINISH_S_MAX) + _STOP_WAIT_S):
+            if not self._work.stop(max(0.0, FINISH_S_MAX) + _STOP_WAIT_S):
                 raise _ClosedError
             self.step()
         except _ClosedError:
@@ -110,14 +111,9 @@ class Completer:
             "trouble": next(iter(self._troubles.values()), None),
         }
 
-    def _run(self) -> None:
-        wait_s = 0.0
-        while not self._hurried.wait(wait_s):
-            try:
-                self.step()
-            except _ClosedError:
-                return
-            wait_s = min(RETRY_S_MAX, INTERVAL_S * 2.0 ** min(self._failures, 16))
+    def _step_in_background(self) -> float:
+        self.step()
+        return PACE.delay_s(self._failures + 1)
 
     def _step(self) -> None:
         try:
@@ -149,12 +145,6 @@ class Completer:
     def _waiting(self) -> int:
         file = self._output.position.file
         return sum(max(0, file - number) for number in self._next)
-
-    def _end_thread(self, within_s: float) -> bool:
-        self._hurried.set()
-        if self._thread.ident is not None:
-            self._thread.join(within_s)
-        return not self._thread.is_alive()
 
     def _complete_root(self, place: int, root: Root, needed: LogPosition) -> None:
         """In the order of their numbers, so that what is listed has no gap."""
@@ -228,7 +218,7 @@ class Completer:
             raise _ClosedError
         self._blocks += 1
         if self._output.position.file - min(self._next) <= 1:
-            self._hurried.wait(min(_REST_S_MAX, now_s - self._rested))
+            self._work.rest(min(_REST_S_MAX, now_s - self._rested))
         self._rested = time.monotonic()
 
     def _tell(self, place: int, trouble: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from joiner.lease import Lease
 from joiner.ports import Notice, Registry
+from photon.core.background import Background
 from photon.core.clock import Clock
 from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
 from photon.core.tokens import Token
@@ -46,8 +47,7 @@ class LeaseKeeper:
         self._inherited: dict[int, tuple[Lease, int]] = {}  # incarnation -> lease, batches that need it
         self._trouble: str | None = None
         self._asked = threading.Event()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leases", daemon=True)
+        self._work = Background("leases", self.renew_due)
 
     def check(self, lease: Lease) -> None:
         """OverloadedError where it does not run: nothing may be registered or written under it."""
@@ -88,19 +88,17 @@ class LeaseKeeper:
             self._notice(
                 f"incarnation {lease.incarnation:016x} is fenced: what it had not written is recovery's"
             )
-        elif not self._stopping.is_set():
+        elif not self._work.stopping:
             self._on_fatal(told or FencedError(f"joiner incarnation {lease.incarnation:016x} is fenced"))
 
     def start(self) -> None:
         """Begin. On return the lease is there if the registry answers; while it is away it is asked on."""
-        self._thread.start()
+        self._work.start()
         self._asked.wait(FIRST_LEASE_WAIT_S)
 
     def stop(self) -> None:
         """Ask no more; what was granted runs out."""
-        self._stopping.set()
-        if self._thread.ident is not None:
-            self._thread.join(_STOP_WAIT_S)
+        self._work.stop(_STOP_WAIT_S)
 
     def renew_due(self) -> float:
         """Ask for the leases that are due, this joiner's own first. Seconds until the next one is."""
@@ -124,11 +122,6 @@ class LeaseKeeper:
             "trouble": self._trouble,
         }
 
-    def _run(self) -> None:
-        wait_s = 0.0
-        while not self._stopping.wait(wait_s):
-            wait_s = self.renew_due()
-
     def _renew(self, lease: Lease) -> None:
         asked_s = self._monotonic()
         try:
@@ -138,7 +131,7 @@ class LeaseKeeper:
         except SettingsMismatchError as error:
             # The registry keeps what it was founded with: the answer is the same for every lease, for ever.
             self.refused, self._trouble = error, str(error)
-            if not self._stopping.is_set():
+            if not self._work.stopping:
                 self._on_fatal(error)
         except Exception as error:
             # Whatever it is: without this thread the joiner would stand still and not say why.

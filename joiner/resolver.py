@@ -12,10 +12,11 @@ from typing import Final
 
 from joiner.ports import Notice
 from joiner.settling import Unended
+from photon.core.background import Background
+from photon.core.backoff import Backoff
 from photon.core.errors import PhotonError
 
-DELAY_S_MIN: Final = 0.05
-DELAY_S_MAX: Final = 2.0
+DELAYS: Final = Backoff(0.05, 2.0)
 
 
 class Resolver:
@@ -28,9 +29,9 @@ class Resolver:
         self._changed = threading.Condition()
         self._batches: deque[Unended] = deque()
         self._bytes = 0
-        self._stopping = False
+        self._failures = 0
         self._trouble = ""
-        self._thread = threading.Thread(target=self._run, name="resolver", daemon=True)
+        self._work = Background("resolver", self._step)
 
     @property
     def unresolved(self) -> int:
@@ -46,41 +47,35 @@ class Resolver:
         with self._changed:
             self._batches.append(batch)
             self._bytes += len(batch.intent.lines)
-            self._changed.notify_all()
+            first = len(self._batches) == 1
+        if first:  # else it is at work, or pauses
+            self._work.wake()
 
     def start(self) -> None:
-        self._thread.start()
+        self._work.start()
 
     def stop(self, patience_s: float) -> bool:
         """End, when all is resolved or after so long; whether all is. The rest waits for the next start."""
         with self._changed:
             self._changed.wait_for(lambda: not self._batches, patience_s)
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread.ident is not None:
-            self._thread.join(patience_s)
+        self._work.stop(patience_s)
         return not self._batches
 
-    def _run(self) -> None:
-        failures = 0
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._batches or self._stopping)
-                if self._stopping:
-                    return
-                batch = self._batches[0]
-            resolved = self._resolve(batch)
-            with self._changed:
-                self._batches.popleft()
-                if resolved:
-                    self._bytes -= len(batch.intent.lines)
-                    failures = 0
-                else:
-                    self._batches.append(batch)  # the others may do better: each shard has its own leader
-                    failures += 1
-                self._changed.notify_all()
-                if not resolved:
-                    self._changed.wait_for(lambda: self._stopping, self._delay_s(failures))
+    def _step(self) -> float:
+        """Take one batch; the seconds until the next one."""
+        if not self._batches:
+            return float("inf")
+        batch = self._batches[0]
+        resolved = self._resolve(batch)
+        with self._changed:
+            self._batches.popleft()
+            if resolved:
+                self._bytes -= len(batch.intent.lines)
+            else:
+                self._batches.append(batch)  # the others may do better: each shard has its own leader
+            self._changed.notify_all()
+        self._failures = 0 if resolved else self._failures + 1
+        return self._pause_s() if self._failures else 0.0
 
     def _resolve(self, batch: Unended) -> bool:
         try:
@@ -100,7 +95,6 @@ class Resolver:
             self._trouble = trouble
             self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
 
-    def _delay_s(self, failures: int) -> float:
+    def _pause_s(self) -> float:
         # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
-        ceiling = min(DELAY_S_MAX, DELAY_S_MIN * 2.0 ** min(failures, 16)) / max(1, len(self._batches))
-        return ceiling * self._rng.uniform(0.5, 1.0)
+        return DELAYS.delay_s(self._failures, self._rng.uniform) / max(1, len(self._batches))

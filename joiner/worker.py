@@ -30,9 +30,8 @@ from photon.core.clock import Clock
 from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError
 from photon.core.notices import Notices
-from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
-from photon.core.settings_identity import identity_digest
+from photon.core.settings_identity import identity_digest, reading_fingerprint
 
 
 class Worker:

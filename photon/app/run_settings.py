@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from photon.core.errors import SettingsError
-from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
+from photon.core.settings_identity import reading_fingerprint
 
 
 def check_reads_alike(settings: Settings, config: Path, runs: Settings, work: Path) -> None:

@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from photon.app.launching import FreshLauncher, Launcher, Process
+from photon.core.backoff import Backoff
 from photon.core.disk import storage_errors
 from photon.core.errors import DiskFullError, PhotonError
 
-RESTART_DELAY_S_MIN: Final = 0.05
-RESTART_DELAY_S_MAX: Final = 5.0
-_DOUBLINGS_MAX: Final = 10
-"""More than lie between the two; a float does not hold the power of every number of failures."""
+RESTARTS: Final = Backoff(0.05, 5.0)
 STABLE_S: Final = 10.0
 LOG_BYTES_MAX: Final = 16 << 20
 LOG_LOOK_S: Final = 10.0
@@ -97,7 +95,7 @@ class Supervisor:
                 if child.held or now < child.restart_at:
                     continue
                 if _stays_down(child):
-                    child.restart_at = now + RESTART_DELAY_S_MAX
+                    child.restart_at = now + RESTARTS.delay_s_max
                     continue
                 self._spawn(child)
             elif (status := child.process.poll()) is not None:
@@ -154,7 +152,7 @@ class Supervisor:
         except OSError as error:  # no memory, too many processes, no room for the log: as it is just now
             self.notices.append(f"{child.name} could not be started ({error}); it is tried again")
             child.failures += 1
-            _put_off(child, time.monotonic())
+            child.restart_at = time.monotonic() + RESTARTS.delay_s(child.failures)
             return
         child.restarts += child.started > 0.0
         child.started = time.monotonic()
@@ -172,12 +170,7 @@ class Supervisor:
         self.notices.append(f"{child.name} ended ({why}); {'not ' if down else ''}started again")
         child.process = None
         child.failures = 0 if now - child.started > STABLE_S else child.failures + 1
-        _put_off(child, now)
-
-
-def _put_off(child: Child, now: float) -> None:
-    doublings = min(max(0, child.failures - 1), _DOUBLINGS_MAX)
-    child.restart_at = now + min(RESTART_DELAY_S_MIN * 2.0**doublings, RESTART_DELAY_S_MAX)
+        child.restart_at = now + RESTARTS.delay_s(child.failures)
 
 
 def _kill(children: Collection[Child]) -> None:

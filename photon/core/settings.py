@@ -1,23 +1,40 @@
 """Settings: frozen dataclasses, read once from TOML, checked once, passed in (docs/configuration.md).
 
-What a value may be is checked in settings_reading.py, what they must be together in settings_together.py.
+The sections come first, then how a document is read into them, value by value, then what they must fulfil
+together. An unknown key is an error that names the nearest known one; a value out of range says what it may
+be.
 """
 
 import dataclasses
+import difflib
 import tomllib
+import types
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from photon.core.errors import SettingsError
-from photon.core.settings_reading import build
-from photon.core.settings_together import check_together
+from photon.core.formats_fields import parse_path
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
 
 MIB: Final = 1 << 20
+
+_MAY_BE_EMPTY: Final = (
+    "adapter.use'",
+    "tls.cert'",
+    "tls.key'",
+    "tls.ca'",
+    "tls.name'",
+    "network.bind'",
+    "system.secret_file'",
+    ".listen_grpc'",
+    ".listen_raft'",
+    ".region'",
+)
 
 
 def _bounded(default: float | int, low: float, high: float) -> Any:
@@ -271,8 +288,8 @@ def read_document(path: Path | None) -> dict[str, Any]:
 
 def parse_settings(document: Mapping[str, Any], source: str = "settings") -> Settings:
     """A parsed document -> checked settings."""
-    settings: Settings = build(Settings, document, source)
-    check_together(settings, source)
+    settings: Settings = _build(Settings, document, source)
+    _check_together(settings, source)
     return settings
 
 
@@ -286,3 +303,144 @@ def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(one) for key, one in value.items()}
     return list(value) if isinstance(value, tuple) else value
+
+
+# --- a document, value by value
+
+
+def _build(cls: Any, document: Mapping[str, Any], source: str, section: str = "") -> Any:
+    """An instance of the dataclass. `source` and `section`: where the document stands, for the message."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        where = f"{section}.{_shown(name)}" if section else _shown(name)
+        if name not in known:
+            raise SettingsError(
+                f"{source}: unknown {_kind(section)} '{where}'{_nearest(name, known, section)}"
+            )
+        values[name] = _value(hints[name], value, known[name].metadata, source, where)
+    for name, one in known.items():
+        missing = one.default is one.default_factory is dataclasses.MISSING
+        if missing and name not in values:
+            raise SettingsError(f"{source}: [{section}] lacks '{name}'; set it")
+    return cls(**values)
+
+
+def _value(hint: Any, value: Any, limits: Mapping[str, Any], source: str, where: str) -> Any:
+    """A value, a section, or a section of sections that the user names."""
+    of_names = typing.get_origin(hint) is dict
+    if not of_names and not dataclasses.is_dataclass(hint):
+        return _check_value(value, hint, limits, f"{source}: '{where}'")
+    if not isinstance(value, Mapping):
+        raise SettingsError(f"{source}: '{where}' must be a section: write [{where}]")
+    if not of_names:
+        return _build(hint, value, source, where)
+    _, inner = typing.get_args(hint)
+    return {name: _value(inner, one, {}, source, f"{where}.{_shown(name)}") for name, one in value.items()}
+
+
+def _shown(name: str) -> str:
+    return name if name.isprintable() else repr(name)[1:-1]
+
+
+def _kind(section: str) -> str:
+    return "setting" if section else "section"
+
+
+def _nearest(name: str, known: Mapping[str, Any], section: str) -> str:
+    matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    prefix = f"{section}." if section else ""
+    return f"; did you mean '{prefix}{matches[0]}'?" if matches else f"; known are: {', '.join(known)}"
+
+
+def _check_value(value: Any, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
+    if isinstance(hint, types.UnionType):
+        raise TypeError(f"{where}: unions are not settings")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if hint == tuple[str, ...]:
+        return _check_names(value, where)
+    if type(value) is not hint:
+        raise SettingsError(f"{where} must be {_type_name(hint)}, not {value!r}")
+    if hint is str and not value and "choices" not in limits and not where.endswith(_MAY_BE_EMPTY):
+        raise SettingsError(f"{where} must not be empty")
+    if "choices" in limits and value not in limits["choices"]:
+        raise SettingsError(f"{where} must be one of {', '.join(limits['choices'])}, not {value!r}")
+    if "low" in limits and not limits["low"] <= value <= limits["high"]:
+        raise SettingsError(f"{where} must be from {limits['low']} to {limits['high']}, not {value!r}")
+    return value
+
+
+def _check_names(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not all(isinstance(name, str) and name for name in value):
+        raise SettingsError(f"{where} must be a list of names, not {value!r}")
+    return tuple(value)
+
+
+def _type_name(hint: Any) -> str:
+    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[hint]
+
+
+# --- what settings must fulfil together
+
+
+def _check_together(settings: Settings, source: str) -> None:
+    """SettingsError for settings that are each in range and can't hold together."""
+    dispatcher = settings.dispatcher
+    if dispatcher.retry_delay_ms_max < dispatcher.retry_delay_ms_min:
+        raise SettingsError(
+            f"{source}: 'dispatcher.retry_delay_ms_max' is below 'dispatcher.retry_delay_ms_min'"
+        )
+    if settings.registry.replicas % 2 == 0:
+        raise SettingsError(
+            f"{source}: 'registry.replicas' must be odd: an even one more tolerates no more failures"
+        )
+    _check_files(settings, source)
+    if len({bool(settings.tls.cert), bool(settings.tls.key), bool(settings.tls.ca)}) > 1:
+        raise SettingsError(f"{source}: 'tls.cert', 'tls.key' and 'tls.ca' go together: set all or none")
+    names = {
+        f"foreign.{f.name}": getattr(settings.foreign, f.name) for f in dataclasses.fields(settings.foreign)
+    }
+    del names["foreign.time_unit"]
+    if len(set(names.values())) < len(names):
+        raise SettingsError(f"{source}: {', '.join(map(repr, names))} must name different fields")
+    names |= {"primary.id": settings.primary.id, "primary.time": settings.primary.time}
+    for where, name in names.items():
+        if not name.isprintable() or '"' in name or "\\" in name:
+            raise SettingsError(f"{source}: '{where}' must have no quotes, backslashes or control characters")
+    _check_paths(names, settings.adapter.field, source)
+    if len(settings.ids.key.encode()) > 64:
+        raise SettingsError(f"{source}: 'ids.key' must be at most 64 bytes")
+
+
+def _check_files(settings: Settings, source: str) -> None:
+    names = {f"tls.{name}": [value] for name, value in dataclasses.asdict(settings.tls).items()}
+    for where, values in {**names, "joiner.output_roots": settings.joiner.output_roots}.items():
+        if any("\0" in value for value in values):
+            raise SettingsError(f"{source}: '{where}' must have no NUL character")
+
+
+def _check_field(field_name: str, foreign: Mapping[str, tuple[str, ...]], source: str) -> None:
+    """An object with two fields of one name is read in as many ways as there are readers."""
+    for where, path in foreign.items():
+        if path[0] == field_name:
+            raise SettingsError(
+                f"{source}: 'adapter.field' is {field_name!r}, which is the field of '{where}'; "
+                "name another for the primary event"
+            )
+
+
+def _check_paths(names: Mapping[str, str], field_name: str, source: str) -> None:
+    paths: dict[str, tuple[str, ...]] = {}
+    for where, name in names.items():
+        try:
+            paths[where] = parse_path(name)
+        except SettingsError as error:
+            raise SettingsError(f"{source}: '{where}': {error}") from error
+    foreign = {where: path for where, path in paths.items() if where.startswith("foreign.")}
+    for outer, path in foreign.items():
+        for inner, longer in foreign.items():
+            if inner != outer and longer[: len(path)] == path:
+                raise SettingsError(f"{source}: '{inner}' lies within '{outer}': one can't be in the other")
+    _check_field(field_name, foreign, source)

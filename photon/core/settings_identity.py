@@ -1,4 +1,4 @@
-"""By which settings an event is the same event on two machines. Pure.
+"""By which settings an event is the same event on two machines, and a line the same event. Pure.
 
 Ids are digests under `ids.key` of what the fields of [foreign] hold. Where two processes of a system differ
 in any of that, the registry takes one event for two, and it is joined twice.
@@ -8,10 +8,13 @@ import hashlib
 import json
 from typing import Any, Final
 
+import msgspec
+
 from photon.core.settings import Settings, to_document
 
 IDENTITY_DIGEST_BYTES: Final = 16
 _KEY_DIGEST_BYTES: Final = 8
+_READING_DIGEST_BYTES: Final = 12
 
 
 def identity_settings(settings: Settings) -> dict[str, Any]:
@@ -31,3 +34,20 @@ def identity_digest(settings: Settings) -> bytes:
     """
     facts = json.dumps(identity_settings(settings), sort_keys=True, ensure_ascii=False).encode()
     return hashlib.blake2b(facts, digest_size=IDENTITY_DIGEST_BYTES).digest()
+
+
+def reading_fingerprint(settings: Settings) -> str:
+    """Hex; equal where the same line has the same ids and the same time, and is an event in both or neither.
+
+    An event that reached the registry under another id or time than its log line has would be joined twice.
+    """
+    facts = (
+        settings.primary.id,
+        settings.foreign.id,
+        settings.foreign.primary_id,
+        settings.foreign.time,
+        settings.foreign.time_unit,
+        settings.ids.key,
+        settings.logs.line_bytes_max,
+    )
+    return hashlib.blake2b(msgspec.json.encode(facts), digest_size=_READING_DIGEST_BYTES).hexdigest()

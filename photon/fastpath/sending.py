@@ -9,19 +9,22 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from photon.core.backoff import Backoff, Pause
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.core.fates import Joined
 from photon.core.notices import Notices
-from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
+from photon.core.settings_identity import reading_fingerprint
 from photon.fastpath.checking import SameReading
 from photon.fastpath.columns import EventLines, usable
 from photon.fastpath.counting import ForeignCounts, PrimaryCounts, Tally
 from photon.fastpath.limits import Limits
-from photon.fastpath.pausing import Pause
 from photon.fastpath.ports import Joiner, PrimaryCache
 from photon.fastpath.waiting import Taken, WaitingLines
+
+PAUSES: Final = Backoff(0.05, 2.0)
+"""For how long servers that failed are left alone; what comes meanwhile is left to the log."""
 
 _Handle = Callable[[Taken, EventLines], dict[str, int]]
 
@@ -46,8 +49,8 @@ class Sending:
         self._foreigns = WaitingLines(limits)
         self._primary_tally = Tally()
         self._foreign_tally = Tally()
-        self._cache_pause = Pause()
-        self._joiner_pause = Pause()
+        self._cache_pause = Pause(PAUSES)
+        self._joiner_pause = Pause(PAUSES)
         put = [self._thread("put", self._primaries, self._put, self._primary_tally)]
         join = [
             self._thread(f"join-{n}", self._foreigns, self._join, self._foreign_tally)

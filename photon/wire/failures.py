@@ -1,6 +1,6 @@
 """What a failed call says, and how to mend it where TLS is why: gRPC tells the one, in OpenSSL's words."""
 
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -28,6 +28,14 @@ _MENDS: Final = (
     ),
 )
 _WHILE_CONNECTING: Final = ("failed to connect to all addresses", "connections to all backends failing")
+_NEVER_SENT: Final = (
+    *_WHILE_CONNECTING,
+    "errors resolving",
+    "address lookup failed",
+    "DNS resolution failed",
+)
+"""What gRPC says of a call for which there was no connection; its status code is that of any other failure.
+Where it is not recognised, the call counts as one that was sent, and a name is found as late as ever."""
 
 
 def failure_of(error: grpc.RpcError) -> str:
@@ -42,3 +50,11 @@ def mend_of(details: str) -> str | None:
     if not any(sign in details for sign in _WHILE_CONNECTING):
         return None
     return next((mend for sign, mend in _MENDS if sign in details), None)
+
+
+def was_never_sent(error: Any) -> bool:
+    """Whether a call ended so (an RpcError, or a call's future) because there was no connection for it."""
+    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+        return False
+    details = error.details() or ""
+    return any(sign in details for sign in _NEVER_SENT)

@@ -1,6 +1,8 @@
 """A small HTTP server for scrapes that no caller can make large: few connections, each for a short while.
 
 The standard library's threading server starts a thread for each that connects, for as long as that one likes.
+prometheus_client's own is that one; with TLS it shakes hands in the thread that accepts, so one silent
+connection stops all scrapes (measured: the next one got no answer, docs/decisions/001-dependencies.md).
 Here the oldest connection goes when one too many comes, and each has to be done within seconds.
 """
 
@@ -18,7 +20,7 @@ from typing import Any, Final
 
 from photon.core.errors import AddressInUseError, PhotonError
 from photon.core.tls import Tls
-from photon.wire.intake import Complaints
+from photon.wire.rpc import Complaints
 
 CONNECTIONS_MAX: Final = 8
 CONNECTION_S_MAX: Final = 10.0

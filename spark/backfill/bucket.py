@@ -28,6 +28,7 @@ from joiner import parquet, rules
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.output_files import LINES, PARQUET
+from photon.core.backoff import Attempts, Backoff
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
 from photon.core.errors import FencedError, UnavailableError
 from photon.core.fates import Committed, Fate, Joined, Registered
@@ -39,20 +40,18 @@ from spark.backfill.rows import Kind, file_and_offset, kinds_of
 
 PATIENCE_S: Final = 300.0
 """So long a registry is asked that does not answer."""
-_PAUSE_S_MAX: Final = 5.0
+_PAUSES: Final = Backoff(0.1, 5.0)
 
 
 def patiently(ask: Callable[[], bytes], patience_s: float = PATIENCE_S) -> bytes:
     """The answer, asked for again while the registry is away: `ask` may be done twice. UnavailableError."""
-    deadline, pause_s = time.monotonic() + patience_s, 0.1
-    while True:
+    attempts = Attempts(_PAUSES, patience_s, time.monotonic, time.sleep)
+    for _ in attempts:
         try:
             return ask()
-        except UnavailableError:
-            if time.monotonic() + pause_s > deadline:
-                raise
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _PAUSE_S_MAX)
+        except UnavailableError as error:
+            failure = error
+    raise failure
 
 
 @dataclass(slots=True)

@@ -29,8 +29,8 @@ from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.fates import Fate
 from photon.core.globs import named_files
 from photon.core.packed import is_packed
-from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings
+from photon.core.settings_identity import reading_fingerprint
 from spark.backfill.bucket import BucketResult
 from spark.backfill.rows import FILES_MAX, OFFSET_MAX
 from spark.reading.paths import check_name, is_uri

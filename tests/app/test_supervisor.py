@@ -71,7 +71,7 @@ def test_one_that_has_died_for_days_is_started_again_still(sleepers):
     eventually(lambda: sleepers.children["a"].process.poll() is not None)
     sleepers.poll()
     left = sleepers.children["a"].restart_at - time.monotonic()
-    assert 0.0 < left <= supervisor_module.RESTART_DELAY_S_MAX
+    assert 0.0 < left <= supervisor_module.RESTARTS.delay_s_max
 
 
 def test_a_process_for_which_there_is_no_room_is_tried_again_ever_more_slowly(tmp_path):
@@ -312,7 +312,7 @@ def test_one_that_died_and_waits_for_its_restart_can_be_held_down_too(sleepers):
     eventually(lambda: sleepers.children["a"].process.poll() is not None)
     sleepers.poll()
     sleepers.hold_down(["a"])
-    time.sleep(2 * supervisor_module.RESTART_DELAY_S_MIN)  # its restart was due by now
+    time.sleep(2 * supervisor_module.RESTARTS.delay_s_min)  # its restart was due by now
     sleepers.poll()
     assert sleepers.children["a"].process is None
     sleepers.stop([["a"]])

@@ -19,6 +19,7 @@ from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.map_format import Listed, segment_name
 from eventstore.merging import FAN, job_of
 from eventstore.segments import Segment, Writer, columns_of, merged
+from photon.core.backoff import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.logfiles import FileState
 from photon.core.settings import EventStore
@@ -469,7 +470,7 @@ def test_of_an_id_in_two_segments_the_later_counts(tmp_path, monkeypatch):
     ],
 )
 def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(tmp_path, monkeypatch, error, told):
-    monkeypatch.setattr(merging, "_RETRY_S", 0.01)
+    monkeypatch.setattr(merging, "_RETRIES", Backoff(0.01, 0.01))
     held = LogFileMap(tmp_path, EventStore())
     real = held._dense.write_segment
     full = threading.Event()

@@ -10,10 +10,9 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Joined
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
-from photon.core.reading import reading_fingerprint
 from photon.core.settings import Settings, parse_settings
+from photon.core.settings_identity import reading_fingerprint
 from photon.fastpath.limits import Limits
-from photon.fastpath.pausing import PAUSE_S_MAX, Pause
 from tests.fastpath.fakes import Rig, click, overloaded, query
 
 
@@ -369,20 +368,6 @@ def test_closing_does_not_wait_longer_than_it_was_told_for_servers_that_hang(req
     began = time.monotonic()
     rig.sending.close(grace_s=0.05)
     assert time.monotonic() - began < 2.0
-
-
-def test_pauses_grow_with_each_failure_and_end_with_a_success():
-    pause, now = Pause(), 0.0
-    for length in (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, PAUSE_S_MAX, PAUSE_S_MAX):
-        assert pause.is_over(now)
-        pause.failed(now)
-        pause.failed(now + length / 2)  # of a second request that was under way
-        assert not pause.is_over(now + 0.999 * length)
-        now += 1.001 * length
-    assert pause.is_over(now)
-    pause.worked()
-    pause.failed(now)
-    assert pause.is_over(now + 0.051)
 
 
 def test_a_bound_of_nothing_is_refused():

@@ -3,17 +3,16 @@
 import pytest
 
 from idregistry.messages import LEADER_DETAILS
-from idregistry.retries import (
+from idregistry.parts import (
     Failure,
     PartCall,
-    delay_s,
+    ShardPart,
     final_error,
     named_leader,
     next_address,
     split_strays,
     try_timeout_s,
 )
-from idregistry.sharding import ShardPart
 from photon.core.errors import NoQuorumError, OverloadedError, PhotonError, UnavailableError
 
 ADDRESSES = ["a:1", "b:1", "c:1"]
@@ -58,14 +57,6 @@ def test_replicas_that_send_us_round_in_a_circle_are_followed_only_so_far() -> N
     made = call()
     followed = [made.failed(Failure.NOT_LEADER, "a:1", "details", "b:1") for _ in range(9)]
     assert followed == [True, True, False] * 3
-
-
-def test_waits_grow_to_a_bound_with_jitter() -> None:
-    shortest = [delay_s(n, lambda low, _high: low) for n in range(100)]
-    longest = [delay_s(n, lambda _low, high: high) for n in range(100)]
-    assert longest[:4] == [0.005, 0.01, 0.02, 0.04]
-    assert longest[-1] == 0.25
-    assert shortest == [delay / 2 for delay in longest]
 
 
 def test_one_try_leaves_time_to_ask_another_replica() -> None:

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import threading
 import zlib
 
 import pyarrow.parquet
@@ -259,17 +258,16 @@ def test_what_waits_is_counted_in_every_root_and_progress_is_seen_within_a_file(
     assert after["progress"] > before["progress"]
 
 
-def test_the_thread_rests_while_it_keeps_up_and_not_while_files_pile_up(make):
+def test_the_thread_rests_while_it_keeps_up_and_not_while_files_pile_up(make, monkeypatch):
     """Else what waits to be converted would have no bound at load."""
     worker = make(output_format="parquet", output_file_bytes_max=100)
     completer, waited = worker._completer, []
 
-    class Hurried(threading.Event):
-        def wait(self, timeout=None):
-            waited.append(worker.status()["output"]["waiting"])
-            return False
+    def rest(seconds):
+        waited.append(worker.status()["output"]["waiting"])
+        return False
 
-    completer._hurried = Hurried()
+    monkeypatch.setattr(completer._work, "rest", rest)
     for name in "abcdef":
         worker.join(batch_of([name]))
     completer.step()

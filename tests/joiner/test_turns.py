@@ -7,13 +7,12 @@ import time
 import pytest
 
 import joiner.client
-import photon.wire.naming
+import photon.wire.network
 from joiner.client import JoinerClient
 from joiner.service import SERVICE_NAME
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.naming import NamedChannel
-from photon.wire.network import LOOPBACK, Network
+from photon.wire.network import LOOPBACK, NamedChannel, Network
 from photon.wire.rpc import Server
 from tests.joiner.fakes import batch_of
 
@@ -79,7 +78,7 @@ def start():
 
 @pytest.fixture
 def connect(monkeypatch):
-    monkeypatch.setattr(photon.wire.naming, "RENEW_S", 0.0)
+    monkeypatch.setattr(photon.wire.network, "RENEW_S", 0.0)
     monkeypatch.setattr(joiner.client, "TRY_AWAY_S", 0.05)
     clients = []
 

@@ -11,10 +11,9 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from photon.wire import dispatcher_pb2 as pb
-from photon.wire import dispatcher_pb2_grpc, intake
-from photon.wire.intake import STREAMS_MAX, Complaints
+from photon.wire import dispatcher_pb2_grpc, rpc
 from photon.wire.network import LOOPBACK
-from photon.wire.rpc import Server
+from photon.wire.rpc import STREAMS_MAX, Complaints, Server
 
 TIMEOUT_S = 30.0
 
@@ -67,7 +66,7 @@ def test_streams_that_nobody_ends_leave_threads_for_others(channel: grpc.Channel
 
 
 def test_a_stream_ends_in_time_and_makes_room(channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "STREAM_S_MAX", 0.2)
+    monkeypatch.setattr(rpc, "STREAM_S_MAX", 0.2)
     with ExitStack() as stack:
         for _ in range(2 * STREAMS_MAX):
             call = open_stream(channel, stack)

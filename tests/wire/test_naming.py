@@ -1,4 +1,4 @@
-"""A channel to a host by name is opened anew where gRPC has given the name up (photon/wire/naming.py)."""
+"""A channel to a host by name is opened anew where gRPC has given the name up (photon/wire/network.py)."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from photon.wire.naming import RENEW_S, NamedChannel, is_name
+from photon.wire.network import RENEW_S, NamedChannel, is_name
 from photon.wire.rpc import Server
 
 NOWHERE = "127.0.0.1:1"
