@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from eventstore.entries import Place
 from eventstore.log_file_map import LogFileMap
 from eventstore.open_logs import OpenLogs, spans_of
-from photon.core.formats import LogFormat
+from photon.core.formats import JsonLines
 from photon.core.ids import opaque_mask
 from photon.core.logfiles import FileState
 
@@ -40,7 +40,7 @@ class LogsEventStore:
     def __init__(
         self,
         log_file_map: LogFileMap,
-        make_format: Callable[[], LogFormat],
+        make_format: Callable[[], JsonLines],
         probe: Probe = probe_json_lines,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -82,7 +82,7 @@ class LogsEventStore:
 class _Search:
     """One thread's search for a batch of ids."""
 
-    def __init__(self, log_format: LogFormat, probe: Probe) -> None:
+    def __init__(self, log_format: JsonLines, probe: Probe) -> None:
         self.logs = OpenLogs()
         self.doubtful: list[bool] = []
         self.contradicted: set[str] = set()

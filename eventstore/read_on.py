@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from photon.core.chunks import whole_lines
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
-from photon.core.formats import LogFormat
-from photon.core.framing import framing_of
+from photon.core.formats import JsonLines
 from photon.core.logfiles import FileState
 
 FILES_LOOKED_AT_MAX: Final = 64
@@ -46,13 +46,13 @@ class ReadOn:
         self,
         positions: Callable[[], Mapping[int, FileState]],
         last_files: Callable[[Sequence[bytes]], Sequence[int]],
-        format_of: Callable[[str], LogFormat],
+        log_format: JsonLines,
         bytes_max: int,
         clock: Clock,
     ) -> None:
         self._positions = positions
         self._last_files = last_files
-        self._format_of = format_of
+        self._format = log_format
         self._bytes_max = bytes_max
         self._clock = clock
         self._lock = threading.Lock()
@@ -124,9 +124,9 @@ class ReadOn:
         if not data:
             return 0
         self.bytes_read += len(data)
-        whole = data[: framing_of(state.name).whole(data)]
+        whole = data[: whole_lines(data)]
         if whole:
-            batch = self._format_of(state.name).parse_primary(whole)
+            batch = self._format.parse_primary(whole)
             fresh = dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
             tail.lines = fresh | tail.lines
             tail.end += len(whole)

@@ -20,7 +20,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.follow import LogFollower
-from photon.core.formats import LogFormat
+from photon.core.formats import JsonLines
 from photon.core.logfiles import Chunk, FileState
 from photon.core.logwriter import DeadLetter, RotatingLog, dead_letter_lines
 from photon.core.notices import Notices
@@ -63,7 +63,7 @@ class Reader:
         follower: LogFollower,
         log_file_map: LogFileMap,
         fill: Fill,
-        format_of: Callable[[str], LogFormat],
+        log_format: JsonLines,
         dead_letters: RotatingLog,
         settings: Logs,
         clock: Clock,
@@ -74,7 +74,7 @@ class Reader:
         self._follower = follower
         self._map = log_file_map
         self._fill = fill
-        self._format_of = format_of
+        self._format = log_format
         self._dead_letters = dead_letters
         self._settings = settings
         self._clock = clock
@@ -187,7 +187,7 @@ class Reader:
         if chunk.oversized:
             group.letters.append(self._oversized(file, chunk))
         else:
-            batch = self._format_of(file.name).parse_primary(chunk.data)
+            batch = self._format.parse_primary(chunk.data)
             group.ids.append(batch.ids)
             group.lines += batch.lines
             group.starts.append(batch.starts + chunk.start)

@@ -18,8 +18,7 @@ from eventstore.service import SERVICE_NAME, EventStoreService, HomeParts
 from photon.core.clock import Clock
 from photon.core.disk import storage_errors
 from photon.core.follow import LogFollower
-from photon.core.formats import Formats
-from photon.core.ids import IdPacker
+from photon.core.formats import JsonLines, json_lines
 from photon.core.logwriter import RotatingLog
 from photon.core.notices import Notices
 from photon.core.settings import MIB, Settings
@@ -60,10 +59,9 @@ class EventStoreServer:
             (dead_letters / LOADING_LETTERS).unlink(missing_ok=True)  # of a load that was killed
         self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
 
-        def make_formats() -> Formats:
-            """For one thread: formats are not for several at once."""
-            packer = IdPacker(settings.ids.key.encode())
-            return Formats(settings.primary, settings.foreign, packer)
+        def make_format() -> JsonLines:
+            """For one thread each."""
+            return json_lines(settings)
 
         members = self._members = Members()
         self._clock = clock
@@ -89,7 +87,7 @@ class EventStoreServer:
             follower,
             self._map,
             self._filling.put_many,
-            make_formats().of,
+            make_format(),
             self._dead_letters,
             settings.logs,
             clock,
@@ -97,11 +95,11 @@ class EventStoreServer:
             on_fatal,
             wake,
         )
-        self._logs = LogsEventStore(self._map, lambda: make_formats().lines, notice=self._notices.tell)
+        self._logs = LogsEventStore(self._map, make_format, notice=self._notices.tell)
         self._read_on = ReadOn(
             lambda: self._reader.positions,
             self._map.last_files,
-            make_formats().of,
+            make_format(),
             settings.eventstore.read_on_bytes_max,
             clock,
         )

@@ -95,7 +95,7 @@ class _Rows:
     def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
         known: _Known | None = None
         for path, chunk in chunks_of(self._range, settings.logs, unended=False):
-            batch = parser.batch(self._range.file.name, path, chunk)
+            batch = parser.batch(path, chunk)
             assert isinstance(batch, PrimaryBatch)
             yield from self._of_chunk(batch, chunk)
             known = _known_by(path, chunk.end)  # now: the copy of an archive goes with its last chunk

@@ -1,4 +1,4 @@
-"""What a task does with its ranges: whole records in chunks, as Photon's own readers cut them.
+"""What a task does with its ranges: whole lines in chunks, as Photon's own readers cut them.
 
 On the executors; local files only.
 """
@@ -12,14 +12,13 @@ import msgspec
 
 from photon.core.chunks import Chunk, read_at, read_chunk
 from photon.core.errors import StorageError
-from photon.core.framing import LINES, framing_of
 from photon.core.packed import is_packed, unpacked
 from photon.core.settings import Logs
 from spark.reading.ranges import Range
 
 
 def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, Chunk]]:
-    """The records of a range: the path that was read (of an archive, its unpacked copy), and a chunk.
+    """The lines of a range: the path that was read (of an archive, its unpacked copy), and a chunk.
 
     `unended`: a last line without its newline counts if it is a JSON object, as it always does in an
     archive. StorageError if the file can't be read.
@@ -38,7 +37,6 @@ def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, 
 def _chunks(
     path: str, one: Range, settings: Logs, unended: bool, size: int | None = None
 ) -> Iterator[tuple[str, Chunk]]:
-    framing = framing_of(one.file.name)
     size = one.file.size if size is None else size
     held = os.stat(path).st_size
     if held < size:  # its missing lines would seem never to have been
@@ -50,15 +48,15 @@ def _chunks(
     while offset < one.end:
         # Never more than the size that was listed, so that every attempt reads the same of a growing file.
         step = min(settings.chunk_bytes, size - offset)
-        chunk = read_chunk(path, offset, step, settings.line_bytes_max, framing=framing)
+        chunk = read_chunk(path, offset, step, settings.line_bytes_max)
         if chunk is None or chunk.end > size:
-            if unended and framing is LINES:
+            if unended:
                 line = read_at(path, offset, min(size - offset, settings.line_bytes_max))
                 if is_object(line):
                     yield path, Chunk(offset, offset + len(line), line + b"\n")
             return
         offset = chunk.end
-        yield path, chunk if chunk.end <= one.end or framing is not LINES else _cut(chunk, one.end)
+        yield path, chunk if chunk.end <= one.end else _cut(chunk, one.end)
 
 
 def line_begins(path: str, start: int, size: int) -> int:
@@ -111,7 +109,7 @@ def _unpacked(name: str) -> Iterator[tuple[str, int]]:
 
 
 def beginning(path: str, start: int, length: int) -> bytes:
-    """Of a record that is too long to be kept whole."""
+    """Of a line that is too long to be kept whole."""
     with suppress(OSError), open(path, "rb", buffering=0) as log:
         return os.pread(log.fileno(), length, start)
     return b""

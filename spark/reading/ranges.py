@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from photon.core.errors import StorageError
-from photon.core.framing import holds_blocks
 from photon.core.packed import is_packed
 
 _OPEN_BYTES: Final = 1 << 16
@@ -28,8 +27,8 @@ class LogFile:
 
     @property
     def whole(self) -> bool:
-        """Whether one task must read all of it: what is packed, and blocks."""
-        return is_packed(self.name) or holds_blocks(self.name)
+        """Whether one task must read all of it, as of what is packed."""
+        return is_packed(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Log lines that Spark reads by its own means (s3a://, hdfs://, globs of its own), parsed by Photon.
 
-Lines come from Spark's text source, which unpacks .gz; what it can't take apart (blocks, .zst) comes a whole
+Lines come from Spark's text source, which unpacks .gz; what it can't take apart (.zst) comes a whole
 file at a time, of 2 GiB at most. A byte order mark at a file's start is not seen: places are 3 bytes less.
 """
 
@@ -17,7 +17,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from photon.core.chunks import Chunk
-from photon.core.framing import holds_blocks
 from photon.core.packed import is_packed
 from photon.core.settings import Settings
 from spark.engine.arrow import map_in_arrow
@@ -62,7 +61,7 @@ def remote_events(
 
 
 def _is_whole(path: str) -> bool:
-    return holds_blocks(path) or path.endswith(".zst")
+    return path.endswith(".zst")
 
 
 def _escaped(path: str) -> str:

@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from joiner.adapter import load_adapter
 from photon.core.chunks import Chunk
 from photon.core.errors import UsageError
+from photon.core.formats import decode, split_chunk
 from photon.core.formats_fields import Field, decoder_of, parse_path
-from photon.core.formats_lines import decode, split_chunk
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
 from spark.reading.columns import fixed_binary

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line
+from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line, whole_lines
 from photon.core.errors import UsageError
 from photon.core.globs import check_patterns, matching_files, may_match
 from photon.core.logfiles import (
@@ -195,3 +195,7 @@ def test_a_link_to_a_directory_above_the_pattern_is_not_followed(tmp_path):
     (logs / "up").symlink_to(tmp_path / "run")
     (logs / "top").symlink_to("/")
     assert list(matching_files(str(logs / "**" / "*.jsonl"))) == [str(logs / "a.jsonl")]
+
+
+def test_lines_are_whole_up_to_the_last_newline():
+    assert [whole_lines(data) for data in (b"", b"a", b"a\nb\nc", b"a\n")] == [0, 0, 4, 2]
