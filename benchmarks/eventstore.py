@@ -47,7 +47,7 @@ ENTRY_BYTES = 28 + 12 + 8
 """Of a sparse entry in LMDB: key, value and its own header."""
 CACHE_PROCESS = """
 import sys, threading
-from eventstore.cache_server import CacheServer
+from eventstore.server import CacheServer
 from photon.core.clock import SystemClock
 from photon.core.settings import Settings
 CacheServer(Settings(), "127.0.0.1:0", sys.argv[1], SystemClock()).start()

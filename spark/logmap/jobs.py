@@ -17,8 +17,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from eventstore.entries import LEVEL_PARTS
-from eventstore.runs import Interval, Runs, runs_of
+from eventstore.entries import LEVEL_PARTS, Interval, Runs, runs_of
 from photon.core.chunks import HEAD_BYTES, Chunk, digest, read_at
 from photon.core.columns import take_ids
 from photon.core.fates import Fate

@@ -10,7 +10,7 @@ import pytest
 from eventstore.entries import repeated_place, sparse_place
 from eventstore.loading import load
 from eventstore.log_file_map import LogFileMap
-from eventstore.map_format import identity_of
+from eventstore.segments import identity_of
 from photon.core.errors import UsageError
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
