@@ -21,9 +21,7 @@ from photon.core.clock import Clock
 from photon.core.columns import unpack_times
 from photon.core.errors import StorageError
 from photon.core.follow import LogFollower
-from photon.core.formats import Formats, LogFormat
-from photon.core.framing import LINES, framing_of
-from photon.core.ids import IdPacker
+from photon.core.formats import JsonLines, json_lines
 from photon.core.logfiles import FileState, check_patterns
 from photon.core.settings import Logs, Settings
 
@@ -86,11 +84,11 @@ def _initialise(
         notice(
             f"{name} is left as it was ({reason}): a dispatcher begins where it ended before, or at its start"
         )
-    formats = Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+    lines = json_lines(settings)
     offsets = {}
     for state in [state for state in known.values() if not state.gone and not inbox.holds(state)]:
         try:
-            offset = _offset(state, start, settings.logs, formats.of(state.name))
+            offset = _offset(state, start, settings.logs, lines)
             known[state.number] = follower.passed_over(state.number, offset)
         except (OSError, StorageError) as error:
             notice(f"{state.name} cannot be read ({error}); it is left as it was")
@@ -125,23 +123,12 @@ def _all_scanned(follower: LogFollower, clock: Clock, woken: threading.Event) ->
         woken.clear()
 
 
-def _offset(state: FileState, start: Start, logs: Logs, log_format: LogFormat) -> int:
+def _offset(state: FileState, start: Start, logs: Logs, lines: JsonLines) -> int:
     if start == "start":
         return 0
     if start == "now" or os.stat(state.name).st_mtime_ns // 1_000 < start:
-        return _end(state, logs)
-    return _first_from(state, start, logs, log_format)
-
-
-def _end(state: FileState, logs: Logs) -> int:
-    """Where the last whole record ends."""
-    framing = framing_of(state.name)
-    if framing is LINES:
         return _end_of_last_line(state.path)
-    offset = 0
-    while chunk := read_chunk(state.path, offset, logs.chunk_bytes, logs.line_bytes_max, framing=framing):
-        offset = chunk.end
-    return offset
+    return _first_from(state, start, logs, lines)
 
 
 def _end_of_last_line(path: str) -> int:
@@ -156,18 +143,15 @@ def _end_of_last_line(path: str) -> int:
     return 0
 
 
-def _first_from(state: FileState, time_us: int, logs: Logs, log_format: LogFormat) -> int:
-    """Where the first event of the time begins (in blocks: its block); the end if there is none."""
-    framing, offset = framing_of(state.name), 0
-    while chunk := read_chunk(state.path, offset, logs.chunk_bytes, logs.line_bytes_max, framing=framing):
+def _first_from(state: FileState, time_us: int, logs: Logs, lines: JsonLines) -> int:
+    """Where the first event of the time begins; the end if there is none."""
+    offset = 0
+    while chunk := read_chunk(state.path, offset, logs.chunk_bytes, logs.line_bytes_max):
         offset = chunk.end
         if chunk.oversized:
             continue
-        parsed = log_format.parse_foreign(chunk.data)
+        parsed = lines.parse_foreign(chunk.data)
         rows = np.flatnonzero(unpack_times(parsed.times) >= time_us)
         if len(rows):
-            place = int(parsed.starts[rows[0]])
-            if parsed.units is not None:
-                place = int(parsed.units[np.searchsorted(parsed.units, place, "right") - 1])
-            return chunk.start + place
+            return chunk.start + int(parsed.starts[rows[0]])
     return offset

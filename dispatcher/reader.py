@@ -18,7 +18,7 @@ from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.follow import Claims, LogFollower, Share
-from photon.core.formats import ForeignBatch, LogFormat
+from photon.core.formats import ForeignBatch, JsonLines
 from photon.core.logfiles import Chunk, FileState, SeenFile
 from photon.core.logwriter import DeadLetter
 from photon.core.settings import Logs
@@ -39,7 +39,7 @@ class LogReader:
         self,
         patterns: Sequence[str],
         spool: Path,
-        format_of: Callable[[str], LogFormat],
+        log_format: JsonLines,
         settings: Logs,
         batch_events_max: int,
         clock: Clock,
@@ -48,8 +48,8 @@ class LogReader:
         notice: Callable[[str], None],
         claims: Claims | None = None,
     ) -> None:
-        """`format_of`: a file's name -> its format, the same object for the same format; `states`: of the
-        files as the ledger knows them; `claims`: which files are read here, where several share them."""
+        """`states`: of the files as the ledger knows them; `claims`: which files are read here, where several
+        share them."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
         self._mutex = threading.Lock()  # over the tracker, `_gathered` and `_changed`
         self._scanning = threading.Lock()  # before the mutex: what is read here does not change meanwhile
@@ -66,13 +66,12 @@ class LogReader:
             self._bell.ring,
             keep_copies=False,
         )
-        self._format_of = format_of
+        self._format = log_format
         self._settings = settings
         self._batch_events_max = batch_events_max
         self._clock = clock
         self._notice = notice
         self._ready: deque[FreshBatch] = deque()
-        self._held: Part | None = None  # of another format than what was gathered before it
         self._gathered: set[int] = set()  # files of which something is read that the tracker does not know of
         self._next_number = 0
         self._poll_at = self._scan_at = float("-inf")
@@ -81,7 +80,7 @@ class LogReader:
     @property
     def caught_up(self) -> bool:
         """All whole lines that are there were given out as batches."""
-        return self._follower.caught_up and not self._ready and self._held is None
+        return self._follower.caught_up and not self._ready
 
     @property
     def patience_s(self) -> float:
@@ -126,7 +125,7 @@ class LogReader:
             with self._mutex:
                 for batch in self._ready:
                     self._tracker.sent(batch.number, batch.spans)
-                self._gathered = set() if self._held is None else {self._held[0].number}
+                self._gathered = set()
         return self._ready.popleft() if self._ready else None
 
     def finished(self, batch: int) -> list[int]:
@@ -180,22 +179,15 @@ class LogReader:
                 self._tracker.begin(state.number, state.offset)
 
     def _gather(self) -> tuple[list[Part], Part | None]:
-        """Chunks of one file after the other, of one format, a chunk's worth in all; and an oversized line
-        after them."""
+        """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
         parts: list[Part] = []
         size = 0
-        log_format: LogFormat | None = None
         while size < self._settings.chunk_bytes:
-            part, self._held = self._held or self._next_part(), None
+            part = self._next_part()
             if part is None:
-                break
-            own = self._format_of(part[0].name)
-            if log_format is not None and own is not log_format:
-                self._held = part
                 break
             if part[1].oversized:
                 return parts, part
-            log_format = own
             parts.append(part)
             size += len(part[1].data)
         return parts, None
@@ -211,7 +203,7 @@ class LogReader:
         now_us = self._clock.now_us()
         data = parts[0][1].data if len(parts) == 1 else b"".join([chunk.data for _, chunk in parts])
         layout = _Layout(parts)
-        parsed = self._format_of(parts[0][0].name).parse_foreign(data)
+        parsed = self._format.parse_foreign(data)
         letters = [
             DeadLetter(Fate.MALFORMED, bad.reason, bad.line, *layout.origin(bad.start))
             for bad in parsed.malformed
@@ -227,8 +219,6 @@ class LogReader:
 
     def _cuts(self, parsed: ForeignBatch, length: int) -> list[tuple[int, int, int, int]]:
         """Rows from, to and bytes from, to of each batch; other lines go with the events before them."""
-        if parsed.units is not None:
-            return self._cuts_at(parsed.units, parsed.starts, length)
         starts = parsed.starts
         cuts, low, start = [], 0, 0
         while True:
@@ -240,20 +230,6 @@ class LogReader:
             if end == length:
                 return cuts
             low, start = high, end
-
-    def _cuts_at(self, units: Starts, starts: Starts, length: int) -> list[tuple[int, int, int, int]]:
-        """The same, where a batch can only end before a unit: a whole one, however long it is."""
-        ends: Starts = np.append(units[units > 0], length)
-        rows = np.searchsorted(starts, ends)
-        cuts, unit, low, start = [], 0, 0, 0
-        while start < length:
-            fits = np.searchsorted(rows, low + self._batch_events_max, "right")
-            fits = min(fits, np.searchsorted(ends, start + BATCH_BYTES_MAX, "right"))
-            unit = max(unit + 1, int(fits))
-            high, end = int(rows[unit - 1]), int(ends[unit - 1])
-            cuts.append((low, high, start, end))
-            low, start = high, end
-        return cuts
 
     def _oversized(self, state: FileState, chunk: Chunk) -> FreshBatch:
         length = chunk.end - chunk.start

@@ -25,8 +25,7 @@ from dispatcher.totals import Totals
 from dispatcher.waiting import find_waiting
 from dispatcher.window import Gate, Window
 from photon.core.clock import Clock
-from photon.core.formats import Formats
-from photon.core.ids import IdPacker
+from photon.core.formats import json_lines
 from photon.core.logfiles import check_patterns
 from photon.core.notices import Notices
 from photon.core.settings import Settings
@@ -89,7 +88,7 @@ class DispatcherServer:
             self._reader = LogReader(
                 [*patterns, inbox.pattern],
                 directory / "spool",
-                Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode())).of,
+                json_lines(settings),
                 settings.logs,
                 own.batch_events_max,
                 clock,

@@ -16,13 +16,17 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from eventstore.dense import DenseMap, ExchangedError
+from eventstore.dense import DenseMap, ExchangedError, Merger, Sweep, Table
 from eventstore.entries import (
     LEVEL_PARTS,
+    Interval,
+    Ints,
+    OpenRuns,
     Place,
     dense_files,
     level_of,
     repeated_files,
+    runs_of,
     sparse_entries,
     sparse_files,
     sparse_key,
@@ -30,7 +34,7 @@ from eventstore.entries import (
     sparse_place,
     sparse_range,
 )
-from eventstore.map_format import (
+from eventstore.segments import (
     FORMAT,
     LOADING,
     META_KEY,
@@ -41,9 +45,6 @@ from eventstore.map_format import (
     interval_us_of,
     new_meta,
 )
-from eventstore.merging import Merger
-from eventstore.runs import Interval, Ints, OpenRuns, runs_of
-from eventstore.sweeping import Sweep, Table
 from photon.core.columns import take_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import SettingsError, StorageError

@@ -8,10 +8,9 @@ import grpc
 import msgspec
 import numpy as np
 
-from eventstore.filling import Filling
+from eventstore.cache import CacheShare
+from eventstore.filling import Filling, Members
 from eventstore.lookup import EventLookup, bounded
-from eventstore.members import Members
-from eventstore.share import CacheShare
 from photon.core.addresses import mistake
 from photon.core.clock import Clock
 from photon.core.columns import join_lines, split_ids, split_lines

@@ -15,9 +15,8 @@ import msgspec
 from joiner import parquet
 from joiner.output_files import LINES, PARQUET
 from photon.core.errors import StorageError, UsageError
-from photon.core.formats_batches import Malformed
+from photon.core.formats import Lines, Malformed, decode, split_chunk
 from photon.core.formats_fields import Column, Field, decoder_of, parse_path
-from photon.core.formats_lines import Lines, decode, split_chunk
 from photon.core.settings import Settings
 
 ID: Final = str | int

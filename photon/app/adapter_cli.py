@@ -1,23 +1,25 @@
 """`photon adapter test`: what an adapter makes of sample events (docs/adapters.md)."""
 
 import contextlib
+import gzip
 import json
 import signal
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 import msgspec
+import zstandard
 
-from photon.app.convert_reading import read_records
+from photon.core.chunks import whole_lines
 from photon.core.columns import split_ids
-from photon.core.errors import UsageError
-from photon.core.formats import ForeignBatch, Formats, PrimaryBatch
-from photon.core.formats_lines import split_chunk
-from photon.core.ids import IdPacker
+from photon.core.errors import StorageError, UsageError
+from photon.core.formats import ForeignBatch, PrimaryBatch, json_lines, split_chunk
+from photon.core.packed import is_packed, unpacked
 from photon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ MALFORMED: Final = "malformed"
 
 _OUTCOMES: Final = (JOINED, SKIPPED, RAISED, NO_PRIMARY, MALFORMED)
 _FAILURES: Final = (RAISED, MALFORMED)
+_STEP_BYTES: Final = 1 << 20
+_OVERSIZED_BYTES_KEPT: Final = 1024
 
 
 class _Pair(msgspec.Struct, forbid_unknown_fields=True):
@@ -147,7 +151,7 @@ def _samples(
 
 def _from_pairs(file: Path, settings: Settings) -> Iterator[Sample]:
     number = 0
-    for records in read_records(file, settings.logs.line_bytes_max):
+    for records in _read(file, settings.logs.line_bytes_max):
         lines = [records.data] if records.oversized else split_chunk(records.data).lines
         for line in lines:
             number += 1
@@ -167,15 +171,15 @@ def _pair(place: str, line: bytes) -> Sample:
 
 
 def _from_logs(primary: Path, foreign: Path, settings: Settings) -> Iterator[Sample]:
-    formats = Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+    parser = json_lines(settings)
     events: dict[bytes, bytes] = {}
-    for _, found in _batches(primary, formats.of(primary.name).parse_primary, settings):
+    for _, found in _batches(primary, parser.parse_primary, settings):
         if isinstance(found, Sample):
             yield found
             continue
         for key, line in zip(split_ids(found.ids), found.lines, strict=True):
             events.setdefault(key, line)  # of a primary event that is repeated the first is taken
-    for start, found in _batches(foreign, formats.of(foreign.name).parse_foreign, settings):
+    for start, found in _batches(foreign, parser.parse_foreign, settings):
         if isinstance(found, Sample):
             yield found
             continue
@@ -187,7 +191,7 @@ def _from_logs(primary: Path, foreign: Path, settings: Settings) -> Iterator[Sam
 def _batches(path: Path, parse: Any, settings: Settings) -> Iterator[tuple[int, Any]]:
     """Offset and batch, and a Sample for what is no event."""
     batch: PrimaryBatch | ForeignBatch
-    for records in read_records(path, settings.logs.line_bytes_max):
+    for records in _read(path, settings.logs.line_bytes_max):
         if records.oversized:
             reason = f"a line of {records.oversized} bytes"
             yield records.start, Sample(f"{path.name}:{records.start}", records.data, malformed=reason)
@@ -197,6 +201,53 @@ def _batches(path: Path, parse: Any, settings: Settings) -> Iterator[tuple[int, 
         for bad in batch.malformed:
             place = f"{path.name}:{records.start + bad.start}"
             yield records.start, Sample(place, bad.line, malformed=bad.reason)
+
+
+class _Lines(NamedTuple):
+    """Whole lines from `start` on, an offset in the unpacked file.
+
+    `oversized`: instead of them, the beginning of one that is longer than the bound, and its length.
+    """
+
+    start: int
+    data: bytes
+    oversized: int = 0
+
+
+def _read(path: Path, line_bytes_max: int) -> Iterator[_Lines]:
+    """All of a file, piece by piece; what stands after the last newline counts as a line. StorageError."""
+    start, data, passed = 0, b"", 0
+    for piece in _pieces(path):
+        if passed:  # within an oversized line: only its end is looked for
+            end = piece.find(b"\n") + 1
+            passed += end or len(piece)
+            if not end:
+                continue
+            yield _Lines(start, data, passed)
+            start, data, passed = start + passed, piece[end:], 0
+        else:
+            data += piece
+        whole = whole_lines(data)
+        if whole:
+            yield _Lines(start, data[:whole])
+            start, data = start + whole, data[whole:]
+        if len(data) > line_bytes_max:
+            passed, data = len(data), data[:_OVERSIZED_BYTES_KEPT]
+    if data:
+        yield _Lines(start, data, passed)
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    try:
+        if is_packed(path.name):
+            yield from unpacked(str(path))
+            return
+        with path.open("rb") as file:
+            yield from iter(lambda: file.read(_STEP_BYTES), b"")
+    except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile) as error:
+        raise StorageError(f"{path}: not a whole archive ({error}); replace it or leave it out") from error
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read ({error.strerror}); see to its permissions") from error
 
 
 def _page(verdicts: list[Verdict], counts: Counter[str]) -> str:

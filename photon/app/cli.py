@@ -31,7 +31,6 @@ _COMMANDS: Final = {
     "backfill": ("photon.app.backfill_cli", "Join old logs as a Spark job (needs Java)."),
     "logmap": ("photon.app.logmap_cli:logmap", "Build log file maps with Spark, load them (needs Java)."),
     "adapter": ("photon.app.adapter_cli:adapter", "Try an adapter on sample lines (`adapter test`)."),
-    "convert": ("photon.app.convert", "Convert logs between JSON lines and the binary format."),
     "certs": ("photon.app.certs_cli", "Make a CA and certificates for [tls]."),
     "reshard": ("photon.app.registry_cli:reshard", "Change the number of shards of the IdRegistry."),
     "registry": ("photon.app.roles_cli:registry", "The IdRegistry (`registry serve`, `replace`, `scan`)."),

@@ -233,9 +233,7 @@ def _check_roots(marks: Mapping[str, Path], identity: str) -> None:
 
 def _check_none_left_out(work: Path, before: Mapping[str, Any], joiners: Mapping[str, int]) -> None:
     """A joiner that is left out may have registered what it has not written yet: it is the same by name."""
-    had: int | dict[str, int] = before["joiners"]
-    if isinstance(had, int):  # as it was written once: so many in each datacenter
-        had = dict.fromkeys(before["datacenters"], had)
+    had: dict[str, int] = before["joiners"]
     missing = [name for name in had if name not in joiners]
     if missing:
         raise UsageError(

@@ -168,7 +168,7 @@ def _eventstore(topology: Topology, name: str, network: Network, clock: Clock, f
     settings = topology.checked_settings()
     place = topology.place("eventstore", name)
     if place.number:
-        from eventstore.cache_server import CacheServer
+        from eventstore.server import CacheServer
 
         home = place.pipeline.eventstores[0]
         return CacheServer(settings, place.address("eventstore"), home, clock, network)

@@ -1,4 +1,4 @@
-"""Whole records of a growing log file: lines, or blocks (paper 3.2)."""
+"""Whole lines of a growing log file (paper 3.2)."""
 
 import errno
 import os
@@ -6,12 +6,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from photon.core.framing import LINES, Framing
-
 HEAD_BYTES: Final = 1024
 _DIGEST_BYTES: Final = 16
-_RECORD_BYTES_MIN: Final = 64  # the head of any record of known length is shorter
-_RECORD_BYTES_MAX: Final = 32 << 20  # goes to a joiner in one message
 
 Identity = tuple[int, int]
 """Device and inode."""
@@ -21,9 +17,9 @@ Head = tuple[int, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole records of a file: `data` stood at `start`; reading goes on at `end` (past skipped bytes).
+    """Whole lines of a file: `data` stood at `start`; reading goes on at `end` (past skipped bytes).
 
-    `oversized`: instead of data, the record at `start` is longer than the bound and ends at `end`.
+    `oversized`: instead of data, the line at `start` is longer than the bound and ends at `end`.
     `more`: there may be more bytes behind it already.
     """
 
@@ -32,6 +28,11 @@ class Chunk:
     data: bytes
     oversized: bool = False
     more: bool = field(default=True, compare=False)
+
+
+def whole_lines(data: bytes) -> int:
+    """How many of the bytes are whole lines; 0 if the first one has no end yet."""
+    return data.rfind(b"\n") + 1
 
 
 def digest(data: bytes) -> bytes:
@@ -60,19 +61,16 @@ def read_chunk(
     chunk_bytes: int,
     line_bytes_max: int,
     identity: Identity | None = None,
-    framing: Framing = LINES,
     head: Head | None = None,
     tail: bytes = b"",
 ) -> Chunk | None:
-    """The whole records from `offset` on, at most `chunk_bytes` (a longer one comes alone), or None.
+    """The whole lines from `offset` on, at most `chunk_bytes` (a longer one comes alone), or None.
 
-    A partly written last record is left until it is whole. OSError as `open` and `read` raise it; ESTALE if
+    A partly written last line is left until it is whole. OSError as `open` and `read` raise it; ESTALE if
     `identity` is given and `path` names another file, if `head` is given and the file no longer begins so,
     if `tail` does not stand before `offset`, or if the file is shorter than that.
     """
     step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
-    if framing is not LINES:
-        step = max(chunk_bytes, _RECORD_BYTES_MIN)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = _check(fd, path, offset, identity, head)
@@ -80,15 +78,13 @@ def read_chunk(
             raise OSError(errno.ESTALE, "the file was cut and has grown again", path)
         # Room for what is there, not for a whole chunk: most growth is little.
         data = os.pread(fd, step if size is None else min(step, size - offset), offset)
-        end = framing.whole(data)
+        end = whole_lines(data)
         if end:
             more = len(data) == step or end < len(data)
             return Chunk(offset, offset + end, data[:end] if end < len(data) else data, more=more)
         if len(data) < step:
             return None
-        if framing is LINES:
-            return _long_line(fd, offset, data, step, line_bytes_max)
-        return _long_record(fd, offset, data, framing)
+        return _long_line(fd, offset, data, step, line_bytes_max)
     finally:
         os.close(fd)
 
@@ -130,16 +126,3 @@ def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_m
             parts.clear()
         if newline:
             return Chunk(offset, offset + length, b"".join(parts), oversized=not parts)
-
-
-def _long_record(fd: int, offset: int, data: bytes, framing: Framing) -> Chunk | None:
-    """A record whose head tells that it is longer than a chunk."""
-    length = framing.length(data)
-    if length is None:
-        return None
-    if length > _RECORD_BYTES_MAX:
-        whole = os.fstat(fd).st_size >= offset + length
-        return Chunk(offset, offset + length, b"", oversized=True) if whole else None
-    data = os.pread(fd, length, offset)
-    end = framing.whole(data)  # less than asked for: cut short for ever if another record follows in it
-    return Chunk(offset, offset + end, data[:end]) if end else None

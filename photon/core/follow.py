@@ -19,7 +19,6 @@ from photon.core.claims import Claims, Share
 from photon.core.clock import Clock
 from photon.core.finder import Finder
 from photon.core.followed import Followed, file_size
-from photon.core.framing import LINES
 from photon.core.inventory import Inventory
 from photon.core.logfiles import TAIL_BYTES, FileState, shown
 from photon.core.polling import Polling
@@ -318,11 +317,10 @@ class LogFollower:
                 settings.chunk_bytes,
                 settings.line_bytes_max,
                 file.identity,
-                file.framing,
                 head,
                 file.last if file.tail_at == file.read else b"",
             )
-            if chunk is None and (self._drain or file.packed) and file.framing is LINES:
+            if chunk is None and (self._drain or file.packed):
                 chunk = _last_line(state.path, file.read, settings.line_bytes_max, file.identity)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from photon.core.chunks import HEAD_BYTES, digest, fingerprint, read_at
-from photon.core.framing import Framing
 from photon.core.logfiles import TAIL_BYTES, FileState, SeenFile, Source, same_content, same_head
 
 GONE_DEVICE: Final = (1 << 64) - 1
@@ -21,7 +20,6 @@ class Followed:
 
     state: FileState
     read: int
-    framing: Framing
     tail_at: int = 0
     last: bytes = b""  # before tail_at: up to TAIL_BYTES bytes, or none if that was before the start
     seen: SeenFile | None = None  # as the last scan found it

@@ -23,7 +23,6 @@ from photon.core.followed import (
     renamed_to,
     version_of,
 )
-from photon.core.framing import framing_of
 from photon.core.logfiles import FileState, SeenFile, Source, same_content
 from photon.core.packed import Spool, TruncatedError, is_packed
 from photon.core.unpacking import SMALL_BYTES, Unpacker
@@ -80,7 +79,7 @@ class Inventory:
     def take(self, states: Iterable[FileState]) -> None:
         """Files that were read before, by this process or another."""
         for state in states:
-            file = Followed(state, state.offset, framing_of(state.name))
+            file = Followed(state, state.offset)
             self.files[state.number] = file
             if not state.gone:
                 self._index(file)
@@ -217,7 +216,6 @@ class Inventory:
         changed.append(self._change(file, gone=False, **dict(zip(names, new, strict=True))))
         if old.version and old.path != seen.path:
             self._spool.remove(old.path)
-        file.framing = framing_of(seen.name)
         self._index(file)
 
     def _adopt(
@@ -249,7 +247,7 @@ class Inventory:
         state = FileState(number(), file.path, file.name, file.device, file.inode, source=file.source)
         if packed:
             state = dataclasses.replace(state, version=version_of(file), unpacked=file.size)
-        followed = Followed(state, 0, framing_of(file.name), seen=file)
+        followed = Followed(state, 0, seen=file)
         self.files[state.number] = followed
         self._index(followed)
         changed.append(state)

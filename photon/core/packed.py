@@ -17,9 +17,9 @@ from typing import Final
 import zstandard
 
 from photon.core.errors import StorageError
-from photon.core.framing import PACKED_SUFFIXES
 from photon.core.logfiles import SeenFile
 
+PACKED_SUFFIXES: Final = (".gz", ".zst")
 _COPY: Final = ".log"
 _BROKEN: Final = ".broken"
 _PARTIAL: Final = ".partial"

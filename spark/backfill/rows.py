@@ -99,7 +99,7 @@ def _parsed(
     parser = ChunkParser(settings, key, foreign)
     for one in ranges:
         for path, chunk in chunks_of(one, settings.logs, unended=True):
-            yield one.file, chunk.start, parser.batch(one.file.name, path, chunk)
+            yield one.file, chunk.start, parser.batch(path, chunk)
 
 
 def _foreign_rows(file: LogFile, start: int, batch: Any) -> Iterator[Any]:

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from eventstore import built_map
 from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
-from eventstore.map_format import identity_of, interval_us_of
-from eventstore.runs import Interval
+from eventstore.entries import Interval
+from eventstore.segments import identity_of, interval_us_of
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
 from photon.core.errors import UsageError
 from photon.core.settings import Settings

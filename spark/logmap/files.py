@@ -9,7 +9,6 @@ import msgspec
 from eventstore.built_map import BuiltFile, Manifest
 from photon.core.chunks import HEAD_BYTES, digest, read_at, read_chunk
 from photon.core.errors import StorageError
-from photon.core.framing import framing_of, holds_blocks
 from photon.core.logfiles import TAIL_BYTES
 from photon.core.packed import is_packed
 from photon.core.settings import Logs
@@ -128,18 +127,17 @@ def _growth(file: BuiltFile, size: int, interval_bytes: int, settings: Logs) -> 
     if file.archive is not None or not _has_gained(file.name, file.offset, size, settings):
         return None
     start = file.offset
-    if not holds_blocks(file.name):
-        start = line_begins(file.name, start - start % interval_bytes, start) if start else 0
+    start = line_begins(file.name, start - start % interval_bytes, start) if start else 0
     return Reading(LogFile(file.name, size, start, file.number), file.offset)
 
 
 def _has_gained(name: str, offset: int, size: int, settings: Logs) -> bool:
-    """Whether a whole line or block stands behind `offset`: a part of one is nothing to read yet."""
+    """Whether a whole line stands behind `offset`: a part of one is nothing to read yet."""
     if size <= offset:
         return False
     step = min(settings.chunk_bytes, size - offset)
     try:
-        chunk = read_chunk(name, offset, step, settings.line_bytes_max, framing=framing_of(name))
+        chunk = read_chunk(name, offset, step, settings.line_bytes_max)
     except OSError as error:
         raise _unreadable(name, error) from error
     return chunk is not None and chunk.end <= size

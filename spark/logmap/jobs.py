@@ -24,8 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from eventstore.built_map import levels_of, records_of, write_durably, write_sparse
-from eventstore.entries import LEVEL_PARTS
-from eventstore.runs import Interval, Runs, runs_of
+from eventstore.entries import LEVEL_PARTS, Interval, Runs, runs_of
 from eventstore.segments import Columns, Writer
 from photon.core.chunks import HEAD_BYTES, Chunk, digest, read_at
 from photon.core.columns import take_ids
@@ -210,7 +209,7 @@ class _Rows:
     def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
         known: _Known | None = None
         for path, chunk in chunks_of(self._range, settings.logs, unended=False):
-            batch = parser.batch(self._range.file.name, path, chunk)
+            batch = parser.batch(path, chunk)
             assert isinstance(batch, PrimaryBatch)
             yield from self._of_chunk(batch, chunk)
             known = _known_by(path, chunk.end)  # now: the copy of an archive goes with its last chunk

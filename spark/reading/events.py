@@ -3,7 +3,7 @@
 Local files are read by the executors' Python in byte ranges, straight into columns: a line is what
 photon.core.formats makes of it, and no row goes through the JVM before it is packed. What has a URI
 (s3a://, hdfs://) Spark reads and Photon parses: lines come from Spark's text source, which unpacks .gz;
-what it can't take apart (blocks, .zst) comes a whole file at a time, of 2 GiB at most. A byte order mark at
+what it can't take apart (.zst) comes a whole file at a time, of 2 GiB at most. A byte order mark at
 a file's start is not seen there: places are 3 bytes less.
 
 Joined logs are read alike: files of lines, and of Parquet, whose rows are made lines again
@@ -27,7 +27,6 @@ from pyspark.sql import functions as F
 from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
 from photon.core.chunks import Chunk
-from photon.core.framing import holds_blocks
 from photon.core.packed import is_packed
 from photon.core.settings import Settings
 from spark.engine.session import map_in_arrow
@@ -73,7 +72,7 @@ def remote_events(
 
 
 def _is_whole(path: str) -> bool:
-    return holds_blocks(path) or path.endswith(".zst")
+    return path.endswith(".zst")
 
 
 def _escaped(path: str) -> str:

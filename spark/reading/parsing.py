@@ -1,4 +1,4 @@
-"""Chunks of whole records to record batches, by Photon's own formats. On the executors.
+"""Chunks of whole lines to record batches, by Photon's own parser. On the executors.
 
 Packed columns become Arrow arrays without a Python statement for each row.
 """
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from photon.core.chunks import Chunk
-from photon.core.formats import ForeignBatch, Formats, Malformed, PrimaryBatch
+from photon.core.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Settings
 from spark.reading.ranges import beginning
@@ -92,30 +92,29 @@ class Parser(Protocol):
     """Makes record batches of chunks. For one thread."""
 
     def columns(self, name: str, path: str, chunk: Chunk) -> list[Any]:
-        """`name` says the format; `path` is what was read."""
+        """`name` is the log's; `path` is what was read."""
         ...
 
 
 class ChunkParser:
-    """For one thread, as the formats are."""
+    """For one thread, as a packer of ids is."""
 
     def __init__(self, settings: Settings, key: bytes, foreign: bool) -> None:
-        self._formats = Formats(settings.primary, settings.foreign, IdPacker(key))
+        self._lines = json_lines(settings, IdPacker(key))
         self._line_bytes_max = settings.logs.line_bytes_max
         self._foreign = foreign
 
     def columns(self, name: str, path: str, chunk: Chunk) -> list[Any]:
         """Record batches of the chunk's events and of its malformed lines."""
-        batch = self.batch(name, path, chunk)
+        batch = self.batch(path, chunk)
         if isinstance(batch, ForeignBatch):
             return foreign_columns(name, chunk.start, batch)
         return primary_columns(name, chunk.start, batch)
 
-    def batch(self, name: str, path: str, chunk: Chunk) -> PrimaryBatch | ForeignBatch:
-        """`name` says the format; `path` is what was read. Places are offsets in the chunk."""
-        form = self._formats.of(name)
+    def batch(self, path: str, chunk: Chunk) -> PrimaryBatch | ForeignBatch:
+        """`path` is what was read. Places are offsets in the chunk."""
         data = b"" if chunk.oversized else chunk.data
-        batch = form.parse_foreign(data) if self._foreign else form.parse_primary(data)
+        batch = self._lines.parse_foreign(data) if self._foreign else self._lines.parse_primary(data)
         if chunk.oversized:
             batch.malformed.append(self._oversized(path, chunk))
         return batch

@@ -11,7 +11,6 @@ import msgspec
 
 from photon.core.chunks import Chunk, read_at, read_chunk
 from photon.core.errors import StorageError
-from photon.core.framing import LINES, framing_of, holds_blocks
 from photon.core.packed import is_packed, unpacked
 from photon.core.settings import Logs
 
@@ -34,8 +33,8 @@ class LogFile:
 
     @property
     def whole(self) -> bool:
-        """Whether one task must read all of it: what is packed, and blocks."""
-        return is_packed(self.name) or holds_blocks(self.name)
+        """Whether one task must read all of it, as of what is packed."""
+        return is_packed(self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +107,6 @@ def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, 
 def _chunks(
     path: str, one: Range, settings: Logs, unended: bool, size: int | None = None
 ) -> Iterator[tuple[str, Chunk]]:
-    framing = framing_of(one.file.name)
     size = one.file.size if size is None else size
     held = os.stat(path).st_size
     if held < size:  # its missing lines would seem never to have been
@@ -120,15 +118,15 @@ def _chunks(
     while offset < one.end:
         # Never more than the size that was listed, so that every attempt reads the same of a growing file.
         step = min(settings.chunk_bytes, size - offset)
-        chunk = read_chunk(path, offset, step, settings.line_bytes_max, framing=framing)
+        chunk = read_chunk(path, offset, step, settings.line_bytes_max)
         if chunk is None or chunk.end > size:
-            if unended and framing is LINES:
+            if unended:
                 line = read_at(path, offset, min(size - offset, settings.line_bytes_max))
                 if is_object(line):
                     yield path, Chunk(offset, offset + len(line), line + b"\n")
             return
         offset = chunk.end
-        yield path, chunk if chunk.end <= one.end or framing is not LINES else _cut(chunk, one.end)
+        yield path, chunk if chunk.end <= one.end else _cut(chunk, one.end)
 
 
 def line_begins(path: str, start: int, size: int) -> int:

@@ -19,10 +19,8 @@ import pyarrow as pa
 from joiner.joined_lines import ID, JoinedDecoder
 from photon.core.columns import join_lines
 from photon.core.fates import Fate
-from photon.core.formats import JsonLines
+from photon.core.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
 from photon.core.formats_fields import Field, decoder_of, parse_path
-from photon.core.formats_lines import Lines, decode, split_chunk
-from photon.core.formats_times import event_times, time_type
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings
 from spark.reading.parsing import fixed_binary

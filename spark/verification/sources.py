@@ -17,12 +17,10 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
 from photon.core.chunks import Chunk
-from photon.core.columns import join_lines, take_ids, take_times
+from photon.core.columns import take_ids, take_times
 from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
-from photon.core.formats import Formats
-from photon.core.framing import holds_blocks
-from photon.core.ids import ID_BYTES, IdPacker
+from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
 from spark.engine.session import map_in_arrow
 from spark.reading.events import for_joined, parsed, parsed_joined
@@ -115,32 +113,20 @@ Rows = Callable[[bytes], Any]
 
 
 class _FactParser:
-    """Chunks of any format to the facts of their lines. A line that is too long, or a damaged block, counts
-    as one that is no event."""
+    """Chunks to the facts of their lines. A line that is too long counts as one that is no event."""
 
-    def __init__(self, settings: Settings, rows: Rows, foreign: bool) -> None:
+    def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._foreign = foreign
-        self._formats = Formats(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
 
     def columns(self, name: str, path: str, chunk: Chunk) -> list[Any]:
-        if chunk.oversized:
-            return self._strange(1)
-        if not holds_blocks(name):
-            return [self._rows(chunk.data)]
-        blocks = self._formats.blocks
-        batch = blocks.parse_foreign(chunk.data) if self._foreign else blocks.parse_primary(chunk.data)
-        return [self._rows(join_lines(batch.lines)), *self._strange(len(batch.malformed))]
-
-    def _strange(self, count: int) -> list[Any]:
-        return [self._rows(b"{\n" * count)] if count else []
+        return [self._rows(b"{\n" if chunk.oversized else chunk.data)]
 
 
 def foreign_events(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
     """-> id, key (its 16 bytes), primary (16 bytes), time_us; all null for a malformed line."""
 
     def make() -> Parser:
-        return _FactParser(settings, ForeignFacts(settings).rows, foreign=True)
+        return _FactParser(ForeignFacts(settings).rows)
 
     return parsed(session, paths, settings, make, FOREIGN_FACTS, unended=True)
 
@@ -149,7 +135,7 @@ def primary_events(session: SparkSession, paths: Sequence[str], settings: Settin
     """-> primary (16 bytes), content (a digest of the line). Malformed ones are left out."""
 
     def make() -> Parser:
-        return _FactParser(settings, PrimaryFacts(settings).rows, foreign=False)
+        return _FactParser(PrimaryFacts(settings).rows)
 
     return parsed(session, paths, settings, make, PRIMARY_FACTS, unended=True)
 
@@ -158,7 +144,7 @@ def primary_lines(session: SparkSession, paths: Sequence[str], settings: Setting
     """As primary_events, with raw, the line."""
 
     def make() -> Parser:
-        return _FactParser(settings, PrimaryFacts(settings).raw_rows, foreign=False)
+        return _FactParser(PrimaryFacts(settings).raw_rows)
 
     return parsed(session, paths, settings, make, PRIMARY_RAW, unended=True)
 
@@ -172,7 +158,7 @@ def joined_events(
     """
 
     def make() -> Parser:
-        return _FactParser(settings, JoinedFacts(settings, digests).rows, foreign=True)
+        return _FactParser(JoinedFacts(settings, digests).rows)
 
     return parsed_joined(session, paths, settings, make, JOINED_FACTS, unended=False)
 
@@ -182,7 +168,7 @@ def joined_primaries(session: SparkSession, paths: Sequence[str], settings: Sett
 
     def make(loosely: bool = False) -> Parser:
         rows = partial(JoinedFacts(settings).raw_rows, loosely=loosely)
-        return _FactParser(settings, rows, foreign=True)
+        return _FactParser(rows)
 
     return parsed_joined(session, paths, settings, make, PRIMARY_RAW, False, partial(make, True))
 
@@ -198,6 +184,6 @@ def dead_letters(session: SparkSession, paths: Sequence[str], settings: Settings
     foreign = [path for path in paths if not path.rpartition("/")[2].startswith("primary-")]
 
     def make() -> Parser:
-        return _FactParser(settings, LetterFacts(settings).rows, foreign=True)
+        return _FactParser(LetterFacts(settings).rows)
 
     return parsed(session, foreign, for_joined(settings), make, LETTER_FACTS, unended=False)

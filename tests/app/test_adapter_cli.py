@@ -1,5 +1,6 @@
 """`photon adapter test`, and the examples of the guide, run as they stand there."""
 
+import gzip
 import json
 import os
 import re
@@ -7,13 +8,16 @@ import shlex
 import signal
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import click.testing
 import pytest
+import zstandard
 
+from photon.app import adapter_cli
 from photon.app.cli import photon
-from photon.core.errors import AdapterError, UsageError
+from photon.core.errors import AdapterError, StorageError, UsageError
 from tests.app.kit import PHOTON, read_lines, write_lines
 from tests.app.kit import photon as run_photon
 
@@ -183,3 +187,45 @@ def test_in_a_run_an_adapter_that_raises_costs_one_event_and_its_letter_says_whe
     (letter,) = read_lines(own / "out" / "dead-letters")
     assert letter["reason"] == "adapter raised LookupError: no such campaign: 7 (users_own.py:5)"
     assert (letter["fate"], letter["event"]) == ("filtered", clicks[7])
+
+
+@pytest.fixture
+def clicks(own):
+    """Queries, and lines of clicks whose queries they are."""
+    (own / "queries.jsonl").write_text('{"id":"q"}\n')
+    return [b'{"id":"c%d","primary_id":"q","ts_us":%d,"text":"%s"}\n' % (n, n, b"x" * n) for n in range(100)]
+
+
+def outcomes(log: str, *options: str) -> list[tuple[str, str]]:
+    command = ("--primary", "queries.jsonl", "--foreign", log, "--use", "users_own:Own", "--json", *options)
+    document = json.loads(run(*command).output)
+    return [(one["place"].partition(":")[2], one["outcome"]) for one in document["events"]]
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 1 << 20])
+def test_samples_are_read_whole_in_steps_of_any_size(clicks, monkeypatch, step):
+    """A last line that has no newline counts."""
+    monkeypatch.setattr(adapter_cli, "_STEP_BYTES", step)
+    Path("clicks.jsonl").write_bytes(b"".join(clicks).rstrip())
+    starts = [0, *accumulate(map(len, clicks))][:-1]
+    assert outcomes("clicks.jsonl") == [(str(start), "joined") for start in starts]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_samples_may_be_compressed_in_several_frames_and_damage_is_told(clicks, suffix):
+    pack = gzip.compress if suffix == ".gz" else zstandard.compress
+    log = Path(f"clicks.jsonl{suffix}")
+    log.write_bytes(pack(b"".join(clicks[:3])) + pack(b"".join(clicks[3:])))
+    assert [outcome for _, outcome in outcomes(log.name)] == ["joined"] * 100
+    log.write_bytes(log.read_bytes()[:-9])
+    result = run("--primary", "queries.jsonl", "--foreign", log)
+    assert isinstance(result.exception, StorageError) and "not a whole archive" in str(result.exception)
+
+
+def test_a_sample_longer_than_a_line_may_be_is_malformed_and_its_neighbours_are_joined(clicks):
+    Path("photon.toml").write_text("[logs]\nline_bytes_max = 4096\n")
+    long = b'{"id":"long","primary_id":"q","ts_us":1,"text":"%s"}\n' % (b"x" * 3_000_000)
+    Path("clicks.jsonl").write_bytes(clicks[0] + long + clicks[1])
+    first, second = len(clicks[0]), len(clicks[0]) + len(long)
+    expected = [("0", "joined"), (str(first), "malformed"), (str(second), "joined")]
+    assert outcomes("clicks.jsonl", "--config", "photon.toml") == expected

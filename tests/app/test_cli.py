@@ -113,7 +113,6 @@ def test_help_lists_the_commands():
         "explain",
         "dead-letters",
         "adapter",
-        "convert",
         "verify",
         "registry",
         "eventstore",

@@ -1,6 +1,5 @@
 """Outputs that would be one another's, and names that are nobody's, are refused before a run writes."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -106,19 +105,6 @@ def test_a_joiner_that_is_left_out_is_refused_by_its_name_though_there_are_as_ma
     resumed(here, {"west": 1, "north": 1, "east": 2})
     with pytest.raises(UsageError, match="and north, which is left out"):
         resumed(here, {"east": 2, "west": 1})
-
-
-def test_what_was_remembered_by_numbers_once_is_read_still(here):
-    made(here / "w", here / "a")
-    path = here / "w" / "run.json"
-    facts = json.loads(path.read_bytes()) | {"datacenters": ["east", "west"], "joiners": 2}
-    path.write_text(json.dumps(facts))
-    with pytest.raises(UsageError, match="and west, which is left out"):
-        resumed(here, {"east": 2, "north": 2})
-    with pytest.raises(UsageError, match="joiner-west-1, which is left out"):
-        resumed(here, {"east": 2, "west": 1})
-    resumed(here, {"east": 2, "west": 2})
-    assert json.loads(path.read_bytes())["joiners"] == {"east": 2, "west": 2}
 
 
 def test_a_leader_must_be_a_replica(here):

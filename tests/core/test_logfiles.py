@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line
+from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line, whole_lines
 from photon.core.errors import UsageError
 from photon.core.globs import check_patterns, matching_files, may_match, named_files
 from photon.core.logfiles import (
@@ -208,3 +208,7 @@ def test_named_files_are_regular_files_each_once_under_its_first_name(tmp_path):
     assert found == [str(logs / "a.jsonl"), str(logs / "inner" / "c.jsonl")]
     with pytest.raises(UsageError):
         named_files([str(tmp_path / "none" / "*")])
+
+
+def test_lines_are_whole_up_to_the_last_newline():
+    assert [whole_lines(data) for data in (b"", b"a", b"a\nb\nc", b"a\n")] == [0, 0, 4, 2]

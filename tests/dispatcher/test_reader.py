@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from dispatcher import reader as reader_module
 from dispatcher.reader import LogReader
-from photon.core.blocks import encode_foreign
-from photon.core.blocks_header import MAGIC
 from photon.core.claims import Share
 from photon.core.clock import ManualClock
 from photon.core.fates import Fate
-from photon.core.formats import Formats
+from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
 from tests.dispatcher.fakes import clicks, lines
@@ -33,7 +31,7 @@ class Reading:
         self.reader = LogReader(
             [str(root / pattern)],
             root / "spool",
-            Formats(Primary(), Foreign(), IdPacker()).of,
+            JsonLines(Primary(), Foreign(), IdPacker()),
             self.logs,
             batch_events_max,
             self.clock,
@@ -174,83 +172,8 @@ def test_states_that_changed_come_with_the_offset_that_is_recorded_not_read(tmp_
     assert state.offset == batch.spans[0].end > 0
 
 
-FORMATS = Formats(Primary(), Foreign(), IdPacker())
-
-
-def blocks(low, high, events_max=10) -> bytes:
-    return encode_foreign(FORMATS.lines.parse_foreign(clicks(low, high)), FORMATS.labels, events_max)
-
-
 def ids_of(batches) -> list[str]:
     return [json.loads(line)["id"] for batch in batches for line in batch.events.lines]
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.lists(st.tuples(st.booleans(), st.integers(1, 60), st.integers(1, 25)), min_size=1, max_size=5),
-    st.integers(1, 40),
-    st.sampled_from([1024, 4096, 1 << 20]),
-)
-def test_a_batch_has_one_format_and_ends_where_a_block_ends(tmp_path_factory, files, most, chunk_bytes):
-    root = tmp_path_factory.mktemp("read")
-    boundaries, expected, low = {}, [], 0
-    for number, (in_blocks, count, events_max) in enumerate(files):
-        path = root / f"{number}{'.pblk' if in_blocks else ''}.jsonl"
-        path = path.with_suffix("") if in_blocks else path
-        content = blocks(low, low + count, events_max) if in_blocks else clicks(low, low + count)
-        path.write_bytes(content)
-        expected += [f"click-{n}" for n in range(low, low + count)]
-        starts = [0]
-        if in_blocks:
-            while (start := content.find(MAGIC, starts[-1] + 1)) > 0:
-                starts.append(start)
-        boundaries[str(path)] = {*starts, len(content)} if in_blocks else None
-        low += count
-    reading = Reading(root, most, pattern="*", chunk_bytes=chunk_bytes)
-    batches = reading.all()
-    assert sorted(ids_of(batches)) == sorted(expected)
-    assert sorted(read_back(batches)) == sorted(clicks(0, low).splitlines())
-    names: dict[int, str] = {}
-    for batch in batches:
-        reading.reader.finished(batch.number)
-        for state in reading.reader.states({span.file for span in batch.spans}):
-            names[state.number] = state.name
-        suffixes = {names[span.file].endswith(".pblk") for span in batch.spans}
-        assert len(suffixes) == 1
-        for span in batch.spans:
-            allowed = boundaries[names[span.file]]
-            assert allowed is None or {span.start, span.end} <= allowed
-        if not suffixes.pop():
-            assert len(batch.events) <= most
-        elif len(batch.spans) == 1 and len(batch.events) > most:
-            span = batch.spans[0]
-            assert not [b for b in boundaries[names[span.file]] if span.start < b < span.end]
-
-
-def test_a_block_longer_than_a_chunk_is_read_whole(tmp_path):
-    (tmp_path / "a.pblk").write_bytes(blocks(0, 2000, 1000))
-    batches = Reading(tmp_path, pattern="*", chunk_bytes=1024).all()
-    assert [len(batch.events) for batch in batches] == [1000, 1000]
-
-
-def test_a_half_written_block_is_left_until_it_is_whole(tmp_path):
-    path, content = tmp_path / "a.pblk", blocks(0, 20)
-    path.write_bytes(content[:-1])
-    reading = Reading(tmp_path, pattern="*")
-    assert ids_of(reading.all()) == [f"click-{n}" for n in range(10)]
-    path.write_bytes(content)
-    assert ids_of(reading.all()) == [f"click-{n}" for n in range(10, 20)]
-
-
-def test_a_damaged_block_is_one_dead_letter_and_the_others_are_read(tmp_path):
-    content = bytearray(blocks(0, 30))
-    second = content.find(MAGIC, 1)
-    content[second + 100] ^= 1
-    (tmp_path / "a.pblk").write_bytes(content)
-    batches = Reading(tmp_path, pattern="*").all()
-    assert ids_of(batches) == [f"click-{n}" for n in (*range(10), *range(20, 30))]
-    ((letter),) = [letter for batch in batches for letter in batch.malformed]
-    assert (letter.fate, letter.offset, letter.name) == (Fate.MALFORMED, second, str(tmp_path / "a.pblk"))
 
 
 class Claimed:

@@ -5,10 +5,8 @@ from pathlib import Path
 
 from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
-from eventstore.logs_store import LogsEventStore
-from eventstore.lookup import EventLookup, ReaderState
-from eventstore.read_on import ReadOn
-from eventstore.reader import Reader
+from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
+from eventstore.reader import Reader, ReadOn
 from photon.core.clock import SystemClock
 from photon.core.follow import LogFollower
 from photon.core.formats import JsonLines
@@ -71,7 +69,7 @@ class Parts:
             follower,
             self.map,
             self.cache.put_many,
-            lambda _: log_format,
+            log_format,
             self.dead_letters,
             logs_settings,
             SystemClock(),
@@ -81,7 +79,7 @@ class Parts:
         self.read_on = ReadOn(
             lambda: self.reader.positions,
             self.map.last_files,
-            lambda _: make_format(),
+            make_format(),
             read_on_bytes,
             SystemClock(),
         )

@@ -14,11 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eventstore import dense, merging
+from eventstore import dense
+from eventstore.dense import FAN, job_of
 from eventstore.log_file_map import Counts, LogFileMap, Rows
-from eventstore.map_format import Listed, segment_name
-from eventstore.merging import FAN, job_of
-from eventstore.segments import Segment, Writer, columns_of, merged
+from eventstore.segments import Listed, Segment, Writer, columns_of, merged, segment_name
 from photon.core.backoff import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.logfiles import FileState
@@ -30,7 +29,7 @@ from tests.power_cut import PowerCuts
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     monkeypatch.setattr(dense, "FLUSH_ENTRIES", 10)
-    monkeypatch.setattr(merging, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(dense, "_PAUSE_S", 0.0)
     monkeypatch.setattr("eventstore.segments._PART_ENTRIES", 16)
 
 
@@ -382,7 +381,7 @@ def test_only_neighbours_of_one_level_are_merged(runs):
 CHILD = """
 import sys
 from pathlib import Path
-from eventstore import dense, merging
+from eventstore import dense
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from photon.core.logfiles import FileState
 from photon.core.settings import EventStore
@@ -448,7 +447,7 @@ def test_repeats_of_what_is_in_a_segment_stay_out_of_the_cache(root):
 
 def test_of_an_id_in_two_segments_the_later_counts(tmp_path, monkeypatch):
     """It came since the log of the first was deleted."""
-    monkeypatch.setattr(merging, "FAN", 100)
+    monkeypatch.setattr(dense, "FAN", 100)
     held = LogFileMap(tmp_path, EventStore())
     ids = PACKER.pack([f"id-{n}" for n in range(12)])
     add(held, ids, 0)
@@ -470,7 +469,7 @@ def test_of_an_id_in_two_segments_the_later_counts(tmp_path, monkeypatch):
     ],
 )
 def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(tmp_path, monkeypatch, error, told):
-    monkeypatch.setattr(merging, "_RETRIES", Backoff(0.01, 0.01))
+    monkeypatch.setattr(dense, "_RETRIES", Backoff(0.01, 0.01))
     held = LogFileMap(tmp_path, EventStore())
     real = held._dense.write_segment
     full = threading.Event()

@@ -22,10 +22,9 @@ from eventstore.built_map import (
     write_sparse,
 )
 from eventstore.dense import FLUSH_ENTRIES
+from eventstore.entries import Interval, runs_of
 from eventstore.loading import load
-from eventstore.map_format import identity_of
-from eventstore.runs import Interval, runs_of
-from eventstore.segments import Writer, columns_of
+from eventstore.segments import Writer, columns_of, identity_of
 from eventstore.server import EventStoreServer
 from photon.core.chunks import digest
 from photon.core.clock import SystemClock

@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from eventstore.built_map import BuiltFile
-from eventstore.loading_states import known_states
+from eventstore.loading import known_states
 from photon.core.chunks import digest
 from photon.core.errors import UsageError
 from photon.core.packed import Spool

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from eventstore import read_on
+from eventstore import reader
 from eventstore.client import EventStoreClient
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError
@@ -26,7 +26,7 @@ def root(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_rest(monkeypatch):
-    monkeypatch.setattr(read_on, "_REST_FACTOR", 0)
+    monkeypatch.setattr(reader, "_REST_FACTOR", 0)
 
 
 def behind(parts):
@@ -95,7 +95,7 @@ def test_it_reads_no_more_than_the_bound_and_nothing_twice(root):
 
 
 def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(root, monkeypatch):
-    monkeypatch.setattr(read_on, "_REST_FACTOR", 1e9)
+    monkeypatch.setattr(reader, "_REST_FACTOR", 1e9)
     path = root / "logs" / "a.jsonl"
     append(path, line("10.0.0.1:1:4"))
     parts = Parts(root, read_on_bytes=1 << 16).read_all()
@@ -107,7 +107,7 @@ def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(root, monkeypa
 
 
 def test_it_reads_on_in_the_file_its_server_wrote_to_last_among_many(root, monkeypatch):
-    monkeypatch.setattr(read_on, "FILES_LOOKED_AT_MAX", 0)
+    monkeypatch.setattr(reader, "FILES_LOOKED_AT_MAX", 0)
     for n in range(50):
         append(root / "logs" / f"{n:02}.jsonl", line(f"10.0.1.{n}:7:5"), line(f"10.0.1.{n}:7:9000005"))
     parts = Parts(root, read_on_bytes=1 << 16).read_all()

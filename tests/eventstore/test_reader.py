@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from eventstore.logs_store import LogsEventStore
+from eventstore.lookup import LogsEventStore
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Found
 from photon.core.settings import Logs

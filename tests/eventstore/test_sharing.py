@@ -15,13 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eventstore import client as client_module
-from eventstore.cache import CacheEventStore
-from eventstore.cache_server import CacheServer
+from eventstore.cache import CacheEventStore, CacheShare
 from eventstore.client import EventStoreClient
-from eventstore.filling import Filling, _messages
-from eventstore.members import Membership
-from eventstore.server import EventStoreServer
-from eventstore.share import CacheShare
+from eventstore.filling import Filling, Membership, _messages
+from eventstore.server import CacheServer, EventStoreServer
 from photon.core.clock import SystemClock
 from photon.core.columns import join_lines, split_ids
 from photon.core.errors import UnavailableError
@@ -317,7 +314,7 @@ import sys, threading
 from photon.core.settings import Settings
 from photon.core.clock import SystemClock
 from photon.wire.rpc import on_termination
-from eventstore.cache_server import CacheServer
+from eventstore.server import CacheServer
 server = CacheServer(Settings(), "127.0.0.1:0", sys.argv[1], SystemClock())
 ended = threading.Event()
 on_termination(ended.set)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventstore.entries import Place
-from eventstore.open_logs import GAP_BYTES_MAX, SPAN_BYTES_MAX, spans_of
+from eventstore.lookup import GAP_BYTES_MAX, SPAN_BYTES_MAX, spans_of
 from photon.core.fates import Found
 from photon.core.settings import EventStore
 from tests.eventstore.kit import Parts, append, line, pack, wait_until
@@ -19,7 +19,7 @@ def root(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    monkeypatch.setattr("eventstore.sweeping.ENTRIES_A_STEP", 7)
+    monkeypatch.setattr("eventstore.dense.ENTRIES_A_STEP", 7)
 
 
 def fill(root, name, count, server):

@@ -10,10 +10,9 @@ import pytest
 from eventstore.entries import repeated_place, sparse_place
 from eventstore.loading import load
 from eventstore.log_file_map import LogFileMap
-from eventstore.map_format import identity_of
-from photon.core.blocks import encode_primary
+from eventstore.segments import identity_of
 from photon.core.errors import UsageError
-from photon.core.formats import Formats
+from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import EventStore, Foreign, Primary, Settings
 from tests.eventstore.kit import Parts, append, pack
@@ -115,7 +114,7 @@ class IdentifiedParts(Parts):
             super().__init__(root, logs, settings=SETTINGS.eventstore)
         finally:
             kit.LogFileMap = original
-        self.reader._format_of = Formats(Primary(), Foreign(), IdPacker()).of
+        self.reader._format = JsonLines(Primary(), Foreign(), IdPacker())
 
 
 def sparse_of(log_file_map, names):
@@ -202,18 +201,11 @@ def test_a_second_build_reads_only_the_growth_and_equals_a_reader_that_went_on(l
     logs.check_same()
 
 
-def test_a_part_of_a_line_or_block_is_nothing_new_and_makes_no_generation(logs):
-    formats = Formats(Primary(), Foreign(), IdPacker())
-    logs.write("a.jsonl", logs.photon(40))
-    batch = formats.lines.parse_primary((logs.logs / "a.jsonl").read_bytes())
-    block = encode_primary(batch, formats.labels, events_max=100)
-    (logs.logs / "a.jsonl").rename(logs.logs / "b.jsonl")
-    (logs.logs / "b.pblk").write_bytes(block)
+def test_a_part_of_a_line_is_nothing_new_and_makes_no_generation(logs):
+    logs.write("b.jsonl", logs.photon(40))
     logs.build()
     logs.write("b.jsonl", ["begun"], end=b"")
     logs.write("only-begun.jsonl", ["begun"], end=b"")
-    with (logs.logs / "b.pblk").open("ab") as log:
-        log.write(block[:-1])
     built = logs.build()
     assert built.as_document() == {**dict.fromkeys(built.as_document(), 0), "new": 1}
     built = logs.build()
@@ -221,10 +213,8 @@ def test_a_part_of_a_line_or_block_is_nothing_new_and_makes_no_generation(logs):
     assert len(list(logs.built.glob("generation-*"))) == 1
     for name in ("b.jsonl", "only-begun.jsonl"):
         append(logs.logs / name, b'"}')
-    with (logs.logs / "b.pblk").open("ab") as log:
-        log.write(block[-1:])
     built = logs.build()
-    assert (built.new, built.grown, built.events, built.malformed) == (0, 3, 40, 2)
+    assert (built.new, built.grown, built.events, built.malformed) == (0, 2, 0, 2)
 
 
 def test_letters_of_logs_that_were_overwritten_cut_or_deleted_go_with_their_counts(logs, small_splits):
@@ -288,31 +278,15 @@ def test_logs_that_are_not_named_again_stay_in_the_map(logs):
     logs.check_same()
 
 
-def test_archives_and_blocks_are_mapped_as_the_reader_maps_them(logs, small_splits):
+def test_archives_are_mapped_as_the_reader_maps_them(logs, small_splits):
     logs.write("plain.jsonl", [*logs.photon(60), *logs.opaque(30)])
     data = (logs.logs / "plain.jsonl").read_bytes()
     (logs.logs / "plain.jsonl").unlink()
     (logs.logs / "a.jsonl.gz").write_bytes(gzip.compress(data[:-1]))
-    formats = Formats(Primary(), Foreign(), IdPacker())
     logs.write("more.jsonl", [*logs.photon(60), *logs.opaque(30)])
-    batch = formats.lines.parse_primary((logs.logs / "more.jsonl").read_bytes())
-    (logs.logs / "more.jsonl").unlink()
-    (logs.logs / "b.pblk").write_bytes(encode_primary(batch, formats.labels, events_max=20))
     assert logs.build().new == 2
     assert logs.build().new == 0
     logs.check_same()
-
-
-def test_blocks_that_grow_are_read_on(logs):
-    formats = Formats(Primary(), Foreign(), IdPacker())
-    for _ in range(2):
-        logs.write("more.jsonl", [*logs.photon(60), *logs.opaque(30)])
-        batch = formats.lines.parse_primary((logs.logs / "more.jsonl").read_bytes())
-        (logs.logs / "more.jsonl").unlink()
-        with (logs.logs / "b.pblk").open("ab") as log:
-            log.write(encode_primary(batch, formats.labels, events_max=20))
-        assert logs.build().events == 90
-    logs.check_same(exactly=False)
 
 
 def test_a_build_that_failed_leaves_the_map_as_it_was_and_the_next_is_right(logs, monkeypatch):

@@ -72,7 +72,7 @@ def test_loading_needs_no_spark_and_says_what_is_missing(tmp_path, capfd):
 
 def test_a_log_that_is_not_found_is_told(tmp_path, capfd):
     from eventstore.built_map import FORMAT, BuiltFile, Manifest, identity_digest, write_manifest
-    from eventstore.map_format import identity_of
+    from eventstore.segments import identity_of
 
     log = tmp_path / "logs" / "gone.jsonl"
     identity = identity_digest(identity_of(Settings()))

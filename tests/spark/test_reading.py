@@ -5,8 +5,7 @@ import gzip
 import pytest
 import zstandard
 
-from photon.core.blocks import encode_foreign
-from photon.core.formats import Formats, JsonLines
+from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary, Settings
 from tests.spark.test_spark_sources import LINES
@@ -139,26 +138,6 @@ def test_a_damaged_archive_fails_the_job_and_is_named(session, tmp_path):
     packed.write_bytes(gzip.compress(b"\n".join(clicks(50)))[:-9])
     with pytest.raises(SparkFailedError, match=r"clicks.jsonl.gz: not a whole archive"), spark_failures():
         read(session, packed)
-
-
-def test_blocks_are_read_without_parsing_and_damaged_ones_told(session, tmp_path, small_splits):
-    from spark.reading.events import parsed_foreign
-
-    formats = Formats(Primary(), Foreign(), IdPacker())
-    batch = formats.lines.parse_foreign(b"\n".join(clicks(40)))
-    blocks = encode_foreign(batch, formats.labels, events_max=10)
-    path = tmp_path / "clicks.pblk"
-    for damaged in (blocks, blocks[:100] + b"?" + blocks[101:]):
-        path.write_bytes(damaged)
-        expected = formats.blocks.parse_foreign(damaged)
-        for uri in [exactly(path), *as_uris(path)]:
-            rows = parsed_foreign(session, [uri], Settings(), b"photon").collect()
-            rows.sort(key=lambda row: row.start)
-            events = [row for row in rows if row.reason is None]
-            assert [bytes(row.line) for row in events] == expected.lines
-            assert [row.start for row in events] == expected.starts.tolist()
-            assert b"".join(bytes(row.id) for row in events) == expected.ids
-            assert [row.reason for row in rows if row.reason] == [bad.reason for bad in expected.malformed]
 
 
 def test_a_line_beyond_the_bound_is_malformed_and_the_rest_goes_on(session, tmp_path):

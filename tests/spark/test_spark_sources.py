@@ -8,7 +8,6 @@ import pytest
 import zstandard
 
 from joiner.parquet import convert
-from photon.core.blocks import encode_foreign, encode_primary, labels_of
 from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
@@ -189,39 +188,21 @@ def test_joined_lines_stand_in_their_order_whatever_they_tell():
     assert [set(row.values()) for row in none] == [{None}, {None}]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst", "pblk", "pblk.gz"])
+@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst"])
 def test_logs_of_every_kind_tell_the_same(session, tmp_path, kind):
     clicks = [foreign(f"c{n}", f"q{n}", n=n) for n in range(50)] + [foreign("10.0.0.1:5:77", "q")]
     queries = [primary(f"q{n}") for n in range(50)]
-    formats = JsonLines(Primary(), Foreign(), IdPacker())
     data = {"clicks": lines_of(*clicks), "queries": lines_of(*queries)}
     plain = {}
     for name, source in (("clicks", "foreign_events"), ("queries", "primary_events")):
         (tmp_path / "plain.log").write_bytes(data[name])
         plain[name] = rows_of(source, session, tmp_path / "plain.log")
-        if "pblk" in kind:
-            labels = labels_of(Primary(), Foreign(), IdPacker())
-            foreigns = name == "clicks"
-            batch = (formats.parse_foreign if foreigns else formats.parse_primary)(data[name])
-            data[name] = (encode_foreign if foreigns else encode_primary)(batch, labels, 20)
         packs = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
         data[name] = packs.get(kind.rpartition(".")[2], bytes)(data[name])
         path = tmp_path / f"{name}.{kind}"
         path.write_bytes(data[name])
         assert sorted(rows_of(source, session, path)) == sorted(plain[name])
     assert len(plain["clicks"]) == 51
-
-
-def test_a_damaged_block_is_one_line_that_is_no_event(session, tmp_path):
-    batch = JsonLines(Primary(), Foreign(), IdPacker()).parse_foreign(
-        lines_of(*(foreign(f"c{n}", "q") for n in range(30)))
-    )
-    data = bytearray(encode_foreign(batch, labels_of(Primary(), Foreign(), IdPacker()), 10))
-    data[len(data) // 2] ^= 1
-    (tmp_path / "clicks.pblk").write_bytes(data)
-    rows = rows_of("foreign_events", session, tmp_path / "clicks.pblk")
-    assert [row.id is None for row in rows].count(True) == 1
-    assert len(rows) == 21
 
 
 def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(session, tmp_path):
