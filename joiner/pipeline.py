@@ -17,7 +17,7 @@ from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
 from joiner.commit_slots import CommitSlots
 from joiner.deadline import Deadline
-from joiner.intent_records import Draft, Intent, Range
+from joiner.intent_records import Intent, Range
 from joiner.intents import IntentJournal
 from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
@@ -174,7 +174,7 @@ class Pipeline:
     def _intend(self, candidates: _Candidates, deadline: Deadline) -> Intent:
         parts = self._parts
         deadline.check()
-        draft = Draft(parts.tokens.next(), candidates.ids, candidates.times, candidates.lines)
+        draft = parts.journal.draft(parts.tokens.next(), candidates.ids, candidates.times, candidates.lines)
         intent: Intent | None = None
         try:
             intent = parts.journal.append(draft, lambda: parts.output.position)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from photon.core import disk
 from photon.core.errors import AddressInUseError, DiskFullError, UsageError
-from photon.raft import disk
 from photon.raft.host import RaftHost
 from photon.raft.port import Refused
 from photon.raft.settings import RaftLimits
