@@ -1,18 +1,15 @@
-"""The bytes of the intent journal: pure rules, no IO (design: "Beyond the paper").
+"""What the records of the intent journal say: pure rules, no IO (design: "Beyond the paper").
 
-A segment is records one after the other, little endian. A record is a head and a body, each with a CRC-32:
+    BATCH   token length u16 | events u32 | token | ids 16 x N | times 8 x N | lines, newline-closed
+    INTENT  the batch before it has this sequence, and none of its lines can stand before this place of the
+            joined log (file, offset)
+    DONE    the sequence of an intent that has its end, and the range of the joined log that holds the lines
+            that won
 
-    INTENT  head.start: place in the joined log before which none of its lines can stand (file, offset)
-            body: token length u16 | events u32 | token | ids 16 x N | times 8 x N | lines, newline-closed
-    DONE    head.start, head.end: the range of the joined log that holds the lines that won; no body
-
-`synced` in a head says how much of its segment was durable when it was written: it tells a torn tail, that
-no one was promised (cut it), from damage to what was (stop).
+A batch that no intent follows was never promised to anybody.
 """
 
 import struct
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -20,20 +17,18 @@ from typing import Final
 from photon.core.columns import split_lines
 from photon.core.ids import ID_BYTES
 from photon.core.logwriter import LogPosition
+from photon.core.records import pack_record
 
-# Not UTF-8: no event can hold it.
-_MAGIC: Final = b"\xffPI1"
-# magic, crc of the rest of the head, kind, body length, body crc, sequence, synced, file, start, end
-_HEAD: Final = struct.Struct("<4sIBIIQQIQQ")
-HEAD_BYTES: Final = _HEAD.size
-_CRC_FROM: Final = 8
-_BODY: Final = struct.Struct("<HI")
+_BATCH: Final = struct.Struct("<HI")
+_INTENT: Final = struct.Struct("<QIQ")  # sequence, file, offset
+_DONE: Final = struct.Struct("<QIQQ")  # sequence, file, start, end
 _TIME_BYTES: Final = 8
 
 
 class Kind(IntEnum):
-    INTENT = 1
-    DONE = 2
+    BATCH = 1
+    INTENT = 2
+    DONE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,123 +55,53 @@ class Range:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A record as it was read. `at` and `to`: its place in the segment's bytes."""
-
-    kind: Kind
-    sequence: int
-    place: Range
-    at: int
-    to: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """A segment as it was read: `end` is the offset after the last good record.
-
-    `damage` is None where what follows `end` is a torn tail (or nothing); else it says what is wrong.
-    """
-
-    records: list[Record]
-    end: int
-    damage: str | None
-
-
 class Draft:
-    """An INTENT record but for its head: what can be made ready without the journal's lock."""
+    """An intent but for its sequence and place: what can be made ready without the journal's lock."""
 
-    def __init__(self, token: bytes, ids: bytes, times: bytes, lines: bytes) -> None:
-        parts = [_BODY.pack(len(token), len(ids) // ID_BYTES), token, ids, times, lines]
+    def __init__(self, salt: int, token: bytes, ids: bytes, times: bytes, lines: bytes) -> None:
         self.token, self.ids, self.times, self.lines = token, ids, times, lines
-        self._parts = parts
-        self._length = sum(map(len, parts))
-        self._crc = 0
-        for part in parts:
-            self._crc = zlib.crc32(part, self._crc)
+        self._salt = salt
+        self._packed = self._pack(salt)
 
-    def record(self, sequence: int, position: LogPosition, synced: int) -> bytes:
-        place = Range(position.file, position.offset, 0)
-        return b"".join([_head(Kind.INTENT, self._length, self._crc, sequence, synced, place), *self._parts])
+    def pack(self, salt: int, sequence: int, position: LogPosition) -> list[bytes]:
+        """The records as the pieces to write; made anew where the journal's segment has changed meanwhile."""
+        batch = self._packed if salt == self._salt else self._pack(salt)
+        return batch + pack_record(salt, Kind.INTENT, _INTENT.pack(sequence, position.file, position.offset))
 
     def intent(self, sequence: int, position: LogPosition) -> Intent:
         return Intent(sequence, self.token, self.ids, self.times, self.lines, position)
 
+    def _pack(self, salt: int) -> list[bytes]:
+        head = _BATCH.pack(len(self.token), len(self.ids) // ID_BYTES)
+        return pack_record(salt, Kind.BATCH, head, self.token, self.ids, self.times, self.lines)
 
-def done_record(sequence: int, written: Range, synced: int) -> bytes:
+
+def pack_done(salt: int, sequence: int, written: Range) -> list[bytes]:
     """The record that ends an intent."""
-    return _head(Kind.DONE, 0, 0, sequence, synced, written)
+    return pack_record(salt, Kind.DONE, _DONE.pack(sequence, written.file, written.start, written.end))
 
 
-def decode_intent(segment: bytes, record: Record) -> Intent:
-    """The whole intent of a record that `scan` gave. ValueError if it does not hold what its head says."""
-    body = segment[record.at + HEAD_BYTES : record.to]
-    token_bytes, count = _BODY.unpack_from(body)
-    ids_at = _BODY.size + token_bytes
+def unpack_done(payload: memoryview) -> tuple[int, Range]:
+    sequence, file, start, end = _DONE.unpack(payload)
+    return sequence, Range(file, start, end)
+
+
+def unpack_intent(batch: memoryview, intent: memoryview) -> Intent:
+    """ValueError if it does not hold what its head says."""
+    sequence, file, offset = _INTENT.unpack(intent)
+    token_bytes, count = _BATCH.unpack_from(batch)
+    ids_at = _BATCH.size + token_bytes
     times_at = ids_at + ID_BYTES * count
     lines_at = times_at + _TIME_BYTES * count
-    lines = body[lines_at:]
+    token, ids, times, lines = (
+        bytes(part)
+        for part in (
+            batch[_BATCH.size : ids_at],
+            batch[ids_at:times_at],
+            batch[times_at:lines_at],
+            batch[lines_at:],
+        )
+    )
     if len(split_lines(lines)) != count:
-        raise ValueError(f"intent {record.sequence} holds {len(split_lines(lines))} lines for {count} events")
-    return Intent(
-        record.sequence,
-        body[_BODY.size : ids_at],
-        body[ids_at:times_at],
-        body[times_at:lines_at],
-        lines,
-        LogPosition(record.place.file, record.place.start),
-    )
-
-
-def scan(segment: bytes, last: bool) -> Scan:
-    """Read a segment's records. Only the `last` one may end in a torn tail; the others are synced whole."""
-    records = list(_records(segment))
-    end = records[-1].to if records else 0
-    if end == len(segment):
-        return Scan(records, end, None)
-    if not last:
-        return Scan(records, end, f"damaged record at offset {end}")
-    promised = _synced_later(segment, end)
-    damage = (
-        None if promised <= end else f"damaged record at offset {end}, before what was synced ({promised})"
-    )
-    return Scan(records, end, damage)
-
-
-def _head(kind: Kind, length: int, body_crc: int, sequence: int, synced: int, place: Range) -> bytes:
-    head = _HEAD.pack(_MAGIC, 0, kind, length, body_crc, sequence, synced, place.file, place.start, place.end)
-    crc = zlib.crc32(head[_CRC_FROM:])
-    return b"".join([_MAGIC, crc.to_bytes(4, "little"), head[_CRC_FROM:]])
-
-
-def _records(segment: bytes) -> Iterator[Record]:
-    view = memoryview(segment)
-    at = 0
-    while (head := _head_at(view, at)) is not None:
-        _, _, kind, length, body_crc, sequence, _, file, start, end = head
-        to = at + HEAD_BYTES + length
-        if to > len(view) or zlib.crc32(view[at + HEAD_BYTES : to]) != body_crc:
-            return
-        yield Record(Kind(kind), sequence, Range(file, start, end), at, to)
-        at = to
-
-
-def _head_at(view: memoryview, at: int) -> tuple[bytes, int, int, int, int, int, int, int, int, int] | None:
-    if at + HEAD_BYTES > len(view):
-        return None
-    head = _HEAD.unpack_from(view, at)
-    crc = zlib.crc32(view[at + _CRC_FROM : at + HEAD_BYTES])
-    return head if head[0] == _MAGIC and head[1] == crc and head[2] in (1, 2) else None
-
-
-def _synced_later(segment: bytes, start: int) -> int:
-    """The largest `synced` of the heads that stand after `start`."""
-    view = memoryview(segment)
-    promised = 0
-    at = segment.find(_MAGIC, start)
-    while at >= 0:
-        head = _head_at(view, at)
-        if head is not None:
-            promised = max(promised, head[6])
-        at = segment.find(_MAGIC, at + 1)
-    return promised
+        raise ValueError(f"intent {sequence} holds {len(split_lines(lines))} lines for {count} events")
+    return Intent(sequence, token, ids, times, lines, LogPosition(file, offset))

@@ -5,24 +5,26 @@ lines are on disk before they are registered, so that a restarted joiner can end
 """
 
 import contextlib
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from joiner.intent_records import Draft, Intent, Kind, Range, Record, decode_intent, done_record, scan
-from photon.core.disk import storage_errors
+from joiner.intent_records import Draft, Intent, Kind, Range, pack_done, unpack_done, unpack_intent
+from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import CorruptStateError, OverloadedError, StorageError
-from photon.core.logwriter import LogPosition, RotatingLog
+from photon.core.journal import Place, SegmentedJournal
+from photon.core.logwriter import LogPosition
+from photon.core.records import Record
 
 SEGMENT_BYTES: Final = 64 << 20
 JOURNAL_BYTES_MAX: Final = 1 << 30
-_NEVER: Final = 1 << 62
 _SEQUENCES_A_SEGMENT: Final = 32  # as a power of two
 
 
 class IntentJournal:
-    """Segments `<directory>/intents-NNNNNN.journal`. For many threads at once; a directory has one owner."""
+    """For many threads at once; a directory has one owner."""
 
     def __init__(
         self,
@@ -36,24 +38,36 @@ class IntentJournal:
         self._segment_bytes = segment_bytes
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._log = RotatingLog(directory, "intents", _NEVER, ".journal")
-        self._closed_segments: dict[int, int] = {}  # number -> bytes, ascending
-        self._open: dict[int, LogPosition] = {}  # sequence -> the place after its record
+        self._open: dict[int, Place] = {}  # sequence -> the place after its records
         self._places: dict[int, LogPosition] = {}  # sequence -> where its lines may begin to stand
         self._unwritten_ends: list[tuple[int, Range]] = []
         self._sequence = 0
-        self._taken_over = self._read()
+        self._batch = memoryview(b"")
+        self._intents: dict[int, Intent] = {}
+        self._ranges: list[Range] = []
+        with storage_errors(directory):
+            make_directory(directory)
+            self._log = SegmentedJournal(directory, "intents", self._replay, _corrupt)
+        self._batch = memoryview(b"")
+        self._number_on()
+        self._drop_ended_segments()
 
     def take_over(self) -> tuple[list[Intent], list[Range]]:
         """What the process before left, once: its intents without an end, oldest first, and the places in the
         joined log of the lines of those that have one."""
-        taken, self._taken_over = self._taken_over, ([], [])
-        return taken
+        intents = [self._intents[sequence] for sequence in sorted(self._intents)]
+        ranges = self._ranges
+        self._intents, self._ranges = {}, []
+        return intents, ranges
 
     @property
     def broken(self) -> bool:
         """No write will work before a restart."""
         return self._log.broken
+
+    def draft(self, token: bytes, ids: bytes, times: bytes, lines: bytes) -> Draft:
+        """What `append` takes."""
+        return Draft(self._log.salt, token, ids, times, lines)
 
     def append(self, draft: Draft, output_position: Callable[[], LogPosition]) -> Intent:
         """Write an intent; it counts when `sync` has returned.
@@ -61,11 +75,11 @@ class IntentJournal:
         OverloadedError while the journal is at its bound, DiskFullError, StorageError: nothing was written.
         """
         with self._lock:
-            self._rotate_if_due()
+            self._roll_if_due()
             sequence = self._sequence
             # Asked under the lock: the lines of every intent that ended before stand before this place.
             position = output_position()
-            self._write(draft.record(sequence, position, self._synced_here()), sequence)
+            self._open[sequence] = self._write(draft.pack(self._log.salt, sequence, position))
             self._sequence += 1
             self._places[sequence] = position
             return draft.intent(sequence, position)
@@ -73,7 +87,9 @@ class IntentJournal:
     def sync(self, intent: Intent) -> None:
         """Return when the intent is durable. Threads that wait together share one fdatasync."""
         if self._fsync:
-            self._log.sync(self._open[intent.sequence])
+            place = self._open[intent.sequence]
+            with storage_errors(self._log.path):
+                self._log.sync(place)
 
     def done(self, intent: Intent, written: Range) -> None:
         """The intent's outcome is known and its winning lines are durable at `written`. Raises nothing.
@@ -84,8 +100,8 @@ class IntentJournal:
             del self._open[intent.sequence]
             self._unwritten_ends.append((intent.sequence, written))
             with contextlib.suppress(StorageError):  # kept, and written before the next intent
-                self._write(b"", None)
-            self._delete_ended_segments()
+                self._write([])
+            self._drop_ended_segments()
 
     def needed_from(self, output_position: Callable[[], LogPosition]) -> LogPosition:
         """Lines of intents without an end, also of those to come, stand after this place of the output.
@@ -97,7 +113,8 @@ class IntentJournal:
 
     def sync_ends(self) -> None:
         """Return when all ends that were written are durable. StorageError."""
-        self._log.sync()
+        with storage_errors(self._log.path):
+            self._log.sync()
 
     @property
     def open_count(self) -> int:
@@ -106,28 +123,23 @@ class IntentJournal:
     def close(self) -> None:
         self._log.close()
 
-    def _write(self, record: bytes, sequence: int | None) -> None:
-        synced = self._synced_here()
-        ends = b"".join([done_record(s, written, synced) for s, written in self._unwritten_ends])
-        end = self._log.append(ends + record)
+    def _write(self, records: list[bytes]) -> Place:
+        salt = self._log.salt
+        ends = [piece for ended in self._unwritten_ends for piece in pack_done(salt, *ended)]
+        with storage_errors(self._log.path):
+            place = self._log.append(b"".join(ends + records))
         for ended, _ in self._unwritten_ends:
             del self._places[ended]
         self._unwritten_ends.clear()
-        if sequence is not None:
-            self._open[sequence] = end
+        return place
 
-    def _synced_here(self) -> int:
-        synced = self._log.synced
-        return synced.offset if synced.file == self._log.position.file else 0
-
-    def _rotate_if_due(self) -> None:
-        position = self._log.position
-        if position.offset >= self._segment_bytes:
-            self._log.rotate()
-            self._closed_segments[position.file] = position.offset
+    def _roll_if_due(self) -> None:
+        if self._log.end.offset >= self._segment_bytes:
+            with storage_errors(self._log.path):
+                self._log.roll()
             self._number_on()
-            self._delete_ended_segments()
-        held = sum(self._closed_segments.values())
+            self._drop_ended_segments()
+        held = sum(list(self._log.segments.values())[:-1])
         if held >= self._bytes_max:
             raise OverloadedError(
                 f"{self._log.directory}: {held} bytes of intents wait for the outcome of some batch; "
@@ -135,74 +147,43 @@ class IntentJournal:
             )
 
     def _number_on(self) -> None:
-        # No sequence comes twice, even if a power cut brings a deleted segment back.
-        self._sequence = max(self._sequence, self._log.position.file << _SEQUENCES_A_SEGMENT)
+        # No sequence comes twice, though all segments that held them are gone.
+        self._sequence = max(self._sequence, self._log.number << _SEQUENCES_A_SEGMENT)
 
-    def _delete_ended_segments(self) -> None:
+    def _drop_ended_segments(self) -> None:
         """Delete from the oldest on, up to the first that holds an open intent.
 
         In order: the ranges of `take_over` must reach back as far as the oldest open intent.
         """
-        if not self._closed_segments:
-            return
-        oldest_open = min((p.file for p in self._open.values()), default=self._log.position.file)
-        for number in list(self._closed_segments):
-            if number >= oldest_open:
-                return
+        needed = min((place.segment for place in self._open.values()), default=self._log.number)
+        with contextlib.suppress(OSError):  # they still count against the bound and are tried again
+            self._log.drop_before(needed)
+
+    def _replay(self, segment: int, path: Path, record: Record) -> None:
+        if record.kind == Kind.BATCH:
+            self._batch = record.payload
+        elif record.kind == Kind.INTENT:
             try:
-                self._log.path(number).unlink(missing_ok=True)
-            except OSError:
-                return  # it still counts against the bound and is tried again with the next end
-            del self._closed_segments[number]
+                intent = unpack_intent(self._batch, record.payload)
+            except (ValueError, struct.error) as error:
+                raise _corrupt(path, str(error)) from error
+            self._intents[intent.sequence] = intent
+            self._open[intent.sequence] = Place(segment, 0)
+            self._places[intent.sequence] = intent.position
+            self._sequence = max(self._sequence, intent.sequence + 1)
+        elif record.kind == Kind.DONE:
+            sequence, written = unpack_done(record.payload)
+            self._ranges.append(written)
+            self._sequence = max(self._sequence, sequence + 1)
+            self._intents.pop(sequence, None)
+            self._open.pop(sequence, None)
+            self._places.pop(sequence, None)
+        else:
+            raise _corrupt(path, f"a record of an unknown kind, {record.kind}")
 
-    def _read(self) -> tuple[list[Intent], list[Range]]:
-        numbers = self._log.file_numbers()
-        intents: dict[int, tuple[int, Record]] = {}
-        done_ranges = []
-        for number in numbers:
-            segment = self._read_segment(number)
-            found = scan(segment, last=number == numbers[-1])
-            if found.damage is not None:
-                raise self._corrupt(number, found.damage)
-            for record in found.records:
-                if record.kind is Kind.INTENT:
-                    intents[record.sequence] = number, record
-                else:
-                    intents.pop(record.sequence, None)
-                    done_ranges.append(record.place)
-                self._sequence = max(self._sequence, record.sequence + 1)
-            if number != numbers[-1]:
-                self._closed_segments[number] = len(segment)
-            elif found.end < len(segment):
-                self._log.truncate(LogPosition(number, found.end))
-        self._number_on()
-        self._open = {s: LogPosition(n, record.to) for s, (n, record) in intents.items()}
-        opened = self._decode(intents)
-        self._places = {intent.sequence: intent.position for intent in opened}
-        self._delete_ended_segments()
-        return opened, done_ranges
 
-    def _decode(self, intents: dict[int, tuple[int, Record]]) -> list[Intent]:
-        opened = []
-        number, segment = -1, b""
-        for sequence in sorted(intents):
-            holder, record = intents[sequence]
-            if holder != number:
-                number, segment = holder, self._read_segment(holder)
-            try:
-                opened.append(decode_intent(segment, record))
-            except ValueError as error:
-                raise self._corrupt(number, str(error)) from error
-        return opened
-
-    def _read_segment(self, number: int) -> bytes:
-        path = self._log.path(number)
-        with storage_errors(path):
-            return path.read_bytes()
-
-    def _corrupt(self, number: int, what: str) -> CorruptStateError:
-        path = self._log.path(number)
-        return CorruptStateError(
-            f"{path}: {what}; restore it from a backup, or move it away and let recovery find what was "
-            "registered and not written"
-        )
+def _corrupt(path: Path, what: str) -> CorruptStateError:
+    return CorruptStateError(
+        f"{path}: {what}; restore it from a backup, or move it away and let recovery find what was "
+        "registered and not written"
+    )

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 import numpy as np
@@ -15,9 +16,7 @@ import numpy as np
 from joiner import rules
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
-from joiner.commit_slots import CommitSlots
-from joiner.deadline import Deadline
-from joiner.intent_records import Draft, Intent, Range
+from joiner.intent_records import Intent, Range
 from joiner.intents import IntentJournal
 from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
@@ -25,14 +24,86 @@ from joiner.ports import Checkpoint, EventStore
 from joiner.resolver import Resolver
 from joiner.settling import Settler, Unended
 from joiner.storage_gate import StorageGate
-from joiner.tokens import TokenSource
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Committed, Found, Joined
+from photon.core.tokens import Token
 
 UNRESOLVED_MAX: Final = 64
 UNRESOLVED_BYTES_MAX: Final = 256 << 20
+
+
+class Deadline:
+    """Of one request. What waits for it waits no longer; nothing is registered when it is over."""
+
+    def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        """None: the caller waits for ever."""
+        self._clock = clock
+        self._until_s = None if timeout_s is None else clock.monotonic() + timeout_s
+
+    def left_s(self) -> float | None:
+        """None: for ever."""
+        return None if self._until_s is None else max(0.0, self._until_s - self._clock.monotonic())
+
+    def check(self) -> None:
+        """OverloadedError if it is over: nothing was done."""
+        if self._until_s is not None and self._clock.monotonic() >= self._until_s:
+            raise OverloadedError(
+                "the request's deadline has passed and nothing was registered; send it again"
+            )
+
+
+class CommitSlots:
+    """The limit of commits on their way to the IdRegistry (paper 3.3.2): it bounds what a crash leaves.
+
+    For many threads at once.
+    """
+
+    def __init__(self, commits_max: int) -> None:
+        self._commits_max = commits_max
+        self._free = threading.BoundedSemaphore(commits_max)
+        self._in_flight = 0
+        self._lock = threading.Lock()
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    @contextmanager
+    def taken(self, timeout_s: float | None) -> Iterator[None]:
+        """One of the slots, waited for so long; None: for ever. OverloadedError: nothing was done."""
+        if not self._free.acquire(timeout=timeout_s):
+            raise OverloadedError(
+                f"{self._commits_max} commits are on their way to the IdRegistry and none ended in time; "
+                "send again later or raise joiner.commits_in_flight_max"
+            )
+        with self._lock:
+            self._in_flight += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+            self._free.release()
+
+
+class TokenSource:
+    """Gives out the tokens of one incarnation (paper 3.3.2). For many threads at once."""
+
+    def __init__(self, address: str, clock: Clock, rng: Random) -> None:
+        """`rng` must not be seeded alike in two lives of a joiner: equal tokens would both win."""
+        self.incarnation = rng.getrandbits(64)
+        self._address = address
+        self._clock = clock
+        self._last_us = -(1 << 62)
+        self._lock = threading.Lock()
+
+    def next(self) -> bytes:
+        """A packed token, later than all before it, whatever the clock does."""
+        with self._lock:
+            self._last_us = max(self._clock.now_us(), self._last_us + 1)
+            return Token(self._address, self.incarnation, self._last_us).pack()
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +245,7 @@ class Pipeline:
     def _intend(self, candidates: _Candidates, deadline: Deadline) -> Intent:
         parts = self._parts
         deadline.check()
-        draft = Draft(parts.tokens.next(), candidates.ids, candidates.times, candidates.lines)
+        draft = parts.journal.draft(parts.tokens.next(), candidates.ids, candidates.times, candidates.lines)
         intent: Intent | None = None
         try:
             intent = parts.journal.append(draft, lambda: parts.output.position)

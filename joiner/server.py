@@ -1,20 +1,25 @@
-"""A joiner process: the worker behind gRPC."""
+"""A joiner process: the worker behind gRPC. Columns in, outcomes out, errors as status codes."""
 
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+import grpc
+import msgspec
+
+from joiner.batch import ForeignColumns
 from joiner.ports import Checkpoint, EventStore, Registry
-from joiner.service import SERVICE_NAME, JoinerService
 from joiner.worker import Worker
 from photon.core.clock import Clock
+from photon.core.errors import OverloadedError, PhotonError, SettingsMismatchError, UsageError
 from photon.core.settings import Settings
 from photon.core.settings_identity import identity_digest
-from photon.wire import joiner_pb2_grpc
+from photon.wire import joiner_pb2, joiner_pb2_grpc
 from photon.wire.network import LOOPBACK, Network
 from photon.wire.rpc import Server
 
+SERVICE_NAME: Final = joiner_pb2.DESCRIPTOR.services_by_name["Joiner"].full_name
 _SPARE_CALLS: Final = 8  # beyond the joins: status, health, and refusals
 
 
@@ -83,3 +88,65 @@ class JoinerServer:
     def status(self) -> dict[str, Any]:
         """What the Status call says."""
         return self._worker.status()
+
+
+class JoinerService(joiner_pb2_grpc.JoinerServicer):
+    """Join and Status (photon/wire/joiner.proto)."""
+
+    def __init__(self, worker: Worker, identity: bytes) -> None:
+        """`identity`: core.settings_identity.identity_digest; requests of another one are refused."""
+        self._worker = worker
+        self._identity = identity
+
+    def Join(self, request: joiner_pb2.JoinRequest, context: grpc.ServicerContext) -> joiner_pb2.JoinResponse:
+        batch = ForeignColumns(
+            request.ids,
+            request.primary_ids,
+            request.times,
+            request.events,
+            request.tries,
+            request.first_seen,
+        )
+        try:
+            self._check(request.identity)
+            batch.check()
+            if not batch.ids:
+                self._check_lease()
+                return joiner_pb2.JoinResponse()  # whether it would be taken was all that was asked
+            joined = self._worker.join(batch, context.time_remaining())
+        except SettingsMismatchError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except OverloadedError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except UsageError as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PhotonError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return joiner_pb2.JoinResponse(
+            outcomes=joined.outcomes,
+            reason_rows=joined.reasons.keys(),
+            reasons=joined.reasons.values(),
+        )
+
+    def Status(
+        self, request: joiner_pb2.StatusRequest, context: grpc.ServicerContext
+    ) -> joiner_pb2.StatusResponse:
+        return joiner_pb2.StatusResponse(json=msgspec.json.encode(self._worker.status()))
+
+    def _check(self, identity: bytes) -> None:
+        """OverloadedError, SettingsMismatchError.
+
+        Without a lease it is not known whose settings are the registry's: then nobody is told to end.
+        """
+        if identity == self._identity:
+            return
+        self._check_lease()
+        raise SettingsMismatchError(
+            "ids.key and all of [foreign] must be the same on all machines of a system, or every event would "
+            "be joined twice, and this joiner has others than its client: give the client the joiner's "
+            "photon.toml"
+        )
+
+    def _check_lease(self) -> None:
+        leases = self._worker.leases
+        leases.check(leases.own)

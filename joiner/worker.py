@@ -9,7 +9,6 @@ from typing import Any
 from joiner.adapter import load_adapter
 from joiner.adapting import BatchAdapter
 from joiner.batch import ForeignColumns, JoinOutcomes
-from joiner.commit_slots import CommitSlots
 from joiner.completing import Completer
 from joiner.intents import IntentJournal
 from joiner.lease import Lease
@@ -17,7 +16,7 @@ from joiner.lease_keeper import LeaseKeeper
 from joiner.output import JoinedLog
 from joiner.output_files import Life, note_life
 from joiner.parquet import check_installed
-from joiner.pipeline import Parts, Pipeline
+from joiner.pipeline import CommitSlots, Parts, Pipeline, TokenSource
 from joiner.ports import Checkpoint, EventStore, Registry
 from joiner.recovery import take_over
 from joiner.resolver import Resolver
@@ -25,7 +24,6 @@ from joiner.roots import open_roots, output_directories, write_known
 from joiner.rules import Patience
 from joiner.settling import Settler, Unended
 from joiner.storage_gate import StorageGate
-from joiner.tokens import TokenSource
 from photon.core.clock import Clock
 from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError

@@ -21,6 +21,22 @@ def write_all(fd: int, data: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
+def write_again(path: Path, data: bytes, offset: int) -> None:
+    """Write bytes over themselves, so that the next sync of the file does write them. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        while data:
+            written = os.pwrite(fd, data, offset)
+            data, offset = data[written:], offset + written
+    finally:
+        os.close(fd)
+
+
+def sync_data(fd: int) -> None:
+    """Make a file's bytes and size durable. Raises OSError; the file must not be trusted after a failure."""
+    os.fdatasync(fd)
+
+
 def sync_directory(directory: Path) -> None:
     """Make creations, renames and deletions in the directory durable. Raises OSError."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,11 +1,9 @@
-"""What the log asks of the disk, in one place, so that a simulation can play the disk."""
+"""What a replica asks of the disk, and says where the disk failed it."""
 
 import errno
-import os
 from pathlib import Path
 
-from photon.core import disk
-from photon.core.disk import sync_directory, write_all
+from photon.core.disk import replace, sync_directory, write_file
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 
 __all__ = [
@@ -14,10 +12,7 @@ __all__ = [
     "corrupt",
     "replace",
     "storage_error",
-    "sync_data",
     "sync_directory",
-    "write_again",
-    "write_all",
     "write_file",
 ]
 
@@ -28,33 +23,6 @@ REPLACE_IT = (
     "to the others under its old name)"
 )
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-
-
-def write_again(path: Path, data: bytes, offset: int) -> None:
-    """Write bytes over themselves, so that the next sync of the file does write them. Raises OSError."""
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        while data:
-            written = os.pwrite(fd, data, offset)
-            data, offset = data[written:], offset + written
-    finally:
-        os.close(fd)
-
-
-def sync_data(fd: int) -> None:
-    """Make a file's bytes and size durable. Raises OSError; the file must not be trusted after a failure."""
-    os.fdatasync(fd)
-
-
-def replace(temporary: Path, final: Path) -> None:
-    """Put a file that is already synced in place of another, durably. Raises OSError."""
-    temporary.rename(final)
-    sync_directory(final.parent)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Replace a small file, whole or not at all, durably. Raises OSError."""
-    disk.write_file(path, data, put=replace)
 
 
 def storage_error(path: Path, doing: str, error: OSError) -> StorageError:

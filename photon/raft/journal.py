@@ -6,39 +6,28 @@ contiguous end of the history. What `sync` has returned for survives any crash; 
 from its end.
 """
 
-import os
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
+from typing import Final
 
 from photon.core.errors import StorageError
+from photon.core.journal import SegmentedJournal, random_salt
+from photon.core.records import Record, pack_record
 from photon.raft import disk
-from photon.raft.journal_records import (
-    HEADER_BYTES,
-    Kind,
-    Record,
-    pack_header,
-    pack_mark,
-    pack_record,
-    scan,
-    unpack_header,
-)
 
 Entry = tuple[bytes, int, int]  # command, index, term: the order pysyncobj wants
 NO_OP = b"\x01"  # what stands for a command that is not known any more (it is covered by a snapshot)
+_ENTRY: Final = struct.Struct("<QQ")  # index, term; the command follows
 
 
-def random_salt() -> int:
-    """32 bits nobody can guess: a command can't be made to look like a record."""
-    return int.from_bytes(os.urandom(4), "little")
+class Kind(IntEnum):
+    """What a record says."""
 
-
-@dataclass(slots=True)
-class _Segment:
-    number: int
-    path: Path
-    salt: int
-    last_index: int = 0  # of the entries in it that still count; 0 where none does
+    ENTRY = 1  # the entry `index` of `term` is `command`; the one after the last
+    TRUNCATE = 2  # the entries from `index` on are gone
+    RESET = 3  # the log is empty but for a place holder at `index` of `term` (a snapshot was installed)
 
 
 class Journal:
@@ -53,17 +42,12 @@ class Journal:
         self.directory = directory
         self.entries: list[Entry] = []
         self._segment_bytes = segment_bytes
-        self._salt = salt
-        self._segments: list[_Segment] = []
+        self._last_indexes: dict[int, int] = {}  # by segment: of its entries that still count, else 0
         self._pending: list[bytes] = []
         self._broken: StorageError | None = None
-        self._fd = -1
-        self._size = 0
-        self._unsynced = b""  # the end of the last segment when it was opened
         try:
-            self._open()
+            self._log = SegmentedJournal(directory, "journal", self._replay, disk.corrupt, salt)
         except OSError as error:
-            self.abandon()
             raise disk.storage_error(directory, "opening the journal", error) from error
 
     # -- reading ----------------------------------------------------------------------------------------
@@ -95,7 +79,7 @@ class Journal:
         assert not self.entries or index == self.entries[-1][1] + 1, (index, self.entries[-1][1])
         self._record(Kind.ENTRY, index, term, command)
         self.entries.append((command, index, term))
-        self._segments[-1].last_index = index
+        self._last_indexes[self._log.number] = index
 
     def truncate(self, index: int) -> None:
         """Forget the entries from `index` on; the first one always stays. Durable after the next `sync`."""
@@ -108,7 +92,7 @@ class Journal:
     def reset(self, index: int, term: int) -> None:
         """Forget all; the log goes on after `index` of `term` (a snapshot covers it). Durable on return."""
         self._record(Kind.RESET, index, term)
-        self._restart(index, term)
+        self._restart(self._log.number, index, term)
         self.sync()
         self._delete_segments()
 
@@ -131,18 +115,14 @@ class Journal:
             raise self._broken
         if not self._pending:
             return
-        path = self._segments[-1].path
         try:
-            batch = b"".join(self._pending)
-            disk.write_all(self._fd, batch)
-            disk.sync_data(self._fd)
+            self._log.append(b"".join(self._pending))
+            self._log.sync()
             self._pending.clear()
-            self._size += len(batch)
-            self._mark()
-            if self._size >= self._segment_bytes:
-                self._roll()
+            if self._log.end.offset >= self._segment_bytes:
+                self._log.roll()
         except OSError as error:
-            self._broken = disk.storage_error(path, "writing the journal", error)
+            self._broken = disk.storage_error(self._log.path, "writing the journal", error)
             raise self._broken from error
 
     def close(self) -> None:
@@ -155,150 +135,44 @@ class Journal:
 
     def abandon(self) -> None:
         """Close without writing what waits, as a crash would."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    # -- the files --------------------------------------------------------------------------------------
+        self._log.close()
 
     def _record(self, kind: Kind, index: int, term: int, command: bytes = b"") -> None:
         if self._broken is not None:
             raise self._broken
-        self._pending += pack_record(self._segments[-1].salt, kind, index, term, command)
-
-    def _mark(self) -> None:
-        """Note, without a sync of its own, that all before was synced."""
-        mark = pack_mark(self._segments[-1].salt, self._size)
-        disk.write_all(self._fd, mark)
-        self._size += len(mark)
-
-    def _path(self, number: int) -> Path:
-        return self.directory / f"journal-{number:012d}.log"
-
-    def _create(self, number: int) -> tuple[_Segment, int]:
-        segment = _Segment(number, self._path(number), self._salt())
-        fd = os.open(segment.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        disk.write_all(fd, pack_header(number, segment.salt))
-        disk.sync_data(fd)
-        disk.sync_directory(self.directory)
-        return segment, fd
-
-    def _roll(self) -> None:
-        """The next segment exists before the seal says so: a sealed last one means a missing file."""
-        old = self._segments[-1]
-        segment, fd = self._create(old.number + 1)
-        disk.write_all(self._fd, b"".join(pack_record(old.salt, Kind.SEAL, segment.number, 0)))
-        disk.sync_data(self._fd)
-        os.close(self._fd)
-        self._segments.append(segment)
-        self._fd = fd
-        self._size = HEADER_BYTES
+        self._pending += pack_record(self._log.salt, kind, _ENTRY.pack(index, term), command)
 
     def _delete_segments(self) -> None:
         first = self.first_index
+        needed = (n for n in self._log.segments if self._last_indexes.get(n, 0) >= first)
         try:
-            while len(self._segments) > 1 and self._segments[0].last_index < first:
-                self._segments[0].path.unlink()
-                disk.sync_directory(self.directory)
-                del self._segments[0]
+            self._log.drop_before(next(needed, self._log.number))
         except OSError as error:
-            self._broken = disk.storage_error(self._segments[0].path, "deleting a covered segment", error)
+            self._broken = disk.storage_error(self._log.directory, "deleting a covered segment", error)
             raise self._broken from error
+        self._last_indexes = {n: i for n, i in self._last_indexes.items() if n in self._log.segments}
 
-    # -- opening ----------------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        numbers = sorted(int(path.stem.partition("-")[2]) for path in self.directory.glob("journal-*.log"))
-        sealed = False
-        for number in numbers:
-            if self._segments and not sealed:
-                self._discard_unborn(number, numbers[-1])
-                break
-            if self._segments and number != self._segments[-1].number + 1:
-                raise disk.corrupt(
-                    self._path(self._segments[-1].number + 1), "this journal segment is missing"
-                )
-            before, end = (self._segments[-1].path, self._size) if self._segments else (None, 0)
-            if before is not None and number == numbers[-1]:
-                self._secure_seal(before, end)
-            sealed = self._open_segment(number, born=sealed or number != numbers[-1])
-        if sealed:
-            raise disk.corrupt(self._path(numbers[-1] + 1), "this journal segment is missing")
-        if not self._segments:
-            segment, self._fd = self._create(1)
-            self._segments.append(segment)
-            self._size = HEADER_BYTES
-            return
-        self._fd = os.open(self._segments[-1].path, os.O_WRONLY | os.O_APPEND)
-        os.ftruncate(self._fd, self._size)  # the torn tail, which was never synced
-        # A killed process leaves what it wrote and did not sync; from here on it counts as held. Written once
-        # more, because after a failed sync the system believes that it is on the disk already.
-        disk.write_again(self._segments[-1].path, self._unsynced, self._size - len(self._unsynced))
-        disk.sync_data(self._fd)
-        self._mark()
-        self._unsynced = b""
-
-    def _secure_seal(self, path: Path, end: int) -> None:
-        """The same for the seal before the last segment: without it what follows would be refused."""
-        disk.write_again(path, self._unsynced, end - len(self._unsynced))
-        fd = os.open(path, os.O_WRONLY)
-        try:
-            disk.sync_data(fd)
-        finally:
-            os.close(fd)
-
-    def _discard_unborn(self, number: int, last: int) -> None:
-        """A crash between making a segment and sealing the one before: nothing is in it yet."""
-        before = self._segments[-1]
-        path = self._path(number)
-        if number != before.number + 1 or number != last or path.stat().st_size > HEADER_BYTES:
-            raise disk.corrupt(before.path, "this journal segment ends before its seal")
-        path.unlink()
-        disk.sync_directory(self.directory)
-
-    def _open_segment(self, number: int, born: bool) -> bool:
-        """Read one segment; returns whether it is sealed. One not yet `born` may lack even its header."""
-        path = self._path(number)
-        data = path.read_bytes()
-        header = unpack_header(data)
-        if header is None and not born and len(data) <= HEADER_BYTES:
-            path.unlink()
-            disk.sync_directory(self.directory)
-            return False
-        if header is None or header[0] != number:
-            raise disk.corrupt(path, "this journal segment's header is damaged")
-        read = scan(data, header[1])
-        if read.damage is not None:
-            raise disk.corrupt(path, read.damage)
-        self._size = read.end
-        self._unsynced = data[read.synced : read.end]
-        self._segments.append(_Segment(number, path, header[1]))
-        for record in read.records:
-            self._replay(record, path)
-        return read.sealed
-
-    def _replay(self, record: Record, path: Path) -> None:
-        kind, index, term = record.kind, record.index, record.term
-        if kind is Kind.ENTRY:
+    def _replay(self, segment: int, path: Path, record: Record) -> None:
+        index, term = _ENTRY.unpack_from(record.payload)
+        if record.kind == Kind.ENTRY:
             if self.entries and index != self.last_index + 1:
                 raise disk.corrupt(path, f"entry {index} follows entry {self.last_index}")
-            self.entries.append((record.command, index, term))
-            self._segments[-1].last_index = index
-        elif kind is Kind.TRUNCATE:
+            self.entries.append((bytes(record.payload[_ENTRY.size :]), index, term))
+            self._last_indexes[segment] = index
+        elif record.kind == Kind.TRUNCATE:
             if self.entries and index > self.last_index + 1:
                 raise disk.corrupt(path, f"a truncation from {index} follows entry {self.last_index}")
             self._cut(index)
-        elif kind is Kind.RESET:
-            self._restart(index, term)
+        elif record.kind == Kind.RESET:
+            self._restart(segment, index, term)
+        else:
+            raise disk.corrupt(path, f"a record of an unknown kind, {record.kind}")
 
     def _cut(self, index: int) -> None:
         # On replay the segment that held what stays may be gone already: then nothing stays here.
         del self.entries[max(0, index - self.first_index) if self.entries else 0 :]
-        for segment in self._segments:
-            segment.last_index = min(segment.last_index, index - 1)
+        self._last_indexes = {n: min(last, index - 1) for n, last in self._last_indexes.items()}
 
-    def _restart(self, index: int, term: int) -> None:
+    def _restart(self, segment: int, index: int, term: int) -> None:
         self.entries[:] = [(NO_OP, index, term)]
-        for segment in self._segments:
-            segment.last_index = 0
-        self._segments[-1].last_index = index
+        self._last_indexes = {segment: index}

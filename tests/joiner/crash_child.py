@@ -14,9 +14,11 @@ import sys
 import time
 from pathlib import Path
 
+from joiner.intent_records import Kind
 from joiner.worker import Worker
 from photon.core import disk
 from photon.core.errors import StorageError
+from photon.core.records import scan, unpack_header
 from tests.joiner.fakes import FakeEventStore, FakeRegistry, batch_of, make_worker, settings
 
 BATCHES = [[f"b{batch}-{row}" for row in range(3)] for batch in range(4)]
@@ -89,7 +91,10 @@ def tear(root: Path) -> None:
     """As a kill within a write leaves it: a whole line of the batch and half of the next."""
     log = max((root / "out" / "joined" / "east").glob("*.jsonl"))
     journal = max((root / "state" / "intents").iterdir()).read_bytes()
-    lines = journal[journal.rindex(b"\xffPI1") :].split(b'{"id"', 1)[1]
+    header = unpack_header(journal)
+    assert header is not None
+    batches = [r.payload for r in scan(journal, header[1]).records if r.kind == Kind.BATCH]
+    lines = bytes(batches[-1]).split(b'{"id"', 1)[1]
     with log.open("ab") as file:
         file.write((b'{"id"' + lines)[: len(lines) // 2])
 

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from joiner.client import JoinerClient
-from joiner.service import SERVICE_NAME
+from joiner.server import SERVICE_NAME
 from photon.core.errors import UnavailableError
 from photon.wire.network import LOOPBACK
 from tests.joiner.fakes import IDENTITY, batch_of

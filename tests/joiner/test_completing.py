@@ -131,7 +131,7 @@ def test_no_file_is_listed_before_the_ends_of_its_batches_are_durable(make, east
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     age(worker, clock)
-    assert synced[-2:] == ["intents-000000.journal", "joiner.manifest"]
+    assert synced[-2:] == ["intents-000000000001.log", "joiner.manifest"]
 
 
 def test_a_file_is_not_listed_while_the_end_of_its_batch_could_not_be_written(make, east, clock, monkeypatch):

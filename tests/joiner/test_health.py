@@ -7,8 +7,7 @@ import random
 import pytest
 
 from joiner.client import JoinerClient
-from joiner.server import JoinerServer
-from joiner.service import SERVICE_NAME
+from joiner.server import SERVICE_NAME, JoinerServer
 from joiner.storage_gate import try_writing
 from photon.core import disk
 from photon.core.clock import SystemClock

@@ -11,8 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from joiner.client import ForeignColumns, JoinerClient
-from joiner.server import JoinerServer
-from joiner.service import SERVICE_NAME
+from joiner.server import SERVICE_NAME, JoinerServer
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined

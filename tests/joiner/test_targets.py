@@ -1,9 +1,9 @@
-"""Which gRPC targets reach all joiners (joiner/targets.py)."""
+"""Which gRPC targets reach all joiners (joiner/client.py)."""
 
 import json
 
-from joiner.service import SERVICE_NAME
-from joiner.targets import OPTIONS, addresses_of, targets
+from joiner.client import OPTIONS, addresses_of, targets
+from joiner.server import SERVICE_NAME
 
 
 def test_literals_of_one_family_share_a_channel_so_that_grpc_takes_turns_among_them():

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from joiner.tokens import TokenSource
+from joiner.pipeline import TokenSource
 from photon.core.clock import ManualClock
 from photon.core.tokens import Token, parse_token
 

@@ -9,7 +9,7 @@ import pytest
 import joiner.client
 import photon.wire.network
 from joiner.client import JoinerClient
-from joiner.service import SERVICE_NAME
+from joiner.server import SERVICE_NAME
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.wire import joiner_pb2, joiner_pb2_grpc
 from photon.wire.network import LOOPBACK, NamedChannel, Network

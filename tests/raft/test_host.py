@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from photon.core import disk
 from photon.core.errors import AddressInUseError, DiskFullError, UsageError
-from photon.raft import disk
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import Refused

@@ -9,15 +9,16 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from photon.core import disk, records
 from photon.core.errors import CorruptStateError
-from photon.raft import compaction, disk, follower, journal_records, replica
+from photon.core.records import RECORD_BYTES, SEAL, SYNCED, Record
+from photon.raft import compaction, follower, replica
 from photon.raft.codec import Message
 from photon.raft.compaction import StateMachineError
 from photon.raft.elections import Elections
 from photon.raft.follower import Follower
 from photon.raft.guards import Conflict, Fitted, fit
-from photon.raft.journal import Journal
-from photon.raft.journal_records import RECORD_BYTES, Kind, Record
+from photon.raft.journal import Journal, Kind
 from photon.raft.replica import Proposals, Replica
 from photon.raft.snapshot import Head, SnapshotStore, write_snapshot
 from photon.raft.store import FIRST_INDEX, FIRST_TERM, HardState, ReplicaStore
@@ -183,15 +184,14 @@ def s11_no_checksums() -> AbstractContextManager[None]:
     def record_at(view: memoryview, offset: int, salt: int) -> Record | None:
         if offset + RECORD_BYTES > len(view):
             return None
-        _, kind, length, index, term = journal_records._RECORD.unpack_from(view, offset)
+        _, kind, length = records._RECORD.unpack_from(view, offset)
         end = offset + RECORD_BYTES + length
-        if end > len(view) or kind not in set(Kind):
+        record = Record(kind, view[offset + RECORD_BYTES : end])
+        if end > len(view) or kind not in {SYNCED, SEAL, *Kind}:
             return None
-        if kind == Kind.SYNCED and index != offset:
-            return None
-        return Record(Kind(kind), index, term, bytes(view[offset + RECORD_BYTES : end]))
+        return None if kind == SYNCED and not records._is_mark(record, offset) else record
 
-    return patched(journal_records, "_record_at", record_at)
+    return patched(records, "_record_at", record_at)
 
 
 def s12_damaged_snapshot_is_an_empty_one() -> AbstractContextManager[None]:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from photon.core import disk as core_disk
+from photon.core.journal import SegmentedJournal
 from photon.raft import disk
 from photon.raft.codec import encode
 from photon.raft.elections import Elections
 from photon.raft.follower import Follower
-from photon.raft.journal import Journal
 from photon.raft.replica import Replica
 from photon.raft.snapshot import Head
 from photon.raft.store import ReplicaStore
@@ -83,7 +83,7 @@ def names_are_not_synced() -> AbstractContextManager[None]:
 
 
 def seal_is_not_secured() -> AbstractContextManager[None]:
-    return patched(Journal, "_secure_seal", lambda self, path, end: None)
+    return patched(SegmentedJournal, "_secure_seal", lambda self, path, end: None)
 
 
 def names_are_not_secured_at_the_start() -> AbstractContextManager[None]:

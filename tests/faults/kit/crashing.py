@@ -165,11 +165,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def _mark_joiner(armed: Armed) -> None:
     import joiner.server
+    import photon.core.disk
     import photon.core.logwriter
 
     _replace(joiner.server, "JoinerServer", lambda real: functools.partial(real, checkpoint=armed))
-    halves = {"/intents/": "intent half written", "/joined/": "output half written"}
-    _halve(photon.core.logwriter, armed, halves)
+    _halve(photon.core.disk, armed, {"/intents/": "intent half written"})
+    _halve(photon.core.logwriter, armed, {"/joined/": "output half written"})
     # Behind the first look at the lease, and before the second one.
     log = photon.core.logwriter.RotatingLog
     _after(log, "append", armed, "lines written", lambda log, _: log.directory.parent.name == "joined")
@@ -210,7 +211,7 @@ def _mark_eventstore(armed: Armed) -> None:
 
 def _mark_registry(armed: Armed) -> None:
     import idregistry.server
-    import photon.raft.disk
+    import photon.core.disk
     from photon.raft import compaction
     from photon.raft.journal import Journal
     from photon.raft.snapshot import SnapshotStore
@@ -219,8 +220,8 @@ def _mark_registry(armed: Armed) -> None:
     limits = {"compact_entries": _COMPACT_ENTRIES, "tail_entries": _COMPACT_ENTRIES // 4}
     _replace(idregistry.server, "RaftLimits", lambda real: functools.partial(real, **limits))
     _after(HardState, "store", armed, "vote stored")
-    _halve(photon.raft.disk, armed, {"journal": "entries half written"})
-    _before(photon.raft.disk, "sync_data", armed, "entries written")
+    _halve(photon.core.disk, armed, {"journal": "entries half written"})
+    _before(photon.core.disk, "sync_data", armed, "entries written")
     _after(Journal, "sync", armed, "entries synced")
     _after(compaction, "write_snapshot", armed, "snapshot written")
     _after(SnapshotStore, "adopt", armed, "snapshot adopted")
