@@ -27,7 +27,7 @@ FROM ${BASE}
 RUN useradd --system --uid 10001 --user-group --home-dir /data --no-create-home --shell /usr/sbin/nologin photon \
  && install -d -o photon -g photon /data /logs /certs /etc/photon
 COPY --from=build /opt/photon /opt/photon
-# Large messages are freed and asked for again at each batch: keep their pages (photon/app/launching.py).
+# Large messages are freed and asked for again at each batch: keep their pages (photon/cluster/launching.py).
 ENV PATH=/opt/photon/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     MALLOC_MMAP_THRESHOLD_=67108864 \

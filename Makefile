@@ -58,13 +58,13 @@ check: $(VENV)/.dev  ## style, types, import contracts, freshness of the generat
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --config setup.cfg
-	PYTHON=$(BIN)/python sh photon/wire/generate.sh --check
+	PYTHON=$(BIN)/python sh photon/rpc/generate.sh --check
 
 bench: $(VENV)/.dev  ## catch-up, steady rate, live latency, memory
 	$(BIN)/photon bench
 
 proto: $(VENV)/.dev  ## make the generated code anew
-	PYTHON=$(BIN)/python sh photon/wire/generate.sh
+	PYTHON=$(BIN)/python sh photon/rpc/generate.sh
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

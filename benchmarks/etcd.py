@@ -27,9 +27,9 @@ import grpc
 
 from benchmarks.processes import BenchError, Child, cpu_seconds, end
 from benchmarks.registry_load import WARM_S, Seen, keep_calling
-from photon.app.ports import free_ports
-from photon.app.supervisor import die_with_parent
-from photon.core.tokens import Token
+from photon.cluster.ports import free_ports
+from photon.cluster.supervisor import die_with_parent
+from photon.core.ids import Token
 
 NODES: Final = ("etcd0", "etcd1", "etcd2")
 HOW_TO_GET: Final = "no etcd here, that part is skipped; to have it: apt-get install etcd-server"

@@ -15,9 +15,9 @@ import numpy as np
 
 from benchmarks.join_runs import following, fresh
 from benchmarks.processes import BenchError, ProcessTree
-from photon.app.generate_live import Fed, Feed
-from photon.app.topology import read_topology
-from photon.app.verify_pairs import check_pairs
+from photon.cluster.topology import read_topology
+from photon.dev.generated_live import Fed, Feed
+from photon.dev.pairs import check_pairs
 
 WARM_UP_S: Final = 5.0
 LOOK_S: Final = 0.001
@@ -50,7 +50,7 @@ def live(
         warm_us = time.time_ns() // 1_000 + round(WARM_UP_S * 1e6)
         reader = _OutputReader(out, warm_us)
         feeder = subprocess.Popen(
-            [sys.executable, "-m", "photon.app.generate_live", json.dumps(asdict(plan))],
+            [sys.executable, "-m", "photon.dev.generated_live", json.dumps(asdict(plan))],
             stdout=subprocess.PIPE,
         )
         said, _ = feeder.communicate()

@@ -19,8 +19,8 @@ import msgspec
 from benchmarks.join_runs import MIB, Logs, Plan, drain, fresh, generated
 from benchmarks.processes import ROOT, ProcessTree
 from benchmarks.tables import Row
-from photon.app.verify_pairs import pairs_sha256
 from photon.core.errors import UsageError
+from photon.dev.pairs import pairs_sha256
 
 PEER_S_MAX: Final = 900.0
 _BLOCK_BYTES: Final = 4 << 20

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from benchmarks.processes import BenchError, ProcessTree, Usage
-from photon.app.statuses import StatusReader
-from photon.app.topology import read_topology
-from photon.app.verify_pairs import check_pairs
+from photon.cluster.statuses import StatusReader
+from photon.cluster.topology import read_topology
+from photon.dev.pairs import check_pairs
 
 MIB: Final = 1 << 20
 SEED: Final = 7
@@ -95,7 +95,7 @@ def generated(directory: Path, queries: int, clicks: int) -> Logs:
     if not (logs / "truth.json").exists():
         shutil.rmtree(logs, ignore_errors=True)
         sizes = ["--queries", str(queries), "--clicks", str(clicks)]
-        command = [sys.executable, "-m", "photon.app.cli", "generate", "--out", str(logs)]
+        command = [sys.executable, "-m", "photon.cli.main", "generate", "--out", str(logs)]
         subprocess.run([*command, "--seed", str(SEED), *sizes], check=True, stdout=sys.stderr)
     return Logs(logs, queries, clicks)
 
@@ -133,7 +133,7 @@ def photon_join(
     logs: Path, out: Path, settings: str, options: Sequence[str]
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The running command; killed in the end if it still runs."""
-    command = [sys.executable, "-m", "photon.app.cli", "join", *options]
+    command = [sys.executable, "-m", "photon.cli.main", "join", *options]
     command += ["--primary", str(logs / "queries" / "*.jsonl"), "--foreign", str(logs / "clicks" / "*.jsonl")]
     if settings:
         config = out.with_suffix(".toml")

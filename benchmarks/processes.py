@@ -26,7 +26,7 @@ class BenchError(PhotonError):
 
 
 def start_module(module: str, argument: object, **pipes: Any) -> "subprocess.Popen[str]":
-    """`python -m module JSON`, which ends with this process (photon.app.supervisor.die_with_parent)."""
+    """`python -m module JSON`, which ends with this process (photon.cluster.supervisor.die_with_parent)."""
     command = [sys.executable, "-m", module, json.dumps(argument)]
     environment = {**os.environ, "PHOTON_PARENT": str(os.getpid())}
     return subprocess.Popen(command, cwd=ROOT, env=environment, text=True, bufsize=1, **pipes)

@@ -23,13 +23,13 @@ from typing import Any, Final, Self, TypeVar
 from benchmarks.processes import BenchError, cpu_seconds, end, start_module
 from idregistry.client import RegistryClient
 from idregistry.server import RegistryServer
-from photon.app.ports import free_ports
-from photon.app.supervisor import die_with_parent
+from photon.cluster.ports import free_ports
+from photon.cluster.supervisor import die_with_parent
 from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError
+from photon.core.ids import Token
 from photon.core.settings import parse_settings
-from photon.core.tokens import Token
-from photon.wire.rpc import on_termination
+from photon.rpc.servers import on_termination
 
 T = TypeVar("T")
 

@@ -19,11 +19,11 @@ from typing import Any, Final, Self
 
 from benchmarks.processes import Child, percentiles
 from benchmarks.registry_cluster import Cluster, connect
-from photon.app.supervisor import die_with_parent
+from photon.cluster.supervisor import die_with_parent
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
 from photon.core.fates import Committed
-from photon.core.tokens import Token
+from photon.core.ids import Token
 
 WARM_S: Final = 0.7
 _KNOWN_BATCHES: Final = 64

@@ -10,7 +10,7 @@ from dispatcher.events import Events
 from dispatcher.offsets import Span
 from dispatcher.retry_entries import due_us_column
 from photon.core.fates import Fate
-from photon.core.logwriter import DeadLetter
+from photon.logs.writer import DeadLetter
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Which log files this worker reads, when several share them (paper 3.2): photon.core.claims.Claims.
+"""Which log files this worker reads, when several share them (paper 3.2): photon.logs.inventory.Claims.
 
 What a file's holder is, is decided in the ledger's transactions alone, so no file ever has two. It changes
 hands when it is free: its holder was told to leave it and has recorded all it read, or is dead.
@@ -12,10 +12,9 @@ from typing import Final
 from dispatcher.assignment import Source, plan
 from dispatcher.ledger import Ledger
 from dispatcher.rows import Rows, State, Worker
-from photon.core.claims import Share
-from photon.core.followed import Content
-from photon.core.logfiles import FileState, SeenFile
-from photon.core.packed import is_packed
+from photon.logs.files import FileState, SeenFile
+from photon.logs.inventory import Content, Share
+from photon.logs.packed import is_packed
 
 NUMBERS_TAKEN: Final = 64
 """File numbers are fetched so many at a time."""

@@ -6,9 +6,9 @@ import grpc
 import msgspec
 
 from photon.core.errors import UnavailableError
-from photon.wire import dispatcher_pb2, dispatcher_pb2_grpc
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import ask_status, to_photon_error
+from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.servers import ask_status, to_photon_error
 
 
 class DispatcherClient:

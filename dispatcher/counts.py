@@ -7,8 +7,8 @@ from dispatcher.ledger import Ledger
 from dispatcher.rows import Rows
 from dispatcher.totals import Totals
 from photon.core.fates import Fate
-from photon.core.followed import GONE_DEVICE
 from photon.core.histogram import EDGES_US
+from photon.logs.inventory import GONE_DEVICE
 
 
 def counted(totals: Totals) -> dict[str, Any]:

@@ -34,8 +34,8 @@ from dispatcher.waiting_batches import WaitingBatches
 from photon.core.clock import Clock
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.histogram import no_latencies
-from photon.core.logfiles import FileState
 from photon.core.settings import Dispatcher
+from photon.logs.files import FileState
 
 GATHER_COMMITS_S: Final = 0.01
 """What finishes within so long is one transaction: idle traffic costs few fsyncs."""

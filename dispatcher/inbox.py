@@ -15,7 +15,7 @@ from typing import Final
 
 from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import StorageError
-from photon.core.logfiles import FileState
+from photon.logs.files import FileState
 
 RECOVERED: Final = "recovered-"
 """What the names of recovery's files begin with."""

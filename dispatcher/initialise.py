@@ -16,14 +16,14 @@ import numpy as np
 from dispatcher.inbox import Inbox
 from dispatcher.rows import FORMAT, LedgerFile, State
 from dispatcher.slots import hold_directory
-from photon.core.chunks import read_chunk
 from photon.core.clock import Clock
 from photon.core.columns import unpack_times
 from photon.core.errors import StorageError
-from photon.core.follow import LogFollower
-from photon.core.formats import JsonLines, json_lines
-from photon.core.logfiles import FileState, check_patterns
 from photon.core.settings import Logs, Settings
+from photon.logs.chunks import read_chunk
+from photon.logs.files import FileState, check_patterns
+from photon.logs.follow import LogFollower
+from photon.logs.formats import JsonLines, json_lines
 
 Start = Literal["start", "now"] | int
 """From a file's start, from its end as it is now, or from the first event whose time (us) is not before."""

@@ -25,8 +25,8 @@ from dispatcher.totals import Totals
 from photon.core.clock import Clock
 from photon.core.disk import storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, StorageError
-from photon.core.logfiles import FileState
-from photon.core.logwriter import LogPosition, RotatingLog
+from photon.logs.files import FileState
+from photon.logs.writer import LogPosition, RotatingLog
 
 DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 

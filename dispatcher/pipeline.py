@@ -17,7 +17,7 @@ from dispatcher.events import Events, Rows
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
 from photon.core.histogram import count_latencies, no_latencies
-from photon.core.logwriter import DeadLetter
+from photon.logs.writer import DeadLetter
 
 Verdicts = npt.NDArray[np.uint8]
 

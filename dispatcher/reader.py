@@ -17,11 +17,11 @@ from dispatcher.offsets import OffsetTracker, Span
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
-from photon.core.follow import Claims, LogFollower, Share
-from photon.core.formats import ForeignBatch, JsonLines
-from photon.core.logfiles import Chunk, FileState, SeenFile
-from photon.core.logwriter import DeadLetter
 from photon.core.settings import Logs
+from photon.logs.files import Chunk, FileState, SeenFile
+from photon.logs.follow import Claims, LogFollower, Share
+from photon.logs.formats import ForeignBatch, JsonLines
+from photon.logs.writer import DeadLetter
 
 BATCH_BYTES_MAX: Final = 8 << 20
 """Lines of a batch; a longer line goes alone. Keeps a message well under its limit."""

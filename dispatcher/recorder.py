@@ -14,8 +14,8 @@ from dispatcher.totals import Totals
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import no_latencies
-from photon.core.logfiles import FileState
-from photon.core.logwriter import dead_letter_lines
+from photon.logs.files import FileState
+from photon.logs.writer import dead_letter_lines
 
 STORAGE_BACKOFF: Final = Backoff(100_000, 5_000_000)
 

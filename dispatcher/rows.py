@@ -22,8 +22,8 @@ from dispatcher.retry_entries import SLOT_BYTES, slot_prefix
 from dispatcher.totals import NOTHING, Totals
 from photon.core.errors import CorruptStateError
 from photon.core.lmdb_errors import LmdbFile
-from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
-from photon.core.logwriter import LogPosition
+from photon.logs.files import FileState, pack_file_state, unpack_file_state
+from photon.logs.writer import LogPosition
 
 FORMAT: Final = 2
 

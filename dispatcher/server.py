@@ -25,13 +25,13 @@ from dispatcher.totals import Totals
 from dispatcher.waiting import find_waiting
 from dispatcher.window import Gate, Window
 from photon.core.clock import Clock
-from photon.core.formats import json_lines
-from photon.core.logfiles import check_patterns
 from photon.core.notices import Notices
 from photon.core.settings import Settings
-from photon.wire import dispatcher_pb2_grpc
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import Server
+from photon.logs.files import check_patterns
+from photon.logs.formats import json_lines
+from photon.rpc import dispatcher_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.servers import Server
 
 __all__ = ["DispatcherServer", "read_totals"]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
-from photon.wire import dispatcher_pb2, dispatcher_pb2_grpc
+from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 
 
 class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):

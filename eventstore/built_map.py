@@ -20,11 +20,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.entries import LEVEL_PARTS, Ints
+from eventstore.rules.entries import LEVEL_PARTS, Ints
 from eventstore.segments import Columns, Segment
-from photon.core.chunks import digest
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
+from photon.logs.chunks import digest
 
 FORMAT: Final = 2
 MANIFEST: Final = "files.json"
@@ -47,7 +47,7 @@ Records = npt.NDArray[np.void]
 class BuiltFile(msgspec.Struct, frozen=True):
     """A log file and how far it is read: all in its first `offset` bytes (unpacked, of an archive).
 
-    Head and tail as of photon.core.logfiles.FileState, in hex. `archive`: size and time of change of an
+    Head and tail as of photon.logs.files.FileState, in hex. `archive`: size and time of change of an
     archive. `gone`: it holds something else by now, or is deleted; its entries count no more.
     """
 

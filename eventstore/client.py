@@ -9,15 +9,15 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.ring import HOME, Ring
+from eventstore.rules.ring import HOME, Ring
 from photon.core.backoff import Backoff, Pause
 from photon.core.columns import join_lines, split_lines, take_ids
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
-from photon.wire import eventstore_pb2 as pb
-from photon.wire import eventstore_pb2_grpc
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import ask_status, to_photon_error
+from photon.rpc import eventstore_pb2 as pb
+from photon.rpc import eventstore_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.servers import ask_status, to_photon_error
 
 CACHE_TIMEOUT_S: Final = 0.5
 """A cache that takes longer is passed by: home has the answer."""

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.entries import Ints, Place, dense_entries, dense_place, repeated_entry, repeated_place
+from eventstore.rules.entries import Ints, Place, dense_entries, dense_place, repeated_entry, repeated_place
 from eventstore.segments import (
     SEGMENTS_KEY,
     Columns,

@@ -16,11 +16,11 @@ import grpc
 import numpy as np
 
 from eventstore.cache import CacheEventStore
-from eventstore.ring import HOME, Ring
+from eventstore.rules.ring import HOME, Ring
 from photon.core.columns import join_lines, take_ids
 from photon.core.ids import ID_BYTES
-from photon.wire import eventstore_pb2, eventstore_pb2_grpc
-from photon.wire.network import LOOPBACK, Network
+from photon.rpc import eventstore_pb2, eventstore_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
 
 ANNOUNCE_EVERY_S: Final = 1.0
 SILENT_S_MAX: Final = 3.0

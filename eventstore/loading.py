@@ -26,7 +26,7 @@ from eventstore.built_map import (
     split_records,
 )
 from eventstore.dense import FAN, FLUSH_ENTRIES
-from eventstore.entries import repeated_entries
+from eventstore.rules.entries import repeated_entries
 from eventstore.segments import (
     LOADED_LETTERS,
     LOADING,
@@ -43,13 +43,13 @@ from eventstore.segments import (
     new_meta,
     segment_name,
 )
-from photon.core.chunks import HEAD_BYTES, digest, read_at
 from photon.core.disk import DirectoryLock, make_directory, replace, storage_errors
 from photon.core.errors import DiskFullError, StorageError, UsageError
 from photon.core.lmdb_errors import LmdbFile
-from photon.core.logfiles import TAIL_BYTES, FileState, SeenFile, Source, pack_file_state
-from photon.core.packed import Spool, is_packed
 from photon.core.settings import Settings
+from photon.logs.chunks import HEAD_BYTES, digest, read_at
+from photon.logs.files import TAIL_BYTES, FileState, SeenFile, Source, pack_file_state
+from photon.logs.packed import Spool, is_packed
 
 
 def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileState], list[str]]:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from eventstore.dense import DenseMap, ExchangedError, Merger, Sweep, Table
-from eventstore.entries import (
+from eventstore.rules.entries import (
     LEVEL_PARTS,
     Interval,
     Ints,
@@ -50,8 +50,8 @@ from photon.core.disk import DirectoryLock
 from photon.core.errors import SettingsError, StorageError
 from photon.core.ids import opaque_mask
 from photon.core.lmdb_errors import LmdbFile
-from photon.core.logfiles import FileState, pack_file_state, unpack_file_state
 from photon.core.settings import EventStore
+from photon.logs.files import FileState, pack_file_state, unpack_file_state
 
 __all__ = ["Counts", "LogFileMap", "Rows"]
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from eventstore.cache import CacheEventStore, Fill
-from eventstore.entries import Place
 from eventstore.log_file_map import LogFileMap
 from eventstore.reader import ReadOn
+from eventstore.rules.entries import Place
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.fates import Found
-from photon.core.formats import JsonLines
 from photon.core.histogram import Histogram
 from photon.core.ids import opaque_mask
-from photon.core.logfiles import FileState
+from photon.logs.files import FileState
+from photon.logs.formats import JsonLines
 
 _OPEN_MAX: Final = 64
 SPAN_BYTES_MAX: Final = 256 * 1024

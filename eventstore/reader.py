@@ -19,19 +19,19 @@ from typing import Final
 import numpy as np
 
 from eventstore.cache import Fill
-from eventstore.entries import Ints
 from eventstore.log_file_map import Counts, LogFileMap, Rows
-from photon.core.chunks import whole_lines
+from eventstore.rules.entries import Ints
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
-from photon.core.follow import LogFollower
-from photon.core.formats import JsonLines
-from photon.core.logfiles import Chunk, FileState
-from photon.core.logwriter import DeadLetter, RotatingLog, dead_letter_lines
 from photon.core.notices import Notices
 from photon.core.settings import Logs
+from photon.logs.chunks import whole_lines
+from photon.logs.files import Chunk, FileState
+from photon.logs.follow import LogFollower
+from photon.logs.formats import JsonLines
+from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024

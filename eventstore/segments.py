@@ -22,9 +22,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.entries import LEVEL_PARTS, PLACES, Ints, Place
-from photon.core.logwriter import LogPosition
+from eventstore.rules.entries import LEVEL_PARTS, PLACES, Ints, Place
 from photon.core.settings import Settings
+from photon.logs.writer import LogPosition
 
 FORMAT: Final = 2
 META_KEY: Final = b"meta"

@@ -19,17 +19,16 @@ from eventstore.service import SERVICE_NAME, CacheService, EventStoreService, Ho
 from photon.core.background import Background
 from photon.core.clock import Clock
 from photon.core.disk import storage_errors
-from photon.core.follow import LogFollower
-from photon.core.formats import JsonLines, json_lines
 from photon.core.histogram import Histogram
-from photon.core.logwriter import RotatingLog
 from photon.core.notices import Notices
 from photon.core.settings import MIB, Settings
-from photon.wire import eventstore_pb2 as pb
-from photon.wire import eventstore_pb2_grpc
-from photon.wire.failures import failure_of
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import Server
+from photon.logs.follow import LogFollower
+from photon.logs.formats import JsonLines, json_lines
+from photon.logs.writer import RotatingLog
+from photon.rpc import eventstore_pb2 as pb
+from photon.rpc import eventstore_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network, failure_of
+from photon.rpc.servers import Server
 
 _WORKERS: Final = 8
 _IN_FLIGHT_MAX: Final = 256

@@ -18,8 +18,8 @@ from photon.core.errors import PhotonError
 from photon.core.fates import Found
 from photon.core.histogram import Histogram
 from photon.core.ids import ID_BYTES
-from photon.wire import eventstore_pb2 as pb
-from photon.wire import eventstore_pb2_grpc
+from photon.rpc import eventstore_pb2 as pb
+from photon.rpc import eventstore_pb2_grpc
 
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["EventStore"].full_name
 
@@ -38,7 +38,7 @@ class HomeParts:
 
 
 class EventStoreService(eventstore_pb2_grpc.EventStoreServicer):
-    """Home: all calls (photon/wire/eventstore.proto)."""
+    """Home: all calls (photon/rpc/eventstore.proto)."""
 
     def __init__(self, parts: HomeParts) -> None:
         self._parts = parts

@@ -13,20 +13,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from idregistry.configuration import Configuration, unpack_configuration
-from idregistry.messages import INCARNATIONS_MAX, SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
-from idregistry.naming import name_mistake
-from idregistry.parts import ShardPart, segments_of
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
-from idregistry.scanning import Scanned
+from idregistry.routes import ShardPart, segments_of
+from idregistry.rules.directory_commands import name_mistake
+from idregistry.rules.packing import (
+    INCARNATIONS_MAX,
+    SCAN_S_MAX,
+    columns_mistake,
+    segments_mistake,
+    token_mistake,
+)
+from idregistry.rules.sharding import Configuration, unpack_configuration
+from idregistry.rules.state import Scanned
 from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError, UsageError
 from photon.core.fates import Committed, Released
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import ask_status
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.servers import ask_status
 
 _SCAN_TIMEOUT_S: Final = 600.0
 

@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from idregistry.answers import Answer, Decided, NotLeader, Overloaded, answer_unapplied
-from idregistry.configuration import BEGINNING, SHARDS_MAX, Configuration
-from idregistry.directory import DirectoryState, Proposal, View
-from idregistry.directory_commands import (
+from idregistry.rules.batching import Answer, Decided, NotLeader, Overloaded, answer_unapplied
+from idregistry.rules.directory import DirectoryState, Proposal, View
+from idregistry.rules.directory_commands import (
     Abandon,
     Adopt,
     Cancel,
@@ -31,10 +30,11 @@ from idregistry.directory_commands import (
     Row,
     Trim,
     encode,
+    iso_utc,
 )
-from idregistry.naming import iso_utc
-from idregistry.placement import Steward, is_replaced
-from idregistry.state import ShardState
+from idregistry.rules.placement import Steward, is_replaced
+from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
+from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Members, Outcome, ReplicatedLog

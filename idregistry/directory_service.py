@@ -1,16 +1,19 @@
 """The directory's part of the gRPC service: configuration, leases, fences, administration."""
 
 import threading
+import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 
-from idregistry.answers import Answer, Decided, NotLeader, Overloaded
-from idregistry.configuration import HORIZON, SHARDS_MAX
 from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, Wanted
-from idregistry.directory import DirectoryState, Proposal
-from idregistry.directory_commands import (
+from idregistry.hosting import Hosted
+from idregistry.rules.batching import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
+from idregistry.rules.directory import DirectoryState, Proposal
+from idregistry.rules.directory_commands import (
     Cancel,
     Fence,
     KeepAlive,
@@ -19,16 +22,87 @@ from idregistry.directory_commands import (
     Rejected,
     Replace,
     Row,
+    name_mistake,
 )
-from idregistry.hosting import Hosted
-from idregistry.messages import INCARNATIONS_MAX
-from idregistry.naming import name_mistake
-from idregistry.waiting import Context, Waiting
+from idregistry.rules.packing import INCARNATIONS_MAX, LEADER_DETAILS
+from idregistry.rules.sharding import HORIZON, SHARDS_MAX
 from photon.core.addresses import mistake as address_mistake
-from photon.core.settings_identity import IDENTITY_DIGEST_BYTES
-from photon.core.tokens import TOKEN_BYTES_MAX
+from photon.core.clock import Clock
+from photon.core.ids import TOKEN_BYTES_MAX
+from photon.core.settings import IDENTITY_DIGEST_BYTES
 from photon.raft.port import ReplicatedLog
-from photon.wire import idregistry_pb2 as pb
+from photon.rpc import idregistry_pb2 as pb
+
+# --- How a gRPC handler waits for the raft thread, and what an answer is on the wire.
+
+_MARGIN_S: Final = 0.05
+"""A handler outwaits its deadline by so much, so that who answers in time is heard."""
+_POLL_S: Final = 0.005
+
+
+class Context(Protocol):
+    """What is used of grpc.ServicerContext."""
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn: ...
+
+    def time_remaining(self) -> float | None: ...
+
+    def is_active(self) -> bool: ...
+
+
+class Waiting:
+    """How every handler waits for the raft thread, and what an answer is on the wire."""
+
+    def __init__(self, addresses: Callable[[str], str], clock: Clock, timeout_s: float) -> None:
+        """`addresses`: node id -> gRPC address, or empty."""
+        self._addresses = addresses
+        self._clock = clock
+        self._timeout_s = timeout_s
+
+    def wait(
+        self, context: Context, offer: Callable[[float, Callable[[Answer], None]], Answer | None]
+    ) -> Answer:
+        """`offer` is given the deadline and whom to answer. Until the caller's deadline, or our own."""
+        wait_s = self._wait_s(context)
+        future: Future[Answer] = Future()
+        refused = offer(self._clock.monotonic() + wait_s, future.set_result)
+        if refused is not None:
+            return refused
+        try:
+            return future.result(wait_s + _MARGIN_S)
+        except NotInTime:
+            return OutcomeUnknown()
+
+    def deadline(self, context: Context) -> float:
+        """Until when a handler may wait, in monotonic seconds: the caller's deadline, or our own."""
+        return self._clock.monotonic() + self._wait_s(context)
+
+    def until(self, context: Context, deadline: float, reached: Callable[[], bool]) -> bool:
+        """Look every few ms whether it is `reached`; False if it is not by the deadline, or nobody waits."""
+        while not reached():
+            if self._clock.monotonic() >= deadline or not context.is_active():
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _wait_s(self, context: Context) -> float:
+        remaining = context.time_remaining()
+        return self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
+
+    def abort(self, context: Context, answer: Answer) -> NoReturn:
+        match answer:
+            case NotLeader(leader):
+                address = self._addresses(leader) if leader is not None else ""
+                context.abort(grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + address)
+            case Overloaded(why):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            case OutcomeUnknown():
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "it is not known whether it was committed: retry with the same token",
+                )
+        raise AssertionError(answer)
+
 
 ASKS_MAX: Final = 24
 """Calls that may wait for the directory, each in a thread of its own."""

@@ -8,29 +8,29 @@ from typing import Any, Final
 import grpc
 import numpy as np
 
-from idregistry.configuration import Configuration
-from idregistry.messages import LEADER_DETAILS
-from idregistry.parts import (
+from idregistry.routes import (
     DIRECTORY,
     Failure,
     PartCall,
+    Routes,
     ShardPart,
     final_error,
     merge_outcomes,
     named_leader,
     next_address,
+    outcome_of,
     split_by_shard,
     split_strays,
     try_timeout_s,
 )
-from idregistry.routes import Routes, outcome_of
+from idregistry.rules.packing import LEADER_DETAILS
+from idregistry.rules.sharding import Configuration
 from photon.core.backoff import Attempts, Backoff
 from photon.core.clock import Clock
 from photon.core.errors import NoQuorumError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.failures import failure_of
-from photon.wire.network import LOOPBACK, Network
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.network import LOOPBACK, Network, failure_of
 
 _WAITS: Final = Backoff(0.005, 0.25)
 _NOTHING_DONE: Final = {

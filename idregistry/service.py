@@ -13,16 +13,14 @@ from typing import Final, NoReturn
 
 import grpc
 
-from idregistry.answers import Answer, NotLeader, Overloaded, Settled
-from idregistry.batching import Errand, Request, barrier
-from idregistry.directory_service import DirectoryHandlers
+from idregistry.directory_service import Context, DirectoryHandlers, Waiting
 from idregistry.hosting import Hosted
-from idregistry.messages import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
-from idregistry.state import Scanned
-from idregistry.waiting import Context, Waiting
+from idregistry.rules.batching import Answer, Errand, NotLeader, Overloaded, Request, Settled, barrier
+from idregistry.rules.packing import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
+from idregistry.rules.state import Scanned
 from photon.core.clock import Clock
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryServicer
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer
 
 COMMITS_WAITING_MAX: Final = 96
 """Commit calls that may wait, each in a thread of its own."""

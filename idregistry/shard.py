@@ -10,14 +10,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from idregistry.answers import Answer, NotLeader, Overloaded, Settled, answer_unapplied
-from idregistry.batching import CommitQueue, Errand, Request, build_command, split_outcomes
-from idregistry.commands import encode
-from idregistry.directory import DirectoryState
-from idregistry.messages import BATCH_BYTES_MAX
-from idregistry.placement import Steward
-from idregistry.state import NO_BOUNDARY, ShardState
-from idregistry.upkeep import command_due
+from idregistry.rules.batching import (
+    Answer,
+    CommitQueue,
+    Errand,
+    NotLeader,
+    Overloaded,
+    Request,
+    Settled,
+    answer_unapplied,
+    build_command,
+    split_outcomes,
+)
+from idregistry.rules.commands import encode
+from idregistry.rules.directory import DirectoryState
+from idregistry.rules.packing import BATCH_BYTES_MAX
+from idregistry.rules.placement import Steward, command_due
+from idregistry.rules.state import NO_BOUNDARY, ShardState
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Applied, Outcome, ReplicatedLog

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from joiner.batch import ForeignColumns, JoinOutcomes
+from joiner.rules.batch import ForeignColumns, JoinOutcomes
 from photon.core.addresses import parts
 from photon.core.errors import (
     OverloadedError,
@@ -21,17 +21,16 @@ from photon.core.errors import (
     UnavailableError,
     UsageError,
 )
-from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.failures import was_never_sent
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import ask_status, to_photon_error
+from photon.rpc import joiner_pb2, joiner_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network, was_never_sent
+from photon.rpc.servers import ask_status, to_photon_error
 
 __all__ = ["ForeignColumns", "JoinOutcomes", "JoinerClient"]
 
 
 TRY_AWAY_S: Final = 2.0
 """Joiners that are away are asked for their status so often, while there are batches: it learns why, and a
-channel by name is opened anew after calls that failed (photon.wire.network)."""
+channel by name is opened anew after calls that failed (photon.rpc.network)."""
 
 OPTIONS: Final[list[tuple[str, Any]]] = [
     (

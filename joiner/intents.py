@@ -11,12 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from joiner.intent_records import Draft, Intent, Kind, Range, pack_done, unpack_done, unpack_intent
+from joiner.rules.intent import Draft, Intent, Kind, Range, pack_done, unpack_done, unpack_intent
 from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import CorruptStateError, OverloadedError, StorageError
-from photon.core.journal import Place, SegmentedJournal
-from photon.core.logwriter import LogPosition
-from photon.core.records import Record
+from photon.core.journal import Place, Record, SegmentedJournal
+from photon.logs.writer import LogPosition
 
 SEGMENT_BYTES: Final = 64 << 20
 JOURNAL_BYTES_MAX: Final = 1 << 30

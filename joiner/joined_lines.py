@@ -15,9 +15,9 @@ import msgspec
 from joiner import parquet
 from joiner.output_files import LINES, PARQUET
 from photon.core.errors import StorageError, UsageError
-from photon.core.formats import Lines, Malformed, decode, split_chunk
-from photon.core.formats_fields import Column, Field, decoder_of, parse_path
+from photon.core.fields import Column, Field, decoder_of, parse_path
 from photon.core.settings import Settings
+from photon.logs.formats import Lines, Malformed, decode, split_chunk
 
 ID: Final = str | int
 """Type of an id in a line."""

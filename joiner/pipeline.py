@@ -13,22 +13,20 @@ from typing import Final
 
 import numpy as np
 
-from joiner import rules
-from joiner.adapting import BatchAdapter
-from joiner.batch import ForeignColumns, JoinOutcomes
-from joiner.intent_records import Intent, Range
+from joiner.adapter import BatchAdapter
+from joiner.commit import Resolver, Settler, StorageGate, Unended
 from joiner.intents import IntentJournal
-from joiner.lease_keeper import LeaseKeeper
+from joiner.leases import LeaseKeeper
 from joiner.output import JoinedLog
 from joiner.ports import Checkpoint, EventStore
-from joiner.resolver import Resolver
-from joiner.settling import Settler, Unended
-from joiner.storage_gate import StorageGate
+from joiner.rules import batch as rules
+from joiner.rules.batch import ForeignColumns, JoinOutcomes
+from joiner.rules.intent import Intent, Range
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Committed, Found, Joined
-from photon.core.tokens import Token
+from photon.core.ids import Token
 
 UNRESOLVED_MAX: Final = 64
 UNRESOLVED_BYTES_MAX: Final = 256 << 20

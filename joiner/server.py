@@ -8,16 +8,15 @@ from typing import Any, Final
 import grpc
 import msgspec
 
-from joiner.batch import ForeignColumns
 from joiner.ports import Checkpoint, EventStore, Registry
+from joiner.rules.batch import ForeignColumns
 from joiner.worker import Worker
 from photon.core.clock import Clock
 from photon.core.errors import OverloadedError, PhotonError, SettingsMismatchError, UsageError
-from photon.core.settings import Settings
-from photon.core.settings_identity import identity_digest
-from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.network import LOOPBACK, Network
-from photon.wire.rpc import Server
+from photon.core.settings import Settings, identity_digest
+from photon.rpc import joiner_pb2, joiner_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.servers import Server
 
 SERVICE_NAME: Final = joiner_pb2.DESCRIPTOR.services_by_name["Joiner"].full_name
 _SPARE_CALLS: Final = 8  # beyond the joins: status, health, and refusals
@@ -91,7 +90,7 @@ class JoinerServer:
 
 
 class JoinerService(joiner_pb2_grpc.JoinerServicer):
-    """Join and Status (photon/wire/joiner.proto)."""
+    """Join and Status (photon/rpc/joiner.proto)."""
 
     def __init__(self, worker: Worker, identity: bytes) -> None:
         """`identity`: core.settings_identity.identity_digest; requests of another one are refused."""

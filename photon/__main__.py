@@ -4,9 +4,9 @@ import sys
 
 
 def main() -> None:
-    """As photon.app.cli.main; 130 without a word if interrupted while that is imported."""
+    """As photon.cli.main.main; 130 without a word if interrupted while that is imported."""
     try:
-        from photon.app import cli
+        from photon.cli import main as cli
 
         cli.main()
     except KeyboardInterrupt:

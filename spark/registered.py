@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from idregistry.client import RegistryAt
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.tokens import parse_token
+from photon.core.ids import parse_token
 from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import map_in_arrow
 from spark.reading.paths import is_uri
@@ -28,7 +28,7 @@ from spark.reading.paths import is_uri
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from idregistry.scanning import Scanned
+    from idregistry.rules.state import Scanned
 
 SCHEMA: Final = (
     "id binary, time_us long, token binary, address string, incarnation long, token_us long, shard int"

@@ -5,7 +5,7 @@ import time
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from photon.wire.network import LOOPBACK
+from photon.rpc.network import LOOPBACK
 
 SERVING = "SERVING"
 NOT_SERVING = "NOT_SERVING"

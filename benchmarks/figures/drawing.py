@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from photon.app.summary import percentiles_ms
+from photon.cluster.summary import percentiles_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from benchmarks.registry_cluster import Cluster, FastClock, connect
 from benchmarks.registry_load import Clients, measure
-from photon.core.tokens import Token
+from photon.core.ids import Token
 
 ROUND_TRIP_MS: Final = 100.0
 """As between the paper's regions (section 4)."""

@@ -1,4 +1,4 @@
-"""The pure ground every room stands on: events and ids, clock, errors, settings, log files.
+"""The ground every room stands on: ids, columns, fates, errors, time, settings, the journal (paper 3.1).
 
-Never talks to the network and knows no other room. Photon paper, section 3.1.
+Never talks to the network and knows no other room.
 """

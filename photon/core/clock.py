@@ -1,4 +1,4 @@
-"""Time is passed in. Only the wiring (photon.app) knows the real clock."""
+"""Time is passed in. Only the wiring (photon.cluster) knows the real clock."""
 
 import time
 from collections.abc import Callable

@@ -6,7 +6,7 @@ it could not send at once. The contract is in docs/fast-path.md.
 """
 
 from photon.fastpath.client import FastPath
-from photon.fastpath.counting import ForeignCounts, PrimaryCounts
-from photon.fastpath.limits import Limits
+from photon.fastpath.lines import Limits
+from photon.fastpath.queue import ForeignCounts, PrimaryCounts
 
 __all__ = ["FastPath", "ForeignCounts", "Limits", "PrimaryCounts"]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from photon.core.errors import AddressInUseError, SettingsError, UsageError
-from photon.core.tls import Tls
 from photon.raft.handshake import ID_BYTES_MAX
 from photon.raft.links import size_buffers
-from photon.wire.network import is_loopback
+from photon.rpc.network import is_loopback
+from photon.rpc.tls import Tls
 
 Address = tuple[str, int]
 Target = tuple[int, Any]  # address family, socket address

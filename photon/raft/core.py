@@ -19,9 +19,8 @@ from pysyncobj.transport import Transport
 from pysyncobj.version import VERSION
 
 from photon.core.errors import PhotonError
-from photon.raft.codec import Message
-from photon.raft.port import Members
-from photon.raft.settings import RaftTiming
+from photon.raft.port import Members, RaftTiming
+from photon.raft.rules.codec import Message
 from photon.raft.store import ReplicaStore
 
 # The library puts one for Windows in its place, on every system: whoever else is in the process needs it.

@@ -7,7 +7,8 @@ and 9.6). A leader that hands over has its successor left out of both rules.
 
 from collections.abc import Collection
 
-from photon.raft.codec import (
+from photon.raft.core import RaftCore, now
+from photon.raft.rules.codec import (
     REQUEST_PRE_VOTE,
     REQUEST_VOTE,
     RESPONSE_PRE_VOTE,
@@ -16,9 +17,8 @@ from photon.raft.codec import (
     Message,
     encode,
 )
-from photon.raft.core import RaftCore, now
-from photon.raft.guards import is_up_to_date
-from photon.raft.members import is_majority
+from photon.raft.rules.guards import is_up_to_date
+from photon.raft.rules.members import is_majority
 from photon.raft.sender import Wire
 from photon.raft.store import ReplicaStore
 

@@ -1,13 +1,13 @@
 """What a replica takes in from its leader, entries and snapshots, and what it may say of them."""
 
-from photon.raft.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, MessageError
 from photon.raft.core import RaftCore
 from photon.raft.elections import Elections
-from photon.raft.guards import Conflict, conflict_start, fit, is_stale_snapshot
 from photon.raft.installing import Incoming, Installer
-from photon.raft.members import check_lists
 from photon.raft.membership import Membership
-from photon.raft.settings import RaftLimits
+from photon.raft.port import RaftLimits
+from photon.raft.rules.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, MessageError
+from photon.raft.rules.guards import Conflict, conflict_start, fit, is_stale_snapshot
+from photon.raft.rules.members import check_lists
 from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import ReplicaStore
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from photon.core.disk import DirectoryLock
-from photon.raft import disk
+from photon.raft import journal as disk
 from photon.raft.store import HARD_STATE_FILE
 
 IDENTITY_BYTES: Final = 16

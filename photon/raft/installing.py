@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import IO
 
 from photon.core.errors import PhotonError
-from photon.raft import disk
-from photon.raft.codec import SnapshotPiece
-from photon.raft.compaction import Job, Jobs, StateMachineError
+from photon.raft import journal as disk
 from photon.raft.port import Preparing, StateMachine
-from photon.raft.snapshot import Head, SnapshotId, read_chunks, read_head
+from photon.raft.rules.codec import SnapshotPiece
+from photon.raft.snapshot import Head, Job, Jobs, SnapshotId, StateMachineError, read_chunks, read_head
 
 _log = logging.getLogger(__name__)
 

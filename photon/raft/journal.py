@@ -6,16 +6,62 @@ contiguous end of the history. What `sync` has returned for survives any crash; 
 from its end.
 """
 
+import errno
 import struct
 from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
 
-from photon.core.errors import StorageError
-from photon.core.journal import SegmentedJournal, random_salt
-from photon.core.records import Record, pack_record
-from photon.raft import disk
+from photon.core.disk import replace, sync_directory, write_file
+from photon.core.errors import CorruptStateError, DiskFullError, StorageError
+from photon.core.journal import Record, SegmentedJournal, pack_record, random_salt
+
+# --- What a replica asks of the disk, and says where the disk failed it.
+
+__all__ = [
+    "REPLACE_IT",
+    "DamagedError",
+    "corrupt",
+    "replace",
+    "storage_error",
+    "sync_directory",
+    "write_file",
+]
+
+# What mends a replica that has lost anything: it may have forgotten a vote, or what it acknowledged.
+REPLACE_IT = (
+    "replace this node: start an empty one under a new name and have it take this one's place, "
+    "or, where it was the only one, restore a backup (a replica that forgot must never come back "
+    "to the others under its old name)"
+)
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def storage_error(path: Path, doing: str, error: OSError) -> StorageError:
+    """The error to raise when the disk failed us (always chained from the OSError)."""
+    if error.errno in _FULL:
+        return DiskFullError(
+            f"{path}: no space left while {doing}; nothing unsynced was acknowledged: free space and restart"
+        )
+    return StorageError(
+        f"{path}: {error.strerror or error} while {doing}; nothing unsynced was acknowledged: "
+        "check the disk and restart"
+    )
+
+
+class DamagedError(CorruptStateError):
+    """A file does not hold what was written to it, or is gone. `what`: just that, where it can be mended."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path}: {what}; {REPLACE_IT}")
+        self.what = what
+
+
+def corrupt(path: Path, what: str) -> DamagedError:
+    """The error to raise when a file does not hold what was written to it, or is not there any more."""
+    return DamagedError(path, what)
+
 
 Entry = tuple[bytes, int, int]  # command, index, term: the order pysyncobj wants
 NO_OP = b"\x01"  # what stands for a command that is not known any more (it is covered by a snapshot)
@@ -46,9 +92,9 @@ class Journal:
         self._pending: list[bytes] = []
         self._broken: StorageError | None = None
         try:
-            self._log = SegmentedJournal(directory, "journal", self._replay, disk.corrupt, salt)
+            self._log = SegmentedJournal(directory, "journal", self._replay, corrupt, salt)
         except OSError as error:
-            raise disk.storage_error(directory, "opening the journal", error) from error
+            raise storage_error(directory, "opening the journal", error) from error
 
     # -- reading ----------------------------------------------------------------------------------------
 
@@ -122,7 +168,7 @@ class Journal:
             if self._log.end.offset >= self._segment_bytes:
                 self._log.roll()
         except OSError as error:
-            self._broken = disk.storage_error(self._log.path, "writing the journal", error)
+            self._broken = storage_error(self._log.path, "writing the journal", error)
             raise self._broken from error
 
     def close(self) -> None:
@@ -148,7 +194,7 @@ class Journal:
         try:
             self._log.drop_before(next(needed, self._log.number))
         except OSError as error:
-            self._broken = disk.storage_error(self._log.directory, "deleting a covered segment", error)
+            self._broken = storage_error(self._log.directory, "deleting a covered segment", error)
             raise self._broken from error
         self._last_indexes = {n: i for n, i in self._last_indexes.items() if n in self._log.segments}
 
@@ -156,17 +202,17 @@ class Journal:
         index, term = _ENTRY.unpack_from(record.payload)
         if record.kind == Kind.ENTRY:
             if self.entries and index != self.last_index + 1:
-                raise disk.corrupt(path, f"entry {index} follows entry {self.last_index}")
+                raise corrupt(path, f"entry {index} follows entry {self.last_index}")
             self.entries.append((bytes(record.payload[_ENTRY.size :]), index, term))
             self._last_indexes[segment] = index
         elif record.kind == Kind.TRUNCATE:
             if self.entries and index > self.last_index + 1:
-                raise disk.corrupt(path, f"a truncation from {index} follows entry {self.last_index}")
+                raise corrupt(path, f"a truncation from {index} follows entry {self.last_index}")
             self._cut(index)
         elif record.kind == Kind.RESET:
             self._restart(segment, index, term)
         else:
-            raise disk.corrupt(path, f"a record of an unknown kind, {record.kind}")
+            raise corrupt(path, f"a record of an unknown kind, {record.kind}")
 
     def _cut(self, index: int) -> None:
         # On replay the segment that held what stays may be gone already: then nothing stays here.

@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable, Iterable
 
 from photon.raft.core import RaftCore, now
-from photon.raft.members import changed, command_of, is_majority
-from photon.raft.port import Change, ChangeKind, Members, Refusal
+from photon.raft.port import Change, ChangeKind, Members, RaftTiming, Refusal
+from photon.raft.rules.members import changed, command_of, is_majority
 from photon.raft.sender import Sender
-from photon.raft.settings import RaftTiming
 from photon.raft.store import ReplicaStore
 
 _log = logging.getLogger(__name__)

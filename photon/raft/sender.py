@@ -4,10 +4,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Protocol
 
-from photon.raft import disk
-from photon.raft.codec import APPEND_ENTRIES, Message, SnapshotPiece, encode
+from photon.raft import journal as disk
 from photon.raft.core import RaftCore
-from photon.raft.settings import RaftLimits
+from photon.raft.port import RaftLimits
+from photon.raft.rules.codec import APPEND_ENTRIES, Message, SnapshotPiece, encode
 from photon.raft.snapshot import SnapshotId
 from photon.raft.store import ReplicaStore
 

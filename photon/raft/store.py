@@ -5,9 +5,9 @@ import zlib
 from pathlib import Path
 
 from photon.core.disk import DirectoryLock
-from photon.raft import disk
+from photon.raft import journal as disk
 from photon.raft.journal import NO_OP, Journal
-from photon.raft.members import MemberLog
+from photon.raft.rules.members import MemberLog
 from photon.raft.snapshot import SnapshotStore
 
 # Every log begins with an entry of this index and term, so that there always is one before the next. It names

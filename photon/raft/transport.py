@@ -15,11 +15,11 @@ from collections.abc import Callable, Container, Mapping
 from typing import Protocol
 
 from photon.raft.addresses import Address, Endpoint, Resolver, bind, check_peers
-from photon.raft.codec import MessageError
 from photon.raft.core import now
 from photon.raft.handshake import IDENTITY_BYTES, Handshake, HandshakeError, RefusedError
 from photon.raft.links import HEADER_BYTES_MAX, PING_GROUP, FrameError, Link, LinkClosedError, tune
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.port import RaftLimits, RaftTiming
+from photon.raft.rules.codec import MessageError
 
 _log = logging.getLogger(__name__)
 

@@ -24,18 +24,17 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.client import RegistryAt
-from joiner import parquet, rules
-from joiner.adapter import load_adapter
-from joiner.adapting import BatchAdapter
+from joiner import parquet
+from joiner.adapter import BatchAdapter, load_adapter
 from joiner.output_files import LINES, PARQUET
+from joiner.rules import batch as rules
 from photon.core.backoff import Attempts, Backoff
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
 from photon.core.errors import FencedError, UnavailableError
 from photon.core.fates import Committed, Fate, Joined, Registered
-from photon.core.ids import ID_BYTES
-from photon.core.logwriter import DeadLetter, dead_letter_lines
+from photon.core.ids import ID_BYTES, Token
 from photon.core.settings import Settings
-from photon.core.tokens import Token
+from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.backfill.rows import Kind, file_and_offset, kinds_of
 
 PATIENCE_S: Final = 300.0

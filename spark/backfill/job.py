@@ -23,19 +23,18 @@ import msgspec
 
 from joiner.output_files import LINES, PARQUET
 from photon import __version__
-from photon.core.chunks import read_at
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
 from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.fates import Fate
-from photon.core.globs import named_files
-from photon.core.packed import is_packed
-from photon.core.settings import Settings
-from photon.core.settings_identity import reading_fingerprint
+from photon.core.settings import Settings, reading_fingerprint
+from photon.logs.chunks import read_at
+from photon.logs.files import named_files
+from photon.logs.packed import is_packed
 from spark.backfill.bucket import BucketResult
 from spark.backfill.rows import FILES_MAX, OFFSET_MAX
 from spark.reading.paths import check_name, is_uri
 from spark.reading.ranges import LogFile
-from spark.recovery.losses import BACKFILL
+from spark.recovery.rules import BACKFILL
 
 STEM: Final = "backfill"
 """Joined logs are `joined/<datacenter>/backfill-NNNNNN.jsonl`."""

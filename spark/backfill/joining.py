@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt
-from joiner.lease_keeper import LeaseKeeper
+from joiner.leases import LeaseKeeper
 from photon.core.columns import hash_ids, split_ids
 from photon.core.disk import storage_errors, sync_directory
 from photon.core.settings import Settings

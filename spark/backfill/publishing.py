@@ -22,21 +22,18 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.buckets import buckets_of
 from idregistry.client import RegistryClient
-from idregistry.configuration import Configuration
-from idregistry.messages import SCAN_S_MAX
-from idregistry.scanning import Scanned
-from joiner.lease_keeper import LeaseKeeper
-from joiner.manifest import Manifest
-from joiner.output_files import LINES, PARQUET, CompleteFile
+from idregistry.rules.packing import SCAN_S_MAX, buckets_of
+from idregistry.rules.sharding import Configuration
+from idregistry.rules.state import Scanned
+from joiner.leases import LeaseKeeper
+from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest
 from joiner.ports import Checkpoint
 from photon.core.columns import pack_times, take_ids, unpack_times
 from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError
 from photon.core.fates import Released
-from photon.core.ids import ID_BYTES
-from photon.core.tokens import Token, parse_token
+from photon.core.ids import ID_BYTES, Token, parse_token
 from spark.backfill.bucket import BucketResult, Staged
 from spark.backfill.job import LOGS, STEM, Job, Place, check_registry, remove_letters, remove_replaced
 

@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from photon.core.columns import hash_ids, take_ids
-from photon.core.formats import Malformed
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
+from photon.logs.formats import Malformed
 from spark.reading.events import plan, run
 from spark.reading.parsing import ChunkParser, fixed_binary
 from spark.reading.ranges import LogFile, Range, chunks_of

@@ -26,15 +26,14 @@ import msgspec
 from idregistry.client import RegistryAt, RegistryClient
 from joiner import parquet
 from joiner.adapter import load_adapter
-from joiner.lease import Lease
-from joiner.lease_keeper import LeaseKeeper
+from joiner.leases import LeaseKeeper
 from joiner.output_files import Life, note_life
 from joiner.ports import Checkpoint
+from joiner.rules.lease import Lease
 from photon.core.clock import Clock, SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import LockedError, UsageError
-from photon.core.settings import Settings
-from photon.core.settings_identity import identity_digest
+from photon.core.settings import Settings, identity_digest
 from spark.backfill.job import (
     STEM,
     Job,

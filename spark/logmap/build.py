@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from eventstore import built_map
 from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
-from eventstore.entries import Interval
+from eventstore.rules.entries import Interval
 from eventstore.segments import identity_of, interval_us_of
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
 from photon.core.errors import UsageError

@@ -24,16 +24,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from eventstore.built_map import levels_of, records_of, write_durably, write_sparse
-from eventstore.entries import LEVEL_PARTS, Interval, Runs, runs_of
+from eventstore.rules.entries import LEVEL_PARTS, Interval, Runs, runs_of
 from eventstore.segments import Columns, Writer
-from photon.core.chunks import HEAD_BYTES, Chunk, digest, read_at
 from photon.core.columns import take_ids
 from photon.core.fates import Fate
-from photon.core.formats import Malformed, PrimaryBatch
 from photon.core.ids import opaque_mask
-from photon.core.logfiles import TAIL_BYTES
-from photon.core.logwriter import DeadLetter, dead_letter_lines
 from photon.core.settings import Settings
+from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at
+from photon.logs.files import TAIL_BYTES
+from photon.logs.formats import Malformed, PrimaryBatch
+from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.engine.session import map_in_arrow
 from spark.logmap.files import Reading
 from spark.reading.events import plan, run

@@ -1,7 +1,7 @@
 """Log lines with their places, parsed by Photon's own code, as DataFrames.
 
 Local files are read by the executors' Python in byte ranges, straight into columns: a line is what
-photon.core.formats makes of it, and no row goes through the JVM before it is packed. What has a URI
+photon.logs.formats makes of it, and no row goes through the JVM before it is packed. What has a URI
 (s3a://, hdfs://) Spark reads and Photon parses: lines come from Spark's text source, which unpacks .gz;
 what it can't take apart (.zst) comes a whole file at a time, of 2 GiB at most. A byte order mark at
 a file's start is not seen there: places are 3 bytes less.
@@ -26,9 +26,9 @@ from pyspark.sql import functions as F
 
 from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
-from photon.core.chunks import Chunk
-from photon.core.packed import is_packed
 from photon.core.settings import Settings
+from photon.logs.chunks import Chunk
+from photon.logs.packed import is_packed
 from spark.engine.session import map_in_arrow
 from spark.reading.parsing import FOREIGN_SCHEMA, PRIMARY_SCHEMA, ChunkParser, Parser
 from spark.reading.ranges import LogFile, Range, chunks_of, is_object, local_file, split_bytes, tasks_of
@@ -185,7 +185,7 @@ def parsed_primaries(
     """-> path, start (of the line in the unpacked file), length, id (16 bytes), line, reason.
 
     `paths` as spark.reading.paths.input_paths makes them. `reason` is null for an event. A malformed line,
-    by the judgement of photon.core.formats, has no id; of one longer than logs.line_bytes_max the beginning
+    by the judgement of photon.logs.formats, has no id; of one longer than logs.line_bytes_max the beginning
     is kept. Blank lines are left out. `unended`: a last line without its newline is one if it is a JSON
     object, as it always is in an archive. `path` is a local name, or a URI where Spark reads.
 

@@ -9,10 +9,10 @@ from typing import Any, Final, Protocol
 import numpy as np
 import pyarrow as pa
 
-from photon.core.chunks import Chunk
-from photon.core.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Settings
+from photon.logs.chunks import Chunk
+from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from spark.reading.ranges import beginning
 
 PRIMARY_SCHEMA = "path string, start long, length int, id binary, line binary, reason string"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from joiner.joined_lines import joined_files
 from joiner.output_files import LINES, PARQUET
 from photon.core.errors import UsageError
-from photon.core.globs import named_files
+from photon.logs.files import named_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

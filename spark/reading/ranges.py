@@ -9,10 +9,10 @@ from typing import Final
 
 import msgspec
 
-from photon.core.chunks import Chunk, read_at, read_chunk
 from photon.core.errors import StorageError
-from photon.core.packed import is_packed, unpacked
 from photon.core.settings import Logs
+from photon.logs.chunks import Chunk, read_at, read_chunk
+from photon.logs.packed import is_packed, unpacked
 
 _OPEN_BYTES: Final = 1 << 16
 """What opening a file costs, as bytes read: so that ten thousand little ones are no single task."""

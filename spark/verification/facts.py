@@ -1,6 +1,6 @@
 """What verification takes from lines: ids as text and packed, times, digests. Columns of Arrow; no Spark.
 
-A line is an event where photon.core.formats says so. Each class turns a chunk of whole lines into one record
+A line is an event where photon.logs.formats says so. Each class turns a chunk of whole lines into one record
 batch with a row a line; a line that is no event has nulls.
 
 Primary events are compared by digests of lines as they stand, and of what they mean (`forms`).
@@ -19,10 +19,10 @@ import pyarrow as pa
 from joiner.joined_lines import ID, JoinedDecoder
 from photon.core.columns import join_lines
 from photon.core.fates import Fate
-from photon.core.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
-from photon.core.formats_fields import Field, decoder_of, parse_path
+from photon.core.fields import Field, decoder_of, parse_path
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings
+from photon.logs.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
 from spark.reading.parsing import fixed_binary
 
 FORMS: Final = "primary binary, content long, forms array<long>"

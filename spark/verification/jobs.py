@@ -12,8 +12,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from photon.core.fates import Fate
-from spark.recovery.losses import BACKFILL
-from spark.verification.verdicts import Verdict
+from spark.recovery.rules import BACKFILL
+from spark.verification.rules import Verdict
 
 _FOREIGN, _JOINED, _LETTER = 0, 1, 2
 _FATES: Final = (Fate.FILTERED, Fate.EXPIRED, Fate.UNJOINABLE, Fate.MALFORMED)

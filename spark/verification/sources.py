@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 
-from photon.core.chunks import Chunk
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
+from photon.logs.chunks import Chunk
 from spark.engine.session import map_in_arrow
 from spark.reading.events import for_joined, parsed, parsed_joined
 from spark.reading.parsing import Parser

@@ -28,7 +28,7 @@ from spark.registered import (
 from spark.verification import jobs as verification
 from spark.verification import sources
 from spark.verification.jobs import Span
-from spark.verification.verdicts import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
+from spark.verification.rules import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
 
 LOSERS_MAX: Final = 1000
 """Lives of joiners that are told with what they lost."""
@@ -268,7 +268,7 @@ def _with_leases(losers: Sequence[Loser], registry: RegistryAt) -> list[Loser]:
 
 
 def _leases(incarnations: Sequence[int], registry: RegistryAt) -> dict[int, str]:
-    """Each one's lease now: one of spark.verification.verdicts.LEASES. UnavailableError."""
+    """Each one's lease now: one of spark.verification.rules.LEASES. UnavailableError."""
     if not incarnations:
         return {}
     with registry.client(ASK_TIMEOUT_S) as client:

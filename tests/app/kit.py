@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-PHOTON = [sys.executable, "-m", "photon.app.cli"]
+PHOTON = [sys.executable, "-m", "photon.cli.main"]
 
 
 def photon(

@@ -10,11 +10,11 @@ import sys
 import threading
 from pathlib import Path
 
-from photon.app.borrowed_registry import asked_registry
-from photon.app.recover import Job, recover
-from photon.app.registry_named import Named
-from photon.app.topology import read_topology
+from photon.cluster.borrowed_registry import asked_registry
+from photon.cluster.registry_named import Named
+from photon.cluster.topology import read_topology
 from photon.core.clock import SystemClock
+from photon.recovery.recover import Job, recover
 from tests.app.recovering import PlainReading
 
 

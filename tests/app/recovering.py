@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from idregistry.client import RegistryClient
-from photon.app.topology import read_topology
+from photon.cluster.topology import read_topology
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times, split_ids
-from photon.core.ids import IdPacker
-from photon.core.tokens import parse_token
-from spark.recovery.losses import Loss, LostEvents, Survey
+from photon.core.ids import IdPacker, parse_token
+from spark.recovery.rules import Loss, LostEvents, Survey
 from tests.app.kit import PHOTON, join_arguments, write_lines
 
 ROOT = Path(__file__).parents[2]
@@ -130,7 +129,7 @@ def wait_until(true: Any, seconds: float = 30.0, what: str = "") -> None:
 
 
 class PlainReading:
-    """photon.app.recover.Reading in plain Python, of everything at once."""
+    """photon.recovery.recover.Reading in plain Python, of everything at once."""
 
     def __init__(self, addresses: Sequence[str], outs: Sequence[Path], clicks: Path) -> None:
         self._client = RegistryClient(addresses, 20.0, SystemClock(), random.Random())

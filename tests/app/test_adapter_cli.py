@@ -15,8 +15,8 @@ import click.testing
 import pytest
 import zstandard
 
-from photon.app import adapter_cli
-from photon.app.cli import photon
+from photon.cli import adapter as adapter_cli
+from photon.cli.main import photon
 from photon.core.errors import AdapterError, StorageError, UsageError
 from tests.app.kit import PHOTON, read_lines, write_lines
 from tests.app.kit import photon as run_photon

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from photon.app.preflight import RegistryMemory, check_apart
+from photon.cluster.preflight import RegistryMemory, check_apart
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, UsageError
-from photon.core.logfiles import glob_matches
+from photon.logs.files import glob_matches
 from tests.app.kit import join, join_arguments, joined_pairs, photon, write_lines
 
 EVENTS = 200

@@ -5,11 +5,11 @@ import pickle
 import pytest
 
 from idregistry.client import RegistryAt
-from photon.app.borrowed_registry import asked_registry
-from photon.app.registry_named import Named
+from photon.cluster.borrowed_registry import asked_registry
+from photon.cluster.registry_named import Named
 from photon.core.errors import LockedError, UsageError
 from photon.core.settings import parse_settings
-from photon.wire.network import Network
+from photon.rpc.network import Network
 from tests.app.kit import join, join_arguments, photon, write_lines
 from tests.certificates import Authority
 
@@ -52,7 +52,7 @@ def test_the_registry_of_a_run_that_is_over_is_started_for_the_time_being(out):
 
 
 def test_while_a_run_is_on_its_own_registry_is_named(out):
-    from photon.app.topology import read_topology
+    from photon.cluster.topology import read_topology
     from photon.core.disk import DirectoryLock
 
     work = out / ".photon"

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from photon.app.certs import Authority, check_name
-from photon.app.expiry import watch_expiry
+from photon.cluster.certificates import Authority, check_name
+from photon.cluster.expiry import watch_expiry
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
-from photon.core.tls import EXPIRES_SOON_S, Tls, expiry_complaint, load_tls
+from photon.rpc.tls import EXPIRES_SOON_S, Tls, expiry_complaint, load_tls
 from tests.app.kit import photon
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -27,7 +27,7 @@ def test_the_documents_commands_do_what_it_says(tmp_path):
     script = "set -e\n" + "\n".join(re.findall(r"^```sh\n(.*?)^```", example, re.M | re.S))
     command = tmp_path / "bin" / "photon"
     command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m photon.app.cli "$@"\n')
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m photon.cli.main "$@"\n')
     command.chmod(0o755)
     environment = {
         "PATH": f"{command.parent}:{Path(sys.executable).parent}:/usr/bin:/bin",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.app import cli
+from photon.cli import main as cli
 from tests.app.kit import photon, write_lines
 
 

@@ -1,4 +1,4 @@
-"""No run ends with joined files that are not complete, but where it says so (photon/app/completing.py)."""
+"""No run ends with joined files that are not complete, but where it says so (photon/cluster/completion.py)."""
 
 import json
 import sys
@@ -7,12 +7,12 @@ import pytest
 
 import joiner.parquet
 from joiner.output_files import complete_files, count_joined
-from photon.app import completing
-from photon.app.cluster import JoinJob
-from photon.app.completing import Backlog, grace_s, unlisted_files
-from photon.app.console import RunDisplay
-from photon.app.local import run_join
-from photon.app.topology import Pipeline, Topology
+from photon.cluster import completion as completing
+from photon.cluster.completion import Backlog, grace_s, unlisted_files
+from photon.cluster.console import RunDisplay
+from photon.cluster.local_cluster import JoinJob
+from photon.cluster.run import run_join
+from photon.cluster.topology import Pipeline, Topology
 from tests.app.kit import join, join_arguments, photon
 
 SLOW = """

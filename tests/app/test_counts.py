@@ -9,9 +9,9 @@ import time
 import pytest
 
 from dispatcher.rows import LedgerFile
-from photon.app.statuses import StatusReader
-from photon.app.summary import fates_of
-from photon.app.topology import read_topology
+from photon.cluster.statuses import StatusReader
+from photon.cluster.summary import fates_of
+from photon.cluster.topology import read_topology
 from tests.app.kit import children_of, fates_add_up, join_arguments, joined_pairs, photon, start_photon
 from tests.app.test_join import wait_for
 

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from photon.app import dead_letters
-from photon.app.dead_letters import REPLAYED, Filter, count_letters, read_letters, replay
+from photon.cluster import dead_letters
+from photon.cluster.dead_letters import REPLAYED, Filter, count_letters, read_letters, replay
 from photon.core.errors import LockedError, StorageError
 from photon.core.fates import Fate
-from photon.core.logwriter import DeadLetter, dead_letter_lines
+from photon.logs.writer import DeadLetter, dead_letter_lines
 
 GONE = DeadLetter(
     Fate.UNJOINABLE, "its primary event is not in the logs", b'{"id":"c1","x":{"id":7}}', "a.jsonl", 0

@@ -10,14 +10,14 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 
-from photon.app.dev import command, duration
-from photon.app.dev_plan import logs_of, plan_dev
-from photon.app.dev_system import DevSystem
-from photon.app.explain_cli import command as explain
-from photon.app.nursery import Nursery
-from photon.app.statuses import StatusReader
+from photon.cli.dev import command, duration
+from photon.cli.explain import command as explain
+from photon.cluster.nursery import Nursery
+from photon.cluster.statuses import StatusReader
 from photon.core.errors import PhotonError, UsageError
 from photon.core.settings import Settings
+from photon.dev.plan import logs_of, plan_dev
+from photon.dev.system import DevSystem
 from tests.app.kit import children_of, joined_pairs, photon, read_lines, start_photon, write_lines
 from tests.app.test_join import wait_for
 from tests.ports import free_ports

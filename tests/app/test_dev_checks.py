@@ -5,13 +5,13 @@ import json
 
 import pytest
 
-from photon.app import dev_checks
-from photon.app.dead_letters import REPLAYED, Filter, replay
-from photon.app.dev_checks import Ended, checks_of, count_lines
-from photon.app.dev_outage import Outage, OutagePlay
+from photon.cluster.dead_letters import REPLAYED, Filter, replay
 from photon.core.fates import Fate
-from photon.core.logwriter import DeadLetter, dead_letter_lines
 from photon.core.settings import Adapter, Joiner, Settings
+from photon.dev import checks as dev_checks
+from photon.dev.checks import Ended, checks_of, count_lines
+from photon.dev.outage import Outage, OutagePlay
+from photon.logs.writer import DeadLetter, dead_letter_lines
 from tests.app.kit import write_lines
 
 

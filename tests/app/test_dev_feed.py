@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from photon.app import dev_feeding
-from photon.app.dev_feeding import EARLY, REPEATED, Feeder, FeederEndedError
-from photon.app.generate_live import DatacenterLogs, Feed, fed_events, feed, last_life
 from photon.core.errors import DiskFullError, StorageError
+from photon.dev import feeder as dev_feeding
+from photon.dev.feeder import EARLY, REPEATED, Feeder, FeederEndedError
+from photon.dev.generated_live import DatacenterLogs, Feed, fed_events, feed, last_life
 from tests.app.kit import write_lines
 from tests.app.test_join import wait_for
 

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from photon.app import dev_run
-from photon.app.dev_feeding import FeederEndedError
-from photon.app.dev_figures import PipelineFigures
-from photon.app.dev_finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
-from photon.app.dev_view import PlainLines
-from photon.app.topology import Topology
+from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
+from photon.dev import run as dev_run
+from photon.dev.feeder import FeederEndedError
+from photon.dev.figures import PipelineFigures
+from photon.dev.finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
+from photon.dev.view import PlainLines
 
 
 def row(name, events, pending=0, silent=(), in_flight=0):

@@ -7,19 +7,13 @@ from collections import Counter
 import pytest
 from click.testing import CliRunner
 
-from photon.app.dev import command
-from photon.app.dev_plan import (
-    fed_datacenters,
-    logs_of,
-    named_replicas,
-    plan_dev,
-    replica_sites,
-)
-from photon.app.dev_run import DevJob, _check_planned
-from photon.app.registry_members import Members
-from photon.app.topology import write_topology
+from photon.cli.dev import command
+from photon.cluster.registry_members import Members
+from photon.cluster.topology import write_topology
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Settings, load_settings
+from photon.dev.plan import fed_datacenters, logs_of, named_replicas, plan_dev, replica_sites
+from photon.dev.run import DevJob, _check_planned
 
 DESCRIBED = """
 [registry]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from photon.app import dev_summary
-from photon.app.dev_checks import Check
-from photon.app.dev_summary import print_dev_summary, summary_of
-from photon.app.topology import Topology, document_of
+from photon.cluster.topology import Topology, document_of
 from photon.core.settings import Settings
+from photon.dev import summary as dev_summary
+from photon.dev.checks import Check
+from photon.dev.summary import print_dev_summary, summary_of
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, "in 0.0 s (-)"), (2.0, "in 2.0 s (500/s)")])

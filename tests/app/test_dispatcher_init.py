@@ -7,10 +7,10 @@ import pytest
 
 from dispatcher.rows import LedgerFile
 from dispatcher.slots import hold_directory
-from photon.app.cli import main
-from photon.app.dev_plan import logs_of, plan_dev
-from photon.app.topology import write_topology
+from photon.cli.main import main
+from photon.cluster.topology import write_topology
 from photon.core.settings import Settings
+from photon.dev.plan import logs_of, plan_dev
 
 SYSTEM = """
 [system]

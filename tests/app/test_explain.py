@@ -9,12 +9,12 @@ import pytest
 from click.testing import CliRunner
 
 from joiner import joined_lines as reader
-from photon.app.explain import Asked, _row_of, joined_lines, letters_of
-from photon.app.explain_cli import command, told, verdict
-from photon.app.status import command as status
+from photon.cli.explain import command, told, verdict
+from photon.cli.status import command as status
+from photon.cluster.explain import Asked, _row_of, joined_lines, letters_of
 from photon.core.errors import UsageError
 from photon.core.fates import Fate
-from photon.core.logwriter import DeadLetter, dead_letter_lines
+from photon.logs.writer import DeadLetter, dead_letter_lines
 
 ASKED = Asked("c\N{LATIN SMALL LETTER E WITH ACUTE}1", b"\1" * 16, "ctx.id", "ctx.query")
 REGISTERED = {

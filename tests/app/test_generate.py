@@ -14,9 +14,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from photon.app.generate import command, run
-from photon.app.generate_live import generate_stream
-from photon.app.generate_logs import (
+from photon.cli.generate import command, run
+from photon.core.clock import ManualClock
+from photon.core.columns import split_ids
+from photon.core.errors import UsageError
+from photon.core.ids import IdPacker, opaque_mask
+from photon.core.settings import Foreign, Primary
+from photon.dev.generated_live import generate_stream
+from photon.dev.generated_logs import (
     SPOILINGS,
     AtOnce,
     DelayLimits,
@@ -29,13 +34,8 @@ from photon.app.generate_logs import (
     logs_sha256,
     spoil,
 )
-from photon.app.verify_pairs import pairs_sha256
-from photon.core.clock import ManualClock
-from photon.core.columns import split_ids
-from photon.core.errors import UsageError
-from photon.core.formats import ForeignBatch, JsonLines, PrimaryBatch
-from photon.core.ids import IdPacker, opaque_mask
-from photon.core.settings import Foreign, Primary
+from photon.dev.pairs import pairs_sha256
+from photon.logs.formats import ForeignBatch, JsonLines, PrimaryBatch
 
 MESSY = Mix(
     seed=7, files=5, duplicates=0.03, early=0.1, orphans=0.02, malformed=0.02, duplicate_queries=0.01,
@@ -238,7 +238,7 @@ def test_a_live_stream_ends_on_sigterm_with_its_truth(tmp_path: Path) -> None:
         "50",
         "--json",
     ]
-    process = subprocess.Popen([sys.executable, "-m", "photon.app.cli", *arguments], stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-m", "photon.cli.main", *arguments], stdout=subprocess.PIPE)
     deadline = time.monotonic() + 30
     while not any(p.stat().st_size for p in tmp_path.glob("clicks/*.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.01)

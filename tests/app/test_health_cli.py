@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner
 
-from photon.app.health_cli import command
+from photon.cli.health import command
 from photon.core.errors import SettingsError
 
 

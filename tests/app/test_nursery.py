@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from photon.app.nursery import Nursery
-from photon.app.supervisor import Supervisor, last_message
-from photon.app.topology import Replica, Topology, write_topology
+from photon.cluster.nursery import Nursery
+from photon.cluster.supervisor import Supervisor, last_message
+from photon.cluster.topology import Replica, Topology, write_topology
 from tests.app.test_supervisor import eventually
 from tests.ports import free_ports
 
@@ -132,7 +132,7 @@ def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(ser
 
 def test_the_word_of_a_nursery_that_is_merely_busy_is_waited_for(tmp_path, monkeypatch):
     """A status decides what becomes of the run: a port that is taken, say."""
-    monkeypatch.setattr("photon.app.nursery.SILENCE_S_MAX", 0.0)
+    monkeypatch.setattr("photon.cluster.nursery.SILENCE_S_MAX", 0.0)
     own = Nursery()  # and it goes on to import, for the other roles
     try:
         assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
@@ -158,7 +158,7 @@ def test_a_child_is_called_dead_only_when_it_is(serving):
 def test_a_child_whose_nursery_dies_before_it_can_ask_to_die_with_it_ends(tmp_path):
     program = """
 import os, socket, sys, time
-from photon.app import nursery
+from photon.cluster import nursery
 first, fork = os.getpid(), os.fork
 def fork_and_die():
     if fork():
@@ -184,7 +184,7 @@ nursery.serve(socket.socket(fileno=int(sys.argv[1])))
 
 NO_SECOND_FORK = """
 import os, socket, sys
-from photon.app import nursery
+from photon.cluster import nursery
 fork, asked = os.fork, []
 def fork_but_once():
     asked.append(1)
@@ -199,7 +199,7 @@ nursery.serve(socket.socket(fileno=int(sys.argv[1])))
 def test_a_fork_that_fails_is_told_and_ends_no_other(serving, tmp_path, monkeypatch):
     real = subprocess.Popen
     monkeypatch.setattr(
-        "photon.app.nursery.subprocess.Popen",
+        "photon.cluster.nursery.subprocess.Popen",
         lambda command, **how: real([command[0], "-c", NO_SECOND_FORK, command[3]], **how),
     )
     own = Nursery()
@@ -249,7 +249,7 @@ def test_no_descriptor_for_another_process_is_told_and_ends_no_other(serving, tm
 
 def test_the_log_has_the_words_of_a_process_whose_command_was_started_with_stderr_closed(tmp_path):
     program = (
-        "import sys; from pathlib import Path; from photon.app.nursery import Nursery; n = Nursery(); "
+        "import sys; from pathlib import Path; from photon.cluster.nursery import Nursery; n = Nursery(); "
         f"print([n.launch({BAD!r}, Path(sys.argv[1])).wait(60.0) for _ in range(2)], n._useless); n.close()"
     )
     command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", program, str(tmp_path / "log")]
@@ -297,7 +297,7 @@ def test_a_supervisor_restarts_what_the_nursery_forked(nursery, serving, tmp_pat
 
 
 def test_a_nursery_does_not_outlive_its_command():
-    program = "from photon.app.nursery import Nursery; import time; n = Nursery(); print(n._process.pid, flush=True); time.sleep(100)"
+    program = "from photon.cluster.nursery import Nursery; import time; n = Nursery(); print(n._process.pid, flush=True); time.sleep(100)"
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
     nursery = int(parent.stdout.readline())
     parent.kill()

@@ -8,8 +8,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from photon.app.status import fates_line, line_of
-from photon.wire.metrics import FAMILIES
+from photon.cli.status import fates_line, line_of
+from photon.rpc.metrics import FAMILIES
 from tests.app.kit import (
     children_of,
     fates_add_up,

@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from photon.app import borrowed_registry, placing
-from photon.app.borrowed_registry import asked_registry
-from photon.app.console import RunDisplay
-from photon.app.local import JoinJob, run_join
-from photon.app.ports import PORT_TRIES_MAX, free_ports
-from photon.app.registry_named import Named
-from photon.app.supervisor import PortTakenError
+from photon.cluster import borrowed_registry, placing
+from photon.cluster.borrowed_registry import asked_registry
+from photon.cluster.console import RunDisplay
+from photon.cluster.ports import PORT_TRIES_MAX, free_ports
+from photon.cluster.registry_named import Named
+from photon.cluster.run import JoinJob, run_join
+from photon.cluster.supervisor import PortTakenError
 from tests.app.kit import joined_pairs, write_lines
 
 pytestmark = pytest.mark.cluster

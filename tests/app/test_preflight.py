@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.app.preflight import check_leaders, check_outputs, check_same_run
+from photon.cluster.preflight import check_leaders, check_outputs, check_same_run
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Joiner, Registry, Settings
 from tests.app.kit import join_arguments, photon, write_lines

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from photon.app.verify_pairs import check_pairs
+from photon.dev.pairs import check_pairs
 from tests.app.kit import fates_add_up, photon, shared_data
 
 pytestmark = [

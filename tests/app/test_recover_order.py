@@ -5,17 +5,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from joiner.manifest import Manifest
 from joiner.output_files import Life as Start
-from joiner.output_files import note_life
-from photon.app.recover import Job, recover
-from photon.app.recover_text import as_text
+from joiner.output_files import Manifest, note_life
 from photon.core.columns import pack_times, split_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.core.fates import Released
-from photon.core.tokens import Token
-from spark.recovery.losses import Loss, LostEvents, Survey
+from photon.core.ids import Token
+from photon.recovery.recover import Job, recover
+from photon.recovery.report import as_text
+from spark.recovery.rules import Loss, LostEvents, Survey
 
 NOW_US = 10**15
 

@@ -2,13 +2,12 @@
 
 import pytest
 
-from joiner.manifest import Manifest
-from joiner.output_files import CompleteFile
-from photon.app.recover_joiners import ended_joiners, missing_files
-from photon.app.recover_plans import Plans
+from joiner.output_files import CompleteFile, Manifest
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, LockedError
-from spark.recovery.losses import LostEvents
+from photon.recovery.joiners import ended_joiners, missing_files
+from photon.recovery.plans import Plans
+from spark.recovery.rules import LostEvents
 
 EVENTS = LostEvents(b"i" * 32, b"t" * 16, [b"token"], [2], b'{"id":1}\n{"id":2}\n')
 

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from photon.app.recover_rules import (
+from photon.core.fates import Released
+from photon.recovery.report import as_text
+from photon.recovery.rules import (
     GONE_EVENTS_MAX,
     Held,
     Life,
@@ -17,9 +19,7 @@ from photon.app.recover_rules import (
     reread_refusal,
     seen_again,
 )
-from photon.app.recover_text import as_text
-from photon.core.fates import Released
-from spark.recovery.losses import Loss, Survey
+from spark.recovery.rules import Loss, Survey
 
 LOSS = Loss("10.0.0.1:70", 7, lost=5, young=2, doubtful=0, oldest_us=1_700_000_000_000_000)
 SURVEY = Survey(registered=100, untold=0, damaged=0, losses=[LOSS])

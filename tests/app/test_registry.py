@@ -16,22 +16,21 @@ import psutil
 import pytest
 
 from idregistry.client import RegistryAt, check_replica
-from idregistry.directory_commands import Row
 from idregistry.hosting import read_table, write_table
-from photon.app.certs import Authority
-from photon.app.preflight import _check_replicas
-from photon.app.registry_cli import _write_joining_topology, parse_time_us
-from photon.app.registry_disks import DiskWatch
-from photon.app.registry_members import Replacing, members_of
-from photon.app.registry_named import Named
-from photon.app.topology import Replica, Topology, read_topology, write_topology
+from idregistry.rules.directory_commands import Row
+from photon.cli.registry import _write_joining_topology, parse_time_us
+from photon.cluster.certificates import Authority
+from photon.cluster.preflight import _check_replicas
+from photon.cluster.registry_disks import DiskWatch
+from photon.cluster.registry_members import Replacing, members_of
+from photon.cluster.registry_named import Named
+from photon.cluster.topology import Replica, Topology, read_topology, write_topology
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, UnavailableError, UsageError
-from photon.core.ids import IdPacker
+from photon.core.ids import IdPacker, Token
 from photon.core.settings import load_settings
-from photon.core.tokens import Token
 from photon.raft.home import Home
-from photon.wire import idregistry_pb2 as pb
+from photon.rpc import idregistry_pb2 as pb
 from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
 from tests.idregistry.cluster import wait_until
 from tests.ports import free_ports
@@ -311,8 +310,8 @@ def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
     program = """
 import sys
 from pathlib import Path
-from photon.app import roles
-from photon.app.topology import read_topology
+from photon.cluster import roles
+from photon.cluster.topology import read_topology
 from photon.core.errors import UsageError
 class Role:
     def __init__(self, fail): self.fail = fail

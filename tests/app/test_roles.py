@@ -11,7 +11,7 @@ import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from joiner.client import JoinerClient
-from photon.wire.network import LOOPBACK
+from photon.rpc.network import LOOPBACK
 from tests.app.roles_kit import METRICS_OFFSET, Roles, Truth, eventually
 from tests.health import NOT_SERVING, SERVING, await_health
 

@@ -6,11 +6,11 @@ import urllib.request
 
 import pytest
 
-from photon.app import roles
-from photon.app.topology import Pipeline, Replica, Topology, document_of
+from photon.cluster import roles
+from photon.cluster.topology import Pipeline, Replica, Topology, document_of
 from photon.core.errors import AddressInUseError
 from photon.core.settings import Settings
-from photon.wire.network import LOOPBACK, Network
+from photon.rpc.network import LOOPBACK, Network
 from tests.ports import free_ports
 
 

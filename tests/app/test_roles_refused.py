@@ -2,7 +2,7 @@
 
 import pytest
 
-from photon.app.supervisor import ADDRESS_STATUS
+from photon.cluster.supervisor import ADDRESS_STATUS
 from tests.app.kit import photon
 from tests.app.roles_kit import METRICS_OFFSET, Roles
 

@@ -4,7 +4,7 @@ import pytest
 
 from dispatcher.client import DispatcherClient
 from joiner.client import JoinerClient
-from photon.wire.network import LOOPBACK
+from photon.rpc.network import LOOPBACK
 from tests.app.roles_kit import Roles, Truth, eventually
 from tests.health import SERVING
 

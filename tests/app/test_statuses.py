@@ -12,17 +12,17 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from photon.app import statuses
-from photon.app.running import tell_all
-from photon.app.status import command, line_of
-from photon.app.statuses import StatusReader
-from photon.app.supervisor import Supervisor
-from photon.app.topology import Pipeline, Replica, Topology, document_of, write_topology
+from photon.cli.status import command, line_of
+from photon.cluster import statuses
+from photon.cluster.running import tell_all
+from photon.cluster.statuses import StatusReader
+from photon.cluster.supervisor import Supervisor
+from photon.cluster.topology import Pipeline, Replica, Topology, document_of, write_topology
 from photon.core.errors import UnavailableError
 from photon.core.settings import Settings, load_settings
-from photon.wire import failures
-from photon.wire.network import Network
-from photon.wire.rpc import Server, to_photon_error
+from photon.rpc import network as failures
+from photon.rpc.network import Network
+from photon.rpc.servers import Server, to_photon_error
 from tests.app.kit import photon
 from tests.app.test_join import wait_for
 from tests.certificates import Authority

@@ -1,4 +1,4 @@
-from photon.app.summary import fates_of, furthest, merge_fates, percentiles_ms
+from photon.cluster.summary import fates_of, furthest, merge_fates, percentiles_ms
 
 
 def ledger(events, **fates):

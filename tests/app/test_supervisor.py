@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from photon.app import supervisor as supervisor_module
-from photon.app.ports import free_ports
-from photon.app.supervisor import PortTakenError, ProcessFailedError, Supervisor
+from photon.cluster import supervisor as supervisor_module
+from photon.cluster.ports import free_ports
+from photon.cluster.supervisor import PortTakenError, ProcessFailedError, Supervisor
 from photon.core.errors import StorageError
 
 
@@ -249,7 +249,7 @@ def test_kill_waits_for_nobody_before_all_are_killed(sleepers, monkeypatch):
 def test_children_die_with_their_parent():
     program = """
 import subprocess, sys, os, time
-child = "from photon.app.supervisor import die_with_parent; die_with_parent(); import time; print('up', flush=True); time.sleep(100)"
+child = "from photon.cluster.supervisor import die_with_parent; die_with_parent(); import time; print('up', flush=True); time.sleep(100)"
 p = subprocess.Popen([sys.executable, '-c', child], env={**os.environ, 'PHOTON_PARENT': str(os.getpid())}, stdout=subprocess.PIPE)
 p.stdout.readline()
 print(p.pid, flush=True)

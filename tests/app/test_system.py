@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from photon.app.running_system import find_system
-from photon.app.system import read_system, topology_of
+from photon.cluster.running_system import find_system
+from photon.cluster.system import read_system, topology_of
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
-from photon.wire.network import Network
+from photon.rpc.network import Network
 
 SYSTEM = """
 [replicas.r0]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.core.tls import Tls
+from photon.rpc.tls import Tls
 from tests.app.kit import fates_add_up, join, joined_pairs, photon, write_lines
 from tests.certificates import Authority
 from tests.fuzz.site import ROLES, Site, environment

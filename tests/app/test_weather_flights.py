@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from photon.app import weather_flights
-from photon.app.verify_pairs import check_pairs, pairs_sha256
-from photon.app.weather_flights import DataSetError, Truth, departures, fetch, observations, prepare
 from photon.core.errors import UsageError
 from photon.core.settings import parse_settings
+from photon.dev import weather_flights
+from photon.dev.pairs import check_pairs, pairs_sha256
+from photon.dev.weather_flights import DataSetError, Truth, departures, fetch, observations, prepare
 
 WEATHER = """origin,time_hour,temp,humid,wind_speed,precip,pressure,visib
 JFK,2013-01-01T07:00:00Z,39.02,61.63,12.65858,0,NA,10

@@ -14,9 +14,9 @@ from benchmarks.join_peers import PEERS, Peer, beside_peers, what_it_wrote
 from benchmarks.join_runs import Drain, Plan, _wait_for_start, check, drain, generated
 from benchmarks.processes import BenchError, ProcessTree, Usage, memory_of, role_of
 from benchmarks.tables import join_table, join_text
-from photon.app import bench
-from photon.app.statuses import StatusReader
-from photon.app.topology import write_topology
+from photon.cli import bench
+from photon.cluster.statuses import StatusReader
+from photon.cluster.topology import write_topology
 from photon.core.errors import UsageError
 from tests.app.test_statuses import system
 
@@ -34,8 +34,8 @@ def test_anonymous_and_shared_memory_are_told_apart():
 
 
 def test_a_process_is_known_by_the_role_it_serves():
-    assert role_of(["python", "-m", "photon.app.cli", "joiner", "serve", "--name", "east"]) == "joiner"
-    assert role_of(["python", "-m", "photon.app.cli", "join", "--out", "registry"]) == "join"
+    assert role_of(["python", "-m", "photon.cli.main", "joiner", "serve", "--name", "east"]) == "joiner"
+    assert role_of(["python", "-m", "photon.cli.main", "join", "--out", "registry"]) == "join"
 
 
 def test_memory_and_cpu_of_all_processes_below_are_counted():
@@ -96,7 +96,7 @@ def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypat
 @pytest.mark.cluster
 def test_the_command_prints_its_rows_as_json(tmp_path):
     options = ["join", "--only", "catch-up", "--queries", "300", "--clicks", "100", "--runs", "1"]
-    bench = [sys.executable, "-m", "photon.app.cli", "bench", *options, "--dir", str(tmp_path), "--json"]
+    bench = [sys.executable, "-m", "photon.cli.main", "bench", *options, "--dir", str(tmp_path), "--json"]
     done = subprocess.run(bench, capture_output=True, check=True, timeout=100)
     report = json.loads(done.stdout)
     assert report["catch-up"][0]["clicks"] == 100

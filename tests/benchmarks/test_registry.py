@@ -12,7 +12,7 @@ from benchmarks.registry import PARTS, Plan, beside_etcd, silence_s
 from benchmarks.registry_cluster import Cluster
 from benchmarks.registry_load import Clients, measure
 from benchmarks.tables import registry_table, registry_text
-from photon.app import bench
+from photon.cli import bench
 from photon.core.errors import UsageError
 
 
@@ -46,7 +46,7 @@ def test_the_command_knows_the_parts_that_there_are():
 
 
 def test_bench_lists_registry_and_keeps_its_own_options():
-    command = [sys.executable, "-m", "photon.app.cli", "bench", "--help"]
+    command = [sys.executable, "-m", "photon.cli.main", "bench", "--help"]
     told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert "registry" in told and "--live-seconds" in told and "--json" in told
 

@@ -20,7 +20,7 @@ def start(tmp_path: Path):
     """A feeder in a process group of its own, with `photon` where it looks for it; -> it."""
     photon = tmp_path / "bin" / "photon"
     photon.parent.mkdir()
-    photon.write_text(f'#!/bin/sh\nexec {sys.executable} -m photon.app.cli "$@"\n')
+    photon.write_text(f'#!/bin/sh\nexec {sys.executable} -m photon.cli.main "$@"\n')
     photon.chmod(0o755)
     path = {**os.environ, "PATH": f"{photon.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     roots = [f"--to={tmp_path / name}" for name in ("east", "west")]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from deploy.links import links_of
-from photon.app.system import topology_of
-from photon.app.topology import Topology
+from photon.cluster.system import topology_of
+from photon.cluster.topology import Topology
 from photon.core.settings import parse_settings
-from photon.wire.metrics import FAMILIES
+from photon.rpc.metrics import FAMILIES
 from tests.compose.deployed import ADDRESSES
 from tests.compose.images import ROOT
 from tests.compose.monitoring import dashboard_expressions, scrape_targets

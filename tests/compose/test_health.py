@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from photon.app.cli import main
-from photon.wire.rpc import Server
+from photon.cli.main import main
+from photon.rpc.servers import Server
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import os
 
 from photon.core.clock import ManualClock
-from photon.core.follow import LogFollower
 from photon.core.settings import Logs
+from photon.logs.follow import LogFollower
 
 
 class Following:

@@ -215,7 +215,7 @@ def test_an_unreadable_file_is_told_once_and_does_not_keep_the_rest_from_ending(
 
 
 def test_a_file_that_fails_to_be_read_is_tried_again_at_scans_until_it_works(logs, following, monkeypatch):
-    import photon.core.follow as module
+    import photon.logs.follow as module
 
     append(logs / "a.jsonl", b"1\n")
     real, allowed = module.read_chunk, []
@@ -239,7 +239,7 @@ def test_a_file_that_fails_to_be_read_is_tried_again_at_scans_until_it_works(log
 
 
 def test_an_unchanged_file_costs_no_reading_of_its_head(logs, following, monkeypatch):
-    import photon.core.inventory as module
+    import photon.logs.inventory as module
 
     append(logs / "a.jsonl", b"1\n")
     it = following()
@@ -284,7 +284,7 @@ def test_a_file_that_was_cut_and_has_regrown_between_two_looks_is_read_from_its_
 
 
 def test_a_file_that_is_renamed_while_its_tail_is_read_is_not_taken_for_another(logs, following, monkeypatch):
-    import photon.core.follow as module
+    import photon.logs.follow as module
 
     append(logs / "a.jsonl", BODY)
     first = following(logs / "*")

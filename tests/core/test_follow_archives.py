@@ -8,10 +8,10 @@ import time
 import pytest
 import zstandard
 
-from photon.core import packed
 from photon.core.clock import SystemClock
-from photon.core.follow import LogFollower
 from photon.core.settings import Logs
+from photon.logs import packed
+from photon.logs.follow import LogFollower
 from tests.core.following import Following, append
 
 LINES = [b'{"id":"%d","text":"%s"}\n' % (n, b"x" * (n % 90)) for n in range(200)]

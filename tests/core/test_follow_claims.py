@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from photon.core.claims import Share
+from photon.logs.inventory import Share
 from tests.core.following import Following, append
 
 

@@ -7,10 +7,11 @@ import time
 
 import pytest
 
-from photon.core import finder, follow, watch
 from photon.core.clock import SystemClock
-from photon.core.follow import LogFollower
 from photon.core.settings import Logs
+from photon.logs import follow, watch
+from photon.logs import watch as finder
+from photon.logs.follow import LogFollower
 from tests.core.following import Following, append
 
 
@@ -59,7 +60,7 @@ def test_a_new_file_is_found_before_the_next_scan_is_due(logs, following):
 def test_files_that_match_nothing_cause_no_scan(logs, following, monkeypatch):
     it = following()
     it.read()
-    monkeypatch.setattr("photon.core.finder.find", None)  # would raise if it were called
+    monkeypatch.setattr("photon.logs.watch.find", None)  # would raise if it were called
     (logs / "a.tmp").touch()
     (logs / "a.tmp").rename(logs / "b.tmp")
     it.clock.advance(1.5)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from photon.core.columns import unpack_times
 from photon.core.errors import SettingsError
-from photon.core.formats import ForeignBatch, JsonLines, PrimaryBatch
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Primary
+from photon.logs.formats import ForeignBatch, JsonLines, PrimaryBatch
 
 
 def logs(time_unit: str = "us") -> JsonLines:

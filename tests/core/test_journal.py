@@ -13,8 +13,7 @@ import pytest
 
 from photon.core import disk
 from photon.core.errors import CorruptStateError
-from photon.core.journal import Place, SegmentedJournal
-from photon.core.records import HEADER_BYTES, Record, pack_record
+from photon.core.journal import HEADER_BYTES, Place, Record, SegmentedJournal, pack_record
 
 
 def opened(directory: Path) -> tuple[SegmentedJournal, list[bytes]]:

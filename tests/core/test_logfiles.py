@@ -7,12 +7,15 @@ import os
 
 import pytest
 
-from photon.core.chunks import Chunk, fingerprint, read_chunk, read_unended_line, whole_lines
 from photon.core.errors import UsageError
-from photon.core.globs import check_patterns, matching_files, may_match, named_files
-from photon.core.logfiles import (
+from photon.logs.chunks import Chunk, fingerprint, read_chunk, read_unended_line, whole_lines
+from photon.logs.files import (
     FileState,
+    check_patterns,
     find,
+    matching_files,
+    may_match,
+    named_files,
     pack_file_state,
     same_content,
     same_head,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from photon.core import packed
 from photon.core.errors import StorageError
-from photon.core.logfiles import find
-from photon.core.packed import Spool, TruncatedError, is_packed
+from photon.logs import packed
+from photon.logs.files import find
+from photon.logs.packed import Spool, TruncatedError, is_packed
 
 ZSTD = zstandard.ZstdCompressor()
 PACKERS = {"gz": gzip.compress, "zst": ZSTD.compress}
@@ -106,7 +106,7 @@ def test_a_killed_unpacking_leaves_nothing_under_the_final_name_and_is_swept_awa
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Path, "unlink", lambda *_, **__: None)
-        patch.setattr("photon.core.packed.os.fsync", killed)
+        patch.setattr("photon.logs.packed.os.fsync", killed)
         spool.unpack(seen)
     assert synced == [(3, [])]  # all of it is on disk before it has its name
     (left,) = copies(tmp_path)
@@ -127,7 +127,7 @@ def test_several_processes_that_unpack_at_once_read_the_same_copy(tmp_path, monk
         both.wait(20)
         real(*paths)
 
-    monkeypatch.setattr("photon.core.packed.os.link", link)
+    monkeypatch.setattr("photon.logs.packed.os.link", link)
     spools = [Spool(tmp_path / "spool", BIG) for _ in range(2)]
     threads = [threading.Thread(target=lambda s=s: found.append(s.unpack(seen))) for s in spools]
     for thread in threads:

@@ -10,7 +10,7 @@ import pytest
 from photon.core import disk
 from photon.core.disk import DirectoryLock
 from photon.core.errors import DiskFullError, LockedError, StorageError
-from photon.core.logwriter import LogPosition, RotatingLog
+from photon.logs.writer import LogPosition, RotatingLog
 
 
 def test_a_log_rotates_before_it_grows_over_its_size_and_splits_no_append(tmp_path):

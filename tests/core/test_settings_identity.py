@@ -2,8 +2,13 @@
 
 import pytest
 
-from photon.core.settings import Settings, parse_settings
-from photon.core.settings_identity import IDENTITY_DIGEST_BYTES, identity_digest, identity_settings
+from photon.core.settings import (
+    IDENTITY_DIGEST_BYTES,
+    Settings,
+    identity_digest,
+    identity_settings,
+    parse_settings,
+)
 
 
 @pytest.mark.parametrize(

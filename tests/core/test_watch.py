@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from photon.core import watch as module
-from photon.core.watch import Watch
+from photon.logs import watch as module
+from photon.logs.watch import Watch
 
 
 @pytest.fixture

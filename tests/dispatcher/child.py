@@ -12,7 +12,7 @@ from dispatcher.server import DispatcherServer
 from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
 from photon.core.clock import SystemClock
-from photon.wire.rpc import on_termination
+from photon.rpc.servers import on_termination
 from tests.dispatcher.fakes import fast_settings
 
 LEASE_S = 1.0

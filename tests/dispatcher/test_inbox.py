@@ -10,7 +10,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import StorageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
-from photon.core.logfiles import FileState
+from photon.logs.files import FileState
 from tests.dispatcher.fakes import Site, clicks, fast_settings, until
 from tests.power_cut import PowerCuts
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from dispatcher.ledger import Ledger
-from idregistry.configuration import BEGINNING, Configuration, Interval
+from idregistry.rules.sharding import BEGINNING, Configuration, Interval
 from joiner.client import ForeignColumns
 from photon.core.fates import Fate, Joined
-from photon.wire import idregistry_pb2, idregistry_pb2_grpc, joiner_pb2, joiner_pb2_grpc
-from photon.wire.rpc import Server
+from photon.rpc import idregistry_pb2, idregistry_pb2_grpc, joiner_pb2, joiner_pb2_grpc
+from photon.rpc.servers import Server
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, Site, Writer, click_number, clicks
 
 pytestmark = pytest.mark.cluster

@@ -14,7 +14,7 @@ from dispatcher.totals import Totals
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS
-from photon.core.logfiles import FileState
+from photon.logs.files import FileState
 from tests.dispatcher.fakes import some_events
 from tests.power_cut import PowerCuts
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from dispatcher import reader as reader_module
 from dispatcher.reader import LogReader
-from photon.core.claims import Share
 from photon.core.clock import ManualClock
 from photon.core.fates import Fate
-from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
+from photon.logs.formats import JsonLines
+from photon.logs.inventory import Share
 from tests.dispatcher.fakes import clicks, lines
 
 

@@ -12,7 +12,7 @@ from dispatcher.retries import RetryQueue
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import no_latencies
-from photon.core.logwriter import DeadLetter
+from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
 from tests.dispatcher.test_reader import Reading
 
@@ -84,7 +84,7 @@ def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, mon
     def lost(_fd):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("photon.core.logwriter.os.fdatasync", lost)
+    monkeypatch.setattr("photon.logs.writer.os.fdatasync", lost)
     with pytest.raises(StorageError, match="Input/output"):
         scene.recorder.record([(first, filtered)])
     assert scene.waits == []

@@ -19,7 +19,7 @@ from photon.core.clock import ManualClock
 from photon.core.errors import FencedError, LockedError
 from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS
-from photon.core.logfiles import FileState, SeenFile
+from photon.logs.files import FileState, SeenFile
 from tests.dispatcher.fakes import some_events
 from tests.seeds import seeds
 

@@ -14,10 +14,10 @@ from dispatcher.ledger import Entry, Group, Ledger
 from dispatcher.membership import Membership
 from dispatcher.rows import LedgerFile
 from photon.core.clock import ManualClock
-from photon.core.follow import LogFollower
-from photon.core.followed import Content
-from photon.core.logfiles import SeenFile
 from photon.core.settings import Logs
+from photon.logs.files import SeenFile
+from photon.logs.follow import LogFollower
+from photon.logs.inventory import Content
 from tests.core.following import append
 from tests.dispatcher.test_sharing import totals
 from tests.seeds import seeds

@@ -8,12 +8,12 @@ from eventstore.log_file_map import LogFileMap
 from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
 from eventstore.reader import Reader, ReadOn
 from photon.core.clock import SystemClock
-from photon.core.follow import LogFollower
-from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
-from photon.core.logwriter import RotatingLog
 from photon.core.notices import Notices
 from photon.core.settings import EventStore, Foreign, Logs, Primary
+from photon.logs.follow import LogFollower
+from photon.logs.formats import JsonLines
+from photon.logs.writer import RotatingLog
 
 MIB = 1 << 20
 PACKER = IdPacker()

@@ -20,8 +20,8 @@ from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.segments import Listed, Segment, Writer, columns_of, merged, segment_name
 from photon.core.backoff import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
-from photon.core.logfiles import FileState
 from photon.core.settings import EventStore
+from photon.logs.files import FileState
 from tests.eventstore.kit import PACKER, Parts, append, line, pack, wait_until
 from tests.power_cut import PowerCuts
 
@@ -383,7 +383,7 @@ import sys
 from pathlib import Path
 from eventstore import dense
 from eventstore.log_file_map import Counts, LogFileMap, Rows
-from photon.core.logfiles import FileState
+from photon.logs.files import FileState
 from photon.core.settings import EventStore
 from tests.eventstore.kit import PACKER
 import numpy as np

@@ -22,11 +22,10 @@ from eventstore.built_map import (
     write_sparse,
 )
 from eventstore.dense import FLUSH_ENTRIES
-from eventstore.entries import Interval, runs_of
 from eventstore.loading import load
+from eventstore.rules.entries import Interval, runs_of
 from eventstore.segments import Writer, columns_of, identity_of
 from eventstore.server import EventStoreServer
-from photon.core.chunks import digest
 from photon.core.clock import SystemClock
 from photon.core.columns import take_ids
 from photon.core.disk import DirectoryLock
@@ -34,6 +33,7 @@ from photon.core.errors import CorruptStateError, DiskFullError, LockedError, Us
 from photon.core.fates import Found
 from photon.core.ids import opaque_mask
 from photon.core.settings import EventStore, Ids, Settings
+from photon.logs.chunks import digest
 from tests.eventstore.kit import append, line, make_format, pack, wait_until
 
 SETTINGS = Settings(eventstore=EventStore(map_interval_bytes=512, map_interval_s=0.01, map_bytes_max=1 << 26))

@@ -6,9 +6,9 @@ import pytest
 
 from eventstore.built_map import BuiltFile
 from eventstore.loading import known_states
-from photon.core.chunks import digest
 from photon.core.errors import UsageError
-from photon.core.packed import Spool
+from photon.logs.chunks import digest
+from photon.logs.packed import Spool
 
 
 @pytest.fixture

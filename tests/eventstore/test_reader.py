@@ -173,7 +173,7 @@ def test_dead_letters_that_only_a_restart_can_mend_are_told(logs, tmp_path, monk
     def lost(_fd):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("photon.core.logwriter.os.fdatasync", lost)
+    monkeypatch.setattr("photon.logs.writer.os.fdatasync", lost)
     parts.reader.start()
     wait_until(lambda: told)
     parts.reader.stop()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventstore.filling import MEMBERS_MAX, SILENT_S_MAX, Members
-from eventstore.ring import HOME, Ring
+from eventstore.rules.ring import HOME, Ring
 
 IDS = b"".join(hashlib.blake2b(b"%d" % n, digest_size=16).digest() for n in range(4000))
 PHOTON_IDS = b"".join(

@@ -24,9 +24,9 @@ from photon.core.columns import join_lines, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Found
 from photon.core.settings import parse_settings
-from photon.wire import eventstore_pb2 as pb
-from photon.wire import eventstore_pb2_grpc
-from photon.wire.network import LOOPBACK, Network
+from photon.rpc import eventstore_pb2 as pb
+from photon.rpc import eventstore_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
 from tests.eventstore.kit import PACKER, append, line, pack, wait_until
 
 DOCUMENT = {"logs": {"scan_interval_s": 0.05}}
@@ -313,7 +313,7 @@ CHILD = """
 import sys, threading
 from photon.core.settings import Settings
 from photon.core.clock import SystemClock
-from photon.wire.rpc import on_termination
+from photon.rpc.servers import on_termination
 from eventstore.server import CacheServer
 server = CacheServer(Settings(), "127.0.0.1:0", sys.argv[1], SystemClock())
 ended = threading.Event()
@@ -406,7 +406,7 @@ class Simulated:
         self.shares = {}
 
     def owner_lines(self, view, store, keys):
-        from eventstore.ring import HOME, Ring
+        from eventstore.rules.ring import HOME, Ring
 
         ring = Ring([HOME, *view], 8)
         answers = {}

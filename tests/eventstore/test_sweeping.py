@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventstore.entries import Place
 from eventstore.lookup import GAP_BYTES_MAX, SPAN_BYTES_MAX, spans_of
+from eventstore.rules.entries import Place
 from photon.core.fates import Found
 from photon.core.settings import EventStore
 from tests.eventstore.kit import Parts, append, line, pack, wait_until

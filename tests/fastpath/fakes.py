@@ -8,10 +8,9 @@ from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import split_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
-from photon.core.settings import Settings
-from photon.core.settings_identity import reading_fingerprint
-from photon.fastpath.limits import Limits
-from photon.fastpath.sending import Sending
+from photon.core.settings import Settings, reading_fingerprint
+from photon.fastpath.client import Sending
+from photon.fastpath.lines import Limits
 
 T0 = ManualClock().now_us()
 

@@ -8,11 +8,10 @@ import pytest
 from photon.core.clock import ManualClock
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Joined
-from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
-from photon.core.settings import Settings, parse_settings
-from photon.core.settings_identity import reading_fingerprint
-from photon.fastpath.limits import Limits
+from photon.core.settings import Settings, parse_settings, reading_fingerprint
+from photon.fastpath.lines import Limits
+from photon.logs.formats import JsonLines
 from tests.fastpath.fakes import Rig, click, overloaded, query
 
 

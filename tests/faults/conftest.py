@@ -2,8 +2,8 @@
 
 import pytest
 
-from photon.app import placing
-from photon.app.nursery import Nursery
+from photon.cluster import placing
+from photon.cluster.nursery import Nursery
 from tests.faults.kit.system import seed_for
 from tests.ports import free_ports
 

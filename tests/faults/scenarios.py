@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from photon.app.topology import PIPELINE_ROLES
+from photon.cluster.topology import PIPELINE_ROLES
 from tests.faults.kit.crashing import POINTS, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.system import FaultSystem

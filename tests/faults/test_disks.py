@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.counts import read_totals
-from photon.app.topology import Replica, write_topology
+from photon.cluster.topology import Replica, write_topology
 from tests.app.kit import photon
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined
 from tests.faults.kit.cutting import LONG, cut_short

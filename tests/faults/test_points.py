@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventstore.client import EventStoreClient
-from photon.app.topology import PIPELINE_ROLES, Pipeline
+from photon.cluster.topology import PIPELINE_ROLES, Pipeline
 from photon.core.fates import Found
 from photon.core.ids import IdPacker
 from tests.faults import scenarios

@@ -13,10 +13,9 @@ from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from hypothesis import strategies as st
 
-from photon.core.settings import Settings
-from photon.core.settings_identity import identity_digest
-from photon.core.tokens import Token
-from photon.wire import dispatcher_pb2, eventstore_pb2, idregistry_pb2, joiner_pb2
+from photon.core.ids import Token
+from photon.core.settings import Settings, identity_digest
+from photon.rpc import dispatcher_pb2, eventstore_pb2, idregistry_pb2, joiner_pb2
 from tests.eventstore.kit import PACKER
 
 SERVICES: Final = {

@@ -13,8 +13,7 @@ from typing import Any, Final
 
 import psutil
 
-from photon.core.tls import Tls
-from photon.wire import (
+from photon.rpc import (
     dispatcher_pb2,
     dispatcher_pb2_grpc,
     eventstore_pb2,
@@ -24,8 +23,9 @@ from photon.wire import (
     joiner_pb2,
     joiner_pb2_grpc,
 )
-from photon.wire.network import Network
-from photon.wire.rpc import ask_status
+from photon.rpc.network import Network
+from photon.rpc.servers import ask_status
+from photon.rpc.tls import Tls
 from tests.certificates import Authority
 from tests.ports import paired_ports
 
@@ -116,7 +116,7 @@ class Site:
 
     def command(self, role: str) -> list[str]:
         name = "r0" if role == "registry" else "east"
-        photon = [sys.executable, "-m", "photon.app.cli"]
+        photon = [sys.executable, "-m", "photon.cli.main"]
         return [*photon, role, "serve", "--config", str(self.config), "--name", name]
 
     def stop(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from photon.wire import idregistry_pb2
+from photon.rpc import idregistry_pb2
 from tests.fuzz.mutating import SERVICES, corners, requests
 from tests.fuzz.site import ROLES, Site
 

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from photon.core.errors import UnavailableError
-from photon.wire.network import LOOPBACK
-from photon.wire.rpc import CONNECTIONS_MAX, ask_status
+from photon.rpc.network import LOOPBACK
+from photon.rpc.servers import CONNECTIONS_MAX, ask_status
 from tests.fuzz.site import ROLES, STUBS, Site, wait_until
 from tests.fuzz.strangers import crowd, flood, half_a_call, hello, say, sayings
 

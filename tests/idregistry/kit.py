@@ -3,12 +3,12 @@
 import hashlib
 from collections.abc import Iterable
 
-from idregistry.commands import Commit, Configure, encode
-from idregistry.configuration import BEGINNING, Configuration, Interval
-from idregistry.state import ShardState
+from idregistry.rules.commands import Commit, Configure, encode
+from idregistry.rules.sharding import BEGINNING, Configuration, Interval
+from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.fates import Committed
-from photon.core.tokens import Token
+from photon.core.ids import Token
 
 NOW_US = 1_700_000_000_000_000
 WON, DUPLICATE, EXPIRED, FENCED, MISROUTED = bytes(Committed)

@@ -10,7 +10,7 @@ from idregistry.client import RegistryClient
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Committed
-from photon.core.tokens import Token
+from photon.core.ids import Token
 from tests.idregistry.cluster import Cluster, wait_until
 from tests.idregistry.kit import event_id
 

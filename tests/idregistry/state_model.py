@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from idregistry.buckets import BUCKET_US, NO_BOUNDARY, bucket_of
-from idregistry.commands import Boundary, Command, Commit, Configure, Fence, Prepare, Release
-from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.encoding import decode
-from idregistry.state import Prepared
+from idregistry.rules.commands import Boundary, Command, Commit, Configure, Fence, Prepare, Release
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, bucket_of, unhash_ids
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
+from idregistry.rules.state import Prepared
 from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
-from photon.core.tokens import Token, parse_token
+from photon.core.ids import Token, parse_token
 from tests.idregistry.kit import NOW_US, event_ids
 
 
@@ -142,7 +141,7 @@ class Model:
 def crafted(*halves: tuple[int, int]) -> bytes:
     """Ids of given hash and second half."""
     hashes, tails = (np.array(column, np.uint64) for column in zip(*halves, strict=True))
-    return decode(hashes, tails)
+    return unhash_ids(hashes, tails)
 
 
 _END = (1 << 64) - 1

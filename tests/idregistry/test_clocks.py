@@ -8,14 +8,14 @@ from concurrent import futures
 import grpc
 import pytest
 
-from idregistry.clocks import ClockWatch
-from idregistry.commands import Boundary, encode
-from idregistry.directory import View
-from idregistry.directory_commands import Row
-from idregistry.upkeep import DAY_US, command_due
+from idregistry.rules.commands import Boundary, encode
+from idregistry.rules.directory import View
+from idregistry.rules.directory_commands import Row
+from idregistry.rules.placement import DAY_US, command_due
+from idregistry.server import ClockWatch
 from photon.core.clock import ManualClock
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer, add_IdRegistryServicer_to_server
 from tests.idregistry.kit import NOW_US, new_state
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from idregistry.buckets import BUCKET_US
 from idregistry.client import RegistryClient
+from idregistry.rules.packing import BUCKET_US
 from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
 from tests.idregistry.cluster import NODES, Cluster, wait_until

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.commands import (
+from idregistry.rules.commands import (
     Boundary,
     Command,
     CommandError,
@@ -18,7 +18,7 @@ from idregistry.commands import (
     decode,
     encode,
 )
-from idregistry.configuration import BEGINNING, Configuration, Interval
+from idregistry.rules.sharding import BEGINNING, Configuration, Interval
 from tests.idregistry.kit import one_shard
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)

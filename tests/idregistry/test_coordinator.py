@@ -1,16 +1,24 @@
 """What the directory's leader decides: reshardings, the table's past, leases."""
 
-from idregistry.answers import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
-from idregistry.commands import Boundary, Commit, Configure, Prepare
-from idregistry.commands import Fence as ShardFence
-from idregistry.commands import encode as shard_encode
-from idregistry.configuration import Configuration
 from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, OpenShard, Standing, Wanted
-from idregistry.directory import DirectoryState, Proposal
-from idregistry.directory_commands import Cancel, Fence, KeepAlive, Propose, Rejected, Replace, Row
-from idregistry.naming import iso_utc
-from idregistry.state import ShardState
-from idregistry.upkeep import FENCES_A_STEP, command_due
+from idregistry.rules.batching import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
+from idregistry.rules.commands import Boundary, Commit, Configure, Prepare
+from idregistry.rules.commands import Fence as ShardFence
+from idregistry.rules.commands import encode as shard_encode
+from idregistry.rules.directory import DirectoryState, Proposal
+from idregistry.rules.directory_commands import (
+    Cancel,
+    Fence,
+    KeepAlive,
+    Propose,
+    Rejected,
+    Replace,
+    Row,
+    iso_utc,
+)
+from idregistry.rules.placement import FENCES_A_STEP, command_due
+from idregistry.rules.sharding import Configuration
+from idregistry.rules.state import ShardState
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from photon.raft.port import Members

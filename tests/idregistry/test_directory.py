@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.configuration import BEGINNING, HORIZON, Configuration
-from idregistry.directory import DirectoryState, Proposal, View, group_of, shard_of_group
-from idregistry.directory_commands import (
+from idregistry.rules.directory import DirectoryState, Proposal, View, group_of, shard_of_group
+from idregistry.rules.directory_commands import (
     Abandon,
     Adopt,
     Cancel,
@@ -30,6 +29,7 @@ from idregistry.directory_commands import (
     decode,
     encode,
 )
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError
 from tests.idregistry.kit import NOW_US

@@ -11,10 +11,10 @@ from idregistry.client import RegistryClient
 from idregistry.directory_service import FENCES_WAITING_MAX
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
-from photon.core.tokens import Token
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.network import LOOPBACK
+from photon.core.ids import Token
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
+from photon.rpc.network import LOOPBACK
 from tests.idregistry.cluster import Cluster, wait_until
 from tests.idregistry.kit import FENCED, event_ids, same_times
 from tests.idregistry.test_service import Node

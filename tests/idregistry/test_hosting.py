@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from idregistry.directory import DirectoryState, View
-from idregistry.directory_commands import (
+from idregistry.hosting import Hosting
+from idregistry.rules.directory import DirectoryState, View
+from idregistry.rules.directory_commands import (
     Adopt,
     Cancel,
     Command,
@@ -19,7 +20,6 @@ from idregistry.directory_commands import (
     Trim,
     encode,
 )
-from idregistry.hosting import Hosting
 from idregistry.shard import Shard
 from photon.core.clock import ManualClock
 from photon.core.errors import UsageError

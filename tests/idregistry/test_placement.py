@@ -2,9 +2,9 @@
 
 import pytest
 
-from idregistry.directory import DirectoryState, View
-from idregistry.directory_commands import Cancel, Found, Replace, Row, encode
-from idregistry.placement import Steward, change_due, is_replaced, successor
+from idregistry.rules.directory import DirectoryState, View
+from idregistry.rules.directory_commands import Cancel, Found, Replace, Row, encode
+from idregistry.rules.placement import Steward, change_due, is_replaced, successor
 from photon.core.clock import ManualClock
 from photon.raft.port import Change, ChangeKind, Members, Status
 from tests.idregistry.fake_log import FakeLog

@@ -10,7 +10,7 @@ from idregistry.client import IncarnationState
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError
 from photon.core.fates import Registered, Released
-from photon.core.tokens import Token
+from photon.core.ids import Token
 from tests.idregistry.cluster import Cluster, wait_until
 from tests.idregistry.kit import FENCED, NOW_US, WON, event_ids, same_times
 from tests.idregistry.load import Load, held

@@ -9,20 +9,19 @@ from typing import Any
 
 import pytest
 
-from idregistry.answers import Answer, Settled
-from idregistry.batching import Request
 from idregistry.client import RegistryClient
-from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Found, Row, encode
+from idregistry.rules.batching import Answer, Request, Settled
+from idregistry.rules.directory import DirectoryState
+from idregistry.rules.directory_commands import Found, Row, encode
+from idregistry.rules.state import ShardState
 from idregistry.shard import Shard
-from idregistry.state import ShardState
 from photon.core.clock import SystemClock
 from photon.core.errors import NoQuorumError, UnavailableError
 from photon.core.fates import Registered
 from photon.core.settings import Registry
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.settings import RaftLimits
+from photon.raft.port import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster, wait_until
 from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
 

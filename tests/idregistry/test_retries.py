@@ -2,8 +2,7 @@
 
 import pytest
 
-from idregistry.messages import LEADER_DETAILS
-from idregistry.parts import (
+from idregistry.routes import (
     Failure,
     PartCall,
     ShardPart,
@@ -13,6 +12,7 @@ from idregistry.parts import (
     split_strays,
     try_timeout_s,
 )
+from idregistry.rules.packing import LEADER_DETAILS
 from photon.core.errors import NoQuorumError, OverloadedError, PhotonError, UnavailableError
 
 ADDRESSES = ["a:1", "b:1", "c:1"]

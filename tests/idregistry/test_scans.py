@@ -12,24 +12,22 @@ import grpc
 import numpy as np
 import pytest
 
-from idregistry.buckets import BUCKET_US
 from idregistry.client import RegistryClient
-from idregistry.commands import Boundary, Commit, Configure, encode
-from idregistry.messages import SCAN_S_MAX
-from idregistry.scanning import SCAN_IDS_MAX, Scanned
+from idregistry.rules.commands import Boundary, Commit, Configure, encode
+from idregistry.rules.packing import BUCKET_US, SCAN_S_MAX
+from idregistry.rules.state import NO_BOUNDARY, SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
-from idregistry.state import NO_BOUNDARY
 from photon.core.clock import SystemClock
 from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.tokens import Token
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import (
+from photon.core.ids import Token
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import (
     IdRegistryServicer,
     IdRegistryStub,
     add_IdRegistryServicer_to_server,
 )
-from photon.wire.network import LOOPBACK
+from photon.rpc.network import LOOPBACK
 from tests.idregistry.cluster import wait_until
 from tests.idregistry.kit import (
     NOW_US,

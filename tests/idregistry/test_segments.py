@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.encoding import FEW, SUBS
-from idregistry.recent import STAMP_DTYPE
-from idregistry.segments import Columns, Rows, Segment, array_of, in_order
+from idregistry.rules.packing import FEW, SUBS
+from idregistry.rules.segments import STAMP_DTYPE, Columns, Rows, Segment, array_of, in_order
 
 END = (1 << 64) - 1
 EDGES = st.sampled_from([0, 1, (1 << 56) - 1, 1 << 56, (1 << 63) | 5, END - 1, END])

@@ -10,26 +10,25 @@ from typing import Any
 import grpc
 import pytest
 
-from idregistry import commands
 from idregistry.client import RegistryClient
-from idregistry.commands import Commit, Release
 from idregistry.coordinator import Coordinator, OpenShard
-from idregistry.directory import DirectoryState
-from idregistry.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
-from idregistry.directory_service import DirectoryHandlers
+from idregistry.directory_service import DirectoryHandlers, Waiting
 from idregistry.hosting import Hosted
+from idregistry.rules import commands
+from idregistry.rules.commands import Commit, Release
+from idregistry.rules.directory import DirectoryState
+from idregistry.rules.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
 from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
-from idregistry.waiting import Waiting
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Registered
 from photon.core.settings import Registry
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
-from photon.wire.network import LOOPBACK
-from photon.wire.rpc import Server
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryServicer_to_server
+from photon.rpc.network import LOOPBACK
+from photon.rpc.servers import Server
 from tests.idregistry.fake_log import FakeLog, Turner
 from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times, token
 

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idregistry.client import RegistryClient
-from idregistry.directory import DirectoryState
-from idregistry.directory_commands import EndLease, Fence, KeepAlive, Mismatched, encode
+from idregistry.rules.directory import DirectoryState
+from idregistry.rules.directory_commands import EndLease, Fence, KeepAlive, Mismatched, encode
 from photon.core.clock import SystemClock
 from photon.core.errors import SettingsError, SettingsMismatchError
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryStub
-from photon.wire.network import LOOPBACK
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
+from photon.rpc.network import LOOPBACK
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import NOW_US
 from tests.idregistry.test_directory import Directory

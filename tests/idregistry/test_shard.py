@@ -4,14 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
-from idregistry.answers import Answer, NotLeader, OutcomeUnknown, Overloaded, Settled
-from idregistry.batching import Request, barrier
-from idregistry.buckets import BUCKET_US
-from idregistry.directory import DirectoryState
-from idregistry.directory_commands import Found, Row, encode
+from idregistry.rules.batching import Answer, NotLeader, OutcomeUnknown, Overloaded, Request, Settled, barrier
+from idregistry.rules.directory import DirectoryState
+from idregistry.rules.directory_commands import Found, Row, encode
+from idregistry.rules.packing import BUCKET_US
+from idregistry.rules.placement import DAY_US, boundary_due, majority_time_us
+from idregistry.rules.state import NO_BOUNDARY
 from idregistry.shard import Shard
-from idregistry.state import NO_BOUNDARY
-from idregistry.upkeep import DAY_US, boundary_due, majority_time_us
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from tests.idregistry.fake_log import FakeLog

@@ -7,8 +7,8 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.parts import merge_outcomes, segments_of, split_by_shard, take_part
+from idregistry.routes import merge_outcomes, segments_of, split_by_shard, take_part
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
 from photon.core.columns import pack_times, take_ids
 from photon.core.ids import IdPacker
 from tests.idregistry.kit import event_ids

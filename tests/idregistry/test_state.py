@@ -9,15 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from idregistry import idtable
-from idregistry.buckets import BUCKET_US
-from idregistry.commands import Boundary, Commit, Configure, Fence, Prepare, Release, encode
-from idregistry.configuration import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.state import NO_BOUNDARY, Prepared, ShardState
+from idregistry.rules import table as idtable
+from idregistry.rules.commands import Boundary, Commit, Configure, Fence, Prepare, Release, encode
+from idregistry.rules.packing import BUCKET_US
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
+from idregistry.rules.state import NO_BOUNDARY, Prepared, ShardState
 from photon.core.columns import hash_ids, pack_times, split_ids
 from photon.core.fates import Registered, Released
-from photon.core.ids import IdPacker
-from photon.core.tokens import Token
+from photon.core.ids import IdPacker, Token
 from tests.idregistry.kit import (
     DUPLICATE,
     EXPIRED,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry import idtable
-from idregistry.commands import Command, Commit, Configure, encode
-from idregistry.state import ShardState
+from idregistry.rules import table as idtable
+from idregistry.rules.commands import Command, Commit, Configure, encode
+from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times
 from tests.idregistry.kit import NOW_US, contents, one_shard
 from tests.idregistry.state_model import COMMANDS, EVENT_TIMES, POOL, RELEASED_STORY, Model

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry import idtable, snapshot
-from idregistry.buckets import BUCKET_US
-from idregistry.commands import Boundary, Commit, Fence, Prepare, Release, encode
-from idregistry.state import Prepared, ShardState
+from idregistry.rules import snapshot
+from idregistry.rules import table as idtable
+from idregistry.rules.commands import Boundary, Commit, Fence, Prepare, Release, encode
+from idregistry.rules.packing import BUCKET_US
+from idregistry.rules.state import Prepared, ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
-from photon.core.tokens import Token
+from photon.core.ids import Token
 from tests.idregistry.kit import NOW_US, commit_command, contents, event_id, new_state, one_shard, same_times
 from tests.idregistry.state_model import crafted
 

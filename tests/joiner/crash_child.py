@@ -14,11 +14,11 @@ import sys
 import time
 from pathlib import Path
 
-from joiner.intent_records import Kind
+from joiner.rules.intent import Kind
 from joiner.worker import Worker
 from photon.core import disk
 from photon.core.errors import StorageError
-from photon.core.records import scan, unpack_header
+from photon.core.journal import scan, unpack_header
 from tests.joiner.fakes import FakeEventStore, FakeRegistry, batch_of, make_worker, settings
 
 BATCHES = [[f"b{batch}-{row}" for row in range(3)] for batch in range(4)]

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from joiner.batch import ForeignColumns
+from joiner.rules.batch import ForeignColumns
 from joiner.worker import Worker
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import join_lines, pack_times, split_ids, split_lines
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Committed, Found
-from photon.core.settings import Settings, parse_settings
-from photon.core.settings_identity import identity_digest
-from photon.core.tokens import parse_token
+from photon.core.ids import parse_token
+from photon.core.settings import Settings, identity_digest, parse_settings
 
 NOW_US = ManualClock().now_us()
 IDENTITY = identity_digest(Settings())

@@ -12,7 +12,7 @@ from pathlib import Path
 from joiner.server import JoinerServer
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
-from photon.wire.rpc import on_termination
+from photon.rpc.servers import on_termination
 from tests.joiner.fakes import FakeEventStore, FakeRegistry, settings
 
 

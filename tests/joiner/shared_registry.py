@@ -11,7 +11,7 @@ from typing import Any
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError
 from photon.core.fates import Committed
-from photon.core.tokens import parse_token
+from photon.core.ids import parse_token
 from tests.joiner.fakes import packed_id
 
 SKEW_S = 0.1

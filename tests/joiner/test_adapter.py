@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joiner.adapter import Adapter, Event, Skip, SpliceAdapter, load_adapter, splice, splice_column
-from joiner.adapting import REASON_CHARS_MAX, BatchAdapter
+from joiner.adapter import (
+    REASON_CHARS_MAX,
+    Adapter,
+    BatchAdapter,
+    Event,
+    Skip,
+    SpliceAdapter,
+    load_adapter,
+    splice,
+    splice_column,
+)
 from photon.core.columns import join_lines, split_lines
 from photon.core.errors import AdapterError
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from joiner.client import JoinerClient
 from joiner.server import SERVICE_NAME
 from photon.core.errors import UnavailableError
-from photon.wire.network import LOOPBACK
+from photon.rpc.network import LOOPBACK
 from tests.joiner.fakes import IDENTITY, batch_of
 
 REPOSITORY = Path(__file__).parents[2]

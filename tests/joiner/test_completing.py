@@ -1,4 +1,4 @@
-"""Which files of the joined log are complete, and what becomes of them (joiner/completing.py)."""
+"""Which files of the joined log are complete, and what becomes of them (joiner/completion.py)."""
 
 import errno
 import json
@@ -8,7 +8,7 @@ import zlib
 import pyarrow.parquet
 import pytest
 
-from joiner import completing
+from joiner import completion as completing
 from joiner.output_files import complete_files, count_joined
 from photon.core.errors import CorruptStateError, SettingsError
 from tests.joiner.fakes import (

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.errors import OverloadedError
-from photon.core.tokens import parse_token
+from photon.core.ids import parse_token
 from tests.joiner.fakes import (
     FakeRegistry,
     batch_of,

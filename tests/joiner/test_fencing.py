@@ -7,14 +7,14 @@ from collections import Counter
 
 import pytest
 
-from joiner import storage_gate
-from joiner.rules import outcomes_of_commit
+from joiner import commit as storage_gate
+from joiner.rules.batch import outcomes_of_commit
 from photon.core import disk
 from photon.core.clock import SystemClock
 from photon.core.errors import FencedError, OverloadedError, StorageError
 from photon.core.fates import Committed, Joined
-from photon.core.logwriter import RotatingLog
-from photon.core.tokens import parse_token
+from photon.core.ids import parse_token
+from photon.logs.writer import RotatingLog
 from tests.joiner.fakes import (
     batch_of,
     lines_of,

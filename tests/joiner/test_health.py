@@ -7,8 +7,8 @@ import random
 import pytest
 
 from joiner.client import JoinerClient
+from joiner.commit import try_writing
 from joiner.server import SERVICE_NAME, JoinerServer
-from joiner.storage_gate import try_writing
 from photon.core import disk
 from photon.core.clock import SystemClock
 from photon.core.errors import DiskFullError, OverloadedError, UnavailableError

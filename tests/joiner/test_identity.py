@@ -10,10 +10,9 @@ from joiner.server import JoinerServer
 from photon.core.clock import SystemClock
 from photon.core.errors import OverloadedError, SettingsMismatchError
 from photon.core.fates import Joined
-from photon.core.settings import parse_settings
-from photon.core.settings_identity import identity_digest
-from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.network import LOOPBACK
+from photon.core.settings import identity_digest, parse_settings
+from photon.rpc import joiner_pb2, joiner_pb2_grpc
+from photon.rpc.network import LOOPBACK
 from tests.joiner.fakes import IDENTITY, batch_of, lines_of, output_lines, settings
 
 OTHERS = {

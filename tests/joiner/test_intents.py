@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from joiner.intent_records import Draft, Intent, Range
 from joiner.intents import IntentJournal
+from joiner.rules.intent import Draft, Intent, Range
 from photon.core.columns import join_lines, pack_times
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
-from photon.core.logwriter import LogPosition
-from photon.core.records import HEADER_BYTES, MARK_BYTES
+from photon.core.journal import HEADER_BYTES, MARK_BYTES
+from photon.logs.writer import LogPosition
 
 
 def draft(number, events=2):

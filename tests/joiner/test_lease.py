@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from joiner.lease import RETRY_S_MAX, Lease
-from joiner.lease_keeper import LeaseKeeper
+from joiner.leases import LeaseKeeper
+from joiner.rules.lease import RETRY_S_MAX, Lease
 from photon.core.clock import SystemClock
 from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
-from photon.core.tokens import Token
+from photon.core.ids import Token
 from tests.joiner.fakes import FakeRegistry
 
 

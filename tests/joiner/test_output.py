@@ -7,14 +7,14 @@ import threading
 
 import pytest
 
-from joiner.intent_records import Range
 from joiner.output import JoinedLog, Left
-from joiner.roots import open_roots
+from joiner.output_files import open_roots
+from joiner.rules.intent import Range
 from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.columns import split_lines
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
-from photon.core.logwriter import LogPosition, RotatingLog
+from photon.logs.writer import LogPosition, RotatingLog
 from tests.joiner.fakes import joined_line
 
 
@@ -263,7 +263,7 @@ def test_a_start_never_takes_back_what_is_done(opened, tmp_path):
 
 
 def test_a_long_tail_is_compared_to_the_byte(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("joiner.tails._READ_BYTES", 7)
+    monkeypatch.setattr("joiner.output._READ_BYTES", 7)
     lines = b"".join(b"line %d\n" % n for n in range(50))
     leave(tmp_path, lines, lines[:200])
     log = opened("a", "b", begin=False)

@@ -8,7 +8,8 @@ from collections import Counter
 
 import pytest
 
-from joiner import pipeline, storage_gate
+from joiner import commit as storage_gate
+from joiner import pipeline
 from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.errors import (

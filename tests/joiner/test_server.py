@@ -15,7 +15,7 @@ from joiner.server import SERVICE_NAME, JoinerServer
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined
-from photon.wire.network import LOOPBACK
+from photon.rpc.network import LOOPBACK
 from tests.joiner.fakes import (
     IDENTITY,
     batch_of,

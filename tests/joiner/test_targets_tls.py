@@ -7,7 +7,7 @@ import pytest
 from joiner.client import JoinerClient
 from joiner.server import JoinerServer
 from photon.core.clock import SystemClock
-from photon.wire.network import Network
+from photon.rpc.network import Network
 from tests.certificates import Authority
 from tests.joiner.fakes import IDENTITY, FakeEventStore, FakeRegistry, batch_of, settings
 

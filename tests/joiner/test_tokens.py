@@ -7,7 +7,7 @@ import pytest
 
 from joiner.pipeline import TokenSource
 from photon.core.clock import ManualClock
-from photon.core.tokens import Token, parse_token
+from photon.core.ids import Token, parse_token
 
 
 def test_a_token_can_be_read_again():

@@ -7,13 +7,13 @@ import time
 import pytest
 
 import joiner.client
-import photon.wire.network
+import photon.rpc.network
 from joiner.client import JoinerClient
 from joiner.server import SERVICE_NAME
 from photon.core.errors import OverloadedError, UnavailableError
-from photon.wire import joiner_pb2, joiner_pb2_grpc
-from photon.wire.network import LOOPBACK, NamedChannel, Network
-from photon.wire.rpc import Server
+from photon.rpc import joiner_pb2, joiner_pb2_grpc
+from photon.rpc.network import LOOPBACK, NamedChannel, Network
+from photon.rpc.servers import Server
 from tests.joiner.fakes import batch_of
 
 NOWHERE = "127.0.0.1:1"
@@ -78,7 +78,7 @@ def start():
 
 @pytest.fixture
 def connect(monkeypatch):
-    monkeypatch.setattr(photon.wire.network, "RENEW_S", 0.0)
+    monkeypatch.setattr(photon.rpc.network, "RENEW_S", 0.0)
     monkeypatch.setattr(joiner.client, "TRY_AWAY_S", 0.05)
     clients = []
 

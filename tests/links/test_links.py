@@ -11,8 +11,8 @@ import grpc
 import psutil
 import pytest
 
-from photon.wire import idregistry_pb2 as pb
-from photon.wire.idregistry_pb2_grpc import IdRegistryStub
+from photon.rpc import idregistry_pb2 as pb
+from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from tests.faults.kit.cutting import LONG, cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem, seed_for

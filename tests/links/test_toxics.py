@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from photon.app.dev_plan import plan_dev
 from photon.core.settings import Settings
+from photon.dev.plan import plan_dev
 from tests.faults.kit.toxics import Proxies, links_between
 
 pytestmark = pytest.mark.links

@@ -11,8 +11,17 @@ from typing import TypeVar
 
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.port import Applied, Change, ChangeKind, Outcome, Refusal, ReplicatedLog, Unknown
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.port import (
+    Applied,
+    Change,
+    ChangeKind,
+    Outcome,
+    RaftLimits,
+    RaftTiming,
+    Refusal,
+    ReplicatedLog,
+    Unknown,
+)
 from tests.ports import free_ports
 from tests.raft.kit import Register, command, wait_until
 

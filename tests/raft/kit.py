@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from photon.raft.codec import Message, decode, encode
 from photon.raft.membership import HasMet, everybody_met
-from photon.raft.port import Change, ChangeKind, Members, Outcome, ReplicatedLog
+from photon.raft.port import Change, ChangeKind, Members, Outcome, RaftLimits, RaftTiming, ReplicatedLog
 from photon.raft.replica import NodeContext, Replica
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.rules.codec import Message, decode, encode
 from photon.raft.snapshot import Head, SnapshotId
 
 TIMING = RaftTiming()

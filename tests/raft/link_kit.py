@@ -4,12 +4,12 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from photon.core.tls import Tls
 from photon.raft.addresses import Endpoint
-from photon.raft.codec import MessageError
 from photon.raft.core import now
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.port import RaftLimits, RaftTiming
+from photon.raft.rules.codec import MessageError
 from photon.raft.transport import Transport
+from photon.rpc.tls import Tls
 from tests.ports import free_ports
 from tests.simulation.proxy import Proxy
 

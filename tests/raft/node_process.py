@@ -12,8 +12,7 @@ from pathlib import Path
 
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.port import Applied, Outcome, Refused, ReplicatedLog
-from photon.raft.settings import RaftLimits
+from photon.raft.port import Applied, Outcome, RaftLimits, Refused, ReplicatedLog
 from tests.raft.kit import Register, command
 
 waiting: deque[tuple[str, str]] = deque()

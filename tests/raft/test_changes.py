@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from photon.core.errors import UsageError
-from photon.raft.port import ChangeKind, Members
-from photon.raft.settings import RaftLimits
+from photon.raft.port import ChangeKind, Members, RaftLimits
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import command, wait_until
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon.raft.codec import MessageError, SnapshotPiece, decode, encode
+from photon.raft.rules.codec import MessageError, SnapshotPiece, decode, encode
 
 NUMBER = st.integers(0, 2**62 - 1)
 INDEX = st.integers(0, 2**61)

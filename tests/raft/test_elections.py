@@ -1,8 +1,8 @@
 """Who may lead: nobody is disturbed by one that was cut off, was removed, or only learns."""
 
 from photon.raft.elections import PreVote
-from photon.raft.members import command_of, is_majority
 from photon.raft.port import ChangeKind, Members
+from photon.raft.rules.members import command_of, is_majority
 from tests.raft.kit import TIMING, Lone, Make, VirtualClock
 
 

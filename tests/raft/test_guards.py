@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from photon.raft.codec import MessageError, SnapshotPiece
-from photon.raft.guards import Conflict, conflict_start, fit, next_index_of
-from photon.raft.members import command_of
 from photon.raft.port import Applied, Members, Unknown
+from photon.raft.rules.codec import MessageError, SnapshotPiece
+from photon.raft.rules.guards import Conflict, conflict_start, fit, next_index_of
+from photon.raft.rules.members import command_of
 from photon.raft.snapshot import SnapshotId, write_snapshot
 from tests.raft.kit import SMALL, Lone, Make, Register, command, head
 

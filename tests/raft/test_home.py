@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import CorruptStateError, LockedError, StorageError
-from photon.raft import disk
+from photon.raft import journal as disk
 from photon.raft.home import Home
 
 

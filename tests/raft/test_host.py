@@ -13,8 +13,7 @@ from photon.core import disk
 from photon.core.errors import AddressInUseError, DiskFullError, UsageError
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
-from photon.raft.port import Refused
-from photon.raft.settings import RaftLimits
+from photon.raft.port import RaftLimits, Refused
 from tests.ports import free_ports
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import Register, command, wait_until

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from photon.raft.codec import SnapshotPiece
-from photon.raft.compaction import StateMachineError
-from photon.raft.port import ChangeKind
-from photon.raft.settings import RaftLimits
-from photon.raft.snapshot import SnapshotId, write_snapshot
+from photon.raft.port import ChangeKind, RaftLimits
+from photon.raft.rules.codec import SnapshotPiece
+from photon.raft.snapshot import SnapshotId, StateMachineError, write_snapshot
 from tests.raft.cluster import Cluster
 from tests.raft.kit import Lone, Register, command, head, wait_until
 

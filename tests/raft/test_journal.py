@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from photon.core import disk
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
-from photon.core.records import MARK_BYTES
+from photon.core.journal import MARK_BYTES
 from photon.raft.journal import Entry, Journal
 from tests.raft.kit import memory_directory
 

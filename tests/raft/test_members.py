@@ -8,10 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon.raft.codec import MessageError, SnapshotPiece
-from photon.raft.members import MEMBERS, MEMBERS_MAX, MemberLog, changed, command_of, founding, members_of
 from photon.raft.membership import PROMOTED_BEHIND_MAX
 from photon.raft.port import Applied, Change, ChangeKind, Members, Refusal, Refused, Unknown
+from photon.raft.rules.codec import MessageError, SnapshotPiece
+from photon.raft.rules.members import (
+    MEMBERS,
+    MEMBERS_MAX,
+    MemberLog,
+    changed,
+    command_of,
+    founding,
+    members_of,
+)
 from photon.raft.snapshot import read_head, write_snapshot
 from tests.raft.kit import SMALL, Lone, Make, Register, command, head
 

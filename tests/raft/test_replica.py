@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import SettingsError, StorageError
-from photon.raft.compaction import StateMachineError
-from photon.raft.port import Applied, Refusal, Refused, Unknown
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.port import Applied, RaftLimits, RaftTiming, Refusal, Refused, Unknown
+from photon.raft.snapshot import StateMachineError
 from tests.raft.kit import SMALL, TIMING, Lone, Make, VirtualClock, command
 
 

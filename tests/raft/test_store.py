@@ -8,7 +8,7 @@ import pytest
 
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.raft.journal import NO_OP
-from photon.raft.members import command_of, founding
+from photon.raft.rules.members import command_of, founding
 from photon.raft.snapshot import read_chunks, read_head, write_snapshot
 from photon.raft.store import ReplicaStore
 from tests.raft.kit import head

@@ -6,9 +6,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from photon.core.tls import Tls
 from photon.raft import links
 from photon.raft.core import now
+from photon.rpc.tls import Tls
 from tests.certificates import Authority
 from tests.raft.link_kit import Net
 

@@ -12,9 +12,9 @@ from itertools import product
 from pathlib import Path
 
 from photon.core.errors import PhotonError
-from photon.raft import compaction
-from photon.raft.members import command_of
+from photon.raft import snapshot as compaction
 from photon.raft.port import Members
+from photon.raft.rules.members import command_of
 from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import ReplicaStore
 from tests.raft.kit import memory_directory

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Protocol
 
-from photon.raft.settings import RaftLimits
+from photon.raft.port import RaftLimits
 from tests.simulation.clock import Clock
 from tests.simulation.disks import Disks
 from tests.simulation.network import Network

@@ -9,18 +9,19 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from photon.core import disk, records
+from photon.core import disk
+from photon.core import journal as records
 from photon.core.errors import CorruptStateError
-from photon.core.records import RECORD_BYTES, SEAL, SYNCED, Record
-from photon.raft import compaction, follower, replica
-from photon.raft.codec import Message
-from photon.raft.compaction import StateMachineError
+from photon.core.journal import RECORD_BYTES, SEAL, SYNCED, Record
+from photon.raft import follower, replica
+from photon.raft import snapshot as compaction
 from photon.raft.elections import Elections
 from photon.raft.follower import Follower
-from photon.raft.guards import Conflict, Fitted, fit
 from photon.raft.journal import Journal, Kind
 from photon.raft.replica import Proposals, Replica
-from photon.raft.snapshot import Head, SnapshotStore, write_snapshot
+from photon.raft.rules.codec import Message
+from photon.raft.rules.guards import Conflict, Fitted, fit
+from photon.raft.snapshot import Head, SnapshotStore, StateMachineError, write_snapshot
 from photon.raft.store import FIRST_INDEX, FIRST_TERM, HardState, ReplicaStore
 from tests.raft.kit import Register
 from tests.simulation import own_holes

@@ -7,8 +7,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from photon.core.fates import Committed
-from photon.raft.port import StateMachine
-from photon.raft.settings import RaftLimits
+from photon.raft.port import RaftLimits, StateMachine
 from tests.raft.kit import SMALL, Register, command
 from tests.simulation.history import Act, Commit, Lookup
 

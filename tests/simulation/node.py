@@ -9,10 +9,9 @@ from functools import partial
 from typing import Any, Protocol
 
 from photon.core.errors import CorruptStateError, PhotonError, StorageError
-from photon.raft.compaction import StateMachineError
-from photon.raft.port import Change, Outcome, ReplicatedLog
+from photon.raft.port import Change, Outcome, RaftLimits, RaftTiming, ReplicatedLog
 from photon.raft.replica import NodeContext, Replica
-from photon.raft.settings import RaftLimits, RaftTiming
+from photon.raft.snapshot import StateMachineError
 from tests.simulation.clients import Attempt
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash

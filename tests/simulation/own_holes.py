@@ -7,11 +7,11 @@ from typing import Any
 
 from photon.core import disk as core_disk
 from photon.core.journal import SegmentedJournal
-from photon.raft import disk
-from photon.raft.codec import encode
+from photon.raft import journal as disk
 from photon.raft.elections import Elections
 from photon.raft.follower import Follower
 from photon.raft.replica import Replica
+from photon.raft.rules.codec import encode
 from photon.raft.snapshot import Head
 from photon.raft.store import ReplicaStore
 from tests.simulation.disks import Disks

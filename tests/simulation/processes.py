@@ -16,7 +16,7 @@ from typing import Any
 from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError
-from photon.core.tokens import Token
+from photon.core.ids import Token
 from tests.ports import free_ports
 from tests.simulation.history import Act, Asked, Commit, Ended, History, Lookup, Told
 from tests.simulation.proxy import Proxy

@@ -4,12 +4,12 @@ package.
 
 import struct
 
-from idregistry import commands
-from idregistry.commands import Configure
-from idregistry.configuration import BEGINNING, Configuration, Interval
-from idregistry.state import ShardState
-from photon.core.tokens import Token
-from photon.raft.settings import RaftLimits
+from idregistry.rules import commands
+from idregistry.rules.commands import Configure
+from idregistry.rules.sharding import BEGINNING, Configuration, Interval
+from idregistry.rules.state import ShardState
+from photon.core.ids import Token
+from photon.raft.port import RaftLimits
 from tests.simulation.history import Act, Commit, Fence, Lookup, Raise, Release
 
 _WHOLE = Configuration(1, (Interval(BEGINNING, 1),))

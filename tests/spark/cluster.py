@@ -195,7 +195,9 @@ def ended(process, timeout=200):
 
 
 def photon(*arguments, directory, environment=None, timeout=200):
-    process = python_process("-m", "photon.app.cli", *arguments, directory=directory, environment=environment)
+    process = python_process(
+        "-m", "photon.cli.main", *arguments, directory=directory, environment=environment
+    )
     return ended(process, timeout)
 
 

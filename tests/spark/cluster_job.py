@@ -18,10 +18,10 @@ TASKS = 12
 
 def places(_rows):
     """Where an executor has Photon from."""
-    import photon.core.formats
+    import photon.logs.formats
     import spark.engine.executors
 
-    yield photon.core.formats.__file__, spark.engine.executors.__file__
+    yield photon.logs.formats.__file__, spark.engine.executors.__file__
 
 
 def slow_squares(directory, seconds):

@@ -11,10 +11,9 @@ from idregistry.client import RegistryAt, RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.fates import Committed
-from photon.core.ids import IdPacker
-from photon.core.tls import Tls
-from photon.core.tokens import Token
-from photon.wire.network import Network
+from photon.core.ids import IdPacker, Token
+from photon.rpc.network import Network
+from photon.rpc.tls import Tls
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]

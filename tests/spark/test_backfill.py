@@ -12,11 +12,11 @@ import pytest
 
 from idregistry.client import RegistryAt
 from joiner.output_files import complete_files, count_joined, read_lives
-from photon.app.cli import main
-from photon.app.generate_logs import AtOnce, Mix, generate_at_once
-from photon.app.verify_pairs import check_pairs
+from photon.cli.main import main
 from photon.core.errors import FencedError, SettingsMismatchError, UsageError
 from photon.core.settings import parse_settings
+from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
+from photon.dev.pairs import check_pairs
 from tests.app.kit import joined_pairs, read_lines, write_lines
 from tests.idregistry.cluster import wait_until
 from tests.spark.real_registry import RealRegistry

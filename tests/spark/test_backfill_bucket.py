@@ -6,9 +6,8 @@ from collections import Counter, deque
 import pytest
 
 from photon.core.errors import FencedError
-from photon.core.ids import IdPacker
+from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, parse_settings
-from photon.core.tokens import Token
 from tests.spark.real_registry import RealRegistry
 
 pa = pytest.importorskip("pyarrow")

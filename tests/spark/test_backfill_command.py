@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from photon.app.cli import main
-from photon.app.topology import Topology, write_topology
+from photon.cli.main import main
+from photon.cluster.topology import Topology, write_topology
 from photon.core.settings import parse_settings, to_document
 from tests.app.kit import write_lines
 

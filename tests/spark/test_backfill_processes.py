@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from idregistry.client import RegistryAt
-from photon.app.generate_logs import AtOnce, Mix, generate_at_once
-from photon.app.verify_pairs import check_pairs
 from photon.core.settings import Settings
+from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
+from photon.dev.pairs import check_pairs
 from tests.app.kit import join_arguments, read_lines, start_photon, write_lines
 from tests.spark.real_registry import RealRegistry
 
@@ -67,7 +67,7 @@ class Striking(Adapter):
 COMMAND = """\
 import spark.backfill.joining as module
 module.SESSION_SETTINGS["spark.sql.execution.arrow.maxRecordsPerBatch"] = "10"
-from photon.app.cli import main
+from photon.cli.main import main
 main()
 """
 

@@ -6,15 +6,14 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from joiner.lease import Lease
-from joiner.lease_keeper import LeaseKeeper
+from joiner.leases import LeaseKeeper
 from joiner.output_files import complete_files, count_joined
+from joiner.rules.lease import Lease
 from photon.core.clock import ManualClock
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError, UsageError
-from photon.core.ids import IdPacker
+from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
-from photon.core.tokens import Token
 from tests.idregistry.cluster import wait_until
 from tests.spark.real_registry import RealRegistry
 
@@ -451,7 +450,7 @@ def test_numbers_of_files_are_never_used_again(desk):
 def test_the_time_of_an_id_leads_to_its_shard_where_a_resharding_began_within_the_hour():
     import numpy as np
 
-    from idregistry.configuration import BEGINNING, Configuration, Interval
+    from idregistry.rules.sharding import BEGINNING, Configuration, Interval
     from spark.backfill.publishing import _routed
 
     hour_us = 3_600_000_000

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from photon.app.cli import main
+from photon.cli.main import main
 from tests.app.kit import join, joined_pairs
 from tests.spark.cluster import ended, on_cluster, photon, poll, python_process
 
@@ -179,7 +179,7 @@ def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cl
     (tmp_path / "slow_adapter.py").write_text(_SLOW_ADAPTER)
     (tmp_path / "photon.toml").write_text('[adapter]\nuse = "slow_adapter:Slow"\n')
     command = [*backfill(copy), "--config", tmp_path / "photon.toml", *on_cluster(cluster)]
-    process = python_process("-m", "photon.app.cli", *command, directory=tmp_path)
+    process = python_process("-m", "photon.cli.main", *command, directory=tmp_path)
     try:
         staging = copy / "out" / ".photon-backfill" / "backfill" / "staging"
         poll(lambda: list(staging.glob("joined-*")), "a bucket that writes", 150)

@@ -7,14 +7,14 @@ import random
 
 import pytest
 
-from eventstore.entries import repeated_place, sparse_place
 from eventstore.loading import load
 from eventstore.log_file_map import LogFileMap
+from eventstore.rules.entries import repeated_place, sparse_place
 from eventstore.segments import identity_of
 from photon.core.errors import UsageError
-from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import EventStore, Foreign, Primary, Settings
+from photon.logs.formats import JsonLines
 from tests.eventstore.kit import Parts, append, pack
 
 pytestmark = pytest.mark.spark

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from photon.app.cli import main
+from photon.cli.main import main
 from photon.core.clock import SystemClock
 from photon.core.settings import Settings
 from tests.eventstore.kit import append, line, pack

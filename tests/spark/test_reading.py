@@ -5,9 +5,9 @@ import gzip
 import pytest
 import zstandard
 
-from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary, Settings
+from photon.logs.formats import JsonLines
 from tests.spark.test_spark_sources import LINES
 
 pytestmark = pytest.mark.spark

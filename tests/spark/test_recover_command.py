@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from photon.app.topology import Pipeline, Topology, write_topology
+from photon.cluster.topology import Pipeline, Topology, write_topology
 from tests.app.kit import photon
 from tests.app.recovering import Run, wait_until
 

@@ -8,8 +8,7 @@ import pytest
 from idregistry.client import RegistryAt
 from photon.core.columns import pack_times
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.ids import IdPacker
-from photon.core.tokens import Token
+from photon.core.ids import IdPacker, Token
 from tests.certificates import Authority
 from tests.spark.real_registry import RealRegistry
 
@@ -63,7 +62,7 @@ def test_an_export_is_the_registry_as_it_was(session, registry, tmp_path):
 
 
 def test_the_command_keeps_an_export_and_overwrites_none(session, registry, tmp_path, monkeypatch, capsys):
-    from photon.app.cli import main
+    from photon.cli.main import main
     from spark.registered import check_export, read_export
 
     monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
@@ -117,7 +116,7 @@ def test_a_registry_that_does_not_answer_is_told_in_a_line(session):
 
 
 def test_executors_ask_through_tls_what_answers_nobody_without(session, tmp_path, monkeypatch, capsys):
-    from photon.app.cli import main
+    from photon.cli.main import main
     from spark import registered as module
     from spark.verification.sources import absent
 

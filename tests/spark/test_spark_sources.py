@@ -8,9 +8,9 @@ import pytest
 import zstandard
 
 from joiner.parquet import convert
-from photon.core.formats import JsonLines
 from photon.core.ids import IdPacker
 from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
+from photon.logs.formats import JsonLines
 from tests.spark.written_logs import foreign, joined, letter, primary
 
 pytestmark = pytest.mark.spark

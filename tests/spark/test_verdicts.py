@@ -1,6 +1,6 @@
 """The report: what adds up, what is broken, what a person sees."""
 
-from spark.verification.verdicts import Total, Verdict, as_table, make_report
+from spark.verification.rules import Total, Verdict, as_table, make_report
 
 TOTALS = [
     Total(Verdict.JOINED, events=5, lines=7, joined=5, letters=1),

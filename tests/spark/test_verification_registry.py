@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from photon.core.errors import UsageError
+from photon.core.ids import Token
 from photon.core.settings import Settings
-from photon.core.tokens import Token
 from tests.spark.real_registry import RealRegistry
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 

@@ -8,15 +8,15 @@ from contextlib import nullcontext
 import pytest
 
 from idregistry.client import RegistryAt
-from photon.app.cli import main
-from spark.verification.verdicts import make_report
+from photon.cli.main import main
+from spark.verification.rules import make_report
 from tests.app.kit import join
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 
 
 def photon(*arguments):
     return subprocess.run(
-        [sys.executable, "-m", "photon.app.cli", "verify", *map(str, arguments)],
+        [sys.executable, "-m", "photon.cli.main", "verify", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=100,

@@ -13,7 +13,7 @@ def _arm(drill: str) -> None:
     import signal
     import threading
 
-    from joiner import settling
+    from joiner import commit as settling
 
     real = settling.Settler._write
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from photon.app.dead_letters import read_letters
+from photon.cluster.dead_letters import read_letters
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.ids import IdPacker

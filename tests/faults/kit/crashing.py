@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from photon.app import cli
+from photon.cli import main as cli
 
 _photon: Final = cli.main
 
@@ -166,13 +166,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _mark_joiner(armed: Armed) -> None:
     import joiner.server
     import photon.core.disk
-    import photon.core.logwriter
+    import photon.logs.writer
 
     _replace(joiner.server, "JoinerServer", lambda real: functools.partial(real, checkpoint=armed))
     _halve(photon.core.disk, armed, {"/intents/": "intent half written"})
-    _halve(photon.core.logwriter, armed, {"/joined/": "output half written"})
+    _halve(photon.logs.writer, armed, {"/joined/": "output half written"})
     # Behind the first look at the lease, and before the second one.
-    log = photon.core.logwriter.RotatingLog
+    log = photon.logs.writer.RotatingLog
     _after(log, "append", armed, "lines written", lambda log, _: log.directory.parent.name == "joined")
 
 
@@ -212,7 +212,7 @@ def _mark_eventstore(armed: Armed) -> None:
 def _mark_registry(armed: Armed) -> None:
     import idregistry.server
     import photon.core.disk
-    from photon.raft import compaction
+    from photon.raft import snapshot as compaction
     from photon.raft.journal import Journal
     from photon.raft.snapshot import SnapshotStore
     from photon.raft.store import HardState
@@ -238,10 +238,10 @@ _MARKERS: Final = {
 
 def _mark_letters(armed: Armed) -> None:
     """Of the dead letters: the one log of their kind that dispatchers and event stores append to."""
-    import photon.core.logwriter
+    import photon.logs.writer
 
-    log = photon.core.logwriter.RotatingLog
-    _halve(photon.core.logwriter, armed, {"/dead-letters/": "letters half written"})
+    log = photon.logs.writer.RotatingLog
+    _halve(photon.logs.writer, armed, {"/dead-letters/": "letters half written"})
     _after(log, "append", armed, "letters appended")
     _after(log, "sync", armed, "letters synced")
 

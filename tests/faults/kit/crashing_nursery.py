@@ -1,4 +1,4 @@
-"""A nursery (photon.app.nursery) some of whose processes crash at marked points: a launcher for supervisors.
+"""A nursery (photon.cluster.nursery) some of whose processes crash at marked points, to launch roles with.
 
 `CrashingNursery.arm("joiner-east", [Crash("registered"), Crash("done", 2)])`: its next life ends at the first
 point, the one after that at the second; later ones end as they like.
@@ -13,11 +13,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from photon.app import cli, nursery
-from photon.app.launching import Process, child_environment
-from photon.app.nursery import Nursery
-from photon.app.supervisor import die_with_parent
-from photon.app.topology import process_name
+from photon.cli import main as cli
+from photon.cluster import nursery
+from photon.cluster.launching import Process, child_environment
+from photon.cluster.nursery import Nursery
+from photon.cluster.supervisor import die_with_parent
+from photon.cluster.topology import process_name
 from tests.faults.kit import crashing
 from tests.faults.kit.crashing import Crash
 

@@ -1,7 +1,7 @@
 """Recovery of what a fenced joiner has lost, in a running system: production's, but for Spark.
 
-`photon.app.recover` reads registry, joined logs and inputs through a port; here that is plain Python, and the
-inputs are the feeder's truth.
+`photon.recovery.recover` reads registry, joined logs and inputs through a port; here that is plain Python,
+and the inputs are the feeder's truth.
 """
 
 from collections.abc import Collection, Sequence
@@ -10,12 +10,11 @@ from typing import Final
 
 import msgspec
 
-from photon.app.recover import Job, recover
-from photon.app.recover_rules import Report
 from photon.core.clock import SystemClock
 from photon.core.columns import split_ids
-from photon.core.ids import IdPacker
-from photon.core.tokens import parse_token
+from photon.core.ids import IdPacker, parse_token
+from photon.recovery.recover import Job, recover
+from photon.recovery.rules import Report
 from tests.app.recovering import PlainLost, PlainReading
 from tests.faults.kit.checkers import read_joined
 from tests.faults.kit.system import FaultSystem
@@ -30,7 +29,7 @@ _named: Final = msgspec.json.Decoder(_Named)
 
 
 class Reading(PlainReading):
-    """photon.app.recover.Reading of a system under faults."""
+    """photon.recovery.recover.Reading of a system under faults."""
 
     def __init__(self, system: FaultSystem) -> None:
         addresses = [replica.grpc for replica in system.topology.replicas]

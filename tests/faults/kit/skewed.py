@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from photon.app.launching import Launcher, Process, child_environment
-from photon.app.topology import process_name
+from photon.cluster.launching import Launcher, Process, child_environment
+from photon.cluster.topology import process_name
 from photon.core.clock import SystemClock
 
 
@@ -41,7 +41,7 @@ class SkewedLauncher:
 
 
 def main(by_s: float, arguments: list[str]) -> None:
-    from photon.app import cli
+    from photon.cli import main as cli
 
     right = SystemClock.now_us
 

@@ -13,12 +13,12 @@ from typing import Final
 
 import psutil
 
-from photon.app.dev_system import DevSystem
-from photon.app.launching import FreshLauncher, child_environment
-from photon.app.nursery import Nursery
-from photon.app.supervisor import die_with_parent
-from photon.app.topology import Topology, read_topology
-from photon.wire.rpc import on_termination
+from photon.cluster.launching import FreshLauncher, child_environment
+from photon.cluster.nursery import Nursery
+from photon.cluster.supervisor import die_with_parent
+from photon.cluster.topology import Topology, read_topology
+from photon.dev.system import DevSystem
+from photon.rpc.servers import on_termination
 
 _POLL_S: Final = 0.05
 _STOP_S_MAX: Final = 60.0

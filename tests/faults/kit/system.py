@@ -27,16 +27,16 @@ from typing import Any, Final, TypeVar
 from dispatcher.counts import read_totals
 from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
-from photon.app.dev_plan import logs_of, plan_dev
-from photon.app.dev_system import DevSystem
-from photon.app.launching import Launcher
-from photon.app.nursery import Nursery
-from photon.app.statuses import StatusReader
-from photon.app.topology import Topology
+from photon.cluster.launching import Launcher
+from photon.cluster.nursery import Nursery
+from photon.cluster.statuses import StatusReader
+from photon.cluster.topology import Topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
+from photon.core.ids import parse_token
 from photon.core.settings import parse_settings
-from photon.core.tokens import parse_token
+from photon.dev.plan import logs_of, plan_dev
+from photon.dev.system import DevSystem
 from tests.faults.kit.checkers import (
     AT_ANY_INSTANT,
     RULES,

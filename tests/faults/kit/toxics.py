@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from photon.app.topology import Topology
+from photon.cluster.topology import Topology
 from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy, toxiproxy_binary
 
 __all__ = ["Direction", "Kind", "Link", "Proxies", "need_toxiproxy", "toxiproxy_binary"]

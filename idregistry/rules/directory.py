@@ -1,0 +1,429 @@
+"""The directory (group 0): sharding configuration, replicas, leases, fences. Pure and deterministic.
+
+Resharding goes in two phases (paper 2.2.2, made safe against late commits): Propose; every shard prepares,
+which closes it for events from the new start on, and says whether it holds none from there; then Adopt, or
+Abandon. So when the table changes, no id of the new interval is registered anywhere. A shard's group number
+is never used twice: a shard that was retired and comes again is a new group.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import msgspec
+
+from idregistry.rules.directory_commands import (
+    Abandon,
+    Adopt,
+    Cancel,
+    EndLease,
+    Fence,
+    Found,
+    Gone,
+    Identify,
+    KeepAlive,
+    Mismatched,
+    Propose,
+    Rejected,
+    Replace,
+    Row,
+    Trim,
+    decode,
+    iso_utc,
+)
+from idregistry.rules.sharding import (
+    BEGINNING,
+    HORIZON,
+    INTERVALS_MAX,
+    SHARDS_MAX,
+    Configuration,
+    Interval,
+    unpack_configuration,
+)
+from photon.core.errors import CorruptStateError
+
+DIRECTORY_GROUP: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A resharding under way: `version` is what the configuration's will be, however it ends."""
+
+    version: int
+    start_us: int
+    shards: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """`grant`: the number of its last renewal, among those of all leases; never used twice. When it ends is
+    for the leader to judge, by its monotonic clock.
+    """
+
+    address: str
+    lease_us: int
+    grant: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All but leases and fences, at one moment. Never changed: any thread may keep it."""
+
+    configuration: Configuration | None = None
+    identity: bytes = b""
+    """The registry's: random, and the same for its whole life. Empty for a moment after it is founded."""
+    proposal: Proposal | None = None
+    abandoned: tuple[int, str] = (0, "")
+    """Version and reason of the last proposal that came to nothing."""
+    replicas: Mapping[str, Row] = field(default_factory=dict)
+    leaving: tuple[str, str] | None = None
+    """(old, new): who is being replaced by whom."""
+    cancelled: str = ""
+    """Who was the new one of the last replacement that was cancelled: it goes, or is gone."""
+    removed: tuple[str, ...] = ()
+    founders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """Shard -> the replicas that found its group. Its keys are the shards there are."""
+    retired: Mapping[int, int] = field(default_factory=dict)
+    """Shard number -> how often it was retired."""
+
+    @property
+    def version(self) -> int:
+        """The configuration's; 0 before there is one."""
+        return 0 if self.configuration is None else self.configuration.version
+
+    @property
+    def staying(self) -> tuple[str, ...]:
+        """The names of the replicas, without who is leaving; sorted."""
+        old = self.leaving[0] if self.leaving is not None else None
+        return tuple(sorted(name for name in self.replicas if name != old))
+
+    def group(self, shard: int) -> int:
+        """The group number of a shard that there is."""
+        return group_of(shard, self.retired.get(shard, 0))
+
+    def is_retired(self, group: int) -> bool:
+        """Whether the group certainly is of the past. What is not known yet is not."""
+        shard, life = shard_of_group(group)
+        return life < self.retired.get(shard, 0)
+
+
+def group_of(shard: int, life: int) -> int:
+    """Shard n is group n + 1 in its first life."""
+    return life * SHARDS_MAX + shard + 1
+
+
+def shard_of_group(group: int) -> tuple[int, int]:
+    """The reverse: (shard, life)."""
+    life, shard = divmod(group - 1, SHARDS_MAX)
+    return shard, life
+
+
+LEASES_MAX: Final = 10_000
+FENCES_MAX: Final = 200_000
+_SNAPSHOT_VERSION: Final = 2
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class DirectoryState:
+    """Driven by the log (photon.raft.port.StateMachine), in the raft thread; `view` is for any thread."""
+
+    def __init__(self) -> None:
+        self.view = View()
+        self.leases: dict[int, Lease] = {}
+        self.settings = b""
+        """Digest of what makes an event's identity, by the first joiner that said it; never changed."""
+        self._grants = 0
+        self.fences: list[int] = []
+        """In order; never changed but at its end. Raft thread only."""
+        self.time_us = BEGINNING
+        self.renewed: set[int] = set()
+        """Incarnations whose lease was taken or renewed since this was last cleared; no part of the state."""
+        self._fenced: set[int] = set()
+        self._rules: dict[type, Callable[[Any], object]] = {
+            Found: self._found,
+            Identify: self._identify,
+            Propose: self._propose,
+            Adopt: self._adopt,
+            Abandon: self._abandon,
+            Trim: self._trim,
+            Replace: self._replace,
+            Cancel: self._cancel,
+            Gone: self._gone,
+            KeepAlive: self._keep_alive,
+            Fence: self._fence,
+            EndLease: self._end_lease,
+        }
+
+    def apply(self, command: bytes) -> object:
+        """What the command's class says. DirectoryCommandError (fatal) for bytes that are no command."""
+        decoded = decode(command)
+        self.time_us = max(self.time_us, decoded.time_us)
+        return self._rules[type(decoded)](decoded)
+
+    # --- sharding (2.2.2)
+
+    def _found(self, command: Found) -> bool:
+        if self.view.configuration is not None:
+            return False
+        replicas = {row.name: row for row in command.replicas}
+        self.view = View(
+            configuration=Configuration(1, (Interval(BEGINNING, command.shards),)),
+            replicas=replicas,
+            founders=dict.fromkeys(range(command.shards), tuple(sorted(replicas))),
+        )
+        return True
+
+    def _identify(self, command: Identify) -> bool:
+        if self.view.configuration is None or self.view.identity:
+            return False
+        self.view = replace(self.view, identity=command.identity)
+        return True
+
+    def _propose(self, command: Propose) -> Proposal | Rejected:
+        configuration = self.view.configuration
+        busy = _busy(self.view)
+        if busy is not None or configuration is None:
+            return busy or _UNFOUNDED
+        if len(configuration.intervals) >= INTERVALS_MAX:
+            return Rejected(
+                f"the configuration has {INTERVALS_MAX} intervals; wait until old ids are collected"
+            )
+        if not 1 <= command.shards <= SHARDS_MAX:
+            return Rejected(f"{command.shards} shards; give 1 to {SHARDS_MAX}")
+        last = configuration.intervals[-1]
+        if command.shards == last.shards:
+            return Rejected(f"there are {last.shards} shards already")
+        earliest_us = max(command.earliest_us, last.start_us + 1)
+        if not earliest_us <= command.start_us < HORIZON:
+            return Rejected(
+                f"{iso_utc(command.start_us)} is not from {iso_utc(earliest_us)} to {iso_utc(HORIZON)}: "
+                "the new number must begin in the future, by more than registry.clock_skew_s, and after the "
+                "last interval's start, or ids that are registered would change their shard"
+            )
+        proposal = Proposal(configuration.version + 1, command.start_us, command.shards)
+        self.view = replace(self.view, proposal=proposal)
+        return proposal
+
+    def _adopt(self, command: Adopt) -> bool:
+        version = command.version
+        view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
+        if configuration is None or proposal is None or proposal.version != version:
+            return False
+        intervals = (*configuration.intervals, Interval(proposal.start_us, proposal.shards))
+        new = [shard for shard in range(proposal.shards) if shard not in view.founders]
+        self.view = replace(
+            view,
+            configuration=Configuration(version, intervals),
+            proposal=None,
+            founders={**view.founders, **dict.fromkeys(new, view.staying)},
+        )
+        return True
+
+    def _abandon(self, command: Abandon) -> bool:
+        view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
+        if configuration is None or proposal is None or proposal.version != command.version:
+            return False
+        # The version grows, so that every shard is told that what it prepared for will not be.
+        self.view = replace(
+            view,
+            configuration=Configuration(command.version, configuration.intervals),
+            proposal=None,
+            abandoned=(command.version, command.why),
+        )
+        return True
+
+    def _trim(self, command: Trim) -> bool:
+        view, configuration = self.view, self.view.configuration
+        if configuration is None or view.proposal is not None or configuration.version != command.version:
+            return False
+        left = list(configuration.intervals)
+        while len(left) > 1 and left[1].start_us <= command.boundary_us:
+            left.pop(0)
+        if len(left) == len(configuration.intervals):
+            return False
+        left[0] = Interval(BEGINNING, left[0].shards)
+        trimmed = Configuration(configuration.version + 1, tuple(left))
+        over = [shard for shard in view.founders if shard >= trimmed.shards]
+        self.view = replace(
+            view,
+            configuration=trimmed,
+            founders={n: names for n, names in view.founders.items() if n < trimmed.shards},
+            retired={**view.retired, **{shard: view.retired.get(shard, 0) + 1 for shard in over}},
+        )
+        return True
+
+    # --- replicas
+
+    def _replace(self, command: Replace) -> bool | Rejected:
+        view, old, row = self.view, command.old, command.row
+        if view.leaving == (old, row.name) and view.replicas[row.name] == row:
+            return True
+        if old in view.removed and view.replicas.get(row.name) == row:
+            return True
+        busy = _busy(view)
+        if busy is not None:
+            return busy
+        if old not in view.replicas:
+            return Rejected(f"there is no replica '{old}'; there are: {', '.join(sorted(view.replicas))}")
+        if row.name in view.replicas or row.name in view.removed:
+            return Rejected(
+                f"'{row.name}' is or was a replica's name: give the new one a name never used before"
+            )
+        self.view = replace(view, replicas={**view.replicas, row.name: row}, leaving=(old, row.name))
+        return True
+
+    def _cancel(self, command: Cancel) -> bool | Rejected:
+        """Turned round, not dropped: until no group has it any more, `new` may be needed for a majority."""
+        view, new = self.view, command.new
+        if view.leaving is not None and view.leaving[1] == new:
+            self.view = replace(view, leaving=(new, view.leaving[0]), cancelled=new)
+            return True
+        if new and new == view.cancelled:  # asked for once more
+            return True
+        there_is = "none at all" if view.leaving is None else " by ".join(view.leaving)
+        return Rejected(f"no replacement by a replica '{new}' is under way ({there_is})")
+
+    def _gone(self, command: Gone) -> bool:
+        view, old = self.view, command.old
+        if view.leaving is None or view.leaving[0] != old:
+            return False
+        self.view = replace(
+            view,
+            replicas={name: row for name, row in view.replicas.items() if name != old},
+            leaving=None,
+            removed=(*view.removed, old),
+        )
+        return True
+
+    # --- leases and fences (3.3.3)
+
+    def _keep_alive(self, command: KeepAlive) -> bool | Mismatched | Rejected:
+        incarnation, settings = command.incarnation, command.settings
+        if incarnation in self._fenced:
+            return False
+        if settings and self.settings and settings != self.settings:
+            return Mismatched()
+        if incarnation not in self.leases and len(self.leases) >= LEASES_MAX:
+            return Rejected(f"{LEASES_MAX} joiners hold leases; wait until some have run out", busy=True)
+        self.settings = self.settings or settings
+        self._grants += 1
+        self.leases[incarnation] = Lease(command.address, command.lease_us, self._grants)
+        self.renewed.add(incarnation)
+        return True
+
+    def _fence(self, command: Fence) -> bool | Rejected:
+        incarnation = command.incarnation
+        if incarnation in self._fenced:
+            return True
+        if self._grant(incarnation) != command.grant:
+            return False
+        if len(self.fences) >= FENCES_MAX:
+            return Rejected(f"{FENCES_MAX} incarnations are fenced; no more can be")
+        self.fences.append(incarnation)
+        self._fenced.add(incarnation)
+        self.leases.pop(incarnation, None)
+        return True
+
+    def _end_lease(self, command: EndLease) -> bool:
+        if self._grant(command.incarnation) == command.grant:
+            self.leases.pop(command.incarnation, None)
+        return command.incarnation not in self.leases
+
+    def is_fenced(self, incarnation: int) -> bool:
+        return incarnation in self._fenced
+
+    def _grant(self, incarnation: int) -> int:
+        lease = self.leases.get(incarnation)
+        return 0 if lease is None else lease.grant
+
+    # --- snapshot
+
+    def freeze(self) -> Iterator[bytes]:
+        """Few and small: encoded here and now."""
+        view = self.view
+        document = {
+            "configuration": view.configuration.pack() if view.configuration is not None else b"",
+            "identity": view.identity,
+            "proposal": view.proposal,
+            "abandoned": view.abandoned,
+            "replicas": tuple(view.replicas.values()),
+            "leaving": view.leaving,
+            "removed": view.removed,
+            "cancelled": view.cancelled,
+            "founders": view.founders,
+            "retired": view.retired,
+            "leases": self.leases,
+            "settings": self.settings,
+            "grants": self._grants,
+            "fences": self.fences,
+            "time_us": self.time_us,
+        }
+        data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(document)
+        return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
+        data = b"".join(chunks)
+        try:
+            if data[:1] != bytes((_SNAPSHOT_VERSION,)):
+                raise ValueError(f"version {data[:1]!r}")
+            held = msgspec.msgpack.decode(data[1:], type=_Snapshot)
+            configuration = unpack_configuration(held.configuration) if held.configuration else None
+        except (msgspec.DecodeError, ValueError) as error:
+            raise CorruptStateError(
+                f"a snapshot of the registry's directory can't be used ({error}); replace this replica"
+            ) from error
+        self.view = View(
+            configuration=configuration,
+            identity=held.identity,
+            proposal=held.proposal,
+            abandoned=held.abandoned,
+            replicas={row.name: row for row in held.replicas},
+            leaving=held.leaving,
+            removed=held.removed,
+            cancelled=held.cancelled,
+            founders=held.founders,
+            retired=held.retired,
+        )
+        self.leases, self.fences, self.time_us = held.leases, held.fences, held.time_us
+        self._grants, self.settings = held.grants, held.settings
+        self._fenced = set(held.fences)
+        self.renewed = set(held.leases)
+
+
+_UNFOUNDED: Final = Rejected("the registry has no sharding configuration yet; try again", busy=True)
+
+
+def _busy(view: View) -> Rejected | None:
+    """Reshardings and replacements go one at a time: each may then rest on who and what there is."""
+    if view.configuration is None:
+        return _UNFOUNDED
+    if view.proposal is not None:
+        return Rejected(f"a resharding to {view.proposal.shards} shards is under way; wait for it", busy=True)
+    if view.leaving is not None:
+        old, new = view.leaving
+        return Rejected(
+            f"replica {old} is being replaced by {new}; wait for it, or cancel it with "
+            f"`photon registry replace --cancel {new}`",
+            busy=True,
+        )
+    return None
+
+
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+    configuration: bytes
+    proposal: Proposal | None
+    abandoned: tuple[int, str]
+    replicas: tuple[Row, ...]
+    leaving: tuple[str, str] | None
+    removed: tuple[str, ...]
+    founders: dict[int, tuple[str, ...]]
+    retired: dict[int, int]
+    leases: dict[int, Lease]
+    grants: int
+    fences: list[int]
+    time_us: int
+    # Snapshots of before have none of these.
+    cancelled: str = ""
+    identity: bytes = b""
+    settings: bytes = b""

@@ -1,0 +1,305 @@
+"""An id as the state keeps it: its hash first, so that ids in order are ids spread evenly. Pure.
+
+    id (16) = a (8) | b (8)      <->      h (8, big endian) | b (8)      h = columns.hash_ids(id)
+
+Given b, the hash can be turned back, so nothing is lost. The first byte of h says in which of 256 sub-dicts
+an id is, the other 15 bytes are its key there: a bytes object of 15 takes 48 bytes of memory, one of 16 takes
+64.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from photon.core.columns import hash_ids, unpack_times
+from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
+
+SUBS: Final = 256
+KEY_BYTES: Final = ID_BYTES - 1
+
+FEW: Final = 12
+"""Up to so many ids plain Python is faster than numpy's overhead for each call."""
+
+Hashes = npt.NDArray[np.uint64]
+
+_MIX: Final = 0x9E3779B97F4A7C15
+_UNMIX: Final = pow(_MIX, -1, 1 << 64)
+_MASK: Final = (1 << 64) - 1
+_HALVES: Final = struct.Struct("<QQ")
+
+
+# Few: a Struct holds 32 bytes an id, and sizes vary without end; building one again costs 0.02 us an id.
+@lru_cache(maxsize=64)
+def _keys_struct(count: int) -> struct.Struct:
+    return struct.Struct(f"x{KEY_BYTES}s" * count)
+
+
+class Encoded:
+    """A batch of ids: `subs` (1 x N bytes, the number of each one's sub-dict) and `keys` (N of 15 bytes)."""
+
+    __slots__ = ("_hashes", "_ids", "count", "keys", "subs")
+
+    def __init__(self, ids: bytes) -> None:
+        self._ids = ids
+        self._hashes: Hashes | None = None
+        self.count = len(ids) // ID_BYTES
+        raw = self._encode_few() if self.count <= FEW else self._encode()
+        self.subs = raw[::ID_BYTES]
+        self.keys: tuple[bytes, ...] = _keys_struct(self.count).unpack(raw)
+
+    @property
+    def hashes(self) -> Hashes:
+        """N hashes."""
+        if self._hashes is None:
+            self._hashes = hash_ids(self._ids)
+        return self._hashes
+
+    @property
+    def tails(self) -> Hashes:
+        """N second halves: what tells ids of one hash apart."""
+        return np.frombuffer(self._ids, "<u8")[1::2]
+
+    def _encode(self) -> bytes:
+        column = np.empty((self.count, 2), np.uint64)
+        column[:, 0] = self.hashes.byteswap()
+        column[:, 1] = self.tails
+        return column.tobytes()
+
+    def _encode_few(self) -> bytes:
+        rows = []
+        for first, second in _HALVES.iter_unpack(self._ids):
+            mixed = (first * _MIX & _MASK) ^ second
+            mixed = (mixed ^ mixed >> 32) * _MIX & _MASK
+            rows.append((mixed ^ mixed >> 29).to_bytes(8, "big") + second.to_bytes(8, "little"))
+        return b"".join(rows)
+
+
+def split_keys(sub: int, keys: list[bytes]) -> tuple[Hashes, Hashes]:
+    """Keys of one sub-dict -> their hashes and second halves."""
+    rows = np.empty((len(keys), ID_BYTES), np.uint8)
+    rows[:, 0] = sub
+    rows[:, 1:] = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, KEY_BYTES)
+    halves = rows.view("<u8")
+    return halves[:, 0].byteswap(), halves[:, 1].copy()
+
+
+def unhash_ids(hashes: Hashes, tails: Hashes) -> bytes:
+    """Hashes and second halves -> 16 x N bytes of ids: hash_ids turned back."""
+    unmix = np.uint64(_UNMIX)
+    mixed = hashes ^ (hashes >> np.uint64(29)) ^ (hashes >> np.uint64(58))
+    mixed *= unmix
+    mixed ^= mixed >> np.uint64(32)
+    mixed ^= tails
+    mixed *= unmix
+    halves = np.empty((len(hashes), 2), "<u8")
+    halves[:, 0] = mixed
+    halves[:, 1] = tails
+    return halves.tobytes()
+
+
+# --- What client and server agree on beyond the .proto: bounds and words. Pure.
+
+TIME_BYTES: Final = 8
+
+IDS_MAX: Final = 65_536
+"""Ids in one request. A larger one could not stay one segment, and within a segment an id wins once."""
+
+BATCH_BYTES_MAX: Final = 1_900_000
+"""A command's size; holds the largest request and stays under the log's own bound (RaftLimits: 2 MiB)."""
+
+SCAN_S_MAX: Final = 3600.0
+"""A scan is given a deadline no further off: until then a client that stalls keeps one of few slots."""
+
+INCARNATIONS_MAX: Final = 4096
+"""Incarnations asked about in one request."""
+
+LEADER_DETAILS: Final = "leader="
+"""Details of FAILED_PRECONDITION: after it the leader's gRPC address, or nothing where none is known."""
+
+
+def request_bytes(ids: bytes, token: bytes) -> int:
+    """What a request adds to a command: ids, times, token and its row in the segment table."""
+    return len(ids) + len(ids) // ID_BYTES * TIME_BYTES + len(token) + 8
+
+
+def columns_mistake(ids: bytes, times: bytes) -> str | None:
+    """What is wrong with a request's columns, or None."""
+    count, rest = divmod(len(ids), ID_BYTES)
+    if rest:
+        return f"ids has {len(ids)} bytes, no multiple of {ID_BYTES}"
+    if len(times) != count * TIME_BYTES:
+        return f"times has {len(times)} bytes, expected {count} x {TIME_BYTES}"
+    if count > IDS_MAX:
+        return f"{count} ids in one request, at most {IDS_MAX} are taken"
+    return None
+
+
+def segments_mistake(ids: bytes, tokens: Sequence[bytes], counts: Sequence[int]) -> str | None:
+    """What is wrong with a release's tokens, each for so many ids, or None."""
+    if len(tokens) != len(counts) or sum(counts) * ID_BYTES != len(ids) or min(counts, default=1) < 1:
+        return f"{len(tokens)} tokens with counts that add up to {sum(counts)} are no token for each id"
+    for token in tokens:
+        mistake = token_mistake(token)
+        if mistake is not None:
+            return mistake
+    size = sum(request_bytes(b"", token) for token in tokens) + request_bytes(ids, b"")
+    if size > BATCH_BYTES_MAX:
+        return (
+            f"the ids and tokens make {size} bytes, at most {BATCH_BYTES_MAX} are taken: send fewer at a time"
+        )
+    return None
+
+
+def token_mistake(token: bytes) -> str | None:
+    """What is wrong with a token, or None. Only joiners' tokens are taken: the registry keeps each holder."""
+    try:
+        parse_token(token)
+    except ValueError as error:
+        return f"{error}; a token has {TOKEN_BYTES_MIN} to {TOKEN_BYTES_MAX} bytes, see photon.core.ids"
+    return None
+
+
+# --- Ids by event time: in which bucket one is, how many each bucket has, which are expired (paper 2.3).
+# Pure.
+#
+# A bucket that lies wholly before the boundary is dead, all ids in it with it: at once, by the boundary
+# alone.
+
+BUCKET_US: Final = 3_600_000_000
+"""Event time a bucket spans. Part of the replicated state: all replicas use the same."""
+
+NO_BOUNDARY: Final = -(1 << 63)
+"""Below every event time: nothing is expired yet."""
+
+DEAD: Final = -(1 << 31)
+"""The bucket of what is released: before every boundary."""
+
+_FIRST: Final = DEAD + 1
+_LAST: Final = (1 << 31) - 1
+
+
+def bucket_of(time_us: int) -> int:
+    """The bucket's number. Times that no calendar knows are clipped to the first and the last."""
+    return min(max(time_us // BUCKET_US, _FIRST), _LAST)
+
+
+def buckets_of(times_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """N times -> N bucket numbers."""
+    return np.clip(times_us // BUCKET_US, _FIRST, _LAST)
+
+
+def first_live(boundary_us: int) -> int:
+    """The first bucket that is not wholly before the boundary."""
+    return max(boundary_us // BUCKET_US, _FIRST)
+
+
+def span(times: bytes) -> tuple[int, int]:
+    """8 x N bytes, N > 0 -> the least and the greatest time."""
+    count = len(times) // TIME_BYTES
+    if count <= FEW:
+        few = struct.unpack(f"<{count}q", times)
+        return min(few), max(few)
+    times_us = unpack_times(times)
+    return int(times_us.min()), int(times_us.max())
+
+
+class BucketCounts:
+    """How many ids each bucket has. `total` is that of all."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}
+        self.total = 0
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, bucket: int, ids: int) -> None:
+        """`ids` more in one bucket, fewer if negative."""
+        self._counts[bucket] = self._counts.get(bucket, 0) + ids
+        self.total += ids
+
+    def add_each(self, buckets: npt.NDArray[np.integer]) -> None:
+        """One more in the bucket of each row."""
+        numbers, counts = np.unique(buckets, return_counts=True)
+        for bucket, ids in zip(numbers.tolist(), counts.tolist(), strict=True):
+            self.add(bucket, ids)
+
+    def drop_before(self, live: int) -> None:
+        """Forget the buckets before `live`."""
+        dead = [bucket for bucket in self._counts if bucket < live]
+        for bucket in dead:
+            self.total -= self._counts.pop(bucket)
+
+
+# --- Who holds an id, in a number: the incarnations of joiners are few, ids and tokens many. Pure.
+#
+# A token is its holder (incarnation and address) and a time. Numbers are given in the order of the log,
+# alike on all replicas, and never again to another. What is no joiner's token is a holder by itself, of
+# time 0: it compares as any other, but has no incarnation and so can't be fenced.
+
+NOBODY: Final = 0
+"""The number of no holder."""
+
+_TIME: Final = struct.Struct("<q")
+_TIME_AT: Final = 9  # after version (1) and incarnation (8), see photon.core.ids
+_JOINER: Final = 1
+_OTHER: Final = b"\0"
+
+
+def incarnation_of(token: bytes) -> bytes | None:
+    """The 8 bytes of the token's incarnation; None for what is no joiner's token."""
+    if len(token) < TOKEN_BYTES_MIN or token[0] != _JOINER:
+        return None
+    return token[1:_TIME_AT]
+
+
+def pack_incarnation(incarnation: int) -> bytes:
+    """As it stands in a token."""
+    return incarnation.to_bytes(8, "little")
+
+
+class Holders:
+    """Holder <-> number. `names` only grows: other threads may read what was there."""
+
+    def __init__(self, names: Iterable[bytes] = ()) -> None:
+        self.names: list[bytes] = [b"", *names]
+        self._numbers = {name: number for number, name in enumerate(self.names) if number != NOBODY}
+
+    def find(self, token: bytes) -> tuple[int | None, int]:
+        """The holder's number, None if it never held anything, and the token's time."""
+        name, time_us = _split(token)
+        return self._numbers.get(name), time_us
+
+    def intern(self, token: bytes) -> tuple[int, int]:
+        """The holder's number, a new one if need be, and the token's time."""
+        name, time_us = _split(token)
+        number = self._numbers.get(name)
+        if number is None:
+            number = self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return number, time_us
+
+    def token(self, number: int, time_us: int) -> bytes:
+        """The packed token. Any thread."""
+        name = self.names[number]
+        if name[:1] == _OTHER:
+            return name[1:]
+        return name[:_TIME_AT] + _TIME.pack(time_us) + name[_TIME_AT:]
+
+
+def with_time(token: bytes, time_us: int) -> bytes:
+    """A holder's token with another time; what is no joiner's token has none, and stays as it is."""
+    if incarnation_of(token) is None:
+        return token
+    return token[:_TIME_AT] + _TIME.pack(time_us) + token[_TIME_AT + _TIME.size :]
+
+
+def _split(token: bytes) -> tuple[bytes, int]:
+    if incarnation_of(token) is None:
+        return _OTHER + token, 0
+    time_end = _TIME_AT + _TIME.size
+    return token[:_TIME_AT] + token[time_end:], _TIME.unpack_from(token, _TIME_AT)[0]

@@ -1,0 +1,205 @@
+"""Where a group's members and its leader belong, and the steps that bring them there.
+
+A replica is replaced in a group so: the new one learns, votes, and only then the old one goes, so that at no
+moment more than one replica is missing. The rules are pure; `Steward` follows them.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from idregistry.rules.commands import Boundary, Command, Configure, Fence, Prepare
+from idregistry.rules.directory import View
+from idregistry.rules.state import ShardState
+from photon.core.clock import Clock
+from photon.raft.port import Applied, Change, ChangeKind, Members, Outcome, ReplicatedLog, Status
+
+PROMOTE_BEHIND: Final = 64
+"""Entries a learner may lack when its promotion is asked for; the log has a stricter rule of its own."""
+
+HAND_OVER_BEHIND: Final = 1_000
+"""A successor that lacks more is not waited for."""
+
+
+def change_due(
+    members: Members, staying: Sequence[str], node: str, behind: Mapping[str, int]
+) -> Change | None:
+    """The next change that the leader `node` should make, or None.
+
+    `staying`: who is to be a member in the end. `behind`: entries that each other member lacks.
+    """
+    for name in members.learners:
+        if name not in staying:
+            return Change(ChangeKind.REMOVE, name)
+    for name in staying:
+        if name not in members.all:
+            return Change(ChangeKind.ADD_LEARNER, name)
+    for name in members.learners:
+        if name in behind and behind[name] <= PROMOTE_BEHIND:
+            return Change(ChangeKind.PROMOTE, name)
+    if not members.learners:
+        for name in members.voters:
+            if name not in staying and name != node:
+                return Change(ChangeKind.REMOVE, name)
+    return None
+
+
+def successor(turn: int, status: Status, view: View, leaders: Sequence[str]) -> str | None:
+    """Who should lead the group instead of this replica, which leads it; None: nobody, or nobody is ready.
+
+    Groups are spread, by their number `turn`, over `leaders` (those of them that stay), or over all replicas.
+    """
+    staying = view.staying
+    if not staying:
+        return None
+    wanted = [name for name in leaders if name in staying] or list(staying)
+    first = turn % len(wanted)
+    # Who is wanted but away or far behind is not waited for, unless this replica must go.
+    candidates = [wanted[first]]
+    if status.node not in staying:
+        candidates += [*wanted[first + 1 :], *wanted[:first], *staying]
+    for name in candidates:
+        if name == status.node:
+            return None
+        # Who has acknowledged nothing to this leader lacks everything: it is away.
+        near = min(HAND_OVER_BEHIND, status.commit_index)
+        if name in status.voters and status.behind.get(name, near) < near:
+            return name
+    return None
+
+
+def is_replaced(members: Sequence[Members], leaving: tuple[str, str]) -> bool:
+    """Whether every group has the new replica as its voter and the old one no more."""
+    old, new = leaving
+    return all(old not in of_group.all and new in of_group.voters for of_group in members)
+
+
+_LOOK_S: Final = 0.2
+_HAND_OVER_EVERY_S: Final = 5.0
+"""From one try to give leadership away to the next."""
+_HOLD_S: Final = 0.3
+"""Nothing is proposed for so long at most, so that the successor has everything."""
+_CHANGE_TIMEOUT_S: Final = 15.0
+
+
+class Steward:
+    """`turn`: the group's place in the row of those that are spread over the replicas."""
+
+    def __init__(self, turn: int, leaders: tuple[str, ...], clock: Clock) -> None:
+        self._turn = turn
+        self._leaders = leaders
+        self._monotonic = clock.monotonic
+        self._look_at = 0.0
+        self._changing_until = 0.0
+        self._hand_over_at = 0.0
+        self._successor: str | None = None
+        self._hold_until = 0.0
+
+    def on_tick(self, log: ReplicatedLog, view: View) -> bool:
+        """Take the next step that is due. Whether proposals may go on; if not, they soon may."""
+        now = self._monotonic()
+        if not log.is_leader or view.configuration is None:
+            self._successor = None
+            # Time for a new leader to hear how far everybody is.
+            self._hand_over_at = now + 2 * _LOOK_S
+            return True
+        if self._successor is not None:
+            return self._give_away(log, now)
+        if now >= self._look_at:
+            self._look_at = now + _LOOK_S
+            self._look(log, view, now)
+        return True
+
+    def _look(self, log: ReplicatedLog, view: View, now: float) -> None:
+        status = log.status()
+        if now >= self._changing_until:
+            change = change_due(log.members, view.staying, status.node, status.behind)
+            if change is not None:
+                self._changing_until = now + _CHANGE_TIMEOUT_S
+                log.change_members(change, self._changed)
+                return
+        if now >= self._hand_over_at:
+            self._successor = successor(self._turn, status, view, self._leaders)
+            self._hold_until = now + _HOLD_S
+
+    def _changed(self, outcome: Outcome) -> None:
+        # Whatever came of it, the next look sees what is still due; a refusal is asked again a while later.
+        self._changing_until = self._monotonic() + (0.0 if isinstance(outcome, Applied) else _LOOK_S)
+
+    def _give_away(self, log: ReplicatedLog, now: float) -> bool:
+        """Hold proposals until the successor has everything, for a moment at most."""
+        if log.hand_over(self._successor) or now >= self._hold_until:
+            self._successor = None
+            self._hand_over_at = now + _HAND_OVER_EVERY_S
+            return True
+        return False
+
+
+# --- What a shard's leader puts into its log beside commits: what the directory says, and the boundary.
+# Pure.
+#
+# The garbage collection boundary moves by the clocks of a majority (paper 2.3).
+
+_STEP_US_MIN: Final = 10_000_000
+_STEP_SHARE: Final = 1000
+DAY_US: Final = 86_400_000_000
+
+
+def boundary_due(now_us: int, boundary_us: int, retention_days: float) -> int | None:
+    """The new boundary to propose, or None while the present one is good enough.
+
+    It moves in steps of a thousandth of the retention, or ten seconds where that is longer (but not longer
+    than an eighth of it). 0 days keep all.
+    """
+    if retention_days <= 0:
+        return None
+    retention_us = round(retention_days * DAY_US)
+    wanted_us = now_us - retention_us
+    step_us = max(min(_STEP_US_MIN, retention_us // 8), retention_us // _STEP_SHARE)
+    return wanted_us if wanted_us - boundary_us >= step_us else None
+
+
+def majority_time_us(clocks_us: Iterable[int], replicas: int) -> int | None:
+    """The latest time that the clocks of a majority of `replicas` have reached; None if too few are known.
+
+    `clocks_us`: what each clock that is known says now, our own as one among them. A single clock that is far
+    ahead, the leader's own above all, then moves no boundary: what it let expire would never be joined.
+    """
+    latest_first = sorted(clocks_us, reverse=True)
+    majority = replicas // 2 + 1
+    return latest_first[majority - 1] if len(latest_first) >= majority else None
+
+
+FENCES_A_STEP: Final = 1_000
+
+
+def command_due(
+    state: ShardState,
+    view: View,
+    fences: Sequence[int],
+    now_us: int,
+    trusted_us: int | None,
+    retention_days: float,
+) -> Command | None:
+    """The next one, or None. One at a time: each is seen in `state` when it has been applied.
+
+    Fences come before a new shard's first configuration: it must not let a fenced incarnation win. A
+    table comes before the proposal that is to follow it, or what it closed would be open again. The view
+    may be old: what it says was true once, and what the state knows better is not proposed. `trusted_us`:
+    the time that a majority's clocks have reached, None where that is not known.
+    """
+    if state.fences < len(fences):
+        first = state.fences
+        return Fence(now_us, first, tuple(fences[first : first + FENCES_A_STEP]))
+    if view.configuration is not None and _version(state) < view.configuration.version:
+        return Configure(now_us, view.configuration)
+    proposal = view.proposal
+    if proposal is not None and state.prepared is None and proposal.version == _version(state) + 1:
+        return Prepare(now_us, proposal.version, proposal.start_us)
+    if trusted_us is None:
+        return None
+    boundary_us = boundary_due(trusted_us, state.boundary_us, retention_days)
+    return Boundary(now_us, boundary_us) if boundary_us is not None else None
+
+
+def _version(state: ShardState) -> int:
+    return 0 if state.configuration is None else state.configuration.version

@@ -1,0 +1,507 @@
+"""The state machine of a shard: which ids are registered, by which token; the boundary (paper 2.1-2.3). Pure.
+
+Deterministic: it reads no clock, and nothing hangs on hash randomisation (dicts keep the order of insertion).
+Where an id physically is (idregistry.idtable) is each replica's own matter and changes no answer. An id is
+registered while it has a stamp whose bucket is not wholly before the boundary: raising the boundary takes out
+what is expired at once, on all replicas; `tidy` takes it out of memory later.
+
+One thread changes it, the raft thread. `lookup` and `scan` may be called from any thread meanwhile. What they
+see may be old: an "absent" costs at most a wasted join, and a "present" is final, because only expiry and
+recovery take an id out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, compress, islice, repeat
+from operator import is_, is_not
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from idregistry.rules import snapshot
+from idregistry.rules.commands import Boundary, Commit, Configure, Fence, Prepare, Release, decode
+from idregistry.rules.packing import (
+    BUCKET_US,
+    DEAD,
+    NO_BOUNDARY,
+    NOBODY,
+    SUBS,
+    TIME_BYTES,
+    BucketCounts,
+    Encoded,
+    Holders,
+    bucket_of,
+    buckets_of,
+    first_live,
+    incarnation_of,
+    pack_incarnation,
+    span,
+    unhash_ids,
+    with_time,
+)
+from idregistry.rules.segments import (
+    GONE,
+    STAMP,
+    Cut,
+    Rows,
+    Segment,
+    bucket_in,
+    new_stamps,
+    together,
+    token_of,
+)
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
+from idregistry.rules.table import IdTable
+from photon.core.columns import pack_times, split_ids, unpack_times
+from photon.core.fates import Committed, Registered, Released
+
+# --- All that the log of a shard has made true, in one place. Pure.
+
+
+class Facts:
+    """The ids and what is to know about them. Changed by one thread."""
+
+    def __init__(self, shard: int, table: IdTable, holders: Holders) -> None:
+        self.table = table
+        self.holders = holders
+        self.ownership = Ownership(shard)
+        self.counts = BucketCounts()
+        self.boundary_us = NO_BOUNDARY
+        self.live = first_live(NO_BOUNDARY)
+        """The first bucket that is not wholly before the boundary."""
+        self.time_us = NO_BOUNDARY
+        """The latest time a leader stamped into a command."""
+        self.latest_us = BEGINNING
+        """The latest event time below HORIZON that was ever registered."""
+        self.fences: list[int] = []
+        """The directory's fences that are here: its list, from the first on."""
+        self._fenced: set[bytes] = set()
+
+    def raise_boundary(self, boundary_us: int) -> None:
+        """Leaders' clocks differ: whoever leads, the boundary never goes back (paper 2.3)."""
+        if boundary_us > self.boundary_us:
+            # Readers take the boundary first: in between they say "expired" of more, not "absent" of more.
+            self.boundary_us = boundary_us
+            self.live = first_live(boundary_us)
+            self.counts.drop_before(self.live)
+
+    def fence(self, first: int, incarnations: Iterable[int]) -> None:
+        """The directory's fences from number `first` on.
+
+        Those that are here already, and those whose forerunners are not, are passed over.
+        """
+        for number, incarnation in enumerate(incarnations, first):
+            if number == len(self.fences):
+                self.fences.append(incarnation)
+                self._fenced.add(pack_incarnation(incarnation))
+
+    def is_fenced(self, token: bytes) -> bool:
+        """Whether the token's incarnation is fenced."""
+        return incarnation_of(token) in self._fenced
+
+    def none_expired(self, low_us: int, high_us: int) -> bool:
+        """Whether no event of these times is too old, or of a time that can't be."""
+        return self.boundary_us == NO_BOUNDARY or (low_us >= self.boundary_us and high_us < HORIZON)
+
+    def expired(self, times: bytes) -> npt.NDArray[np.bool_]:
+        """8 x N bytes -> N flags."""
+        times_us = unpack_times(times)
+        if self.boundary_us == NO_BOUNDARY:
+            return np.zeros(len(times_us), np.bool_)
+        expired: npt.NDArray[np.bool_] = (times_us < self.boundary_us) | (times_us >= HORIZON)
+        return expired
+
+
+# --- COMMIT inserts absent ids (paper 2.1, 2.2.1, 3.3.2), RELEASE takes lost ones out (3.3.3). Pure.
+#
+# COMMIT asks of each id, in this order: is it this shard's; is its token fenced; is it the holder's retry,
+# which keeps what it won; is it expired; is it registered. Where none of the first questions can hit, all
+# go in by one C-level pass, and only those that were there already are looked at one by one.
+
+Frozen = dict[int, tuple[Segment, int]]
+
+
+def commit(facts: Facts, command: Commit) -> bytes:
+    """The outcome of each id (core.fates.Committed, 1 x N bytes)."""
+    if not command.ids:
+        return b""
+    batch = Encoded(command.ids)
+    low_us, high_us = span(command.times)
+    fenced = list(map(facts.is_fenced, command.tokens))
+    # Also where nothing is won: numbers hang on the log alone. What is fenced stamps nothing.
+    holders = [
+        (NOBODY, 0) if barred else facts.holders.intern(token)
+        for token, barred in zip(command.tokens, fenced, strict=True)
+    ]
+    stamps = new_stamps(holders, command.counts, command.times, low_us, high_us)
+    plain = (
+        not any(fenced)
+        and facts.none_expired(low_us, high_us)
+        and facts.ownership.owns_all(batch, low_us, high_us)
+        and len(set(batch.keys)) == batch.count
+        and not facts.table.any_frozen(batch, facts.live)
+    )
+    if not plain:
+        return _commit_each(facts, command, batch, stamps, fenced)
+    held = facts.table.insert(batch, stamps)
+    if all(map(is_, held, stamps)):
+        _count_all(facts, command.times, low_us, high_us)
+        return bytes(batch.count)  # Committed.WON is 0
+    return _commit_rest(facts, command, batch, stamps, held)
+
+
+def _commit_rest(
+    facts: Facts, command: Commit, batch: Encoded, stamps: list[bytes], held: list[bytes]
+) -> bytes:
+    """Some ids had a stamp already: retries, duplicates, and what is released or expired."""
+    outcomes = bytearray(batch.count)
+    new = np.fromiter(map(is_, held, stamps), np.bool_, batch.count)
+    for row in compress(range(batch.count), map(is_not, held, stamps)):
+        old, stamp = held[row], stamps[row]
+        if bucket_in(old) < facts.live:
+            facts.table.put(batch.subs[row], batch.keys[row], stamp)
+            new[row] = True
+        elif token_of(old) != token_of(stamp):
+            outcomes[row] = Committed.DUPLICATE
+    _count(facts, command.times, new)
+    return bytes(outcomes)
+
+
+def _commit_each(
+    facts: Facts, command: Commit, batch: Encoded, stamps: list[bytes], fenced: list[bool]
+) -> bytes:
+    """Id by id, with every question asked."""
+    table, live = facts.table, facts.live
+    outcomes = bytearray(batch.count)
+    new = np.zeros(batch.count, np.bool_)
+    frozen = table.frozen_stamps(batch, live)
+    owned = facts.ownership.owned(command.ids, command.times).tolist()
+    expired = facts.expired(command.times).tolist()
+    ids = split_ids(command.ids)
+    rows = iter(range(batch.count))
+    for count, barred in zip(command.counts, fenced, strict=True):
+        # In one segment an id wins once, also when the segment is a retry.
+        won: set[bytes] = set()
+        for row in islice(rows, count):
+            old = table.stamp(batch.subs[row], batch.keys[row])
+            if bucket_in(old) < live:
+                old = frozen.get(row, b"")
+            if not owned[row]:
+                outcomes[row] = Committed.MISROUTED
+            elif barred:
+                outcomes[row] = Committed.FENCED
+            elif ids[row] in won:
+                outcomes[row] = Committed.DUPLICATE
+            elif token_of(old) == token_of(stamps[row]):
+                won.add(ids[row])  # it keeps what it won, whatever the boundary is by now
+            elif expired[row]:
+                outcomes[row] = Committed.EXPIRED
+            elif old:
+                outcomes[row] = Committed.DUPLICATE
+            else:
+                table.put(batch.subs[row], batch.keys[row], stamps[row])
+                won.add(ids[row])
+                new[row] = True
+    _count(facts, command.times, new)
+    return bytes(outcomes)
+
+
+def _count_all(facts: Facts, times: bytes, low_us: int, high_us: int) -> None:
+    """All ids of a batch are new."""
+    bucket = bucket_of(low_us)
+    if bucket == bucket_of(high_us) and high_us < HORIZON:
+        facts.counts.add(bucket, len(times) // TIME_BYTES)
+        facts.latest_us = max(facts.latest_us, high_us)
+    else:
+        _count(facts, times, np.ones(len(times) // TIME_BYTES, np.bool_))
+
+
+def _count(facts: Facts, times: bytes, new: npt.NDArray[np.bool_]) -> None:
+    """The ids of the flagged rows are new."""
+    if not new.any():
+        return
+    times_us = unpack_times(times)[new]
+    facts.counts.add_each(buckets_of(times_us))
+    possible = times_us[times_us < HORIZON]
+    facts.latest_us = max(facts.latest_us, int(possible.max(initial=BEGINNING)))
+
+
+def release(facts: Facts, command: Release) -> bytes:
+    """Compare and delete. The outcome of each id (core.fates.Released, 1 x N bytes)."""
+    if not command.ids:
+        return b""
+    batch = Encoded(command.ids)
+    outcomes = bytearray(batch.count)
+    owned = facts.ownership.owned(command.ids, command.times).tolist()
+    frozen = facts.table.frozen(batch, facts.live)
+    fenced = list(map(facts.is_fenced, command.tokens))
+    tokens = [_token_of(facts, token) for token in command.tokens]
+    segments = chain.from_iterable(map(repeat, range(len(tokens)), command.counts))
+    for row, segment in enumerate(segments):
+        if not owned[row]:
+            outcomes[row] = Released.MISROUTED
+        elif not fenced[segment]:
+            outcomes[row] = Released.NOT_FENCED
+        else:
+            outcomes[row] = _release_one(facts, batch, row, frozen, tokens[segment])
+    return bytes(outcomes)
+
+
+def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: bytes | None) -> Released:
+    table, number, key = facts.table, batch.subs[row], batch.keys[row]
+    stamp, place = table.stamp(number, key), None
+    if bucket_in(stamp) < facts.live:
+        place = frozen.get(row)
+        if place is None:
+            return Released.ABSENT
+        stamp = place[0].columns.stamp(place[1])
+        if bucket_in(stamp) < facts.live:  # released by an earlier row of this command
+            return Released.ABSENT
+    if token_of(stamp) != token:
+        return Released.OTHER
+    if place is None:
+        table.put(number, key, GONE)
+    else:
+        table.release_frozen(number, *place)
+    facts.counts.add(bucket_in(stamp), -1)
+    return Released.RELEASED
+
+
+def _token_of(facts: Facts, token: bytes) -> bytes | None:
+    """As it stands in stamps; None if it never held anything."""
+    holder, time_us = facts.holders.find(token)
+    return None if holder is None else token_of(STAMP.pack(holder, time_us, DEAD))
+
+
+# --- All ids of a shard, as a stream of packed columns (for the offline jobs, paper 3.3.3). Pure.
+
+SCAN_IDS_MAX: Final = 1 << 14
+"""Ids in a piece: 0.6 MB."""
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """N ids (16 x N bytes), the start of each one's bucket (8 x N bytes; photon ids carry their own time),
+    and who holds them. The first piece of a scan has no ids.
+
+    A token is told as its holder, packed like a token of time 0, and its time: each id's row in `holders`,
+    and N times (us). Of events before `boundary_us` some or all ids are missing.
+    """
+
+    ids: bytes
+    times: bytes
+    holders: list[bytes]
+    holder_of: npt.NDArray[np.uint32]
+    token_times: npt.NDArray[np.int64]
+    boundary_us: int = NO_BOUNDARY
+
+    @property
+    def token_table(self) -> list[bytes]:
+        """The distinct packed tokens. Python work for each of them."""
+        return self._tokens[0]
+
+    @property
+    def token_of(self) -> npt.NDArray[np.uint32]:
+        """Each id's row in `token_table`."""
+        return self._tokens[1]
+
+    @property
+    def tokens(self) -> list[bytes]:
+        """Each id's token."""
+        return list(map(self.token_table.__getitem__, self.token_of.tolist()))
+
+    @cached_property
+    def _tokens(self) -> tuple[list[bytes], npt.NDArray[np.uint32]]:
+        order = np.lexsort((self.token_times, self.holder_of))
+        holder_of, times = self.holder_of[order], self.token_times[order]
+        new = np.ones(len(order), np.bool_)
+        new[1:] = (holder_of[1:] != holder_of[:-1]) | (times[1:] != times[:-1])
+        token_of = np.empty(len(order), np.uint32)
+        token_of[order] = np.cumsum(new, dtype=np.uint32) - np.uint32(1)
+        holders = map(self.holders.__getitem__, holder_of[new].tolist())
+        return list(map(with_time, holders, times[new].tolist())), token_of
+
+
+def scan(cut: Cut, holders: Holders, boundary_us: int) -> Iterator[Scanned]:
+    """What is in the cut, drawn one by one while the state may go on changing."""
+    yield _scanned(together([]), holders, boundary_us)
+    waiting: list[Rows] = []
+    for number in range(SUBS):
+        waiting.append(cut.draw(number))
+        if sum(map(len, waiting)) >= SCAN_IDS_MAX:
+            rows = together(waiting)
+            whole = len(rows) // SCAN_IDS_MAX * SCAN_IDS_MAX
+            for start in range(0, whole, SCAN_IDS_MAX):
+                yield _scanned(rows.part(start, start + SCAN_IDS_MAX), holders, boundary_us)
+            waiting = [rows.part(whole, len(rows))]
+    rows = together(waiting)
+    if len(rows):
+        yield _scanned(rows, holders, boundary_us)
+
+
+def _scanned(rows: Rows, holders: Holders, boundary_us: int) -> Scanned:
+    numbers, holder_of = np.unique(rows.stamps["holder"], return_inverse=True)
+    return Scanned(
+        unhash_ids(rows.hashes, rows.tails),
+        pack_times(rows.stamps["bucket"].astype(np.int64) * BUCKET_US),
+        list(map(holders.token, numbers.tolist(), repeat(0))),
+        holder_of.astype(np.uint32),
+        rows.stamps["time_us"].copy(),
+        boundary_us,
+    )
+
+
+__all__ = ["NO_BOUNDARY", "Prepared", "Scanned", "ShardState"]
+
+
+class ShardState:
+    """Ids -> token. An id alone is identity: it is the same event whatever time comes with it."""
+
+    def __init__(self, shard: int) -> None:
+        self._shard = shard
+        self._facts = Facts(shard, IdTable(), Holders())
+
+    # --- the log's side (photon.raft.port.StateMachine), raft thread only
+
+    def apply(self, command: bytes) -> object:
+        """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
+
+        Commit, Release -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
+        now, us; Fence -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
+        version now.
+        """
+        facts = self._facts
+        decoded = decode(command)
+        facts.time_us = max(facts.time_us, decoded.time_us)
+        match decoded:
+            case Commit():
+                return commit(facts, decoded)
+            case Release():
+                return release(facts, decoded)
+            case _:
+                return _apply_rare(facts, decoded)
+
+    def freeze(self) -> Iterator[bytes]:
+        """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
+        facts = self._facts
+        head = snapshot.Head(
+            facts.boundary_us,
+            facts.time_us,
+            facts.latest_us,
+            facts.counts.total,
+            facts.ownership.configuration,
+            facts.ownership.prepared,
+            list(facts.fences),
+            facts.holders.names[1:],
+        )
+        return snapshot.pack(head, facts.table.exact_cut(facts.live))
+
+    def restore(self, chunks: Iterable[bytes]) -> None:
+        """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
+        self.prepare(chunks)()
+
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
+        """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
+        head, parts = snapshot.unpack(chunks)
+        columns, counts = snapshot.gather(head, parts)
+        facts = Facts(self._shard, IdTable(columns), Holders(head.holders))
+        facts.counts = counts
+        facts.raise_boundary(head.boundary_us)
+        facts.time_us, facts.latest_us = head.time_us, head.latest_us
+        if head.configuration is not None:
+            facts.ownership.configure(head.configuration)
+        if head.prepared is not None:
+            facts.ownership.prepare(head.prepared.version, head.prepared.start_us, head.prepared.fits)
+        facts.fence(0, head.fences)
+
+        def put() -> None:
+            self._facts = facts
+
+        return put
+
+    def tidy(self) -> bool:
+        """One step of local housekeeping, some milliseconds; whether more is to be done. Raft thread only."""
+        return self._facts.table.tidy(self._facts.time_us, self._facts.live)
+
+    # --- the readers' side, any thread
+
+    def lookup(self, ids: bytes, times: bytes) -> bytes:
+        """16 x N, 8 x N bytes -> outcome column (core.fates.Registered), of what this replica knows now."""
+        if not ids:
+            return b""
+        facts = self._facts
+        boundary_us = facts.boundary_us
+        present = facts.table.present(Encoded(ids), first_live(boundary_us))
+        if boundary_us == NO_BOUNDARY:
+            return present.tobytes()
+        return np.where(facts.expired(times), np.uint8(Registered.EXPIRED), present).tobytes()
+
+    def scan(self) -> Iterator[Scanned]:
+        """All ids that are there now, piece by piece. What is released meanwhile may show."""
+        facts = self._facts
+        boundary_us = facts.boundary_us
+        return scan(facts.table.cut(first_live(boundary_us)), facts.holders, boundary_us)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""
+        facts = self._facts
+        others = {
+            "holders": len(facts.holders.names),
+            "buckets": len(facts.counts),
+            "fences": len(facts.fences),
+        }
+        return facts.table.memory() | others
+
+    @property
+    def ids(self) -> int:
+        """How many are registered."""
+        return self._facts.counts.total
+
+    @property
+    def boundary_us(self) -> int:
+        """Events before it are expired; NO_BOUNDARY while none is."""
+        return self._facts.boundary_us
+
+    @property
+    def time_us(self) -> int:
+        """The latest time a leader stamped into a command."""
+        return self._facts.time_us
+
+    @property
+    def latest_us(self) -> int:
+        """The latest event time below HORIZON ever registered; BEGINNING if none."""
+        return self._facts.latest_us
+
+    @property
+    def configuration(self) -> Configuration | None:
+        """The sharding configuration; without one, no id is taken."""
+        return self._facts.ownership.configuration
+
+    @property
+    def prepared(self) -> Prepared | None:
+        """The configuration that may come."""
+        return self._facts.ownership.prepared
+
+    @property
+    def fences(self) -> int:
+        """How many of the directory's fences are here."""
+        return len(self._facts.fences)
+
+
+def _apply_rare(facts: Facts, command: Boundary | Fence | Prepare | Configure) -> object:
+    match command:
+        case Boundary(_, boundary_us):
+            facts.raise_boundary(boundary_us)
+            return facts.boundary_us
+        case Fence(_, first, incarnations):
+            facts.fence(first, incarnations)
+            return len(facts.fences)
+        case Prepare(_, version, start_us):
+            facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
+            return facts.ownership.prepared
+        case Configure(_, configuration):
+            facts.ownership.configure(configuration)
+            known = facts.ownership.configuration
+            return None if known is None else known.version

@@ -1,0 +1,291 @@
+"""Ids and their stamps, wherever they are: what is physical about a shard's state, none of its rules. Pure.
+
+One thread changes it. `present` and `cut` may be called from any thread: they take the layout once, and what
+they took stays whole. Dicts are looked at before segments, as ids only move from the former to the latter.
+
+Freezing makes recent ids packed rows, and small segments one larger, in small steps. It changes no answer, so
+each replica does it when it has time. It goes sub-dict by sub-dict: the rows that were there when the work
+began, and the rows of the merged segments that belong to it, go to the new columns in order; a new dict with
+the rest takes the old one's place. What is dead is left behind.
+"""
+
+import sys
+import weakref
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from idregistry.rules.packing import KEY_BYTES, SUBS, Encoded, split_keys
+from idregistry.rules.segments import (
+    GONE,
+    ROW_BYTES,
+    STAMP_DTYPE,
+    Columns,
+    Cut,
+    Layout,
+    Rows,
+    Segment,
+    Sub,
+    empty_subs,
+    in_order,
+    split_stamps,
+    stamps_of,
+    subs_of,
+)
+
+Mask = npt.NDArray[np.bool_]
+
+_KEY_OBJECT: Final = sys.getsizeof(bytes(KEY_BYTES))
+
+FREEZE_IDS: Final = 1 << 20
+"""So many recent ids are frozen at once: 0.1 GB of dicts, and few segments."""
+
+FREEZE_IDS_MIN: Final = 1 << 16
+FREEZE_AFTER_US: Final = 600_000_000
+"""Fewer, but FREEZE_IDS_MIN at least, are frozen when so much of the leaders' time has passed."""
+
+STEP_IDS: Final = 8_192
+"""Ids moved in a step, or one sub-dict's where it has more: 3 ms, 10 ms for ten million ids."""
+
+SUB_IDS_MAX: Final = 16_384
+"""Ids taken from one sub-dict at a time: who could not tidy for long catches up in steps as short as any."""
+
+DEAD_SHARE: Final = 0.25
+"""A segment of which so much is dead is written anew."""
+
+
+class Freezing:
+    """Freezes the ids that are in the dicts of `layout`, if `recent`, and merges `inputs` with them.
+
+    Of more than SUB_IDS_MAX in a dict, the first.
+    """
+
+    def __init__(self, layout: Layout, inputs: tuple[Segment, ...], recent: bool) -> None:
+        self._lengths = [min(len(sub), SUB_IDS_MAX) if recent else 0 for sub in layout.subs]
+        self._inputs = inputs
+        self._others = tuple(segment for segment in layout.segments if segment not in inputs)
+        self._bounds = [segment.bounds() for segment in inputs]
+        self._columns = Columns(sum(self._lengths) + sum(segment.ids for segment in inputs))
+        self._next = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next == SUBS
+
+    def step(self, layout: Layout, first_live: int) -> Layout:
+        """Move the next ids, at least STEP_IDS if there are so many; the layout that says so."""
+        subs = list(layout.subs)
+        moved = 0
+        while moved < STEP_IDS and not self.done:
+            moved += self._move(subs, first_live)
+        made = Segment(self._columns, 0, self._next, 0, self._columns.filled)
+        return Layout(tuple(subs), tuple(filter(_has_any, (*self._others, *self._left(), made))))
+
+    def _move(self, subs: list[Sub], first_live: int) -> int:
+        """The ids of the next sub-dict; how many there were."""
+        number = self._next
+        sub, count = subs[number], self._lengths[number]
+        parts = [
+            _rows_in(segment.columns, bounds[number], bounds[number + 1])
+            for segment, bounds in zip(self._inputs, self._bounds, strict=True)
+            if bounds[number] < bounds[number + 1]
+        ]
+        if count:
+            parts.append(_rows_of(number, sub, count))
+            subs[number] = dict(islice(sub.items(), count, None))
+        self._next = number + 1
+        moved = sum(map(len, parts))
+        if parts:
+            rows = in_order(parts, first_live)
+            self._columns.append(number, rows.hashes, rows.tails, rows.stamps)
+        else:
+            self._columns.skip(number)
+        return moved
+
+    def _left(self) -> tuple[Segment, ...]:
+        """What is not moved yet."""
+        return tuple(
+            Segment(segment.columns, self._next, SUBS, bounds[self._next], segment.stop)
+            for segment, bounds in zip(self._inputs, self._bounds, strict=True)
+        )
+
+
+def _has_any(segment: Segment) -> bool:
+    return segment.ids > 0
+
+
+def _rows_of(number: int, sub: Sub, count: int) -> Rows:
+    hashes, tails = split_keys(number, list(islice(sub, count)))
+    return Rows(hashes, tails, np.frombuffer(b"".join(islice(sub.values(), count)), STAMP_DTYPE))
+
+
+def _rows_in(columns: Columns, start: int, stop: int) -> Rows:
+    return Rows(columns.hashes[start:stop], columns.tails[start:stop], columns.stamps(slice(start, stop)))
+
+
+def to_merge(segments: tuple[Segment, ...], ids: int) -> tuple[Segment, ...]:
+    """The segments to merge with `ids` new ones: while the next is no larger than all before together."""
+    chosen: list[Segment] = []
+    for segment in sorted(segments, key=lambda segment: segment.ids):
+        if segment.ids > ids:
+            break
+        chosen.append(segment)
+        ids += segment.ids
+    return tuple(chosen)
+
+
+def dead_in(segment: Segment, first_live: int) -> int:
+    """How many rows are dead. 4 ms for ten million."""
+    buckets = segment.columns.buckets[segment.start : segment.stop]
+    return int(np.count_nonzero(buckets < first_live))
+
+
+class IdTable:
+    """Key -> stamp, in dicts while ids are new, in segments later."""
+
+    def __init__(self, frozen: Columns | None = None) -> None:
+        """`frozen`: ids that are there from the beginning."""
+        segments = (Segment(frozen, 0, SUBS, 0, frozen.filled),) if frozen and frozen.filled else ()
+        self._layout = Layout(empty_subs(), segments)
+        self._cuts: list[weakref.ref[Cut]] = []
+        self._freezing: Freezing | None = None
+        self._frozen_us: int | None = None
+        self._to_check: list[Segment] = []
+        self._checked_live: int | None = None
+
+    # --- any thread
+
+    def present(self, batch: Encoded, live: int) -> Mask:
+        """Which ids have a stamp that is alive."""
+        layout = self._layout
+        present: Mask = stamps_of(layout.subs, batch)["bucket"] >= live
+        for segment in layout.segments:
+            present |= segment.live(segment.find(batch.hashes, batch.tails), live)
+        return present
+
+    def cut(self, live: int) -> Cut:
+        """Of what is alive now. Changes in place that come while it is drawn may show in it."""
+        return Cut(self._layout, live)
+
+    # --- the thread that changes it
+
+    def exact_cut(self, live: int) -> Cut:
+        """Of what is alive now, whatever changes while it is drawn."""
+        cut = self.cut(live)
+        self._cuts = [known for known in self._cuts if known() is not None]
+        self._cuts.append(weakref.ref(cut))
+        return cut
+
+    def any_frozen(self, batch: Encoded, live: int) -> bool:
+        """Whether one of the ids is alive in a segment."""
+        return any(
+            segment.live(segment.find(batch.hashes, batch.tails), live).any()
+            for segment in self._layout.segments
+        )
+
+    def frozen(self, batch: Encoded, live: int) -> dict[int, tuple[Segment, int]]:
+        """Where in segments the ids are that are alive there: place in the batch -> segment and row."""
+        found = {}
+        for segment in self._layout.segments:
+            rows = segment.find(batch.hashes, batch.tails)
+            for place in np.flatnonzero(segment.live(rows, live)).tolist():
+                found[place] = segment, int(rows[place])
+        return found
+
+    def frozen_stamps(self, batch: Encoded, live: int) -> dict[int, bytes]:
+        """The stamps of the ids that are alive in segments, by their places in the batch."""
+        found: dict[int, bytes] = {}
+        for segment in self._layout.segments:
+            rows = segment.find(batch.hashes, batch.tails)
+            places = np.flatnonzero(segment.live(rows, live))
+            if len(places):
+                packed = segment.columns.stamps(rows[places]).tobytes()
+                found |= zip(places.tolist(), split_stamps(packed), strict=True)
+        return found
+
+    def stamp(self, number: int, key: bytes) -> bytes:
+        """An id's stamp in its dict, GONE where there is none."""
+        return self._layout.subs[number].get(key, GONE)
+
+    def insert(self, batch: Encoded, stamps: list[bytes]) -> list[bytes]:
+        """Give each id without any its stamp; the stamps the ids have now. One C-level pass."""
+        return list(map(dict.setdefault, subs_of(self._layout.subs, batch), batch.keys, stamps))
+
+    def put(self, number: int, key: bytes, stamp: bytes) -> None:
+        """Give an id a stamp in its dict, whatever it had."""
+        sub = self._layout.subs[number]
+        old = sub.get(key)
+        if old is not None:
+            for cut in self._live_cuts():
+                cut.note_stamp(number, sub, key, old)
+        sub[key] = stamp
+
+    def release_frozen(self, number: int, segment: Segment, row: int) -> None:
+        """Take out an id that is in a segment."""
+        for cut in self._live_cuts():
+            cut.note_row(number, segment.columns, row)
+        segment.columns.release(row)
+
+    def _live_cuts(self) -> Iterator[Cut]:
+        for reference in self._cuts:
+            cut = reference()
+            if cut is not None and not cut.drawn:
+                yield cut
+
+    # --- local work: no answer hangs on it
+
+    def tidy(self, time_us: int, live: int) -> bool:
+        """One step of freezing recent ids and dropping dead ones; whether more is to be done."""
+        if self._freezing is None:
+            self._freezing = self._due_freezing(time_us) or self._due_rewriting(live)
+        if self._freezing is None:
+            return bool(self._to_check)
+        self._layout = self._freezing.step(self._layout, live)
+        if self._freezing.done:
+            self._freezing, self._frozen_us = None, time_us
+            self._checked_live = None
+        return True
+
+    def _due_freezing(self, time_us: int) -> Freezing | None:
+        layout = self._layout
+        recent = sum(map(len, layout.subs))
+        if self._frozen_us is None or not recent:
+            self._frozen_us = time_us
+        waited = time_us - self._frozen_us >= FREEZE_AFTER_US
+        if recent < FREEZE_IDS and not (waited and recent >= FREEZE_IDS_MIN):
+            return None
+        return Freezing(layout, to_merge(layout.segments, recent), recent=True)
+
+    def _due_rewriting(self, live: int) -> Freezing | None:
+        """Look at one segment; whether it is worth while to write it anew without what is dead."""
+        if self._checked_live != live:
+            self._checked_live = live
+            self._to_check = list(self._layout.segments)
+        if not self._to_check:
+            return None
+        segment = self._to_check.pop()
+        dead = dead_in(segment, live)
+        if dead == segment.ids:
+            left = tuple(other for other in self._layout.segments if other is not segment)
+            self._layout = Layout(self._layout.subs, left)
+            return None
+        if dead < segment.ids * DEAD_SHARE:
+            return None
+        return Freezing(self._layout, (segment,), recent=False)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes and ids, as reckoned (the dead among them). Any thread."""
+        layout = self._layout
+        recent = sum(map(len, layout.subs))
+        rows = sum(segment.ids for segment in layout.segments)
+        cells = sum(segment.columns.cells.nbytes for segment in layout.segments)
+        return {
+            "recent_ids": recent,
+            "recent_bytes": sum(map(sys.getsizeof, layout.subs)) + recent * _KEY_OBJECT,
+            "frozen_ids": rows,
+            "frozen_bytes": rows * ROW_BYTES + cells,
+            "segments": len(layout.segments),
+        }

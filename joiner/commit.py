@@ -1,0 +1,351 @@
+"""The end of a batch: register, write the winners, end the intent. One way for requests and resolver.
+
+Or the batch is dropped, because its incarnation is fenced: then recovery may release any of its ids that has
+no line in the joined log, and nothing of it is written any more.
+"""
+
+import os
+import tempfile
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from joiner.intents import IntentJournal
+from joiner.leases import LeaseKeeper
+from joiner.output import JoinedLog
+from joiner.ports import Checkpoint, Notice, Registry
+from joiner.rules.batch import winning_lines
+from joiner.rules.intent import Intent, Range
+from joiner.rules.lease import Lease
+from photon.core.background import Background
+from photon.core.backoff import Backoff
+from photon.core.clock import Clock
+from photon.core.columns import join_lines, split_lines
+from photon.core.disk import storage_errors, write_all
+from photon.core.errors import PhotonError, StorageError, UnavailableError
+from photon.core.fates import Committed
+
+# --- Keeps requests away while this joiner can't write: a full disk is no reason to look up and register.
+
+PROBE_INTERVAL_S: Final = 0.5
+PROBE_BYTES: Final = 1 << 20
+"""About what one batch takes."""
+
+
+class StorageGate:
+    """Shut by a failed write of a log, open again when a write to that log works. For many threads at once.
+
+    While it is shut, one request passes every PROBE_INTERVAL_S, to try; but few come, for health checks say
+    NOT_SERVING then, so whoever answers those calls `probe`.
+    """
+
+    def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None] = lambda _: None) -> None:
+        """`on_fatal` is told of a failure that only a restart can mend."""
+        self._clock = clock
+        self._on_fatal = on_fatal
+        self._lock = threading.Lock()
+        self._failures: dict[str, StorageError] = {}
+        self._broken = False
+        self._next_probe = 0.0
+
+    @property
+    def error(self) -> str | None:
+        """What is wrong, or None."""
+        failures = list(self._failures.values())
+        return str(failures[0]) if failures else None
+
+    def check(self) -> None:
+        """StorageError while it is shut."""
+        if not self._failures:
+            return
+        with self._lock:
+            failure = next(iter(self._failures.values()), None)
+            if failure is None:
+                return
+            if self._clock.monotonic() >= self._next_probe:
+                self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
+                return
+        raise type(failure)(str(failure))
+
+    def probe(self, directories: Sequence[Path]) -> None:
+        """Where it is shut, every PROBE_INTERVAL_S: open it if all these take a write."""
+        if not self._failures or self._broken:
+            return
+        with self._lock:
+            if self._clock.monotonic() < self._next_probe:
+                return
+            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
+        try:
+            for directory in directories:
+                try_writing(directory)
+        except StorageError:
+            return
+        with self._lock:
+            self._failures.clear()
+
+    def failed(self, log: str, error: StorageError, broken: bool) -> None:
+        """`broken`: no later write to that log will work."""
+        with self._lock:
+            self._failures[log] = error
+            self._broken |= broken
+            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
+        if broken:
+            self._on_fatal(error)
+
+    def worked(self, log: str) -> None:
+        if log in self._failures:
+            with self._lock:
+                self._failures.pop(log, None)
+
+
+def try_writing(directory: Path) -> None:
+    """StorageError where a batch could not be written; leaves nothing behind."""
+    with storage_errors(directory), tempfile.TemporaryFile(dir=directory, buffering=0) as file:
+        write_all(file.fileno(), bytes(PROBE_BYTES))
+        os.fsync(file.fileno())
+
+
+_WON: Final = bytes([Committed.WON])
+_FENCED: Final = bytes([Committed.FENCED])
+
+
+class WrittenLines:
+    """Lines in the joined log that belong to intents without an end; each counts for one of them, once."""
+
+    def __init__(self, counts: Counter[bytes]) -> None:
+        self._counts = counts
+
+    def take(self, lines: list[bytes]) -> list[bytes]:
+        """The lines that are missing in the log; those that are there are used up."""
+        missing = []
+        for line in lines:
+            if self._counts[line] > 0:
+                self._counts[line] -= 1
+            else:
+                missing.append(line)
+        return missing
+
+
+class Unended:
+    """An intent on the way to its end; each step is taken once, however often the whole is tried.
+
+    `lease`: its incarnation's. `written`: what a process before this one may have written of it.
+    """
+
+    def __init__(self, intent: Intent, lease: Lease, written: WrittenLines | None = None) -> None:
+        self.intent = intent
+        self.lease = lease
+        self.committed: bytes | None = None
+        """The registry's answer (core.fates.Committed), once it is known."""
+        self._written = written
+        self._missing: bytes | None = None
+        self.place: Range | None = None
+        """Where its lines stand, once they do."""
+
+    def missing_count(self) -> int:
+        """How many those are. Counting newlines in the lines would take as long as splicing them."""
+        assert self.committed is not None and self._missing is not None
+        if self._written is None:
+            return self.committed.count(Committed.WON)
+        return self._missing.count(b"\n")
+
+    def missing_lines(self) -> bytes:
+        """What of the lines that won is not in the joined log."""
+        assert self.committed is not None
+        if self._missing is None:
+            won = winning_lines(self.committed, self.intent.lines)
+            self._missing = won if self._written is None else join_lines(self._written.take(split_lines(won)))
+        return self._missing
+
+
+class Settler:
+    """Registers and writes. For many threads at once, each with a batch of its own."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        journal: IntentJournal,
+        output: JoinedLog,
+        gate: StorageGate,
+        leases: LeaseKeeper,
+        checkpoint: Checkpoint,
+    ) -> None:
+        self._registry = registry
+        self._journal = journal
+        self._output = output
+        self._gate = gate
+        self._leases = leases
+        self._checkpoint = checkpoint
+        self._lock = threading.Lock()
+        self._joined = 0
+        self._dropped = 0
+
+    @property
+    def joined(self) -> int:
+        """Lines written by this process."""
+        return self._joined
+
+    @property
+    def dropped(self) -> int:
+        """Events of fenced incarnations that this process did not write, though they may be registered."""
+        return self._dropped
+
+    def settle(self, batch: Unended) -> bytes:
+        """Take the batch to its end: `register` and `finish`."""
+        self.register(batch)
+        return self.finish(batch)
+
+    def register(self, batch: Unended) -> None:
+        """Learn which of its events are this joiner's, or that it is fenced; again has no effect.
+
+        UnavailableError: not known, to be called again with the same batch. OverloadedError is one: its lease
+        does not run.
+        """
+        if batch.committed is None and not batch.lease.fenced:
+            self._leases.check(batch.lease)
+            batch.committed = self._commit(batch.intent)
+            if Committed.FENCED in batch.committed:  # by one shard, so soon by all
+                self._leases.fenced(batch.lease)
+
+    def finish(self, batch: Unended) -> bytes:
+        """Write what is registered; the registry's answer (K core.fates.Committed), FENCED for WON where the
+        batch is dropped.
+
+        StorageError, OverloadedError: it is not there yet, to be called again with the same batch.
+        """
+        if batch.lease.fenced and batch.place is None:
+            return self._drop(batch)
+        assert batch.committed is not None
+        self._checkpoint("registered")
+        try:
+            self._write(batch)
+        except StorageError as error:
+            self._gate.failed("output", error, self._output.broken)
+            raise
+        self._leases.ended(batch.lease)
+        self._checkpoint("done")
+        return batch.committed
+
+    def _drop(self, batch: Unended) -> bytes:
+        committed = (batch.committed or _WON * len(batch.intent)).replace(_WON, _FENCED)
+        with self._lock:
+            self._dropped += committed.count(_FENCED)
+        self._journal.done(batch.intent, Range(batch.intent.position.file, 0, 0))
+        self._leases.ended(batch.lease)
+        return committed
+
+    def _commit(self, intent: Intent) -> bytes:
+        committed = self._registry.commit(intent.ids, intent.times, intent.token)
+        if len(committed) != len(intent):
+            raise UnavailableError(
+                f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: mixed versions?"
+            )
+        return committed
+
+    def _write(self, batch: Unended) -> None:
+        lines = batch.missing_lines()
+        if batch.place is None:
+            batch.place = self._output.append(lines, partial(self._leases.check, batch.lease))
+            with self._lock:
+                self._joined += batch.missing_count()
+        self._checkpoint("output appended")
+        # Also when nothing is missing: what a crashed process wrote may not be durable yet.
+        self._output.sync(batch.place)
+        if lines:
+            self._gate.worked("output")
+        self._checkpoint("output synced")
+        self._journal.done(batch.intent, batch.place)
+
+
+# --- Ends the batches whose request could not: unknown registration, full disk, crash of the process
+# before.
+#
+# It registers them again, with the same token, until the IdRegistry answers: then it is known which events
+# are this joiner's (paper 3.3.2), and they are written.
+
+DELAYS: Final = Backoff(0.05, 2.0)
+
+
+class Resolver:
+    """A thread that works off the unresolved batches in turn, with growing pauses while none can be ended."""
+
+    def __init__(self, settle: Callable[[Unended], object], rng: Random, notice: Notice) -> None:
+        self._settle = settle
+        self._rng = rng
+        self._notice = notice
+        self._changed = threading.Condition()
+        self._batches: deque[Unended] = deque()
+        self._bytes = 0
+        self._failures = 0
+        self._trouble = ""
+        self._work = Background("resolver", self._step)
+
+    @property
+    def unresolved(self) -> int:
+        """How many batches wait for their end."""
+        return len(self._batches)
+
+    @property
+    def unresolved_bytes(self) -> int:
+        """Bytes of joined lines that they hold."""
+        return self._bytes
+
+    def add(self, batch: Unended) -> None:
+        with self._changed:
+            self._batches.append(batch)
+            self._bytes += len(batch.intent.lines)
+            first = len(self._batches) == 1
+        if first:  # else it is at work, or pauses
+            self._work.wake()
+
+    def start(self) -> None:
+        self._work.start()
+
+    def stop(self, patience_s: float) -> bool:
+        """End, when all is resolved or after so long; whether all is. The rest waits for the next start."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._batches, patience_s)
+        self._work.stop(patience_s)
+        return not self._batches
+
+    def _step(self) -> float:
+        """Take one batch; the seconds until the next one."""
+        if not self._batches:
+            return float("inf")
+        batch = self._batches[0]
+        resolved = self._resolve(batch)
+        with self._changed:
+            self._batches.popleft()
+            if resolved:
+                self._bytes -= len(batch.intent.lines)
+            else:
+                self._batches.append(batch)  # the others may do better: each shard has its own leader
+            self._changed.notify_all()
+        self._failures = 0 if resolved else self._failures + 1
+        return self._pause_s() if self._failures else 0.0
+
+    def _resolve(self, batch: Unended) -> bool:
+        try:
+            self._settle(batch)
+        except PhotonError as error:
+            self._tell(str(error))
+            return False
+        except Exception as error:
+            # Not ours to mend, but the batch must not be forgotten with the thread: it shows in the status.
+            self._tell(f"{type(error).__name__}: {error}")
+            return False
+        self._trouble = ""
+        return True
+
+    def _tell(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
+
+    def _pause_s(self) -> float:
+        # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
+        return DELAYS.delay_s(self._failures, self._rng.uniform) / max(1, len(self._batches))

@@ -1,0 +1,144 @@
+"""Keeps leases alive: this joiner's own, and those of the lives before it that left batches without an end.
+
+A batch is registered and written under the lease of its token's incarnation, not of the process that happens
+to do it: recovery may fence and release what a dead life registered while a new one, whose own lease runs, is
+at work on it. No two processes keep the same incarnation, for the joiner's directory has one owner.
+"""
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+from joiner.ports import Notice, Registry
+from joiner.rules.lease import Lease
+from photon.core.background import Background
+from photon.core.clock import Clock
+from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
+from photon.core.ids import Token
+
+FIRST_LEASE_WAIT_S: Final = 1.0
+_STOP_WAIT_S: Final = 1.0
+
+
+class LeaseKeeper:
+    """`check`, `fenced` and `ended` are for many threads at once."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        own: Lease,
+        clock: Clock,
+        notice: Notice,
+        on_fatal: Callable[[BaseException], None],
+        settings: bytes = b"",
+    ) -> None:
+        """`on_fatal` is told, once, that `own` is fenced, or that no lease is to be had with these `settings`
+        (core.settings_identity.identity_digest).
+        """
+        self.own = own
+        self.refused: SettingsMismatchError | None = None
+        """Why no lease is ever to be had: none is asked for any more. What is under way is not given up."""
+        self._settings = settings
+        self._registry = registry
+        self._monotonic = clock.monotonic
+        self._notice = notice
+        self._on_fatal = on_fatal
+        self._lock = threading.Lock()
+        self._inherited: dict[int, tuple[Lease, int]] = {}  # incarnation -> lease, batches that need it
+        self._trouble: str | None = None
+        self._asked = threading.Event()
+        self._work = Background("leases", self.renew_due)
+
+    def check(self, lease: Lease) -> None:
+        """OverloadedError where it does not run: nothing may be registered or written under it."""
+        if not lease.holds(self._monotonic()):
+            raise OverloadedError(
+                "the joiner holds no lease, so it registers and writes nothing until the IdRegistry gives it "
+                "one; send again later"
+            )
+
+    @property
+    def runs(self) -> bool:
+        """Whether this joiner's own does."""
+        return self.own.holds(self._monotonic())
+
+    def inherit(self, token: Token) -> Lease:
+        """The lease for one more batch of an earlier life, until it has `ended`. Before `start` only."""
+        new = Lease(token.address, token.incarnation, self.own.lease_s)
+        lease, batches = self._inherited.get(token.incarnation, (new, 0))
+        self._inherited[token.incarnation] = lease, batches + 1
+        return lease
+
+    def ended(self, lease: Lease) -> None:
+        """A batch has its end. A lease that no batch needs is let go, so that recovery may fence it."""
+        if lease is self.own:
+            return
+        with self._lock:
+            _, batches = self._inherited.pop(lease.incarnation)
+            if batches > 1:
+                self._inherited[lease.incarnation] = lease, batches - 1
+
+    def fenced(self, lease: Lease, told: FencedError | None = None) -> None:
+        """The registry says so."""
+        with self._lock:
+            if lease.fenced:
+                return
+            lease.fence()
+        if lease is not self.own:
+            self._notice(
+                f"incarnation {lease.incarnation:016x} is fenced: what it had not written is recovery's"
+            )
+        elif not self._work.stopping:
+            self._on_fatal(told or FencedError(f"joiner incarnation {lease.incarnation:016x} is fenced"))
+
+    def start(self) -> None:
+        """Begin. On return the lease is there if the registry answers; while it is away it is asked on."""
+        self._work.start()
+        self._asked.wait(FIRST_LEASE_WAIT_S)
+
+    def stop(self) -> None:
+        """Ask no more; what was granted runs out."""
+        self._work.stop(_STOP_WAIT_S)
+
+    def renew_due(self) -> float:
+        """Ask for the leases that are due, this joiner's own first. Seconds until the next one is."""
+        with self._lock:
+            leases = [self.own, *(lease for lease, _ in self._inherited.values())]
+        for lease in leases:
+            if self.refused is None and not lease.fenced and lease.due_s <= self._monotonic():
+                self._renew(lease)
+        self._asked.set()
+        if self.refused is not None:
+            return self.own.lease_s
+        next_s = min((lease.due_s for lease in leases if not lease.fenced), default=float("inf"))
+        return min(max(0.0, next_s - self._monotonic()), self.own.lease_s)
+
+    def status(self) -> dict[str, Any]:
+        """`trouble`: why the last try to renew it failed, None if it did not."""
+        return {
+            "incarnation": f"{self.own.incarnation:016x}",
+            "seconds_left": round(self.own.left_s(self._monotonic()), 3),
+            "fenced": self.own.fenced,
+            "trouble": self._trouble,
+        }
+
+    def _renew(self, lease: Lease) -> None:
+        asked_s = self._monotonic()
+        try:
+            self._registry.keep_alive(lease.address, lease.incarnation, lease.lease_s, self._settings)
+        except FencedError as error:
+            self.fenced(lease, error)
+        except SettingsMismatchError as error:
+            # The registry keeps what it was founded with: the answer is the same for every lease, for ever.
+            self.refused, self._trouble = error, str(error)
+            if not self._work.stopping:
+                self._on_fatal(error)
+        except Exception as error:
+            # Whatever it is: without this thread the joiner would stand still and not say why.
+            lease.failed(self._monotonic())
+            if self._trouble is None:
+                self._notice(f"no answer to the request for a lease: {error or type(error).__name__}")
+            self._trouble = str(error) or type(error).__name__
+        else:
+            lease.granted(asked_s)
+            self._trouble = None

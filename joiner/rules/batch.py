@@ -1,0 +1,147 @@
+"""A request to the joiner and its answer, in packed columns."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from photon.core.columns import count_lines, join_lines, split_ids, split_lines
+from photon.core.errors import UsageError
+from photon.core.fates import Committed, Found, Joined
+from photon.core.ids import ID_BYTES
+
+_WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "first_seen": 8}
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignColumns:
+    """N foreign events."""
+
+    ids: bytes
+    """16 x N."""
+    primary_ids: bytes
+    """16 x N."""
+    times: bytes
+    """8 x N, int64 us: event times."""
+    events: bytes
+    """N lines, each a JSON object without space around it, closed by a newline."""
+    tries: bytes
+    """4 x N, uint32: tries before this one."""
+    first_seen: bytes
+    """8 x N, int64 us: when the dispatcher first read the event."""
+
+    def __len__(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+    def check(self) -> None:
+        """UsageError if the columns are not of one length."""
+        count = len(self)
+        wrong = [name for name, width in _WIDTHS.items() if len(getattr(self, name)) != width * count]
+        if len(self.ids) % ID_BYTES:
+            wrong.append("ids")
+        if count_lines(self.events) != count or not (self.events.endswith(b"\n") or not self.events):
+            wrong.append("events")
+        if wrong:
+            raise UsageError(
+                f"columns of {count} events: {', '.join(wrong)} of another length; send all N rows"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOutcomes:
+    """What became of N foreign events: 1 x N core.fates.Joined; by row, the reasons of those that end."""
+
+    outcomes: bytes
+    reasons: dict[int, str]
+
+
+# --- The joiner's rules (paper 3.3.1), pure: what an event's outcome is, given what the others answered.
+
+Rows = npt.NDArray[np.intp]
+Outcomes = npt.NDArray[np.uint8]
+
+# An id that is FENCED is nobody's yet: the dispatcher keeps its event, for another joiner or another life.
+_JOINED_AS: Final = bytearray([Joined.RETRY_UNAVAILABLE]) * 256
+_JOINED_AS[Committed.WON] = Joined.JOINED
+_JOINED_AS[Committed.DUPLICATE] = Joined.DUPLICATE
+_JOINED_AS[Committed.EXPIRED] = Joined.EXPIRED
+
+_RETRIED_AS: Final = np.full(256, Joined.RETRY_UNAVAILABLE, np.uint8)
+_RETRIED_AS[Found.FOUND] = Joined.JOINED
+_RETRIED_AS[Found.ABSENT] = Joined.RETRY_ABSENT
+_RETRIED_AS[Found.BEHIND] = Joined.RETRY_ABSENT
+
+EXPIRED_REASON: Final = "older than the IdRegistry remembers"
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """When an event whose primary is absent is given up (paper 3.3.1)."""
+
+    tries_min: int
+    age_s: float
+    drain: bool
+    """The logs grow no more: absent is final."""
+
+
+def outcomes_of_lookup(
+    found: bytes, batch: ForeignColumns, now_us: int, patience: Patience
+) -> tuple[Outcomes, dict[int, str]]:
+    """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable."""
+    answers = np.frombuffer(found, np.uint8)
+    outcomes: Outcomes = _RETRIED_AS[answers]
+    tries = np.frombuffer(batch.tries, "<u4")
+    age_us = now_us - np.frombuffer(batch.first_seen, "<i8")
+    given_up = answers == Found.ABSENT
+    if not patience.drain:
+        given_up &= (tries >= patience.tries_min) & (age_us >= patience.age_s * 1e6)
+    outcomes[given_up] = Joined.UNJOINABLE
+    reasons = {
+        int(row): "no primary event in the logs"
+        if patience.drain
+        else f"no primary event after {int(tries[row]) + 1} tries in {age_us[row] / 1e6:.0f} s"
+        for row in np.flatnonzero(given_up)
+    }
+    return outcomes, reasons
+
+
+def repeated_rows(ids: bytes) -> dict[int, int]:
+    """Rows whose id stands earlier in the column -> the row where it first stands."""
+    keys = split_ids(ids)
+    if len(set(keys)) == len(keys):
+        return {}
+    first: dict[bytes, int] = {}
+    earlier = [(row, first.setdefault(key, row)) for row, key in enumerate(keys)]
+    return {row: original for row, original in earlier if row != original}
+
+
+def outcomes_of_commit(committed: bytes) -> bytes:
+    """1 x N core.fates.Committed -> 1 x N core.fates.Joined."""
+    return committed.translate(_JOINED_AS)
+
+
+def outcome_of_repeat(original: int) -> int:
+    """The outcome of an event whose id stands earlier in the batch, given the outcome of that one."""
+    return Joined.DUPLICATE if original == Joined.JOINED else original
+
+
+def winning_lines(committed: bytes, lines: bytes) -> bytes:
+    """Of N newline-closed lines, those whose ids were won."""
+    if committed.count(Committed.WON) == len(committed):
+        return lines
+    return take_lines(lines, np.frombuffer(committed, np.uint8) == Committed.WON)
+
+
+def take_lines(lines: bytes, mask: npt.NDArray[np.bool_]) -> bytes:
+    """The chosen ones of N newline-closed lines."""
+    return join_lines(list(compress(split_lines(lines), mask.tolist())))
+
+
+def mask_of(rows: Sequence[int] | Rows, count: int) -> npt.NDArray[np.bool_]:
+    """Row numbers -> N flags."""
+    mask = np.zeros(count, np.bool_)
+    mask[rows] = True
+    return mask

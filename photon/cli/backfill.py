@@ -1,0 +1,185 @@
+"""`photon backfill`: joins old logs as a Spark job, beside what runs (docs/backfill.md)."""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from photon.cluster.console import working
+from photon.core.errors import UsageError
+from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
+from spark.engine.options import SparkOptions, spark_options
+
+if TYPE_CHECKING:
+    from idregistry.client import RegistryAt
+    from spark.backfill.job import Place
+
+TASK_TRIES: Final = 4
+"""Spark's own number on a cluster; locally it would give up at the first."""
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
+"""For tests: the process kills itself at that point."""
+
+
+@click.command("backfill")
+@click.option("--primary", multiple=True, required=True, metavar="GLOB", help="Primary logs; repeatable.")
+@click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The --out of `photon join`.")
+@click.option(
+    "--work",
+    type=click.Path(path_type=Path),
+    help="Work directory of the run; without --registry OUT/.photon, where that is there.",
+)
+@click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
+@click.option(
+    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run, or system."
+)
+@click.option("--datacenter", default="backfill", show_default=True, help="Names the output's directory.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(OUTPUT_FORMATS),
+    default="jsonl",
+    show_default=True,
+    help="Of the joined logs.",
+)
+@click.option("--abandon", is_flag=True, help="Give an unfinished backfill up; others may join its events.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@spark_options
+def command(
+    primary: tuple[str, ...],
+    foreign: tuple[str, ...],
+    out: Path,
+    work: Path | None,
+    addresses: str | None,
+    config: Path | None,
+    datacenter: str,
+    output_format: str,
+    abandon: bool,
+    as_json: bool,
+    spark: SparkOptions,
+) -> int:
+    """Join the events of old logs that nobody has joined yet; write each exactly once.
+
+    Output: OUT/joined/<datacenter>/backfill-*, complete files that its manifest lists, and OUT/dead-letters.
+    Live pipelines on the same registry may run meanwhile, over the same logs too. A backfill that was stopped
+    or killed is resumed by the same command.
+    """
+    from photon.cluster.borrowed_registry import asked_registry
+    from photon.cluster.registry_named import Named
+    from spark.backfill.job import Place
+
+    if not _NAME.fullmatch(datacenter):
+        raise UsageError(f"--datacenter '{datacenter}': letters, digits, '.', '_' and '-' only")
+    if work is None and addresses is None and (out / ".photon" / "topology.json").exists():
+        work = out / ".photon"
+    settings = _settings(config, work)
+    place = Place(out, datacenter)
+    _check_apart([*primary, *foreign], place)
+    if not abandon:
+        from spark.engine.session import check_requirements
+
+        check_requirements()
+    with asked_registry(Named(work, addresses, settings)) as asked:
+        if abandon:
+            return _abandon(place, asked.registry, as_json)
+        from spark.backfill.run import Order, backfill
+        from spark.engine.session import open_session
+
+        order = Order(primary, foreign, place, output_format, asked.registry, settings)
+        with working("joining"):
+            summary = backfill(order, lambda: open_session(_patient(spark)), _tell, _checkpoint)
+    _print(summary, place, as_json)
+    return 0
+
+
+def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
+    import shutil
+
+    from spark.backfill.job import Phase
+    from spark.backfill.publishing import WAIT_S_MAX, abandon
+    from spark.backfill.run import locked
+
+    with locked(place), registry.client(WAIT_S_MAX) as client:
+        job = place.load()
+        if job is None:
+            raise UsageError(f"{place.home}: no unfinished backfill to abandon")
+        if job.phase is Phase.DONE:
+            raise UsageError(
+                f"{place.home}: no unfinished backfill to abandon, this one is done; if joined files were "
+                "lost, `photon recover --gone-for-good` has their events joined again"
+            )
+        done = abandon(job, place, client, _tell)
+        shutil.rmtree(place.staging, ignore_errors=True)
+        place.put_away(job, "abandoned")
+    if as_json:
+        click.echo(json.dumps({"released": done.released, "published_buckets": done.kept}))
+    else:
+        click.echo(f"released {done.released:,} events; {done.kept} of {job.buckets} buckets stay published")
+    return 0
+
+
+def _settings(config: Path | None, work: Path | None) -> Settings:
+    """Those of the run, where it is known: events that are read otherwise would be joined twice."""
+    if work is None:
+        return load_settings(config)
+    from photon.cluster.run_settings import check_reads_alike
+    from photon.cluster.topology import read_topology
+
+    runs = read_topology(work / "topology.json").checked_settings()
+    if config is None:
+        return runs
+    settings = load_settings(config)
+    check_reads_alike(settings, config, runs, work)
+    return settings
+
+
+def _check_apart(patterns: list[str], place: "Place") -> None:
+    """UsageError if a pattern matches what is written here."""
+    from photon.logs.files import glob_matches
+
+    written = (
+        place.joined / "backfill-000000.jsonl",
+        place.letters / "foreign-backfill-000000.jsonl",
+        place.staging / "joined-000000.jsonl",
+    )
+    for pattern in patterns:
+        whole = os.path.join(pattern, "*") if os.path.isdir(pattern) else pattern
+        for path in written:
+            if glob_matches(Path(os.path.abspath(whole)).parts, Path(os.path.abspath(path)).parts):
+                raise UsageError(
+                    f"'{pattern}' matches what this backfill writes ({path}); "
+                    "narrow the pattern or put --out elsewhere"
+                )
+
+
+def _patient(options: SparkOptions) -> SparkOptions:
+    """A local master with tries for a task that failed: `local[2]` -> `local[2,4]`."""
+    found = re.fullmatch(r"local(?:\[([^,\]]+)\])?", options.master)
+    return options if found is None else replace(options, master=f"local[{found[1] or 1},{TASK_TRIES}]")
+
+
+def _checkpoint(where: str) -> None:
+    if os.environ.get(_KILL_AT) == where:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _tell(line: str) -> None:
+    click.echo(f"photon: {line}", err=True)
+
+
+def _print(summary: Mapping[str, Any], place: "Place", as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    click.echo(f"{summary['foreign_events']:,} foreign events in {summary['seconds']:.1f} s")
+    for fate in ("joined", "duplicate", "unjoinable", "filtered", "expired", "malformed"):
+        click.echo(f"  {fate:<12}{summary[fate]:>14,}")
+    click.echo(f"joined logs:   {place.joined}")
+    click.echo(f"dead letters:  {place.letters}")

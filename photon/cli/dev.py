@@ -1,0 +1,126 @@
+"""`photon dev`: a system of several datacenters on this machine, to look at and to kill datacenters of."""
+
+import json
+import re
+from pathlib import Path
+from typing import Final
+
+import click
+
+_UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+DEFAULT_OUT: Final = "photon-dev"
+
+
+def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
+    """`500ms`, `20s`, `5m`, `1h` -> seconds; a bare number is seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no duration; write 20s, 500ms, 5m or 1h")
+    return float(match[1]) * _UNITS[match[2] or "s"]
+
+
+@click.command("dev")
+@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml).")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help=f"Directory of the output.  [default: {DEFAULT_OUT}, or system.out of the settings]",
+)
+@click.option("--work", type=click.Path(path_type=Path), help="State to resume from  [default: OUT/.photon]")
+@click.option("--datacenters", type=click.IntRange(1, 5), help="Pipelines to run.  [default: 2]")
+@click.option("--primary", multiple=True, metavar="GLOB", help="Existing primary logs; repeatable.")
+@click.option("--foreign", multiple=True, metavar="GLOB", help="Existing foreign logs; repeatable.")
+@click.option("--queries-per-s", type=click.FloatRange(1, 200_000), default=1_000.0, show_default=True)
+@click.option("--clicks-per-s", type=click.FloatRange(0, 200_000), default=200.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=1, show_default=True, help="Of the generated events.")
+@click.option(
+    "--for", "seconds", metavar="DURATION", callback=duration, help="End by itself after so long, e.g. 60s."
+)
+@click.option("--kill-datacenter", metavar="NAME", help="Play an outage: SIGKILL all its processes.")
+@click.option(
+    "--after",
+    metavar="DURATION",
+    callback=duration,
+    default="20s",
+    help="The kill, after all was up.  [default: 20s]",
+)
+@click.option(
+    "--restore-after",
+    metavar="DURATION",
+    callback=duration,
+    help="After the kill; without it, it stays down.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON lines: a look a second, at last the summary.")
+def command(
+    config: Path | None,
+    out: Path | None,
+    work: Path | None,
+    datacenters: int | None,
+    primary: tuple[str, ...],
+    foreign: tuple[str, ...],
+    queries_per_s: float,
+    clicks_per_s: float,
+    seed: int,
+    seconds: float | None,
+    kill_datacenter: str | None,
+    after: float,
+    restore_after: float | None,
+    as_json: bool,
+) -> int:
+    """Run several datacenters on this machine and show how they do, until Ctrl-C.
+
+    By default two pipelines, and five registry replicas in five datacenters of three regions; a generator
+    writes the same queries and clicks to the logs of both. At the end the output is checked: status 1 if
+    something is wrong with it. The same command resumes what is in --work.
+    """
+    from photon.core.errors import UsageError
+    from photon.core.settings import parse_settings, read_document
+    from photon.dev.outage import Outage
+    from photon.dev.plan import named_replicas
+    from photon.dev.run import DevJob, run_dev
+    from photon.dev.summary import print_dev_summary
+    from photon.dev.view import make_view
+
+    document = read_document(config)
+    settings = parse_settings(document, str(config))
+    described = bool(settings.replicas or settings.datacenters)
+    if described and datacenters is not None:
+        raise UsageError(f"{config} names the datacenters; leave --datacenters out")
+    if restore_after is not None and kill_datacenter is None:
+        raise UsageError("--restore-after needs --kill-datacenter NAME")
+    outage = None if kill_datacenter is None else Outage(kill_datacenter, after, restore_after)
+    if outage is not None and seconds is not None and seconds < outage.ends_s:
+        raise UsageError(
+            f"--for {seconds:g}s is over before the outage is, at {outage.ends_s:g}s; give it more"
+        )
+    if out is None:
+        out = Path(settings.system.out if described else DEFAULT_OUT)
+    if work is None:
+        work = Path(settings.system.work) if described else out / ".photon"
+    job = DevJob(
+        out=out,
+        work=work,
+        settings=settings,
+        replicas=len(settings.replicas) or named_replicas(document),
+        primary=list(primary),
+        foreign=list(foreign),
+        datacenters=datacenters or 2,
+        queries_per_s=queries_per_s,
+        clicks_per_s=clicks_per_s,
+        seconds=seconds,
+        outage=outage,
+        seed=seed,
+    )
+    view = make_view(as_json)
+    try:
+        summary = run_dev(job, view)
+    finally:
+        view.close()
+    if as_json:
+        click.echo(json.dumps({"summary": summary}))
+    else:
+        print_dev_summary(summary)
+        click.echo(f"joined logs:   {out / 'joined'}\nlook closer:   photon status --work {work}")
+    return 0 if summary["ok"] else 1

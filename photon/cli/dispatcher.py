@@ -1,0 +1,124 @@
+"""`photon dispatcher init`: where the dispatchers begin to read (paper 3.2.2)."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from photon.cluster.running_system import find_system
+from photon.core.errors import PhotonError, UsageError
+
+if TYPE_CHECKING:
+    from dispatcher.initialise import Start
+    from photon.core.settings import Settings
+
+_Place = tuple[Path, list[str]]
+"""The directory of a datacenter's dispatchers, and the patterns of their logs."""
+
+_FILES_SHOWN: Final = 20
+
+
+@click.command("init")
+@click.option(
+    "--from",
+    "start",
+    metavar="now|TIME|start",
+    required=True,
+    help="The logs' ends, the first event of a time (ISO 8601, or seconds since 1970), or their starts.",
+)
+@click.option("--work", type=click.Path(path_type=Path), help="Work directory of a run here (OUT/.photon).")
+@click.option("--datacenter", help="Only of this one  [default: all]")
+@click.option(
+    "--foreign", multiple=True, metavar="GLOB", help="Where WORK is new: the foreign logs; repeatable."
+)
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    help="Settings (photon.toml): in place of --work, those that name the datacenters; else those of WORK.",
+)
+def init(
+    start: str, work: Path | None, datacenter: str | None, foreign: tuple[str, ...], config: Path | None
+) -> None:
+    """Set from where on the foreign logs are read, while no run is under way.
+
+    For a state that was lost, or a first run that shall leave out what is old. What was counted and what
+    waits for a retry stays. Events read again are joined once all the same; those passed over are not read.
+    """
+    from dispatcher.initialise import initialise
+    from photon.core.clock import SystemClock
+    from photon.logs.files import check_patterns
+
+    begin = _start(start)
+    settings, places = _where(work, datacenter, foreign, config)
+    for _, patterns in places:  # all of them before the first place is set
+        check_patterns(patterns)
+    empty = []
+    for number, (directory, patterns) in enumerate(places):
+        try:
+            offsets = initialise(directory, patterns, settings, begin, SystemClock(), _tell)
+        except (PhotonError, OSError):
+            if number:
+                done = ", ".join(str(directory) for directory, _ in places[:number])
+                _tell(f"set already, and they stay so: {done}; not {directory}, nor what comes after it")
+            raise
+        click.echo(f"{directory}: {len(offsets):,} files")
+        for name, offset in list(offsets.items())[:_FILES_SHOWN]:
+            click.echo(f"  {offset:>16,}  {name}")
+        if len(offsets) > _FILES_SHOWN:
+            click.echo(f"  and {len(offsets) - _FILES_SHOWN:,} more")
+        if not offsets:
+            empty += patterns
+    if empty:
+        raise UsageError(
+            f"no file that can be read matches {', '.join(empty)}, so no place was set there: what comes is "
+            "read from its start; check the patterns, or wait until there are logs"
+        )
+
+
+def _start(text: str) -> "Start":
+    if text == "now":
+        return "now"
+    if text == "start":
+        return "start"
+    from photon.cli.registry import parse_time_us
+
+    return parse_time_us(text, "--from")
+
+
+def _where(
+    work: Path | None, datacenter: str | None, foreign: tuple[str, ...], config: Path | None
+) -> tuple["Settings", list["_Place"]]:
+    if foreign:
+        return _of_new_run(work, datacenter, foreign, config)
+    topology = find_system(work, config)
+    pipelines = topology.pipelines if datacenter is None else [topology.pipeline(datacenter)]
+    if not pipelines:
+        raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
+    places = [(Path(p.directory) / "dispatcher", topology.foreign_of(p)) for p in pipelines]
+    return topology.checked_settings(), places
+
+
+def _of_new_run(
+    work: Path | None, datacenter: str | None, foreign: tuple[str, ...], config: Path | None
+) -> tuple["Settings", list["_Place"]]:
+    """Before its first run, which writes the topology."""
+    from photon.cluster.topology import DATACENTER_NAMES
+    from photon.core.settings import load_settings
+
+    if work is None:
+        raise UsageError("--foreign is for a new work directory: name it by --work")
+    settings = load_settings(config)
+    known = tuple(n for n, place in settings.datacenters.items() if place.dispatchers) or DATACENTER_NAMES
+    if datacenter is not None and datacenter not in known:
+        raise UsageError(
+            f"no datacenter '{datacenter}'; there are: {', '.join(known)}. Others are named in settings "
+            "(--config) under [datacenters]"
+        )
+    names = known if datacenter is None else (datacenter,)
+    patterns = [str(Path.cwd() / pattern) for pattern in foreign]
+    return settings, [(work.absolute() / name / "dispatcher", patterns) for name in names]
+
+
+def _tell(notice: str) -> None:
+    sys.stderr.write(f"photon: {notice}\n")

@@ -1,0 +1,123 @@
+"""`photon explain EVENT_ID`: where an event is, and why it is not joined yet."""
+
+import json
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from photon.cluster.running_system import find_system, system_options
+from photon.core.errors import UsageError
+
+
+@click.command("explain")
+@click.argument("event_id")
+@system_options
+@click.option("--primary-id", help="Of the primary event it names, where no log tells it yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(
+    event_id: str, work: Path | None, config: Path | None, primary_id: str | None, as_json: bool
+) -> None:
+    """Say all that is known of the foreign event EVENT_ID: joined, given up, waiting, or unseen, and why.
+
+    Works on a running system and, as far as its files tell, on one that has stopped. Joined logs and dead
+    letters are looked through where they are on this machine.
+    """
+    for name, given in (("EVENT_ID", event_id), ("--primary-id", primary_id)):
+        _check_id(name, given)
+    from photon.cluster.explain import explain
+
+    found = explain(find_system(work, config), event_id, primary_id)
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    for line in told(found):
+        click.echo(line)
+
+
+def _check_id(name: str, given: str | None) -> None:
+    if given == "":
+        raise UsageError(f"{name} is empty; name the id of an event")
+    try:
+        (given or "").encode()
+    except UnicodeEncodeError as error:
+        shown = os.fsencode(given or "").decode("utf-8", "backslashreplace")
+        raise UsageError(f"{shown}: not UTF-8, and no event has such an id; check {name}") from error
+
+
+def told(found: dict[str, Any]) -> list[str]:
+    """What `explain` found, for a person."""
+    lines = [f"{found['id']}: {verdict(found)}"]
+    registry = found["registry"]
+    if registry is not None and "silent" in registry:
+        lines.append(f"  registry       does not answer ({registry['silent']})")
+    elif registry is None:
+        lines.append("  registry       not registered")
+    else:
+        who = f"{registry.get('process') or 'the joiner'} at {registry['joiner']}"
+        life = f"incarnation {registry['incarnation']}"
+        when = _time(registry["time_us"])
+        lines.append(f"  registry       registered in shard {registry['shard']} by {who} ({life}), {when}")
+    for row in found["joined"]:
+        place = f"offset {row['offset']}" if "offset" in row else f"row {row['row']}"
+        lines.append(f"  joined         {row['file']}, {place}")
+    for row in found["dead_letters"]:
+        lines.append(f"  dead letter    {row['datacenter']}: {row['fate']}: {row['reason']}")
+        lines.append(f"                 from {row['file']}, offset {row['offset']}")
+    for datacenter, row in found["pending"].items():
+        if row is not None and "silent" in row:
+            lines.append(f"  dispatcher     {datacenter}: does not answer")
+        elif row is not None:
+            facts = ", ".join(f"{_words(k)} {_value(k, value)}" for k, value in row.items() if k != "line")
+            lines.append(f"  pending        {datacenter}: {facts}")
+    lines += [f"  not readable   {file}: {why}" for file, why in found["unreadable"].items()]
+    lines += [f"  not here       {directory}: is not on this machine" for directory in found["not_here"]]
+    return lines + _primary(found["primary"])
+
+
+def verdict(found: dict[str, Any]) -> str:
+    """The most that can be said, in a word or two."""
+    waits = any(row is not None and "silent" not in row for row in found["pending"].values())
+    registry = found["registry"]
+    if found["joined"]:
+        return "joined"
+    if waits:
+        return "waits to be tried again"
+    if registry is not None and "silent" not in registry:
+        return "registered, and in no joined log: " + (
+            "it may stand in a file that cannot be read here"
+            if found["unreadable"] or found["not_here"]
+            else "being written, changed by the adapter, or moved away"
+        )
+    if found["dead_letters"]:
+        return found["dead_letters"][-1]["fate"]  # type: ignore[no-any-return]
+    silent = registry is not None or any(row is not None for row in found["pending"].values())
+    if silent or found["unreadable"] or found["not_here"]:
+        return "nothing is known of it, but not all answer"
+    return "not seen: not read yet, or in no log"
+
+
+def _primary(primary: dict[str, Any] | None) -> list[str]:
+    if primary is None:
+        return ["  primary        its id is not known here (--primary-id)"]
+    rows = []
+    for datacenter, answer in primary["datacenters"].items():
+        outcome = "does not answer" if "silent" in answer else answer["outcome"]
+        rows.append(f"  primary        {primary['id']}: {outcome} in {datacenter}")
+        if answer.get("line"):
+            rows.append(f"                 {answer['line']}")
+    return rows
+
+
+def _time(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")
+
+
+def _words(key: str) -> str:
+    return key.removesuffix("_us").replace("_", " ")
+
+
+def _value(key: str, value: Any) -> str:
+    return _time(value) if key.endswith("_us") and isinstance(value, int) and value > 1 << 40 else str(value)

@@ -1,0 +1,113 @@
+"""The `photon` command. Each subcommand is imported when it is called."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from photon import __version__
+from photon.core.disk import storage_error
+from photon.core.errors import PhotonError
+
+# name -> (module with a click command called `command`, one line of help)
+_COMMANDS: Final = {
+    "join": ("photon.cli.join", "Join logs with the whole system embedded on this machine."),
+    "generate": ("photon.cli.generate", "Write query and click logs with their ground truth."),
+    "dev": ("photon.cli.dev", "Run several datacenters on this machine, and kill one of them."),
+    "demo": ("photon.cli.demo", "Join 328,521 real departures with the weather, in two datacenters."),
+    "bench": ("photon.cli.bench", "Measure catch-up, steady rate and live latency on this machine."),
+    "status": ("photon.cli.status", "Show what every process of a running system says of itself."),
+    "health": ("photon.cli.health", "Ask one process whether it serves."),
+    "explain": ("photon.cli.explain", "Say all that is known of one foreign event."),
+    "dead-letters": (
+        "photon.cli.dead_letters:dead_letters",
+        "List, show and replay what was not joined.",
+    ),
+    "verify": ("photon.cli.verify", "Account for every foreign event of a run (needs Java)."),
+    "recover": ("photon.cli.recover", "Bring back what dead joiners registered and lost (needs Java)."),
+    "backfill": ("photon.cli.backfill", "Join old logs as a Spark job (needs Java)."),
+    "logmap": ("photon.cli.logmap:logmap", "Build log file maps with Spark, load them (needs Java)."),
+    "adapter": ("photon.cli.adapter:adapter", "Try an adapter on sample lines (`adapter test`)."),
+    "certs": ("photon.cli.certs", "Make a CA and certificates for [tls]."),
+    "reshard": ("photon.cli.registry:reshard", "Change the number of shards of the IdRegistry."),
+    "registry": ("photon.cli.roles:registry", "The IdRegistry (`registry serve`, `replace`, `scan`)."),
+    "eventstore": ("photon.cli.roles:eventstore", "The EventStore (`eventstore serve`)."),
+    "joiner": ("photon.cli.roles:joiner", "The joiner (`joiner serve`)."),
+    "dispatcher": ("photon.cli.roles:dispatcher", "The dispatcher (`dispatcher serve`, `init`)."),
+}
+
+
+_START_A_JVM: Final = ("verify", "recover", "backfill", "registry")
+
+
+class LazyGroup(click.Group):
+    """Lists the commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        if cmd_name in _START_A_JVM:
+            # A JVM is forked while gRPC channels are open. What gRPC does after a fork by default ends the
+            # child now and then, before it becomes a JVM. Read when gRPC is first imported.
+            os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+        module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute or "command")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[1:2] != ["serve"]:
+            # What gRPC notes of handshakes goes to stderr, among the words of a command which tells of them
+            # itself. In the log of a server that is started by itself it is the only word of whom it refused;
+            # those that `join` and `dev` start have it from photon.cluster.launching and are quiet too.
+            os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup)
+@click.version_option(__version__, prog_name="photon")
+def photon() -> None:
+    """Joins a foreign log with a primary log, each event exactly once, through the loss of a datacenter."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Exit status 0 done, 1 ran but failed, 2 bad usage or settings."""
+    try:
+        status: Any = photon.main(arguments, prog_name="photon", standalone_mode=False)
+    except click.exceptions.Exit as end:
+        status = end.exit_code
+    except click.ClickException as error:
+        context = getattr(error, "ctx", None)
+        where = f" (see `{context.command_path} --help`)" if context is not None else ""
+        message = error.format_message()
+        if "unexpected extra argument" in message:
+            message += " Put globs in quotes, or the shell makes several arguments of one."
+        click.echo(f"photon: {message}{where}", err=True)
+        status = 2
+    except click.Abort:
+        status = 130
+    except PhotonError as error:
+        click.echo(f"photon: {error}", err=True)
+        status = error.exit_status
+    except OSError as error:
+        if error.filename is None:
+            raise
+        failed = storage_error(error, Path(str(error.filename)))
+        click.echo(f"photon: {failed}", err=True)
+        status = failed.exit_status
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""`photon reshard` and `photon registry replace|scan`: the registry's administration (paper 2.2.2, 3.3.3)."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from photon.cluster.registry_named import Named, registry_options
+from photon.core.addresses import split
+from photon.core.errors import PhotonError, UsageError
+from spark.engine.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX
+
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
+    from photon.cluster.topology import Topology
+    from photon.rpc import idregistry_pb2 as pb
+
+TIMEOUT_S: Final = 30.0
+_POLL_S: Final = 0.2
+
+
+class ReshardError(PhotonError):
+    """The new number of shards was not adopted; nothing has changed."""
+
+
+class ReplaceError(PhotonError):
+    """The replacement is not done yet; it goes on."""
+
+
+@click.command("reshard")
+@click.argument("shards", type=click.IntRange(1, 4096))
+@click.option(
+    "--at",
+    "at",
+    metavar="TIME",
+    help="Event time from which on it holds: ISO 8601 or seconds since 1970  [default: soon]",
+)
+@registry_options
+@click.option("--json", "as_json", is_flag=True)
+def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
+    """Spread events from a time in the future on over another number of shards, more or fewer.
+
+    Older events stay where they are: no id ever changes its shard. The time must lie ahead by more than
+    registry.clock_skew_s, and no event from it on may be registered yet.
+    """
+    with named.at().client(TIMEOUT_S) as client:
+        result = client.reshard(shards, None if at is None else parse_time_us(at))
+        intervals = client.configuration().intervals
+    if as_json:
+        click.echo(
+            json.dumps(
+                {
+                    "adopted": result.adopted,
+                    "version": result.version,
+                    "start_us": result.start_us,
+                    "why": result.why,
+                    "intervals": [[interval.start_us, interval.shards] for interval in intervals],
+                }
+            )
+        )
+    if not result.adopted:
+        raise ReshardError(f"not adopted, nothing has changed: {result.why}")
+    if not as_json:
+        click.echo(
+            f"{shards} shards for events from {show_time(result.start_us)} on (version {result.version})"
+        )
+
+
+def parse_time_us(text: str, option: str = "--at") -> int:
+    """ISO 8601 (without a zone: local time) or seconds since 1970 -> us. UsageError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = datetime.fromisoformat(text).timestamp()
+        except ValueError as error:
+            raise UsageError(
+                f"{option} {text}: give a time as 2026-01-31T12:00:00+00:00, or in seconds since 1970"
+            ) from error
+    if not 0 < seconds < 1e11:
+        raise UsageError(
+            f"{option} {text}: {seconds:g} seconds since 1970 can't be; are these micro- or milliseconds?"
+        )
+    return round(seconds * 1e6)
+
+
+def show_time(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")
+
+
+@click.command("replace")
+@click.argument("old", required=False)
+@click.option("--name", help="Of the new replica: one that was never used before.")
+@click.option("--raft", metavar="HOST:PORT", help="Where the other replicas reach it.")
+@click.option("--grpc", metavar="HOST:PORT", help="Where clients reach it.")
+@click.option("--cancel", metavar="NEW", help="Instead of all these: let NEW go again, and OLD stay.")
+@registry_options
+@click.option("--wait", type=float, default=0.0, show_default=True, help="Seconds to wait until it is done.")
+def replace_replica(
+    old: str | None,
+    name: str | None,
+    raft: str | None,
+    grpc: str | None,
+    cancel: str | None,
+    named: Named,
+    wait: float,
+) -> None:
+    """Let an empty replica take the place of OLD, which is dead or to be moved and never comes back.
+
+    Start the new one with `photon registry serve` from a topology that has "joining": true for it. Such a one
+    is written as topology-NAME.json: into the directory of --work; into this one, where --config names the
+    system's [replicas]. Before or after this: it is let in when it is there. One replacement goes at a time.
+    One that can't be finished (the new one's address was wrong) is cancelled: `photon registry replace
+    --cancel NEW`; its name is not used again.
+    """
+    if cancel is not None:
+        if old or name or raft or grpc:
+            raise UsageError("--cancel NEW stands alone: without OLD, --name, --raft and --grpc")
+        with named.at().client(TIMEOUT_S) as client:
+            client.cancel_replacement(cancel)
+            click.echo(f"the replacement by {cancel} is cancelled")
+            _wait_until_gone(client, cancel, wait)
+        return
+    if not (old and name and raft and grpc):
+        raise UsageError("give OLD, --name, --raft and --grpc; or --cancel NEW alone")
+    from idregistry.client import check_replica
+
+    check_replica(name, raft, grpc)
+    system = _system(named)
+    with named.at().client(TIMEOUT_S) as client:
+        client.replace(old, name, raft, grpc)
+        click.echo(f"{name} takes the place of {old}")
+        if system is not None:
+            replicas = client.directory().replicas
+            path = _write_joining_topology(*system, replicas, old, name, raft, grpc)
+            click.echo(f"start it: photon registry serve --topology {path} --name {name}")
+        _wait_until_gone(client, old, wait)
+
+
+def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:
+    """ReplaceError if it is not after `wait` seconds. 0: don't wait."""
+    deadline = time.monotonic() + wait
+    while wait:
+        directory = client.directory()
+        if all(replica.name != name for replica in directory.replicas):
+            click.echo(f"done: the replicas are {', '.join(sorted(r.name for r in directory.replicas))}")
+            return
+        if time.monotonic() > deadline:
+            raise ReplaceError(f"{name} is not gone after {wait:g} s; does the one that takes its place run?")
+        time.sleep(_POLL_S)
+
+
+def _system(named: Named) -> "tuple[Topology, Path] | None":
+    """The system whose registry it is, and where a topology of it is written; None: it is not known."""
+    from photon.cluster.system import topology_of
+    from photon.cluster.topology import read_topology
+
+    if named.work is not None:
+        return read_topology(named.work / "topology.json"), named.work
+    return (topology_of(named.settings), Path()) if named.settings.replicas else None
+
+
+def _write_joining_topology(
+    topology: "Topology",
+    directory: Path,
+    replicas: Iterable["pb.Replica"],
+    old: str,
+    name: str,
+    raft: str,
+    grpc: str,
+) -> Path:
+    """`replicas`: as the directory has them by now, which may be others than the run began with."""
+    from photon.cluster.topology import Replica, write_topology
+
+    others = {r.name: (r.grpc, r.raft_host, r.raft_port) for r in replicas}
+    sites = {r.name: r.datacenter for r in topology.replicas}
+    sites[name] = sites.get(old, "")
+    homes = Path(topology.replicas[0].directory).parent
+    known = [
+        Replica(one, *where, str(homes / one), joining=one == name, datacenter=sites.get(one, ""))
+        for one, where in {**others, name: (grpc, *split(raft))}.items()
+    ]
+    path = directory / f"topology-{name}.json"
+    write_topology(replace(topology, replicas=known), path)
+    return path
+
+
+@click.command("scan")
+@click.argument("shard", type=click.IntRange(0, 4095))
+@click.option("--from", "address", metavar="ADDR", help="The replica to read from  [default: any]")
+@click.option("--fresh", is_flag=True, help="From the shard's leader, with all that was acknowledged before.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, SCAN_TIMEOUT_S_MAX, min_open=True),
+    default=SCAN_TIMEOUT_S,
+    show_default=True,
+    help="Seconds until it must be done.",
+)
+@registry_options
+def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Named) -> None:
+    """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex)."""
+    from photon.core.columns import split_ids, unpack_times
+
+    with named.at().client(TIMEOUT_S) as client:
+        for part in client.scan(shard, address, timeout, fresh):
+            times = unpack_times(part.times).tolist()
+            rows = zip(split_ids(part.ids), times, part.tokens, strict=True)
+            sys.stdout.write("".join(f"{i.hex()} {t} {token.hex()}\n" for i, t, token in rows))

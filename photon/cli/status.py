@@ -1,0 +1,156 @@
+"""`photon status`: what every process of a running system says of itself, and the fates of all events."""
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from photon.cluster.running_system import find_system, system_options
+from photon.cluster.summary import fates_of, furthest
+
+Status = Mapping[str, Any]
+
+_WIDTH = 24
+_OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
+
+
+@click.command("status")
+@system_options
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def command(work: Path | None, config: Path | None, as_json: bool) -> None:
+    """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
+
+    Status 1 if one does not answer, or the fates of a datacenter do not add up to the events read.
+    """
+    from photon.cluster.statuses import StatusReader
+
+    with contextlib.closing(StatusReader(find_system(work, config))) as reader:
+        _, _, _, dispatchers = reader.read(("registry", "eventstore", "joiner", "dispatcher"))
+        statuses, silent = dict(reader.named()), reader.silent()
+        why = {name: reader.why_silent(name) for name in silent}
+    fates = {status["datacenter"]: fates_of(status) for status in furthest(dispatchers)}
+    if as_json:
+        click.echo(json.dumps({**statuses, **dict.fromkeys(silent), "fates": fates}))
+    else:
+        for name, status in statuses.items():
+            click.echo(f"{name:<{_WIDTH}}{line_of(status)}")
+        for name in silent:
+            click.echo(f"{name:<{_WIDTH}}does not answer{f' ({why[name]})' if why[name] else ''}")
+        for datacenter, row in fates.items():
+            click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
+    wrong = any(not row["adds_up"] for row in fates.values())
+    raise SystemExit(1 if silent or wrong else 0)
+
+
+def fates_line(row: Status) -> str:
+    """12 foreign events = joined 10 + pending 2."""
+    parts = [f"{fate} {count:,}" for fate, count in row["fates"].items() if count]
+    equals = "=" if row["adds_up"] else "!= (DOES NOT ADD UP)"
+    return f"{row['foreign_events']:,} foreign events {equals} {' + '.join(parts) or 'none'}"
+
+
+def line_of(status: Status) -> str:
+    """The plain values of a status in one line, and of the others what a person wants to know."""
+    shown: list[str] = []
+    for key, value in status.items():
+        if key in _SHOWN:
+            shown += _SHOWN[key](value) if value else []
+        elif key in _OWN_LINE:
+            continue
+        elif isinstance(value, bool):
+            shown.append(key.replace("_", " ") if value else f"not {key.replace('_', ' ')}")
+        elif isinstance(value, int):
+            shown.append(f"{key.replace('_', ' ')} {value:,}")
+    return ", ".join(shown)
+
+
+def _directory(directory: Status) -> list[str]:
+    """The registry's directory: only what is out of the ordinary, but for its leader."""
+    shown = [f"directory: leader {directory['leader']}" + ("" if directory["has_quorum"] else ", NO QUORUM")]
+    resharding, replacing = directory["resharding"], directory["replacing"]
+    if isinstance(resharding, list):
+        shown.append(f"resharding to {resharding[1]}")
+    if isinstance(replacing, list):
+        shown.append(f"replacing {replacing[0]} by {replacing[1]}")
+    return shown
+
+
+def _shards(shards: Iterable[Status]) -> list[str]:
+    return [
+        f"shard {shard['shard']}: leader {shard['leader']}, {shard['ids']:,} ids"
+        + ("" if shard["has_quorum"] else ", NO QUORUM")
+        for shard in shards
+    ]
+
+
+def _lease(lease: Status) -> list[str]:
+    """Only its trouble: while it runs there is nothing to tell."""
+    if lease["fenced"]:
+        return ["FENCED: it ends, and a new one starts"]
+    why = f" ({lease['trouble']})" if lease["trouble"] else ""
+    if lease["seconds_left"] <= 0:
+        return [f"NO LEASE{why}: it writes nothing until it has one"]
+    return [f"lease not renewed{why}, {lease['seconds_left']:.1f} s left"] if why else []
+
+
+def _tier(name: str) -> Any:
+    """An event store's cache or logs: how many lookups it answered, of how many it was asked."""
+
+    def shown(tier: Status) -> list[str]:
+        asked = tier["hits"] + tier["misses"]
+        share = f" ({tier['hits'] / asked:.1%})" if asked else ""
+        read = f", {tier['bytes_read'] / asked:,.0f} bytes a lookup" if asked and "bytes_read" in tier else ""
+        held = f", {tier['events']:,} events in {tier['bytes']:,} bytes" if "events" in tier else ""
+        return [f"{name}: {tier['hits']:,} of {asked:,} lookups{share}{read}{held}"]
+
+    return shown
+
+
+def _output(output: Status) -> list[str]:
+    trouble = output.get("trouble")
+    return [f"output: {trouble}"] if trouble else []
+
+
+def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
+    """Of an event store its caches, of the registry its replicas, which all have lines of their own."""
+    if isinstance(members, Mapping):
+        return []
+    caches = members
+    return [f"{len(caches)} cache processes beside"]
+
+
+def _worker(worker: Status) -> list[str]:
+    return [f"worker {worker['slot']} reads {worker['files']:,} files"]
+
+
+def _drained(_: bool) -> list[str]:
+    """With --follow there is no such thing."""
+    return ["drained"]
+
+
+def _told(value: object) -> list[str]:
+    return [str(value)]
+
+
+def _unread(files: Mapping[str, str]) -> list[str]:
+    return [f"{file} not read ({reason})" for file, reason in files.items()]
+
+
+_SHOWN = {
+    "directory": _directory,
+    "shards": _shards,
+    "lease": _lease,
+    "cache": _tier("cache"),
+    "logs": _tier("logs"),
+    "output": _output,
+    "members": _members,
+    "worker": _worker,
+    "drained": _drained,
+    "trouble": _told,
+    "storage_error": _told,
+    "paused": _told,
+    "unreadable": _unread,
+}

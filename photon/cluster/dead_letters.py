@@ -1,0 +1,224 @@
+"""The dead letters of a run: counted, shown, and put before the dispatchers again (docs/operating.md).
+
+Each datacenter's letters go to its own dispatchers, as each reads its own copy of the logs. What has been
+replayed is noted down after it is in the inbox: a crash between the two replays it again, and the IdRegistry
+joins it once all the same.
+"""
+
+import base64
+import contextlib
+import fcntl
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+
+from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
+from photon.core.errors import LockedError, StorageError
+from photon.core.fates import Fate
+from photon.core.fields import parse_path
+
+REPLAYED: Final = (Fate.UNJOINABLE, Fate.FILTERED, Fate.EXPIRED)
+"""Fates that another try may change. A malformed line is replayed where it is asked for."""
+INDEX_FILE: Final = "replayed.index"
+REASONS_MAX: Final = 10_000
+_NUMBER: Final = re.compile(r"(?<![\w-])\d+(?:[.,]\d+)*(?!\w)")
+_DIGEST_BYTES: Final = 16
+_BLOCK_BYTES: Final = 1 << 20
+
+
+class Letter(msgspec.Struct, frozen=True):
+    """One dead letter, as photon.logs.writer writes it."""
+
+    fate: Fate
+    reason: str
+    event: msgspec.Raw
+    file: str
+    offset: int
+    event_base64: str | None = None
+
+    def line(self) -> bytes:
+        """The event as it stood in its log."""
+        if self.event_base64 is not None:
+            return base64.b64decode(self.event_base64)
+        if self.fate is Fate.MALFORMED:
+            text: str = msgspec.json.decode(self.event, type=str)
+            return text.encode()
+        return bytes(self.event)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which letters are meant; None and empty: all."""
+
+    fates: Collection[Fate] = ()
+    reason: str = ""
+    id: str | None = None
+    id_path: str = "id"
+    """Of the foreign event's id, as in the settings."""
+
+    def takes(self, letter: Letter) -> bool:
+        if self.fates and letter.fate not in self.fates:
+            return False
+        return self.reason in letter.reason and (self.id is None or self._has_id(letter))
+
+    def _has_id(self, letter: Letter) -> bool:
+        try:
+            return text_at(msgspec.json.decode(letter.line()), self.id_path) == self.id
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            return False
+
+
+def text_at(event: Any, path: str) -> str | None:
+    """The id at a path of the settings, as text; None where there is none."""
+    for name in parse_path(path):
+        event = event.get(name) if isinstance(event, dict) else None
+    return None if event is None or isinstance(event, bool) else str(event)
+
+
+def read_letters(directory: Path, stem: str = "foreign") -> Iterator[tuple[bytes, Letter]]:
+    """Each letter of a datacenter with its own line, oldest files first; a torn last line is left out.
+
+    StorageError for a line that is no letter.
+    """
+    decoder = msgspec.json.Decoder(Letter)
+    for path in sorted(directory.glob(f"{stem}-*.jsonl")):
+        with storage_errors(path), path.open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    yield line, decoder.decode(line)
+                except (msgspec.DecodeError, ValueError) as error:
+                    raise StorageError(
+                        f"{path}: a line that is no dead letter ({error}); move the file away"
+                    ) from error
+
+
+def count_letters(directory: Path, chosen: Filter) -> list[dict[str, Any]]:
+    """{log, fate, reason, count, replayed} of each kind, the most frequent first.
+
+    Numbers in a reason (tries, seconds, places in a line) are shown as N: they make no kind. Beyond
+    REASONS_MAX kinds the rest count as one with the reason "(others)". `log`: foreign, or primary, whose
+    malformed lines are kept beside.
+    """
+    rows = []
+    done = replayed_digests(directory)
+    for log in ("foreign", "primary"):
+        counts: Counter[tuple[str, str]] = Counter()
+        again: Counter[tuple[str, str]] = Counter()
+        for line, letter in read_letters(directory, log):
+            if chosen.takes(letter):
+                kind = letter.fate.value, _NUMBER.sub("N", letter.reason)
+                if kind not in counts and len(counts) >= REASONS_MAX:
+                    kind = letter.fate.value, "(others)"
+                counts[kind] += 1
+                again[kind] += _digest(line) in done
+        rows += [
+            {"log": log, "fate": fate, "reason": reason, "count": count, "replayed": again[fate, reason]}
+            for (fate, reason), count in counts.most_common()
+        ]
+    return rows
+
+
+def replay(directory: Path, inbox: Path, name: str, chosen: Filter, again: bool = False) -> int:
+    """Put the events of the chosen letters into an inbox, as the file `name`; how many.
+
+    An event once, however many letters it has. Letters that were replayed before are left out, unless
+    `again`; a replay that failed leaves new ones. LockedError, StorageError, DiskFullError: nothing is in
+    the inbox then, or all of it and not noted down.
+    """
+    with _locked_index(directory) as index:
+        done = set() if again else _read_digests(index)
+        digests: list[bytes] = []
+        final = inbox / name
+        temporary = final.with_name(f".{name}.partial")
+        with storage_errors(temporary):
+            make_directory(inbox)
+            try:
+                with temporary.open("wb") as file:
+                    events = _write_events(read_letters(directory), chosen, done, digests, file.write)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if digests:
+                    temporary.rename(final)
+                    sync_directory(inbox)
+            finally:
+                temporary.unlink(missing_ok=True)
+        if digests:
+            with storage_errors(directory / INDEX_FILE):
+                write_all(index.fileno(), b"".join(digests))
+                os.fsync(index.fileno())
+        return events
+
+
+def replayed_digests(directory: Path) -> set[bytes]:
+    """Digests of the letters that were replayed."""
+    path = directory / INDEX_FILE
+    if not path.exists():
+        return set()
+    with storage_errors(path), path.open("rb") as index:
+        return _read_digests(index)
+
+
+def _write_events(
+    letters: Iterable[tuple[bytes, Letter]],
+    chosen: Filter,
+    done: Collection[bytes],
+    digests: list[bytes],
+    write: Callable[[bytes], object],
+) -> int:
+    """How many events; `digests` gets those of their letters."""
+    written: set[bytes] = set()
+    held: list[bytes] = []
+    size = 0
+    for line, letter in letters:
+        if not chosen.takes(letter) or (digest := _digest(line)) in done:
+            continue
+        digests.append(digest)
+        event = letter.line()
+        if (digest := _digest(event)) in written:
+            continue
+        written.add(digest)
+        held.append(event + b"\n")
+        size += len(held[-1])
+        if size >= _BLOCK_BYTES:
+            write(b"".join(held))
+            held, size = [], 0
+    write(b"".join(held))
+    return len(written)
+
+
+def _digest(line: bytes) -> bytes:
+    """Of a letter: its event's log, offset and reason are in it, so that no two are alike."""
+    return hashlib.blake2b(line, digest_size=_DIGEST_BYTES).digest()
+
+
+@contextlib.contextmanager
+def _locked_index(directory: Path) -> Iterator[IO[bytes]]:
+    path = directory / INDEX_FILE
+    with storage_errors(path):
+        make_directory(directory)
+        index = path.open("a+b", buffering=0)
+    with index:
+        try:
+            fcntl.flock(index, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LockedError(f"{path}: another replay runs; wait for it") from error
+        yield index
+
+
+def _read_digests(index: IO[bytes]) -> set[bytes]:
+    """A torn last one, as a crash leaves it, is cut off where the file may be written."""
+    index.seek(0)
+    data = index.read()
+    whole = len(data) - len(data) % _DIGEST_BYTES
+    if whole < len(data) and index.writable():
+        index.truncate(whole)
+    return {data[n : n + _DIGEST_BYTES] for n in range(0, whole, _DIGEST_BYTES)}

@@ -1,0 +1,237 @@
+"""All that is known of one foreign event: registry, dispatchers, dead letters, joined logs, event stores.
+
+Each source is asked by itself; one that does not answer (a stopped run has only its files) is said to be
+silent, and the others still tell.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from dispatcher.client import DispatcherClient
+from eventstore.client import EventStoreClient
+from joiner.joined_lines import blocks_of, joined_files
+from joiner.output_files import PARQUET
+from photon.cluster.dead_letters import Filter, read_letters, text_at
+from photon.cluster.registry_named import registry_of
+from photon.cluster.topology import Pipeline, Topology
+from photon.core.errors import PhotonError, UnavailableError
+from photon.core.fates import Found
+from photon.core.ids import ID_BYTES, IdPacker, parse_token
+from photon.rpc.network import LOOPBACK, Network
+
+TIMEOUT_S: Final = 5.0
+PENDING_TIMEOUT_S: Final = 30.0
+"""It looks through all that waits."""
+SCAN_S_MAX: Final = 600.0
+_PLACES_MAX: Final = 20
+"""So many joined lines or letters of one event are shown."""
+_NEVER_ESCAPED: Final = re.compile(r"[A-Za-z0-9 _.:-]+")
+"""Other characters of a JSON string are spelled in several ways: `/` and `\\/`, `&` and `\\u0026`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which event is meant: its id as text and packed; where a foreign event holds its ids."""
+
+    id: str
+    packed: bytes
+    id_path: str
+    primary_path: str
+
+
+def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[str, Any]:
+    """Plain values: {id, joined, dead_letters, unreadable, not_here, registry, pending, primary}.
+
+    `unreadable`: joined logs that can't be read, and why; `not_here`: directories of joined logs and dead
+    letters that are not on this machine; the others as their functions say.
+    """
+    settings = topology.checked_settings()
+    packer = IdPacker(settings.ids.key.encode())
+    asked = Asked(event_id, packer.pack([event_id]), settings.foreign.id, settings.foreign.primary_id)
+    unreadable: dict[str, str] = {}
+    joined = list(joined_lines(Path(topology.output) / "joined", asked, unreadable))[:_PLACES_MAX]
+    letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
+    network = topology.network("")
+    waiting = {p.datacenter: _answer(partial(pending, p, asked.packed, network)) for p in topology.pipelines}
+    if primary_id is None:
+        lines = [row["line"] for row in joined] + [row["event"] for row in letters]
+        lines += [row["line"] for row in waiting.values() if row is not None and "line" in row]
+        primary_id = _primary_id_in(lines, asked)
+    return {
+        "id": event_id,
+        "joined": joined,
+        "dead_letters": letters,
+        "unreadable": unreadable,
+        "not_here": not_here(topology),
+        "registry": _answer(partial(registered, topology, asked.packed)),
+        "pending": waiting,
+        "primary": None
+        if primary_id is None
+        else primary_in(topology, primary_id, packer.pack([primary_id]), network),
+    }
+
+
+def not_here(topology: Topology) -> list[str]:
+    """Directories that datacenters write, and that this machine does not have. A joiner makes its own."""
+    output = Path(topology.output)
+    places = {p.datacenter: output / "joined" / p.datacenter for p in topology.pipelines}
+    return [
+        str(directory)
+        for datacenter, joined in places.items()
+        if not joined.is_dir()
+        for directory in (joined, output / "dead-letters" / datacenter)
+    ]
+
+
+def _answer(ask: Callable[[], Any]) -> Any:
+    """What it says, or {"silent": why} if it does not answer."""
+    try:
+        return ask()
+    except UnavailableError as error:
+        return {"silent": str(error)}
+
+
+def registered(topology: Topology, packed: bytes) -> dict[str, Any] | None:
+    """{shard, joiner, process, incarnation, time_us} of the token that registered the id; None if none has.
+
+    Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
+    """
+    with registry_of(topology).client(TIMEOUT_S) as client:
+        for shard in range(client.configuration().shards):
+            for part in client.scan(shard, timeout_s=SCAN_S_MAX):
+                row = _row_of(part.ids, packed)
+                if row is not None:
+                    return {"shard": shard, **_token(part.tokens[row], topology)}
+    return None
+
+
+def _row_of(ids: bytes, packed: bytes) -> int | None:
+    at = ids.find(packed)
+    while at >= 0 and at % ID_BYTES:
+        at = ids.find(packed, at + 1)
+    return at // ID_BYTES if at >= 0 else None
+
+
+def _token(packed: bytes, topology: Topology) -> dict[str, Any]:
+    token = parse_token(packed)
+    processes = {place.address("joiner"): place.process("joiner") for place in topology.places("joiner")}
+    whose = {"joiner": token.address, "process": processes.get(token.address)}
+    return {**whose, "incarnation": f"{token.incarnation:016x}", "time_us": token.time_us}
+
+
+def pending(pipeline: Pipeline, packed: bytes, network: Network = LOOPBACK) -> dict[str, Any] | None:
+    """What DispatcherClient.pending says of the event: any worker knows for all. UnavailableError."""
+    silent: UnavailableError | None = None
+    for address in pipeline.dispatchers:
+        client = DispatcherClient(address, PENDING_TIMEOUT_S, network)
+        try:
+            return client.pending(packed)[0]
+        except UnavailableError as error:
+            silent = silent or error
+        finally:
+            client.close()
+    assert silent is not None
+    raise silent
+
+
+def primary_in(
+    topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK
+) -> dict[str, Any]:
+    """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
+
+    answers = {
+        p.datacenter: _answer(partial(_look_up, p.eventstores[0], packed, network))
+        for p in topology.pipelines
+    }
+    return {"id": primary_id, "datacenters": answers}
+
+
+def _look_up(eventstore: str, packed: bytes, network: Network) -> dict[str, Any]:
+    client = EventStoreClient(eventstore, TIMEOUT_S, network=network)
+    try:
+        outcomes, lines = client.lookup(packed)
+    finally:
+        client.close()
+    found = Found(outcomes[0])
+    return {"outcome": found.name.lower(), "line": lines[0].decode() if found is Found.FOUND else None}
+
+
+def letters_of(directory: Path, asked: Asked) -> Iterator[dict[str, Any]]:
+    """The dead letters of the event, in every datacenter."""
+    chosen = Filter(id=asked.id, id_path=asked.id_path)
+    for datacenter in sorted(path for path in directory.glob("*") if path.is_dir()):
+        for _, letter in read_letters(datacenter):
+            if chosen.takes(letter):
+                yield {
+                    "datacenter": datacenter.name,
+                    "fate": letter.fate.value,
+                    "reason": letter.reason,
+                    "file": letter.file,
+                    "offset": letter.offset,
+                    "event": letter.line().decode("utf-8", "replace"),
+                }
+
+
+def joined_lines(
+    directory: Path, asked: Asked, unreadable: dict[str, str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """{datacenter, file, offset, line} of each joined line of the event; of Parquet `row` for `offset`.
+
+    Files that can't be read get into `unreadable`: path -> why.
+    """
+    unreadable = {} if unreadable is None else unreadable
+    for path in _joined_files(directory):
+        place = "row" if path.suffix == PARQUET else "offset"
+        try:
+            for at, line in _lines_with(path, asked):
+                yield {"datacenter": path.parent.name, "file": str(path), place: at, "line": line}
+        except FileNotFoundError:
+            continue
+        except (OSError, PhotonError) as error:
+            unreadable[str(path)] = str(error)
+
+
+def _joined_files(directory: Path) -> Iterator[Path]:
+    """What is completed as Parquet after it was listed is looked through as such."""
+    for path in joined_files(directory):
+        yield path
+        if path.suffix != PARQUET and not path.exists():
+            yield path.with_suffix(PARQUET)
+
+
+def _lines_with(path: Path, asked: Asked) -> Iterator[tuple[int, str]]:
+    """Only lines that hold a part of the id are parsed."""
+    needle = max(_NEVER_ESCAPED.findall(asked.id), key=len, default="").encode()
+    for first, data in blocks_of(path):
+        at = data.find(needle)
+        while at >= 0:
+            start, end = data.rfind(b"\n", 0, at) + 1, data.find(b"\n", at)
+            if end < 0:
+                break
+            if _holds(data[start:end], asked):
+                row = data.count(b"\n", 0, start) if path.suffix == PARQUET else start
+                yield first + row, data[start:end].decode("utf-8", "replace")
+            at = data.find(needle, end + 1)
+
+
+def _holds(line: bytes, asked: Asked) -> bool:
+    try:
+        return text_at(json.loads(line), asked.id_path) == asked.id
+    except (ValueError, RecursionError):
+        return False
+
+
+def _primary_id_in(lines: list[str], asked: Asked) -> str | None:
+    for line in lines:
+        try:
+            found = text_at(json.loads(line), asked.primary_path)
+        except ValueError:
+            continue
+        if found is not None:
+            return found
+    return None

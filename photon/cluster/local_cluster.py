@@ -1,0 +1,102 @@
+"""The processes of a topology on this machine: planned with free ports, started, watched over, stopped."""
+
+import random
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from photon.cluster.completion import grace_s, unlisted_files
+from photon.cluster.launching import Launcher
+from photon.cluster.placing import Placing
+from photon.cluster.registry_disks import DiskWatch
+from photon.cluster.registry_members import members_of
+from photon.cluster.supervisor import Supervisor
+from photon.cluster.topology import (
+    DATACENTER_NAMES,
+    Topology,
+    absolute,
+    document_of,
+    process_name,
+    write_topology,
+)
+from photon.core.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class JoinJob:
+    """What `photon join` was asked for."""
+
+    primary: list[str]
+    foreign: list[str]
+    out: Path
+    config: Path | None
+    work: Path
+    datacenters: int = 1
+    follow: bool = False
+
+
+class LocalCluster:
+    """All processes of a topology under one supervisor."""
+
+    def __init__(self, topology: Topology, work: Path, launcher: Launcher) -> None:
+        self.topology = topology
+        self._path = work / "topology.json"
+        write_topology(topology, self._path)
+        self.supervisor = Supervisor(work / "logs", launcher)
+        self._disks = DiskWatch(work / "registry", [replica.name for replica in topology.replicas])
+
+    def start(self) -> None:
+        """Everything at once but the dispatchers: each waits for whom it needs."""
+        for replica in self.topology.replicas:
+            has_lost_disk = partial(self._disks.has_lost, replica.name)
+            self._serve("registry", replica.name, has_lost_disk)
+        for role in ("eventstore", "joiner"):
+            for place in self.topology.places(role):
+                self._serve(role, place.name)
+
+    def poll(self) -> None:
+        """Restart what died, tell who lost its disk. ProcessFailedError, CorruptStateError: it is over."""
+        self.supervisor.notices += self._disks.look()
+        self.supervisor.poll()
+
+    def start_dispatchers(self) -> None:
+        for place in self.topology.places("dispatcher"):
+            self._serve("dispatcher", place.name)
+
+    def stop(self) -> None:
+        """Down the stream, so that nobody loses whom it still needs."""
+        self.supervisor.stop([self._running("dispatcher")])
+        self.supervisor.stop([self._running("joiner")], grace_s(unlisted_files(self.topology)))
+        self.supervisor.stop([self._running("eventstore", "registry")])
+
+    def kill(self) -> None:
+        self.supervisor.kill()
+
+    def _running(self, *roles: str) -> list[str]:
+        return [name for name in self.supervisor.children if name.startswith(roles)]
+
+    def _serve(self, role: str, name: str, stays_down: Callable[[], bool] | None = None) -> None:
+        # The name first: `ps` may cut a long path off.
+        arguments = [role, "serve", "--name", name, "--topology", str(self._path)]
+        self.supervisor.start(process_name(role, name), arguments, stays_down)
+
+
+def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
+    """Addresses and directories for every process, ports chosen free. UnavailableError if there are none."""
+    names = DATACENTER_NAMES[: job.datacenters]
+    members = members_of(job.work, settings.registry.replicas)
+    places = Placing(settings, len(members.names), len(names), job.work, rng)
+    topology = Topology(
+        settings=document_of(settings),
+        primary=[absolute(pattern) for pattern in job.primary],
+        foreign=[absolute(pattern) for pattern in job.foreign],
+        output=str(job.out.absolute()),
+        secret=secrets.token_hex(32),
+        drain=not job.follow,
+        replicas=places.replicas(members, {}),
+        pipelines=places.pipelines(names),
+    )
+    places.metrics(topology)
+    return topology

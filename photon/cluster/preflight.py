@@ -1,0 +1,314 @@
+"""All that can be known to be wrong with a run before it may write: its logs, its directories, its memory.
+
+A registry that forgot what it has registered joins it again without a word (invariant 1), so a run is only
+resumed on one that remembers at least what stands in the joined logs.
+"""
+
+import glob
+import itertools
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, Final
+
+from joiner.output_files import same_directory
+from photon.cluster.registry_members import members_of
+from photon.cluster.topology import process_name
+from photon.core.disk import make_directory, storage_errors, write_file
+from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
+from photon.core.settings import Settings, identity_settings
+from photon.logs.files import check_patterns, glob_matches, matching_files
+
+SETTLED_S: Final = 3.0
+"""A leader that has applied all it has committed, and says the same for so long, knows no more."""
+_MARK: Final = "run"
+"""In the joined logs of each output: whose they are."""
+
+
+_WAYS: Final[tuple[Callable[[str | Path], str], ...]] = (os.path.abspath, os.path.realpath)
+"""A link may lead from a pattern to the output, or from the output into a pattern."""
+
+
+def check_run(patterns: Sequence[str], out: Path, work: Path, settings: Settings) -> None:
+    """What is wrong with any run that reads logs like these and writes there. UsageError, SettingsError."""
+    roots = settings.joiner.output_roots
+    check_names([*patterns, str(out.absolute()), str(work.absolute()), *roots])
+    check_patterns(patterns)
+    check_outputs(out, work, roots)
+    if settings.adapter.use:
+        from joiner.adapter import load_adapter
+
+        load_adapter(settings.adapter.use)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """UsageError for names of files or patterns that are empty or can't be written down."""
+    for name in names:
+        if not name:
+            raise UsageError("a pattern is empty; name the logs to read (`.` for the current directory)")
+        try:
+            name.encode()
+        except UnicodeEncodeError as error:
+            shown = os.fsencode(name).decode("utf-8", "backslashreplace")
+            raise UsageError(f"{shown}: not UTF-8; rename it or use a pattern that matches it") from error
+
+
+def check_directories(directories: Sequence[Path]) -> None:
+    """Make them; UsageError if they can't be written."""
+    for directory in directories:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(
+                f"{directory}: cannot be made ({error.strerror}); name a directory you can write"
+            ) from error
+        if not os.access(directory, os.W_OK):
+            raise UsageError(f"{directory}: not writable; name a directory you can write")
+
+
+def check_outputs(out: Path, work: Path, roots: Sequence[str]) -> None:
+    """UsageError, SettingsError if one of them would be written into another, or into another run's logs."""
+    real_work = Path(os.path.realpath(work))
+    for place in (out / "dead-letters", *(Path(root, "joined") for root in (str(out), *roots))):
+        if real_work.is_relative_to(os.path.realpath(place)):
+            raise UsageError(f"--work {work} lies within {place}; name a directory outside of the output")
+    trees: dict[str, Path] = {}
+    for root in (str(out), *roots):
+        tree = Path(os.path.realpath(Path(root, "joined")))
+        for other, its in trees.items():
+            if tree == its:
+                raise same_directory(root, other)
+        if trees and tree.is_relative_to(os.path.realpath(out)):
+            raise SettingsError(f"joiner.output_roots: {root} lies within the output {out}; name one outside")
+        for other, its in trees.items():
+            _check_apart_from(root, tree, other, its)
+            _check_apart_from(other, its, root, tree)
+        trees[root] = tree
+        for above in tree.parents:
+            if above.name == "joined" and os.path.isfile(above / _MARK):
+                raise SettingsError(
+                    f"{root} lies within the joined logs of another run, {above.parent}; name one outside"
+                )
+
+
+def _check_apart_from(root: str, tree: Path, other: str, its: Path) -> None:
+    if tree.is_relative_to(its):
+        raise SettingsError(
+            f"joiner.output_roots: {root} lies within the joined logs of {other}; name one outside"
+        )
+
+
+def check_leaders(work: Path, settings: Settings) -> None:
+    """SettingsError if `registry.leaders` names what is no replica. CorruptStateError."""
+    count = settings.registry.replicas
+    names = members_of(work, count).names
+    # One that a new one took the place of may still be named.
+    unknown = {*settings.registry.leaders} - {*names, *(f"r{number}" for number in range(count))}
+    if unknown:
+        raise SettingsError(
+            f"registry.leaders: no replica is named {min(unknown)!r}; they are {', '.join(names)}"
+        )
+
+
+def check_apart(
+    patterns: Sequence[str], out: Path, work: Path, datacenters: Sequence[str], roots: Sequence[str] = ()
+) -> None:
+    """UsageError if a pattern matches what this run will write: it would feed on its own output for ever.
+
+    `roots`: more directories that get the joined logs.
+    """
+    written = [work / "logs" / "registry-r0.log"]
+    for name in datacenters:
+        for root in (out, *map(Path, roots)):
+            written += [
+                root / "joined" / name / f"joiner-{name}{which}-000000{suffix}"
+                for which, suffix in itertools.product(("", "-1"), (".jsonl", ".parquet"))
+            ]
+            written.append(root / "joined" / name / f"joiner-{name}.manifest")
+        written += [
+            out / "dead-letters" / name / "foreign-000000.jsonl",
+            out / "dead-letters" / name / "foreign-w1-000000.jsonl",
+            out / "dead-letters" / name / "primary-000000.jsonl",
+            work / name / "dispatcher" / "spool" / "0.log",
+            work / name / "dispatcher" / "inbox" / "replay-0.jsonl",
+        ]
+    for pattern in patterns:
+        whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
+        for path in written:
+            if any(glob_matches(Path(way(whole)).parts, Path(way(path)).parts) for way in _WAYS):
+                raise UsageError(
+                    f"'{pattern}' matches what this run writes ({path}); "
+                    "narrow the pattern or put --out elsewhere"
+                )
+
+
+def check_matches(patterns: Sequence[str]) -> None:
+    """UsageError if there are no primary logs at all: every event would be given up as unjoinable."""
+    if not any(True for pattern in patterns for _ in matching_files(pattern)):
+        raise UsageError(
+            f"no primary log matches {', '.join(repr(p) for p in patterns)}; check the pattern, "
+            "or use --follow to wait for logs"
+        )
+
+
+def check_same_run(
+    work: Path, out: Path, settings: Settings, joiners: Mapping[str, int], joined_lines: int
+) -> None:
+    """What a work directory was made with must not change while it remembers: refuse rather than join twice.
+
+    `joiners`: datacenter -> how many run there; `joined_lines`: in the output. SettingsError, UsageError,
+    CorruptStateError, StorageError.
+    """
+    path, mark = work / "run.json", out / "joined" / _MARK
+    marks = {root: Path(root) / "joined" / _MARK for root in settings.joiner.output_roots}
+    runs = {"datacenters": list(joiners), "joiners": dict(joiners)}
+    now = {
+        "registry.shards": settings.registry.shards,
+        "registry.replicas": settings.registry.replicas,
+        **identity_settings(settings),
+    }
+    if not path.exists():
+        if joined_lines:
+            raise UsageError(
+                f"the output holds {joined_lines:,} joined lines that {work} knows nothing of, they might be "
+                "joined twice; name the --work they were made with, or an empty --out"
+            )
+        identity = secrets.token_hex(8)
+        home = os.path.relpath(out, work)
+        _check_roots(marks, identity)
+        _write(path, {"run": identity, "output": home, **runs, **now})
+    else:
+        before = _read(path, {"run", "output", *runs, *now})
+        identity = before["run"]
+        _check_unchanged(work, before, now)
+        _check_output(work, out, mark, before)
+        _check_roots(marks, identity)
+        _check_none_left_out(work, before, joiners)
+        if any(before[name] != value for name, value in runs.items()):
+            _write(path, {**before, **runs})
+        if joined_lines:
+            _check_replicas(work, settings.registry.replicas)
+    for each in (mark, *marks.values()):
+        with storage_errors(each):
+            make_directory(each.parent)
+            write_file(each, identity.encode())
+
+
+def _check_unchanged(work: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    changed = [name for name, value in now.items() if before[name] != value]
+    if changed:
+        how = "; `photon reshard` changes the number" if changed[0] == "registry.shards" else ""
+        raise SettingsError(
+            f"{changed[0]} was {before[changed[0]]} when {work} was made; "
+            f"set it back or use an empty --work and --out{how}"
+        )
+
+
+def _check_output(work: Path, out: Path, mark: Path, before: Mapping[str, Any]) -> None:
+    """One work directory and one output belong together: each knows what stands in the other."""
+    found = mark.read_text("ascii", "replace") if mark.exists() else None
+    if found is None and os.path.relpath(out, work) == before["output"]:
+        return  # the joined logs were moved away; the run says how many are missing
+    if found != before["run"]:
+        raise UsageError(
+            f"{work} belongs to the output {os.path.normpath(work / before['output'])}, not to {out}; "
+            "name that one, or an empty --work"
+        )
+
+
+def _check_roots(marks: Mapping[str, Path], identity: str) -> None:
+    """An output root belongs to one run: two would write files of the same names."""
+    for root, mark in marks.items():
+        with storage_errors(mark):
+            found = mark.read_text("ascii", "replace") if mark.exists() else identity
+        if found != identity:
+            raise SettingsError(
+                f"joiner.output_roots: {root} belongs to another run; name another directory, or, where that "
+                f"run is over, move {mark.parent} away"
+            )
+
+
+def _check_none_left_out(work: Path, before: Mapping[str, Any], joiners: Mapping[str, int]) -> None:
+    """A joiner that is left out may have registered what it has not written yet: it is the same by name."""
+    had: dict[str, int] = before["joiners"]
+    missing = [name for name in had if name not in joiners]
+    if missing:
+        raise UsageError(
+            f"{work} was made with the datacenters {', '.join(had)}, and {', '.join(missing)}, which is left "
+            f"out, may have joins to finish; use --datacenters {len(had)} (or name it in the settings as "
+            "before)"
+        )
+    for name, count in had.items():
+        if joiners[name] < count:
+            raise SettingsError(
+                f"{work} was made with {count} joiners in {name}, and "
+                f"{process_name('joiner', f'{name}/{joiners[name]}')}, which is left out, may have joins to "
+                f"finish; set joiner.processes = {count} (or name as many in the settings as before)"
+            )
+
+
+def _write(path: Path, facts: Mapping[str, Any]) -> None:
+    with storage_errors(path):
+        write_file(path, json.dumps(facts).encode())
+
+
+def _read(path: Path, names: Set[str]) -> dict[str, Any]:
+    try:
+        facts = json.loads(path.read_bytes())
+        if not isinstance(facts, dict) or facts.keys() != names:
+            raise ValueError("not what this version writes")
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path}: cannot be read ({error}); restore it, or start in an empty --work and --out"
+        ) from error
+    return facts
+
+
+def _check_replicas(work: Path, replicas: int) -> None:
+    """Those in the majority that forgot would outvote those that remember."""
+    members = members_of(work, replicas)
+    if members.mostly_lost:
+        names = ", ".join(str(work / "registry" / name) for name in members.forgot)
+        raise CorruptStateError(
+            f"{names}: missing, or not what was there before, and with most of the registry "
+            "what has been joined, so that it would be joined again; restore them, or start anew in "
+            "an empty --work and --out"
+        )
+
+
+class RegistryMemory:
+    """Whether the registry remembers at least `ids` ids, as its processes come up and say so."""
+
+    def __init__(self, ids: int, work: Path) -> None:
+        self._ids = ids
+        self._work = work
+        self._same_since = 0.0
+        self._last: object = None
+
+    def is_whole(self, statuses: Sequence[Mapping[str, Any]], now: float) -> bool:
+        """True once it is known, False to ask again. CorruptStateError if it has forgotten."""
+        if self._ids == 0:
+            return True
+        leading = {s["shard"]: s for status in statuses for s in status["shards"] if s["is_leader"]}
+        known = sum(shard["ids"] for shard in leading.values())
+        if known >= self._ids:
+            return True
+        every = {s["shard"] for status in statuses for s in status["shards"]}
+        expected = {n for status in statuses for n in status["shards_expected"]}
+        ready = bool(every) and leading.keys() == every == expected
+        ready = ready and all(map(_has_applied_all, leading.values()))
+        seen = (ready, known, sorted((n, s["term"]) for n, s in leading.items()))
+        if seen != self._last:
+            self._last, self._same_since = seen, now
+        if ready and now - self._same_since >= SETTLED_S:
+            raise CorruptStateError(
+                f"{self._work / 'registry'}: remembers {known:,} ids, but {self._ids:,} joined lines are in "
+                "the output and would be joined again; restore it, or start in an empty --work and --out"
+            )
+        return False
+
+
+def _has_applied_all(shard: Mapping[str, Any]) -> bool:
+    return bool(shard["has_quorum"] and shard["applied_index"] >= shard["commit_index"])

@@ -1,0 +1,172 @@
+"""The registry replicas of a work directory: who they are by now, and a new one for each that lost its disk.
+
+A replica that has lost its disk has forgotten what it acknowledged, so the others refuse it. In a run on
+one machine it is replaced by an empty one with a new name, by itself, while the run goes on.
+"""
+
+import contextlib
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from photon.cluster.registry_disks import is_blank, never_founded, remembered_by, trace_of, with_other_disks
+from photon.cluster.topology import Topology
+from photon.core.addresses import joined
+from photon.core.disk import DirectoryLock, storage_errors, sync_directory
+from photon.core.errors import CorruptStateError, LockedError, UnavailableError, UsageError
+
+# The registry's modules take 0.2 s to import: they are, where there is something to be done with them.
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
+    from idregistry.hosting import Table
+
+TIMEOUT_S: Final = 5.0
+ENDING_S: Final = 5.0
+"""For how long the replicas of a run that was killed may still be about to end."""
+_POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """`names` run; those `joining` wait for their place; `lost`: (who lost its disk, who takes its place)."""
+
+    names: list[str]
+    joining: frozenset[str]
+    lost: list[tuple[str, str]]
+    forgot: list[str]
+    """Everyone who lost its disk. Of those, nobody runs, but where they are in the majority."""
+    mostly_lost: bool
+    """There is nothing to go on from: it is founded now, or refused."""
+
+
+def members_of(work: Path, count: int) -> Members:
+    """As the replicas themselves noted it down; r0, r1, ... in a work directory without a registry.
+
+    CorruptStateError where such a note can't be read.
+    """
+    home = work / "registry"
+    if not home.exists():
+        fresh = [f"r{number}" for number in range(count)]
+        return Members(fresh, frozenset(), [], forgot=fresh, mostly_lost=True)
+    from idregistry.hosting import TABLE_FILE, Table, read_table
+
+    table = max((read_table(path) for path in home.glob(f"*/{TABLE_FILE}")), key=_age, default=Table())
+    names = sorted(row.name for row in table.replicas) or [f"r{number}" for number in range(count)]
+    # Whoever is taking a place has lost nothing, and founds nothing, however far it has come.
+    joining = frozenset(() if table.leaving is None else table.leaving[1:])
+    standing = [name for name in names if name not in joining]
+    met = remembered_by(home, names)
+    others = with_other_disks(home, standing, met)
+    forgot = [name for name in standing if name in others or is_blank(home / name)]
+    if len(forgot) > len(standing) // 2:
+        return Members(names, joining, [], forgot, mostly_lost=True)
+    lost = []
+    if table.leaving is None:  # one replacement at a time: the next run sees to the others
+        used = {*names, *met, *table.removed, *(path.name for path in home.glob("*"))}
+        free = next(name for number in range(len(used) + 1) if (name := f"r{number}") not in used)
+        lost = [(old, free) for old in forgot[:1]]
+    new = dict(lost)
+    running = [new.get(name, name) for name in names if name in new or name not in forgot]
+    return Members(running, joining | {*new.values()}, lost, forgot, mostly_lost=False)
+
+
+def clear_unfounded(work: Path, count: int) -> None:
+    """Take away what a run left that was killed before its registry was founded: it is founded from nothing.
+
+    Else it may never be: founders wait until they have all met, and what one of them has begun with others
+    (those of a replacement, say) does not fit. Nothing is decided before, so nothing is lost; what may have
+    decided anything is left as it is. Call before `members_of`, and hold the lock of `work`.
+    LockedError, StorageError.
+    """
+    home, gone = work / "registry", work / "registry.unfounded"
+    with storage_errors(home):
+        if gone.exists():
+            shutil.rmtree(gone)
+        if not _is_unfounded(home, count):
+            return
+        with contextlib.ExitStack() as held:
+            for path in _replicas_in(home):
+                held.enter_context(_ended(path))
+            if not _is_unfounded(home, count):
+                return
+            home.rename(gone)  # whole: of half of them the other half would say that they lost their disks
+            sync_directory(work)
+        shutil.rmtree(gone)
+
+
+def _is_unfounded(home: Path, count: int) -> bool:
+    """Whether there are directories of replicas, and nothing was ever decided by them."""
+    from idregistry.hosting import TABLE_FILE
+
+    paths = _replicas_in(home)
+    if not paths or any((path / TABLE_FILE).exists() for path in paths):
+        return False
+    try:
+        return never_founded({path.name: trace_of(path) for path in paths}, count)
+    except CorruptStateError:
+        return False  # whose it is says so itself when it starts
+
+
+def _replicas_in(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("*") if path.is_dir())
+
+
+def _ended(replica: Path) -> DirectoryLock:
+    deadline = time.monotonic() + ENDING_S
+    while True:
+        try:
+            return DirectoryLock(replica)
+        except LockedError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_POLL_S)
+
+
+def _age(table: "Table") -> tuple[int, int]:
+    return table.age
+
+
+class Replacing:
+    """Tells the registry, in a thread, who takes whose place."""
+
+    def __init__(
+        self, topology: Topology, lost: list[tuple[str, str]], notice: Callable[[str], None]
+    ) -> None:
+        self._topology = topology
+        self._lost = lost
+        self._notice = notice
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="replacing", daemon=True)
+
+    def start(self) -> None:
+        for old, new in self._lost:
+            self._notice(f"registry replica {old} has lost its disk: {new} takes its place")
+        if self._lost:
+            self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def _run(self) -> None:
+        from idregistry.client import RegistryAt
+
+        replicas = tuple(replica.grpc for replica in self._topology.replicas if not replica.joining)
+        with RegistryAt(replicas, self._topology.network("")).client(TIMEOUT_S) as client:
+            for old, new in self._lost:
+                self._replace(client, old, new)
+
+    def _replace(self, client: "RegistryClient", old: str, new: str) -> None:
+        row = self._topology.replica(new)
+        while not self._stop.is_set():
+            try:
+                client.replace(old, new, joined(row.raft_host, row.raft_port), row.grpc)
+                return
+            except UnavailableError:
+                continue  # it is starting; it has waited for its answer
+            except UsageError as error:
+                self._notice(f"registry replica {old} can't be replaced by {new}: {error}")
+                return

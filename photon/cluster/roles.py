@@ -1,0 +1,284 @@
+"""One process of a topology: its parts made from the settings, served until SIGTERM.
+
+Exit status 2 for settings that can't be used, 3 for state that can't be trusted (a restart mends neither), 4
+where the address to listen on is taken, 1 for anything else (a restart may mend it).
+"""
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import resource
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from photon.cluster.expiry import watch_expiry
+from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
+from photon.cluster.system import split_address
+from photon.cluster.topology import Replica, Topology, process_name
+from photon.core.addresses import joined, parts
+from photon.core.clock import Clock, SystemClock
+from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
+from photon.core.settings import identity_digest
+from photon.rpc.network import Network
+from photon.rpc.servers import on_termination
+
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
+
+
+_LOOK_AFTER_S: Final = 1.0
+
+_COLLECT_AFTER: Final = 20_000
+"""New container objects between two looks for cycles; Python's own is a few hundred."""
+
+
+_Fail = Callable[[BaseException], None]
+
+
+class _Role(Protocol):
+    def start(self) -> None: ...
+
+    def stop(self) -> object: ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+def serve_role(role: str, topology: Topology, name: str) -> None:
+    """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
+    _raise_descriptor_limit()
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
+    failure: list[BaseException] = []
+    told = threading.Event()
+
+    def fail(error: BaseException) -> None:
+        failure.append(error)
+        told.set()
+
+    try:
+        network = topology.network(_datacenter(topology, role, name))
+        server = _MAKERS[role](topology, name, network, SystemClock(), fail)
+        on_termination(told.set)
+        _tame_collector()
+        _start(topology, role, name, server, network)
+    except CorruptStateError as error:
+        _end(error, CORRUPT_STATUS)
+    except AddressInUseError as error:
+        _end(error, ADDRESS_STATUS)
+    while not told.wait(_LOOK_AFTER_S):
+        pass  # Python's handler of a signal runs in this thread; one that another thread got does not wake it
+    if failure:
+        # The room can't go on; what it still holds is on disk or was never acknowledged.
+        _end(failure[0], _status_after(failure[0]))
+    server.stop()
+
+
+def _tame_collector() -> None:
+    """Batches are bytes and arrays, which hold no cycles: don't walk all modules to find none."""
+    gc.freeze()
+    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+
+
+def _start(topology: Topology, role: str, name: str, server: _Role, network: Network) -> None:
+    """AddressInUseError if one of its ports is taken; for that of metrics before anybody is served."""
+    watch_expiry(network.tls)
+    process = process_name(role, name)
+    started = threading.Event()
+    if process in topology.metrics:
+        from photon.rpc.metrics import serve_metrics
+
+        def status() -> dict[str, Any]:
+            if not started.is_set():
+                raise UnavailableError(f"{process} is starting; ask again")
+            return server.status()
+
+        address = topology.metrics[process]
+        own = topology.replica(name).listen_grpc if role == "registry" else ""
+        if own:  # metrics have no such setting: they are bound where gRPC is
+            address = joined(parts(own)[0], parts(address)[1])
+            network = replace(network, bind="")
+        serve_metrics(address, role, process, status, network)
+    server.start()
+    started.set()
+
+
+def _datacenter(topology: Topology, role: str, name: str) -> str:
+    if role == "registry":
+        return topology.replica(name).datacenter
+    return topology.place(role, name).pipeline.datacenter
+
+
+def _status_after(error: BaseException) -> int:
+    """The exit status after a failure at work. A replica that was replaced, say, never comes back."""
+    if isinstance(error, CorruptStateError):
+        return CORRUPT_STATUS
+    return error.exit_status if isinstance(error, UsageError) else 1
+
+
+def _raise_descriptor_limit() -> None:
+    """As many files and sockets as the system allows: a registry replica has some for each of its shards."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # "unlimited" may be more than the kernel's own limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _end(error: BaseException, status: int) -> None:
+    if not isinstance(error, PhotonError):
+        logging.getLogger("photon").critical("unexpected", exc_info=error)
+    sys.stderr.write(f"photon: {error or type(error).__name__}\n")
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _registry(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+    from idregistry.server import RegistryServer
+
+    me = topology.replica(name)
+    settings = topology.checked_settings()
+    return RegistryServer(
+        settings.registry,
+        node=me.name,
+        listen=me.listen_grpc or network.bound(me.grpc),
+        raft_listen=_raft_listen(me, network),
+        raft_dialed=(me.raft_host, me.raft_port),
+        peers={r.name: (r.raft_host, r.raft_port) for r in topology.replicas if r.name != me.name},
+        addresses={r.name: r.grpc for r in topology.replicas},
+        directory=Path(me.directory),
+        secret=bytes.fromhex(topology.secret),
+        clock=clock,
+        rng=random.Random(),
+        on_fatal=fail,
+        joining=me.joining,
+        network=replace(network, bind=""),
+    )
+
+
+def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
+    if replica.listen_raft:
+        return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
+    return network.bind.strip("[]") or replica.raft_host, replica.raft_port
+
+
+def _eventstore(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+    settings = topology.checked_settings()
+    place = topology.place("eventstore", name)
+    if place.number:
+        from eventstore.server import CacheServer
+
+        home = place.pipeline.eventstores[0]
+        return CacheServer(settings, place.address("eventstore"), home, clock, network)
+    from eventstore.server import EventStoreServer
+
+    return EventStoreServer(
+        settings,
+        listen=place.address("eventstore"),
+        directory=place.directory("eventstore"),
+        patterns=topology.primary_of(place.pipeline),
+        dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
+        clock=clock,
+        drain=topology.drain,
+        on_fatal=fail,
+        network=network,
+    )
+
+
+def _joiner(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+    from eventstore.client import EventStoreClient
+    from joiner.server import JoinerServer
+
+    settings = topology.checked_settings()
+    place = topology.place("joiner", name)
+    home = place.pipeline.eventstores[0]
+    return JoinerServer(
+        settings,
+        name=place.process("joiner"),
+        datacenter=place.pipeline.datacenter,
+        listen=place.address("joiner"),
+        directory=place.directory("joiner"),
+        output_root=Path(topology.output),
+        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
+        eventstore=EventStoreClient(home, settings.eventstore.request_timeout_s, network=network),
+        clock=clock,
+        rng=random.Random(),
+        drain=topology.drain,
+        on_fatal=fail,
+        network=network,
+    )
+
+
+def _dispatcher(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+    from dispatcher.server import DispatcherServer
+    from joiner.client import JoinerClient
+
+    settings = topology.checked_settings()
+    place = topology.place("dispatcher", name)
+    joiner = JoinerClient(
+        place.pipeline.joiners,
+        settings.dispatcher.request_timeout_s,
+        network=network,
+        identity=identity_digest(settings),
+    )
+    server = DispatcherServer(
+        settings,
+        name=place.process("dispatcher"),
+        datacenter=place.pipeline.datacenter,
+        listen=place.address("dispatcher"),
+        directory=place.directory("dispatcher"),
+        patterns=topology.foreign_of(place.pipeline),
+        dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
+        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
+        joiner=joiner,
+        clock=clock,
+        rng=random.Random(),
+        drain=topology.drain,
+        network=network,
+        agree=joiner.agree,
+    )
+    return _Watched(server, fail)
+
+
+class _Dispatches(_Role, Protocol):
+    def wait(self) -> object: ...
+
+
+class _Watched:
+    """A role that runs by itself and may end by itself: its failure is the process's."""
+
+    def __init__(self, role: _Dispatches, fail: _Fail) -> None:
+        self._role, self._fail = role, fail
+        self.stop, self.status = role.stop, role.status
+
+    def start(self) -> None:
+        self._role.start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        try:
+            self._role.wait()
+        except BaseException as error:
+            self._fail(error)
+
+
+def _registry_client(topology: Topology, datacenter: str, clock: Clock, network: Network) -> "RegistryClient":
+    from idregistry.client import RegistryClient
+
+    return RegistryClient(
+        [replica.grpc for replica in topology.nearest_first(datacenter)],
+        topology.checked_settings().registry.request_timeout_s,
+        clock,
+        random.Random(),
+        network,
+    )
+
+
+_MAKERS: Final = {
+    "registry": _registry,
+    "eventstore": _eventstore,
+    "joiner": _joiner,
+    "dispatcher": _dispatcher,
+}

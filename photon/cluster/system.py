@@ -1,0 +1,262 @@
+"""A system of several machines, as its settings name it: who runs where, by which addresses, on which logs.
+
+Every process of it is started with the same photon.toml; `photon join` plans its own.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Final
+
+from photon.cluster.topology import (
+    PIPELINE_ROLES,
+    Pipeline,
+    Replica,
+    Topology,
+    absolute,
+    document_of,
+    process_name,
+    read_topology,
+)
+from photon.core.addresses import joined, split
+from photon.core.errors import SettingsError, UsageError
+from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings
+
+SECRET_BYTES_MIN: Final = 16
+_OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
+"""Files of a work directory and of the joined logs: the directories of a datacenter lie beside them."""
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+
+
+def read_system(config: Path | None, topology: Path | None) -> Topology:
+    """Of one of the two files. UsageError, SettingsError."""
+    if (config is None) == (topology is None):
+        raise UsageError("name one of --config (photon.toml) and --topology (topology.json)")
+    if topology is not None:
+        return read_topology(topology)
+    return topology_of(load_settings(config), str(config))
+
+
+def topology_of(settings: Settings, source: str = "settings") -> Topology:
+    """SettingsError for a system that can't be; `source`: where the settings are from, for the message."""
+    try:
+        return _topology_of(settings)
+    except SettingsError as error:
+        raise SettingsError(f"{source}: {error}") from error
+
+
+def _topology_of(settings: Settings) -> Topology:
+    _check(settings)
+    own = settings.system
+    work, out = Path(own.work).absolute(), Path(own.out).absolute()
+    topology = Topology(
+        settings=document_of(settings),
+        primary=[],
+        foreign=[],
+        output=str(out),
+        secret=_secret(own.secret_file).hex(),
+        drain=own.drain,
+        replicas=[_replica(name, place, work) for name, place in settings.replicas.items()],
+        pipelines=[
+            _pipeline(name, place, work) for name, place in settings.datacenters.items() if place.joiners
+        ],
+        regions={name: place.region or name for name, place in settings.datacenters.items()},
+    )
+    if settings.metrics.serve:
+        topology.metrics.update(_metrics(topology, settings))
+    check_processes(topology)
+    return topology
+
+
+def check_processes(topology: Topology) -> None:
+    """SettingsError: the third joiner of `east` is `joiner-east-2`, and so is the first of `east-2`."""
+    names = topology.processes()
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SettingsError(
+            f"two processes would be named {min(twice)}; run fewer of a role, or rename a datacenter"
+        )
+
+
+def split_address(address: str, where: str) -> tuple[str, int]:
+    """`host:port`, `[::1]:port` -> both. SettingsError, which names `where` it stands."""
+    try:
+        return split(address)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
+def _replica(name: str, place: ReplicaPlace, work: Path) -> Replica:
+    host, port = split_address(place.raft, f"'replicas.{name}.raft'")
+    return Replica(
+        name=name,
+        grpc=place.grpc,
+        raft_host=host,
+        raft_port=port,
+        directory=str(work / "registry" / name),
+        datacenter=place.datacenter,
+        listen_grpc=place.listen_grpc,
+        listen_raft=place.listen_raft,
+    )
+
+
+def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
+    return Pipeline(
+        datacenter=name,
+        eventstores=list(place.eventstores),
+        joiners=list(place.joiners),
+        dispatchers=list(place.dispatchers),
+        directory=str(work / name),
+        primary=[absolute(pattern) for pattern in place.primary],
+        foreign=[absolute(pattern) for pattern in place.foreign],
+    )
+
+
+def _metrics(topology: Topology, settings: Settings) -> dict[str, str]:
+    """Process -> the advertised host, and the port that is so far above the gRPC port."""
+    addresses = {process_name("registry", replica.name): replica.grpc for replica in topology.replicas}
+    for role in PIPELINE_ROLES:
+        addresses |= {place.process(role): place.address(role) for place in topology.places(role)}
+    found = {}
+    for process, address in addresses.items():
+        host, port = split_address(address, process)
+        if port + settings.metrics.port_offset >= 1 << 16:
+            raise SettingsError(f"'metrics.port_offset' leads {process} past port 65535; set a smaller one")
+        found[process] = joined(host, port + settings.metrics.port_offset)
+    return found
+
+
+def _secret(file: str) -> bytes:
+    if not file:
+        return b""  # which the replicas refuse beyond loopback
+    try:
+        secret = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(
+            f"'system.secret_file': {file} cannot be read ({error.strerror}); make one of "
+            f"{SECRET_BYTES_MIN} random bytes or more, the same on all machines"
+        ) from error
+    if len(secret) < SECRET_BYTES_MIN:
+        raise SettingsError(f"'system.secret_file': {file} must hold {SECRET_BYTES_MIN} bytes or more")
+    return secret
+
+
+def _check(settings: Settings) -> None:
+    if not settings.replicas:
+        raise SettingsError(
+            "the settings name no registry replica: add [replicas.NAME] with datacenter, grpc and raft"
+        )
+    if len(settings.replicas) % 2 == 0:
+        raise SettingsError(
+            "[replicas] names an even number of replicas: one more or less tolerates as many failures"
+        )
+    _check_names("replicas", settings.replicas)
+    _check_names("datacenters", settings.datacenters)
+    for name in settings.datacenters:
+        if name in _OWN_NAMES or name.startswith("logs-"):  # of generated logs
+            raise SettingsError(
+                f"[datacenters.{name}]: Photon has files of that name beside its directories; rename it"
+            )
+    for name, replica in settings.replicas.items():
+        where = f"replicas.{name}"
+        if settings.datacenters and replica.datacenter not in settings.datacenters:
+            raise SettingsError(
+                f"'{where}.datacenter': there is no [datacenters.{replica.datacenter}]; there are: "
+                f"{', '.join(settings.datacenters)}"
+            )
+        for key in ("grpc", "raft", "listen_grpc", "listen_raft"):
+            address = getattr(replica, key)
+            if address or not key.startswith("listen"):
+                split_address(address, f"'{where}.{key}'")
+    for name, datacenter in settings.datacenters.items():
+        _check_pipeline(name, datacenter)
+    _check_apart(settings)
+    _check_via(settings)
+
+
+def _check_pipeline(name: str, place: DatacenterPlace) -> None:
+    where = f"datacenters.{name}"
+    needed = {
+        key: getattr(place, key) for key in ("eventstores", "joiners", "dispatchers", "primary", "foreign")
+    }
+    missing = [key for key, values in needed.items() if not values]
+    if missing and len(missing) < len(needed):
+        raise SettingsError(
+            f"[{where}] lacks {', '.join(missing)}: a pipeline has all of {', '.join(needed)}"
+        )
+    for key in ("eventstores", "joiners", "dispatchers"):
+        for address in needed[key]:
+            split_address(address, f"'{where}.{key}'")
+
+
+def _check_via(settings: Settings) -> None:
+    known = [address for _, address in _servers(settings)]
+    for name, dialed in settings.via.items():
+        if name not in settings.datacenters:
+            raise SettingsError(f"[via.{name}]: there is no [datacenters.{name}]")
+        for advertised, there in dialed.items():
+            split_address(advertised, f"[via.{name}]")
+            split_address(there, f"'via.{name}.{advertised}'")
+            if advertised not in known:
+                (nearest,) = get_close_matches(advertised, known, n=1, cutoff=0)
+                raise SettingsError(
+                    f"[via.{name}]: {advertised} is the address of no process; did you mean '{nearest}'?"
+                )
+
+
+def _check_names(section: str, names: Iterable[str]) -> None:
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise SettingsError(
+                f"[{section}.{name!r}]: a name has lower-case letters, digits, '-' and '_', 63 at most"
+            )
+
+
+def _check_apart(settings: Settings) -> None:
+    """Two servers at one address, by whatever name: one of them would never be reached."""
+    seen: dict[tuple[str, int], str] = {}
+    for where, address in _servers(settings):
+        at = _same_host(address)
+        if at in seen:
+            raise SettingsError(f"{where} and {seen[at]} have the same address {address}; set another")
+        seen[at] = where
+    if not settings.metrics.serve:
+        return
+    for where, address in _grpc_servers(settings):
+        host, port = _same_host(address)
+        at = host, port + settings.metrics.port_offset
+        if at in seen:
+            raise SettingsError(
+                f"'metrics.port_offset' leads the metrics of {where} to {at[0]}:{at[1]}, where "
+                f"{seen[at]} is; set another"
+            )
+        seen[at] = f"the metrics of {where}"
+
+
+def _same_host(address: str) -> tuple[str, int]:
+    """The same for all spellings of a host that can be known without asking anybody."""
+    host, port = split_address(address, "address")
+    host = host.lower()
+    try:
+        found = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return host, port
+    return str(found), port
+
+
+def _servers(settings: Settings) -> Iterable[tuple[str, str]]:
+    yield from _grpc_servers(settings)
+    for name, replica in settings.replicas.items():
+        yield f"'replicas.{name}.raft'", replica.raft
+
+
+def _grpc_servers(settings: Settings) -> Iterable[tuple[str, str]]:
+    """Each has a port of metrics, too."""
+    for name, replica in settings.replicas.items():
+        yield f"'replicas.{name}.grpc'", replica.grpc
+    for name, place in settings.datacenters.items():
+        for key in ("eventstores", "joiners", "dispatchers"):
+            for address in getattr(place, key):
+                yield f"'datacenters.{name}.{key}'", address

@@ -1,0 +1,203 @@
+"""Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import UsageError
+from photon.core.settings import Settings, parse_settings, to_document
+from photon.rpc.network import Network
+from photon.rpc.tls import load_tls
+
+_Item = TypeVar("_Item")
+
+DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
+PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """One registry process: it hosts a replica of every shard."""
+
+    name: str
+    grpc: str
+    raft_host: str
+    raft_port: int
+    directory: str
+    joining: bool = False
+    """It founds nothing, but waits until `photon registry replace` gives it a place."""
+    datacenter: str = ""
+    listen_grpc: str = ""
+    listen_raft: str = ""
+    """What it binds, if not `grpc` and the Raft address, by which the others know it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """The processes of one datacenter (paper, Fig. 5): the addresses of each role's.
+
+    Of the event stores the first reads the logs and keeps the map; the others hold shares of the cache.
+    """
+
+    datacenter: str
+    eventstores: list[str]
+    joiners: list[str]
+    dispatchers: list[str]
+    directory: str
+    primary: list[str] = field(default_factory=list)
+    foreign: list[str] = field(default_factory=list)
+    """Patterns of its own copy of the logs; empty: the topology's."""
+
+    def addresses(self, role: str) -> list[str]:
+        return {"eventstore": self.eventstores, "joiner": self.joiners, "dispatcher": self.dispatchers}[role]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of the like processes of a role in a datacenter, from 0 on."""
+
+    pipeline: Pipeline
+    number: int
+
+    @property
+    def name(self) -> str:
+        """As `--name` has it: `east` for the first, `east/1` for the second."""
+        datacenter = self.pipeline.datacenter
+        return f"{datacenter}/{self.number}" if self.number else datacenter
+
+    def process(self, role: str) -> str:
+        """`joiner-east`, `joiner-east-1`."""
+        return process_name(role, self.name)
+
+    def address(self, role: str) -> str:
+        return self.pipeline.addresses(role)[self.number]
+
+    def directory(self, role: str) -> Path:
+        """Dispatchers share one; each joiner has its own, an event store beside the first keeps nothing."""
+        shared = self.number == 0 or role == "dispatcher"
+        return Path(self.pipeline.directory) / (role if shared else f"{role}-{self.number}")
+
+
+def process_name(role: str, name: str) -> str:
+    """What a process is called in statuses, logs and metrics."""
+    return f"{role}-{name.replace('/', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """One system. `drain`: the logs grow no more. `secret` (hex) authenticates the replicas to each other."""
+
+    settings: dict[str, Any]
+    primary: list[str]
+    foreign: list[str]
+    output: str
+    secret: str
+    drain: bool
+    replicas: list[Replica]
+    pipelines: list[Pipeline]
+    metrics: dict[str, str] = field(default_factory=dict)
+    """Process (`joiner-east`) -> where it answers Prometheus."""
+    regions: dict[str, str] = field(default_factory=dict)
+    """Datacenter -> region."""
+
+    def checked_settings(self) -> Settings:
+        return parse_settings(self.settings, "topology")
+
+    def network(self, datacenter: str) -> Network:
+        """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
+        return network_of(self.checked_settings(), datacenter)
+
+    def nearest_first(self, datacenter: str) -> list[Replica]:
+        """The replicas as a client in the datacenter asks them: its own, its region's, the others."""
+        region = self.regions.get(datacenter)
+
+        def distance(replica: Replica) -> int:
+            if replica.datacenter == datacenter:
+                return 0
+            return 1 if region is not None and self.regions.get(replica.datacenter) == region else 2
+
+        return sorted(self.replicas, key=distance)
+
+    def replica(self, name: str) -> Replica:
+        return _named(self.replicas, [r.name for r in self.replicas], name, "registry replica")
+
+    def pipeline(self, datacenter: str) -> Pipeline:
+        return _named(self.pipelines, [p.datacenter for p in self.pipelines], datacenter, "datacenter")
+
+    def place(self, role: str, name: str) -> Place:
+        """UsageError if there is no such process."""
+        places = self.places(role)
+        return _named(places, [place.name for place in places], name, role)
+
+    def places(self, role: str) -> list[Place]:
+        """All processes of a role, datacenter by datacenter."""
+        return [Place(p, number) for p in self.pipelines for number in range(len(p.addresses(role)))]
+
+    def processes(self) -> list[str]:
+        """The names of all."""
+        replicas = [process_name("registry", replica.name) for replica in self.replicas]
+        return replicas + [place.process(role) for role in PIPELINE_ROLES for place in self.places(role)]
+
+    def primary_of(self, pipeline: Pipeline) -> list[str]:
+        return pipeline.primary or self.primary
+
+    def foreign_of(self, pipeline: Pipeline) -> list[str]:
+        return pipeline.foreign or self.foreign
+
+    def dead_letters_directory(self, datacenter: str) -> Path:
+        return Path(self.output) / "dead-letters" / datacenter
+
+
+def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -> _Item:
+    if name not in names:
+        raise UsageError(f"no {what} '{name}' in the topology; there are: {', '.join(names)}")
+    return items[names.index(name)]
+
+
+def document_of(settings: Settings) -> dict[str, Any]:
+    """Settings as a topology has them: with absolute paths, as it is read in other directories too."""
+    document = to_document(settings)
+    joiner, tls = document["joiner"], document["tls"]
+    joiner["output_roots"] = [absolute(root) for root in joiner["output_roots"]]
+    tls.update({name: absolute(tls[name]) for name in ("cert", "key", "ca") if tls[name]})
+    return document
+
+
+def absolute(path: str) -> str:
+    """Also of a pattern; `..` and links stay as they are."""
+    return str(Path.cwd() / path)
+
+
+def network_of(settings: Settings, datacenter: str) -> Network:
+    """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
+    files, own = settings.tls, settings.network
+    tls = None
+    if files.cert:
+        # Absolute: a network may be sent to processes that run elsewhere.
+        cert, key, ca = (Path(file).absolute() for file in (files.cert, files.key, files.ca))
+        tls = load_tls(cert, key, ca, files.name)
+    return Network(tls, settings.via.get(datacenter, {}), own.bind, own.insecure_beyond_loopback)
+
+
+JOINER_FILES: Final = process_name("joiner", "")
+"""How the names of the joined logs of all joiners begin."""
+
+
+def write_topology(topology: Topology, path: Path) -> None:
+    """For the owner's eyes only: it holds the secret."""
+    with storage_errors(path):
+        write_file(path, msgspec.json.format(msgspec.json.encode(topology), indent=2))
+
+
+def read_topology(path: Path) -> Topology:
+    """UsageError if there is none or it is no topology."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Topology)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read ({error.strerror}); `photon join` writes one") from error
+    except msgspec.DecodeError as error:
+        raise UsageError(f"{path}: not a topology: {error}") from error

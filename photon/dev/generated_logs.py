@@ -1,0 +1,553 @@
+"""Generated queries and clicks: how many, what they look like, the files they go to, the truth beside them.
+
+`generate_at_once` writes a whole set: all columns are drawn by numpy, lines are formatted by the chunk.
+generate_live makes a stream of the same lines.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from photon.core.errors import DiskFullError, StorageError, UsageError
+from photon.dev.pairs import pairs_sha256
+
+# --- what to generate
+
+EVENTS_MAX: Final = 1_000_000_000
+FILES_MAX: Final = 50_000
+RATE_MAX: Final = 200_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """What both ways of generating share. Shares are parts of one: 0.01 is one in a hundred.
+
+    `early`, `orphans`: of the clicks; `duplicates`, `malformed`: lines more, as a share of the clicks;
+    `duplicate_queries`, `malformed_queries`: the same of the queries. `files`: server processes a side.
+    """
+
+    seed: int = 1
+    files: int = 8
+    file_bytes_max: int = 64 << 20
+    opaque_ids: bool = False
+    duplicates: float = 0.0
+    early: float = 0.0
+    orphans: float = 0.0
+    malformed: float = 0.0
+    duplicate_queries: float = 0.0
+    malformed_queries: float = 0.0
+
+    def __post_init__(self) -> None:
+        _within("seed", self.seed, 0, 2**63 - 1)
+        _within("files", self.files, 1, FILES_MAX)
+        _within("rotate-bytes", self.file_bytes_max, 1024, 1 << 40)
+        for field in fields(self):
+            if field.type is float:
+                _within(field.name.replace("_", "-"), getattr(self, field.name), 0.0, 1.0)
+        if self.early + self.orphans > 1.0:
+            raise UsageError("--early and --orphans are shares of the same clicks: together at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class AtOnce:
+    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on."""
+
+    queries: int = 100_000
+    clicks: int = 20_000
+    start_us: int = 1_700_000_000_000_000
+    span_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        _within("queries", self.queries, 1, EVENTS_MAX)
+        _within("clicks", self.clicks, 0, EVENTS_MAX)
+        _within("start-us", self.start_us, 0, 10**17)
+        _within("span", self.span_s, 1.0, 1e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """So many events a second, in real time, for so many seconds."""
+
+    rate: float
+    click_rate: float
+    duration_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        _within("rate", self.rate, 0.001, RATE_MAX)
+        _within("click-rate", self.click_rate, 0.0, RATE_MAX)
+        _within("duration", self.duration_s, 0.01, 1e9)
+
+
+def _within(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high or math.isnan(value):
+        raise UsageError(f"--{name} must be from {low} to {high}, not {value}")
+
+
+# --- events: ids, payloads, delays, malformed lines
+
+Ints = npt.NDArray[np.int64]
+
+PAYLOADS: Final = 4096
+"""Different payload texts; events draw from them."""
+USERS: Final = 50_000_000
+
+_PROCESSES_A_SERVER: Final = 2
+_QUERY: Final = '{"id":"%s","ts_us":%d,"payload":{"user":"u%08d",%s}}\n'
+_CLICK: Final = '{"id":"%s","primary_id":"%s","ts_us":%d,"payload":{%s}}\n'
+_TEXT: Final = (
+    "cheap flights hotel near station running shoes size 42 weather tomorrow best pizza naïve bayes "
+    "café ouvert dimanche Straßenbahn fahrplan 東京 天気 купить велосипед garden chairs second hand laptop "
+    'repair "open late" how to fix a\\b path guitar chords lyrics ticket price museum opening hours 🚲 rental'
+)
+_COUNTRIES: Final = ("US", "DE", "JP", "FR", "BR", "IN", "PT", "GB", "MX", "NL")
+_DEVICES: Final = ("mobile", "desktop", "tablet")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLimits:
+    """Seconds from query to click: 90 % come before `body`, 99.9 % before `tail`, all before `longest`."""
+
+    body: float = 60.0
+    tail: float = 3_600.0
+    longest: float = 86_400.0
+
+
+def delays_us(rng: np.random.Generator, count: int, limits: DelayLimits) -> Ints:
+    """Delays with a long tail: 10 % beyond `body`, 0.1 % beyond `tail`, none beyond `longest`."""
+    share, place = rng.random(count), rng.random(count)
+    mean = limits.body / 6
+    body = -mean * np.log1p(-place * (1 - np.exp(-6.0)))
+    tail = limits.body * (limits.tail / limits.body) ** place
+    far = limits.tail * (limits.longest / limits.tail) ** place
+    seconds = np.where(share < 0.9, body, np.where(share < 0.999, tail, far))
+    return (seconds * 1e6).astype(np.int64) + 1
+
+
+def heads(side: int, processes: int) -> list[str]:
+    """`ip:pid` of so many server processes: 10.0.x.y for queries (side 0), 10.1.x.y for clicks (side 1)."""
+    servers = [divmod(number + _PROCESSES_A_SERVER, _PROCESSES_A_SERVER) for number in range(processes)]
+    return [f"10.{side}.{s >> 8}.{s & 255}:{1000 + s % 9000 + 10_000 * p}" for s, p in servers]
+
+
+def photon_ids(servers: Sequence[str], process: Ints, times: Ints) -> list[str]:
+    return list(
+        map("%s:%d".__mod__, zip(map(servers.__getitem__, process.tolist()), times.tolist(), strict=True))
+    )
+
+
+def opaque_ids(raw: bytes) -> list[str]:
+    """16 x N bytes -> N ids of 32 hex digits."""
+    text = raw.hex()
+    return [text[at : at + 32] for at in range(0, len(text), 32)]
+
+
+def query_payloads(seed: int) -> list[str]:
+    """The inside of payload objects, without the user."""
+    rng = random.Random(f"queries {seed}")
+    return [_query_payload(rng) for _ in range(PAYLOADS)]
+
+
+def click_payloads(seed: int) -> list[str]:
+    rng = random.Random(f"clicks {seed}")
+    return [
+        _inside(
+            {
+                "ad": f"a{rng.randrange(10**6)}",
+                "position": rng.randrange(1, 9),
+                "cost_micros": rng.randrange(10**6),
+            }
+        )
+        for _ in range(PAYLOADS)
+    ]
+
+
+def _query_payload(rng: random.Random) -> str:
+    return _inside(
+        {
+            "query": " ".join(rng.choices(_TEXT.split(), k=rng.randrange(2, 6))),
+            "country": rng.choice(_COUNTRIES),
+            "device": rng.choice(_DEVICES),
+            "results": rng.randrange(2_000_000),
+            "latency_ms": round(rng.lognormvariate(3.5, 0.6), 2),
+            "ads": [f"a{rng.randrange(10**6)}" for _ in range(rng.randrange(1, 4))],
+        }
+    )
+
+
+def _inside(payload: dict[str, object]) -> str:
+    return json.dumps(payload, ensure_ascii=False, separators=(",", ":"))[1:-1]
+
+
+def query_lines(
+    ids: Iterable[str], times: Iterable[int], users: Iterable[int], payloads: Iterable[str]
+) -> list[bytes]:
+    """One JSON object a line, newline included."""
+    return list(map(str.encode, map(_QUERY.__mod__, zip(ids, times, users, payloads, strict=True))))
+
+
+def click_lines(
+    ids: Iterable[str], primary_ids: Iterable[str], times: Iterable[int], payloads: Iterable[str]
+) -> list[bytes]:
+    return list(map(str.encode, map(_CLICK.__mod__, zip(ids, primary_ids, times, payloads, strict=True))))
+
+
+def pair_lines(primary_ids: Iterable[str], foreign_ids: Iterable[str]) -> list[bytes]:
+    """Lines of the truth's digest (photon.dev.pairs)."""
+    return list(map(str.encode, map("%s\t%s\n".__mod__, zip(primary_ids, foreign_ids, strict=True))))
+
+
+def _with_payload(start: bytes) -> Callable[[bytes], bytes]:
+    return lambda line: line.replace(b'"payload":{', b'"payload":{' + start, 1)
+
+
+_SPOILERS: Final[tuple[Callable[[bytes], bytes], ...]] = (
+    lambda line: line[: len(line) // 2] + b"\n",  # cut off
+    _with_payload(b'"name":"\xff\xfe",'),  # not UTF-8
+    lambda line: b"{" + line.partition(b",")[2],  # no id
+    lambda line: b'{"id":null,' + line.partition(b",")[2],
+    lambda line: b"[" + line[:-1] + b"]\n",  # no object
+    _with_payload(b'"name":"\x01",'),  # a bare control character
+    lambda line: line[:-1] + line,  # two events in a line
+    lambda line: b"# " + line,
+)
+SPOILINGS: Final = len(_SPOILERS)
+
+
+def spoil(line: bytes, how: int) -> bytes:
+    """A malformed line made of a good one, newline included; `how` is from 0 to SPOILINGS - 1."""
+    return _SPOILERS[how](line)
+
+
+# --- files and truth
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedTruth:
+    """What is in generated logs, and what joining them must come to. Counts are of lines, or say distinct.
+
+    `foreign_rows` = joinable clicks (`distinct_joined_pairs`) + `orphans` + `duplicates` + `malformed`;
+    orphans are all distinct and name queries that were never logged; duplicates repeat a joinable click byte
+    for byte; `early` ones are older than their query or, in a stream, logged before it. The digest is that
+    of photon.dev.pairs.
+    """
+
+    mode: str
+    seed: int
+    ids: str
+    primary_rows: int
+    primary_distinct_ids: int
+    primary_duplicates: int
+    primary_malformed: int
+    foreign_rows: int
+    foreign_distinct_ids: int
+    distinct_joined_pairs: int
+    orphans: int
+    duplicates: int
+    early: int
+    malformed: int
+    joined_pairs_sha256: str
+
+    def expected_summary(self) -> dict[str, int]:
+        """The fates that `photon join` must report once it has drained the logs."""
+        return {
+            "foreign_events": self.foreign_rows,
+            "joined": self.distinct_joined_pairs,
+            "duplicate": self.duplicates,
+            "unjoinable": self.orphans,
+            "malformed": self.malformed,
+            "filtered": 0,
+            "expired": 0,
+            "pending": 0,
+        }
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self) | {"expected_summary": self.expected_summary()}
+
+
+class ServerLog:
+    """The log of one server process, `<directory>/<ip>-<pid>-NNNNNN.jsonl`, rotated at `file_bytes_max`.
+
+    Nothing is kept open or synced: there may be thousands, and what is lost is generated again.
+    """
+
+    def __init__(self, directory: Path, head: str, file_bytes_max: int) -> None:
+        self._stem = str(directory / head.replace(":", "-"))
+        self._file_bytes_max = file_bytes_max
+        self._number = 0
+        self._size = 0
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Append whole lines, each with its newline; a line longer than the maximum has a file of its own."""
+        while lines:
+            sizes = list(accumulate(map(len, lines), initial=self._size))
+            fitting = len(lines)
+            if sizes[-1] > self._file_bytes_max:
+                fitting = next(n for n, size in enumerate(sizes) if size > self._file_bytes_max and n) - 1
+            if not fitting and not self._size:
+                fitting = 1
+            if fitting:
+                self._append(b"".join(lines[:fitting]))
+            lines = lines[fitting:]
+            if lines:
+                self._number, self._size = self._number + 1, 0
+
+    def _append(self, data: bytes) -> None:
+        path = f"{self._stem}-{self._number:06d}.jsonl"
+        try:
+            with open(path, "ab", buffering=0) as file:
+                written = file.write(data)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise StorageError(f"{path}: {error.strerror}") from error
+            written = 0
+        if written != len(data):
+            raise DiskFullError(f"{path}: no space left on the device; free some and generate again")
+        self._size += len(data)
+
+
+def server_logs(directory: Path, heads: Sequence[str], file_bytes_max: int) -> list[ServerLog]:
+    return [ServerLog(directory, head, file_bytes_max) for head in heads]
+
+
+def prepare_directory(out: Path) -> None:
+    """Make OUT/queries and OUT/clicks. UsageError if there are logs already or they can't be made."""
+    for name in ("queries", "clicks"):
+        try:
+            (out / name).mkdir(parents=True, exist_ok=True)
+            full = next((out / name).iterdir(), None)
+        except OSError as error:
+            raise UsageError(
+                f"{error.filename}: {error.strerror}; name a directory that can be written"
+            ) from error
+        if full is not None:
+            raise UsageError(f"{out / name} already holds {full.name}; name another directory or delete it")
+
+
+def write_truth(out: Path, truth: GeneratedTruth) -> None:
+    """OUT/truth.json, last of all: where it is, the logs are whole."""
+    partial = out / "truth.json.partial"
+    partial.write_text(json.dumps(truth.document(), indent=1) + "\n", "utf-8")
+    os.replace(partial, out / "truth.json")
+
+
+def logs_sha256(out: Path) -> str:
+    """One digest of all generated files, names included: the same seed gives the same."""
+    digest = hashlib.sha256()
+    for path in sorted(out.rglob("*.jsonl")):
+        digest.update(f"{path.relative_to(out)}\n".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+# --- a whole set at once
+
+_LINES_A_CHUNK: Final = 32_768
+_EARLY_S: Final = 30.0
+_REPEATED_WITHIN_S: Final = 60.0
+_GOOD: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """One side's distinct events in file order: server process, time, raw opaque id, payload number."""
+
+    heads: list[str]
+    process: Ints
+    times: Ints
+    raw_ids: npt.NDArray[np.void] | None
+    payload: Ints
+
+    def ids(self, rows: Ints) -> list[str]:
+        if self.raw_ids is not None:
+            return opaque_ids(self.raw_ids[rows].tobytes())
+        return photon_ids(self.heads, self.process[rows], self.times[rows])
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """The lines of one side in file order: whose log, which event, and how it is spoilt (-1: not)."""
+
+    process: Ints
+    source: Ints
+    spoilt: Ints
+
+    @property
+    def malformed(self) -> int:
+        return int((self.spoilt != _GOOD).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """All that is drawn: queries (those `hidden` are never written), their users, and clicks on them.
+
+    `clicked` holds the row of each click's query; `joinable` the rows of the clicks on written queries.
+    """
+
+    queries: _Side
+    users: Ints
+    hidden: npt.NDArray[np.bool_]
+    clicks: _Side
+    clicked: Ints
+    joinable: Ints
+
+    def pairs_sha256(self) -> str:
+        rows = self.joinable
+        return pairs_sha256(pair_lines(self.queries.ids(self.clicked[rows]), self.clicks.ids(rows)))
+
+    def early(self) -> int:
+        older = self.clicks.times < self.queries.times[self.clicked]
+        return int(older[self.joinable].sum())
+
+
+def generate_at_once(out: Path, mix: Mix, amount: AtOnce) -> GeneratedTruth:
+    """Write OUT/queries, OUT/clicks and OUT/truth.json. The same seed gives the same bytes.
+
+    UsageError if OUT already holds logs; StorageError if they can't be written.
+    """
+    prepare_directory(out)
+    rng = np.random.default_rng(mix.seed)
+    drawn = _draw(rng, mix, amount)
+    written, every_click = np.flatnonzero(~drawn.hidden), np.arange(amount.clicks)
+    queries = _plan(rng, mix, drawn.queries, written, written, mix.duplicate_queries, mix.malformed_queries)
+    clicks = _plan(rng, mix, drawn.clicks, every_click, drawn.joinable, mix.duplicates, mix.malformed)
+    _write(out / "queries", mix, drawn.queries.heads, queries, _query_format(drawn, mix.seed))
+    _write(out / "clicks", mix, drawn.clicks.heads, clicks, _click_format(drawn, mix.seed))
+    truth = GeneratedTruth(
+        mode="at once",
+        seed=mix.seed,
+        ids="opaque" if mix.opaque_ids else "photon",
+        primary_rows=len(queries.source),
+        primary_distinct_ids=amount.queries,
+        primary_malformed=queries.malformed,
+        primary_duplicates=len(queries.source) - queries.malformed - amount.queries,
+        foreign_rows=len(clicks.source),
+        foreign_distinct_ids=amount.clicks,
+        distinct_joined_pairs=len(drawn.joinable),
+        orphans=amount.clicks - len(drawn.joinable),
+        duplicates=len(clicks.source) - clicks.malformed - amount.clicks,
+        early=drawn.early(),
+        malformed=clicks.malformed,
+        joined_pairs_sha256=drawn.pairs_sha256(),
+    )
+    write_truth(out, truth)
+    return truth
+
+
+def _draw(rng: np.random.Generator, mix: Mix, amount: AtOnce) -> _Drawn:
+    # Orphans name queries that are made like all the others and never written.
+    orphans = round(amount.clicks * mix.orphans)
+    made = amount.queries + orphans
+    times = amount.start_us + rng.integers(0, round(amount.span_s * 1e6), made)
+    queries, _ = _side(rng, 0, mix, times)
+    hidden = np.zeros(made, np.bool_)
+    hidden[rng.permutation(made)[:orphans]] = True
+    users = rng.integers(0, USERS, made)
+
+    clicked = np.concatenate(
+        [
+            rng.choice(np.flatnonzero(hidden), orphans) if orphans else np.empty(0, np.int64),
+            rng.choice(np.flatnonzero(~hidden), amount.clicks - orphans),
+        ]
+    )
+    early = np.zeros(amount.clicks, np.bool_)
+    early[orphans : orphans + round(amount.clicks * mix.early)] = True
+    delays = delays_us(rng, amount.clicks, DelayLimits())
+    ahead = rng.integers(1_000, round(_EARLY_S * 1e6), amount.clicks)
+    times = np.maximum(queries.times[clicked] + np.where(early, -ahead, delays), 0)
+    clicks, order = _side(rng, 1, mix, times)
+    clicked = clicked[order]
+    return _Drawn(queries, users, hidden, clicks, clicked, np.flatnonzero(~hidden[clicked]))
+
+
+def _query_format(drawn: _Drawn, seed: int) -> Callable[[Ints], list[bytes]]:
+    queries, texts = drawn.queries, query_payloads(seed)
+
+    def lines(rows: Ints) -> list[bytes]:
+        payloads = map(texts.__getitem__, queries.payload[rows].tolist())
+        return query_lines(
+            queries.ids(rows), queries.times[rows].tolist(), drawn.users[rows].tolist(), payloads
+        )
+
+    return lines
+
+
+def _click_format(drawn: _Drawn, seed: int) -> Callable[[Ints], list[bytes]]:
+    clicks, texts = drawn.clicks, click_payloads(seed)
+
+    def lines(rows: Ints) -> list[bytes]:
+        payloads = map(texts.__getitem__, clicks.payload[rows].tolist())
+        primary_ids = drawn.queries.ids(drawn.clicked[rows])
+        return click_lines(clicks.ids(rows), primary_ids, clicks.times[rows].tolist(), payloads)
+
+    return lines
+
+
+def _side(rng: np.random.Generator, side: int, mix: Mix, times: Ints) -> tuple[_Side, npt.NDArray[np.intp]]:
+    """Events with these times on random server processes, in file order, and how they were reordered."""
+    count = len(times)
+    process = rng.integers(0, mix.files, count)
+    order = np.lexsort((times, process))
+    process = process[order]
+    raw = np.frombuffer(rng.bytes(16 * count), "V16") if mix.opaque_ids and count else None
+    payload = rng.integers(0, PAYLOADS, count)
+    return _Side(heads(side, mix.files), process, _increasing(process, times[order]), raw, payload), order
+
+
+def _increasing(process: Ints, times: Ints) -> Ints:
+    """Times sorted by process -> the same, moved by so few us that no two of a process are equal."""
+    if not len(times):
+        return times
+    row = np.arange(len(times))
+    stride = int(np.ptp(times)) + len(times) + 1
+    base = process * stride - row
+    increasing: Ints = np.maximum.accumulate(times - times.min() + base) - base + times.min()
+    return increasing
+
+
+def _plan(
+    rng: np.random.Generator,
+    mix: Mix,
+    side: _Side,
+    rows: Ints,
+    repeatable: Ints,
+    duplicates: float,
+    malformed: float,
+) -> _Lines:
+    """Every event once, repeats somewhat later and maybe in another log, malformed lines anywhere."""
+    repeats = round(len(rows) * duplicates) if len(repeatable) else 0
+    spoilt = round(len(rows) * malformed)
+    again = rng.choice(repeatable, repeats) if repeats else np.empty(0, np.int64)
+    models = rng.choice(rows, spoilt) if spoilt else np.empty(0, np.int64)
+    later = rng.integers(1, round(_REPEATED_WITHIN_S * 1e6), repeats)
+    times = np.concatenate([side.times[rows], side.times[again] + later, side.times[models]])
+    elsewhere = rng.integers(0, mix.files, repeats + spoilt)
+    process = np.concatenate([side.process[rows], elsewhere])
+    source = np.concatenate([rows, again, models])
+    how = np.concatenate([np.full(len(rows) + repeats, _GOOD), np.arange(spoilt) % SPOILINGS])
+    order = np.lexsort((source, times, process))
+    return _Lines(process[order], source[order], how[order])
+
+
+def _write(
+    directory: Path, mix: Mix, names: Sequence[str], lines: _Lines, text: Callable[[Ints], list[bytes]]
+) -> None:
+    logs = server_logs(directory, names, mix.file_bytes_max)
+    edges = np.searchsorted(lines.process, np.arange(mix.files + 1)).tolist()
+    for log, start, end in zip(logs, edges, edges[1:], strict=False):
+        for low in range(start, end, _LINES_A_CHUNK):
+            chunk = slice(low, min(low + _LINES_A_CHUNK, end))
+            made = text(lines.source[chunk])
+            for row in np.flatnonzero(lines.spoilt[chunk] != _GOOD).tolist():
+                made[row] = spoil(made[row], int(lines.spoilt[low + row]))
+            log.write(made)

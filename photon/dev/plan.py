@@ -1,0 +1,158 @@
+"""Who runs where in `photon dev`: as in section 4 of the paper, unless the settings say otherwise."""
+
+import dataclasses
+import random
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from photon.cluster.placing import Placing
+from photon.cluster.registry_members import Members, members_of
+from photon.cluster.system import check_processes, topology_of
+from photon.cluster.topology import Pipeline, Topology, absolute, document_of, read_topology
+from photon.core.errors import UsageError
+from photon.core.settings import DatacenterPlace, Settings
+from photon.rpc.network import is_loopback
+
+REPLICAS: Final = 5
+REGIONS: Final[Mapping[str, str]] = {
+    "east": "us-east",
+    "east-2": "us-east",
+    "west": "us-west",
+    "west-2": "us-west",
+    "central": "central",
+}
+"""Datacenter -> region: no region holds a majority of five replicas."""
+PIPELINE_SITES: Final = ("east", "west", "central", "east-2", "west-2")
+_FEW_REPLICAS: Final = {1: ("east",), 3: ("east", "west", "central")}
+"""A region each."""
+_MORE_SITES: Final = (*REGIONS, "central", "west", "central", "east")
+"""Of five replicas and more: no region gets a majority of 5, 7 or 9."""
+
+
+def plan_dev(
+    settings: Settings,
+    work: Path,
+    out: Path,
+    primary: Sequence[str],
+    foreign: Sequence[str],
+    datacenters: int,
+    rng: random.Random,
+    replicas: int = REPLICAS,
+) -> Topology:
+    """The system that the settings describe, or else `datacenters` pipelines and `replicas` replicas.
+
+    `primary`, `foreign`: what all pipelines read; none: each reads its own `logs_of`. Ports are chosen free.
+    UsageError for a system that is not all on this machine; UnavailableError without free ports.
+    """
+    if settings.replicas or settings.datacenters:
+        return _described(settings, work, out, primary, foreign)
+    settings = dataclasses.replace(
+        settings, registry=dataclasses.replace(settings.registry, replicas=replicas)
+    )
+    members = members_of(work, replicas)
+    places = Placing(settings, len(members.names), datacenters, work, rng)
+    sites = replica_sites(members, replicas, _sites_before(work))
+    topology = Topology(
+        settings=document_of(settings),
+        primary=[absolute(pattern) for pattern in primary],
+        foreign=[absolute(pattern) for pattern in foreign],
+        output=str(out.absolute()),
+        secret=secrets.token_hex(32),
+        drain=False,
+        replicas=places.replicas(members, sites),
+        pipelines=[_reading(p, work, primary) for p in places.pipelines(PIPELINE_SITES[:datacenters])],
+        regions=dict(REGIONS),
+    )
+    places.metrics(topology)
+    check_processes(topology)
+    return topology
+
+
+def logs_of(work: Path, datacenter: str) -> Path:
+    """A datacenter's own copy of the generated logs: `queries` and `clicks` in it."""
+    return work.absolute() / f"logs-{datacenter}"
+
+
+def fed_datacenters(topology: Topology, work: Path) -> list[str]:
+    """Whose logs the generator has to write."""
+    return [p.datacenter for p in topology.pipelines if p.primary == [_patterns(work, p.datacenter)[0]]]
+
+
+def named_replicas(document: Mapping[str, Any]) -> int:
+    """`registry.replicas` where checked settings name it (that of a join is 3 by default), else REPLICAS."""
+    named: int = document.get("registry", {}).get("replicas", REPLICAS)
+    return named
+
+
+def replica_sites(members: Members, replicas: int, before: Mapping[str, str]) -> dict[str, str]:
+    """Replica -> datacenter. One that takes another's place is where that was."""
+    sites = _FEW_REPLICAS.get(replicas) or _MORE_SITES[:replicas]
+    founders = dict(zip((f"r{number}" for number in range(replicas)), sites, strict=True)) | dict(before)
+    placed = {name: founders[name] for name in members.names if name in founders}
+    placed |= {new: founders[old] for old, new in members.lost if old in founders}
+    free = [site for name, site in founders.items() if name not in members.names]
+    for name, site in zip((n for n in members.names if n not in placed), free, strict=False):
+        placed[name] = site
+    return placed
+
+
+def _sites_before(work: Path) -> dict[str, str]:
+    path = work / "topology.json"
+    return {r.name: r.datacenter for r in read_topology(path).replicas} if path.exists() else {}
+
+
+def _reading(pipeline: Pipeline, work: Path, primary: Sequence[str]) -> Pipeline:
+    """Its own copy of the generated logs, where none are given."""
+    if primary:
+        return pipeline
+    queries, clicks = _patterns(work, pipeline.datacenter)
+    return dataclasses.replace(pipeline, primary=[queries], foreign=[clicks])
+
+
+def _patterns(work: Path, datacenter: str) -> tuple[str, str]:
+    logs = logs_of(work, datacenter)
+    return str(logs / "queries" / "*.jsonl"), str(logs / "clicks" / "*.jsonl")
+
+
+def _described(
+    settings: Settings, work: Path, out: Path, primary: Sequence[str], foreign: Sequence[str]
+) -> Topology:
+    places = {
+        name: _read_by(place, work, name, primary, foreign) for name, place in settings.datacenters.items()
+    }
+    system = dataclasses.replace(settings.system, work=str(work.absolute()), out=str(out.absolute()))
+    topology = topology_of(dataclasses.replace(settings, system=system, datacenters=places))
+    check_on_this_machine(topology)
+    return topology
+
+
+def _read_by(
+    place: DatacenterPlace, work: Path, name: str, primary: Sequence[str], foreign: Sequence[str]
+) -> DatacenterPlace:
+    """The given logs; else those of the settings; else the generated ones."""
+    if not place.joiners or (not primary and (place.primary or place.foreign)):
+        return place
+    queries, clicks = _patterns(work, name)
+    return dataclasses.replace(
+        place, primary=tuple(primary) or (queries,), foreign=tuple(foreign) or (clicks,)
+    )
+
+
+def check_on_this_machine(topology: Topology) -> None:
+    """UsageError for an address that is not of loopback."""
+    addresses = {f"replica {r.name}": [r.grpc, f"{r.raft_host}:{r.raft_port}"] for r in topology.replicas}
+    for pipeline in topology.pipelines:
+        addresses[f"datacenter {pipeline.datacenter}"] = [
+            *pipeline.eventstores,
+            *pipeline.joiners,
+            *pipeline.dispatchers,
+        ]
+    for who, its in addresses.items():
+        for address in its:
+            if not is_loopback(address):
+                raise UsageError(
+                    f"{who}: {address} is not of this machine; `photon dev` runs a whole system on "
+                    "loopback addresses. Start the roles by `photon <role> serve --config` where they belong"
+                )

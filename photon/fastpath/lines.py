@@ -1,0 +1,101 @@
+"""Lines to the columns that joiners and caches take, by the very rules by which the logs are read. Pure.
+
+The registry's key is an event's id and, with several shards, its time: one that differed from what the log
+path makes of the line would be joined twice. So both are made by the same code, from the same bytes.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from joiner.client import ForeignColumns
+from photon.core.columns import join_lines, pack_times
+from photon.core.errors import UsageError
+from photon.core.ids import IdPacker
+from photon.core.settings import Settings
+from photon.logs.formats import JsonLines
+
+
+@dataclass(frozen=True, slots=True)
+class Primaries:
+    """N primary events, and how many lines were none."""
+
+    ids: bytes
+    lines: list[bytes]
+    malformed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Foreigns:
+    """Foreign events, and how many lines were none."""
+
+    columns: ForeignColumns
+    malformed: int
+
+
+class EventLines:
+    """Parses lines, each of them one event of a log of JSON lines. Not for several threads at once."""
+
+    def __init__(self, settings: Settings) -> None:
+        packer = IdPacker(settings.ids.key.encode())
+        self._format = JsonLines(settings.primary, settings.foreign, packer)
+
+    def primaries(self, lines: list[bytes]) -> Primaries:
+        batch = self._format.parse_primary(join_lines(lines))
+        return Primaries(batch.ids, batch.lines, len(lines) - len(batch.lines))
+
+    def foreigns(self, lines: list[bytes], now_us: int) -> Foreigns:
+        """`now_us`: when they are sent, which to a joiner is when they were first seen."""
+        batch = self._format.parse_foreign(join_lines(lines))
+        count = len(batch.lines)
+        columns = ForeignColumns(
+            ids=batch.ids,
+            primary_ids=batch.primary_ids,
+            times=batch.times,
+            events=join_lines(batch.lines),
+            tries=bytes(4 * count),
+            first_seen=pack_times([now_us] * count),
+        )
+        return Foreigns(columns, len(lines) - count)
+
+
+def usable(lines: Iterable[bytes], line_bytes_max: int) -> list[bytes]:
+    """The lines that may be one event each, as a reader of the log would find them, without space around.
+
+    A line that the log path takes for malformed (several lines, one that is too long) must not be joined
+    here: it would have two fates.
+    """
+    kept = []
+    for line in lines:
+        if type(line) is not bytes or len(line) >= line_bytes_max:
+            continue
+        bare = line.strip()
+        if bare and b"\n" not in bare:
+            kept.append(bare)
+    return kept
+
+
+# --- The bounds of the fast path in one process.
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Of each of the two sides, primary and foreign."""
+
+    queue_events_max: int = 10_000
+    queue_bytes_max: int = 32 << 20
+    """Lines beyond are dropped: the log path has them."""
+    batch_events_max: int = 1_024
+    batch_bytes_max: int = 4 << 20
+    linger_s: float = 0.001
+    """How long a line waits for others to share its request."""
+    requests_in_flight_max: int = 2
+    """Joins; puts go one at a time, in their order."""
+    timeout_s: float = 2.0
+    """Of a request. What was not answered by then is left to the log."""
+    primaries_first_s: float = 0.05
+    """A foreign event waits so long for primary events that were handed in before it."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise UsageError(f"fast path: '{name}' must be above 0, not {getattr(self, name)!r}")

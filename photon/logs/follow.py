@@ -1,0 +1,393 @@
+"""Following a set of growing log files: what is new in which file, with little cost while nothing is.
+
+Holds reading positions in memory; its owner keeps FileStates on disk and decides when an offset counts.
+"""
+
+import contextlib
+import errno
+import os
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from photon.core.clock import Clock
+from photon.core.settings import Logs
+from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at, read_chunk, read_unended_line
+from photon.logs.files import TAIL_BYTES, FileState, shown
+from photon.logs.inventory import Claims, Followed, Inventory, Share, file_size
+from photon.logs.watch import Finder, Polling
+
+__all__ = ["Claims", "LogFollower", "Share"]
+
+_NOW: Final = float("-inf")
+
+
+class LogFollower:
+    """Finds files by globs and hands out their whole records, one chunk of one file at a time, in turn.
+
+    `drain`: the logs will grow no more, so a last line without its newline counts if it is a JSON object.
+    `notice` is told, in a line, of files that were replaced, shrank, vanished or could not be read.
+    `claims`: None is all files. `wake` is called, from another thread, when there is something to `poll` for.
+    `keep_copies`: False deletes the unpacked copy of an archive that is read and recorded.
+    For one thread, but for `advanced` and `release`.
+    """
+
+    def __init__(
+        self,
+        patterns: Sequence[str],
+        spool: Path,
+        settings: Logs,
+        clock: Clock,
+        states: Iterable[FileState] = (),
+        drain: bool = False,
+        notice: Callable[[str], None] = lambda _: None,
+        claims: Claims | None = None,
+        wake: Callable[[], None] = lambda: None,
+        keep_copies: bool = True,
+    ) -> None:
+        def tell(line: str) -> None:
+            notice(shown(line))
+
+        self._settings = settings
+        self._clock = clock
+        self._drain = drain
+        self._notice = tell
+        self._claims = claims
+        states = list(states)
+        bound = settings.spool_bytes_max
+        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, tell, wake)
+        self._next_number = max([s.number for s in states], default=-1) + 1
+        watch = settings.watch and not drain
+        self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
+        weakref.finalize(self, self._finder.close)
+        self._next_scan = _NOW
+        self._share = Share(frozenset(), (), frozenset())
+        self._released: deque[int] = deque()
+        self._growing: deque[Followed] = deque()
+        self._failed: set[Followed] = set()
+        self._unlisted: dict[str, str] = {}
+        self._polling = Polling()
+        self._caught_up = False
+
+    @property
+    def caught_up(self) -> bool:
+        """Every whole record is read: of all files (drain), or of those that were last seen to grow.
+
+        Files in `unreadable` don't count: the owner says what they mean to it.
+        """
+        return self._caught_up
+
+    @property
+    def unreadable(self) -> dict[str, str]:
+        """Name -> reason of files that could not be read when last tried (each scan tries again).
+
+        Names are told as `shown` here and below.
+        """
+        reasons = {file.state.name: file.failed for file in list(self._failed)} | self._unlisted
+        return {shown(name): shown(reason) for name, reason in reasons.items()}
+
+    @property
+    def settling(self) -> frozenset[str]:
+        """Names of files that are left for a later scan: archives that seem to be written to still or are
+        being unpacked, and what another process goes on with."""
+        return frozenset(map(shown, self._inventory.settling))
+
+    @property
+    def news(self) -> bool:
+        """The kernel has told of something since the last `poll`."""
+        return self._finder.news
+
+    @property
+    def leaving(self) -> frozenset[int]:
+        """Files of which no more is handed out, until they are released."""
+        files = self._inventory.files  # one that is gone stays: its copy may turn up
+        leave = self._share.leave.difference(self._released) & files.keys()
+        return frozenset([number for number in leave if not files[number].state.gone])
+
+    @property
+    def patience_s(self) -> float:
+        """Nothing is to be looked for so long, unless `wake` is called."""
+        if self._finder.watches_all and not self._polling and not self._unsure:
+            return max(0.0, self._next_scan - self._clock.monotonic())
+        return self._settings.poll_interval_ms / 1000
+
+    def close(self) -> None:
+        """Watch no more. Done by itself when nobody holds the follower."""
+        self._finder.close()
+
+    def scan_if_due(self) -> list[FileState]:
+        """Look for new, renamed and replaced files every `scan_interval_s`, and for growth of all.
+
+        Where the kernel watches, only after it told of such, and every tenth time in any case. The states
+        that are new or changed, for the owner to keep: also those that are `gone` now.
+        """
+        self._take_news()
+        now = self._clock.monotonic()
+        if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.news:
+            return []
+        try:
+            return self._scan(now)
+        except BaseException:
+            self._scan_now()  # what was taken or found has not been looked through yet
+            raise
+
+    def poll(self) -> None:
+        """Look for growth: of the files the kernel told of; and of those it does not watch, such as grew
+        lately (a stat each), and some others in turn."""
+        self._take_news()
+        for number in self._polling.turn(self._clock.monotonic()):
+            file = self._inventory.files.get(number)
+            if file is None or file.state.gone:
+                self._polling.forget(number)
+                continue
+            try:
+                status = os.stat(file.state.path)
+            except FileNotFoundError:
+                self._scan_now()
+                continue
+            except OSError:
+                continue  # the next scan tells what became of it
+            if (status.st_dev, status.st_ino) != file.identity or status.st_size < file.read:
+                self._scan_now()
+            else:
+                self._look(file, status.st_size)
+
+    def next_chunk(self) -> tuple[FileState, Chunk] | None:
+        """The next unread whole records of some file; None when all that is known is read."""
+        while self._growing:
+            file = self._growing.popleft()
+            file.waiting = False
+            if file.state.gone or file.paused:
+                continue
+            chunk = self._read_on(file)
+            if chunk is not None:
+                self._note_read(file, chunk)
+                self._heat(file)
+                if chunk.more:
+                    self._wait(file)
+                return file.state, chunk
+        if self._drain and not self._caught_up and not self._inventory.settling:
+            self._scan_now()  # only a whole scan can say that nothing is left
+        elif self._next_scan != _NOW and not self._inventory.settling:
+            self._caught_up = True
+        return None
+
+    def advanced(self, number: int, offset: int) -> FileState:
+        """The state of a file whose events before `offset` are taken care of; the owner keeps it.
+
+        Any thread.
+        """
+        return self._inventory.advanced(number, offset)
+
+    def passed_over(self, number: int, offset: int) -> FileState:
+        """As `advanced`, of a file that counts as read to there though it was not. OSError."""
+        file = self._inventory.files[number]
+        self._note_place(file, offset)
+        return self._inventory.advanced(number, offset)
+
+    def release(self, number: int) -> None:
+        """Forget a file that is to be left (Share.leave) and of which all that was handed out is recorded.
+
+        Any thread, but not during a scan.
+        """
+        self._released.append(number)
+
+    def unended(self) -> dict[str, int]:
+        """Files whose end can't be read, mostly as their last record is not whole -> bytes so far."""
+        return {
+            shown(file.state.name): file.stalled_at - file.read
+            for file in list(self._inventory.files.values())
+            if file.stalled_at > file.read and not file.state.gone
+        }
+
+    @property
+    def _unsure(self) -> bool:
+        """Something is to be tried again at every scan."""
+        return bool(self._failed or self._unlisted or self._inventory.settling)
+
+    def _scan(self, now: float) -> list[FileState]:
+        self._forget_released()
+        whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
+        self._next_scan = now + self._settings.scan_interval_s
+        if whole:
+            self._finder.find()
+        shared = self._take_share()
+        if not whole and not shared:
+            return []
+        if not whole:
+            self._finder.find()  # of files that were not this process's nothing was noted
+        mine = self._share.mine if self._claims else None
+        elsewhere = self._claims.held_elsewhere if self._claims else None
+        changed = self._inventory.update(self._finder.found, mine, self._number, elsewhere)
+        self._tell_unlisted()
+        self._pause()
+        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
+        for state in changed:
+            if not state.gone:
+                self._heat(self._inventory.files[state.number])
+        for file in list(self._inventory.current):
+            if file.seen is not None:
+                self._look(file, file.seen.size)
+        self._failed = {file for file in self._failed if not file.state.gone}
+        if not self._growing:
+            self._caught_up = not self._inventory.settling
+        return changed
+
+    def _number(self) -> int:
+        if self._claims is not None:
+            return self._claims.number()
+        self._next_number += 1
+        return self._next_number - 1
+
+    def _take_share(self) -> bool:
+        """Ask what is this process's. Whether that is news."""
+        if self._claims is None:
+            return False
+        before, self._share = self._share, self._claims.share(self._finder.found)
+        self._inventory.take(self._share.taken)
+        known = before.mine == self._share.mine and before.leave == self._share.leave
+        return bool(self._share.taken) or not known
+
+    def _pause(self) -> None:
+        if self._claims is None:
+            return
+        mine, leave = self._share.mine, self._share.leave
+        seen = {file.source for file in self._finder.found}
+        for file in self._inventory.current:
+            elsewhere = file.state.source in seen and file.state.source not in mine
+            file.paused = elsewhere or file.state.number in leave
+
+    def _forget_released(self) -> None:
+        while self._released:
+            number = self._released.popleft()
+            self._inventory.forget(number)
+            self._polling.forget(number)
+
+    def _tell_unlisted(self) -> None:
+        unlisted = self._finder.unreadable | self._inventory.unlisted
+        for name, reason in unlisted.items():
+            if self._unlisted.get(name) != reason:
+                self._notice(f"{reason}; tried again at every scan")
+        self._unlisted = unlisted
+
+    def _take_news(self) -> None:
+        for path in self._finder.grown(self._inventory.by_path):
+            self._caught_up = False
+            self._wait(self._inventory.by_path[path])
+
+    def _look(self, file: Followed, size: int) -> None:
+        """Note that a file has `size` bytes now; it waits to be read if that is news."""
+        if size <= file.read or file.waiting or file.paused:
+            return
+        if file.stalled_at == size and not (file.failed and _readable(file.state.path, file.read)):
+            return
+        self._caught_up = False
+        self._heat(file)
+        self._wait(file)
+
+    def _wait(self, file: Followed) -> None:
+        if not file.waiting:
+            file.waiting = True
+            self._growing.append(file)
+
+    def _heat(self, file: Followed) -> None:
+        if file.packed or (not file.linked and self._finder.covers(file.state.path)):
+            self._polling.forget(file.state.number)
+        else:
+            self._polling.grew(file.state.number, self._clock.monotonic())
+
+    def _scan_now(self) -> None:
+        self._next_scan = _NOW
+        self._caught_up = False
+
+    def _read_on(self, file: Followed) -> Chunk | None:
+        state, settings = file.state, self._settings
+        head = (state.head_bytes, state.head)
+        try:
+            chunk = read_chunk(
+                state.path,
+                file.read,
+                settings.chunk_bytes,
+                settings.line_bytes_max,
+                file.identity,
+                head,
+                file.last if file.tail_at == file.read else b"",
+            )
+            if chunk is None and (self._drain or file.packed):
+                chunk = _last_line(state.path, file.read, settings.line_bytes_max, file.identity)
+        except OSError as error:
+            if error.errno in (errno.ESTALE, errno.ENOENT):
+                file.suspect = True  # renamed, replaced or written anew: the scan finds out
+                self._scan_now()
+            else:
+                self._fail(file, error.strerror or str(error))
+            return None
+        if file.failed:
+            file.failed = ""
+            self._failed.discard(file)
+        if chunk is None:
+            file.stalled_at = file_size(state.path, file.identity) or 0
+        return chunk
+
+    def _fail(self, file: Followed, reason: str) -> None:
+        if file.failed != reason:
+            self._notice(f"{file.state.name} cannot be read ({reason}); tried again at every scan")
+        file.failed = reason
+        file.stalled_at = file_size(file.state.path, file.identity) or 0
+        self._failed.add(file)
+
+    def _note_read(self, file: Followed, chunk: Chunk) -> None:
+        """Keep what the file can be known by later."""
+        data = chunk.data
+        if len(data) > chunk.end - chunk.start:
+            data = data[: chunk.end - chunk.start]  # a last line was given the newline that it had not
+        known = file.last if file.tail_at == chunk.start else b""
+        whole = len(known) == chunk.start and not chunk.oversized
+        file.read, file.stalled_at = chunk.end, -1
+        file.tail_at = chunk.end
+        file.last = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (known + data)[-TAIL_BYTES:]
+        with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
+            if len(file.last) < min(TAIL_BYTES, chunk.end) or chunk.oversized:
+                file.last = b""
+                file.last = _read_tail(file, chunk.end)
+            self._note_head(file, chunk.end, known + data if whole else None)
+
+    def _note_place(self, file: Followed, offset: int) -> None:
+        """The same, of what stands before the offset: OSError if it can't be read."""
+        file.last = _read_tail(file, offset)
+        file.read = file.tail_at = offset
+        self._note_head(file, offset, None)
+
+    def _note_head(self, file: Followed, offset: int, begun: bytes | None) -> None:
+        """`begun`: what stands before the offset, None where it is to be read. OSError."""
+        length = min(HEAD_BYTES, offset)
+        if file.state.head_bytes < length:
+            head = read_at(file.state.path, 0, length, file.identity) if begun is None else begun[:length]
+            self._inventory.set_head(file, length, digest(head))
+
+
+def _read_tail(file: Followed, offset: int) -> bytes:
+    """The last bytes before the offset. OSError."""
+    start = max(0, offset - TAIL_BYTES)
+    return read_at(file.state.path, start, offset - start, file.identity)
+
+
+def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:
+    line = read_unended_line(path, offset, line_bytes_max, identity)
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if isinstance(msgspec.json.decode(line), dict):
+            return Chunk(offset, offset + len(line), line + b"\n")
+    return None
+
+
+def _readable(path: str, offset: int) -> bool:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            os.pread(file.fileno(), 1, offset)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,295 @@
+"""Log lines to packed columns (docs/formats.md).
+
+A log holds JSON lines, compressed or not. Another line format would be another class with the two methods of
+JsonLines, and `json_lines`, from which every reader of logs gets its parser, would choose it.
+"""
+
+import datetime
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import compress, repeat
+from operator import sub
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from photon.core.columns import pack_times
+from photon.core.fields import Field, decoder_of, parse_path
+from photon.core.ids import IdPacker, opaque_mask, timestamps_us
+from photon.core.settings import Foreign, Primary, Settings
+
+_ID: Final = str | int
+_BRACES: Final = b"{}"
+_BYTE_ORDER_MARK: Final = "\ufeff".encode()
+_PLACE: Final = re.compile(r" - at `\$\[[^\]]*\]\.?(.*)`$")
+RFC3339: Final = "rfc3339"
+_UNIT_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
+_FLOAT_UNIT_US: Final = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+_EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """A line that is no event. `start` is its offset in the chunk."""
+
+    start: int
+    line: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryBatch:
+    """N primary events in log order; `starts` (N,) are the lines' offsets in the chunk."""
+
+    ids: bytes
+    lines: list[bytes]
+    starts: npt.NDArray[np.int64]
+    malformed: list[Malformed]
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignBatch:
+    """N foreign events in log order. Lines have no white space around them."""
+
+    ids: bytes
+    primary_ids: bytes
+    times: bytes
+    lines: list[bytes]
+    starts: npt.NDArray[np.int64]
+    malformed: list[Malformed]
+
+
+class JsonLines:
+    """One JSON object a line, UTF-8. Paths of the fields come from the settings; no other is looked at."""
+
+    def __init__(self, primary: Primary, foreign: Foreign, packer: IdPacker) -> None:
+        """SettingsError for paths that can't be."""
+        self._packer = packer
+        self._time_unit = foreign.time_unit
+        self._time_field = foreign.time
+        self._primary, columns = decoder_of("PrimaryEvent", {"id": Field(parse_path(primary.id), _ID)})
+        self._primary_id = columns["id"]
+        self._foreign, columns = decoder_of(
+            "ForeignEvent",
+            {
+                "id": Field(parse_path(foreign.id), _ID),
+                "primary_id": Field(parse_path(foreign.primary_id), _ID),
+                "time": Field(parse_path(foreign.time), time_type(foreign.time_unit), optional=True),
+            },
+        )
+        self._id, self._named_id, self._time = columns["id"], columns["primary_id"], columns["time"]
+
+    def parse_primary(self, chunk: bytes) -> PrimaryBatch:
+        found = split_chunk(chunk)
+        events, good, malformed = decode(self._primary, chunk, found)
+        lines, starts = found.lines, found.starts
+        if good is not None:
+            lines, starts = [lines[row] for row in good], starts[good]
+        return PrimaryBatch(self._packer.pack(self._primary_id(events)), lines, starts, malformed)
+
+    def parse_foreign(self, chunk: bytes) -> ForeignBatch:
+        found = split_chunk(chunk)
+        events, good, malformed = decode(self._foreign, chunk, found)
+        lines, starts = found.lines, found.starts
+        if good is not None:
+            lines, starts = [lines[row] for row in good], starts[good]
+        texts, named, values = self._id(events), self._named_id(events), self._time(events)
+        ids = self._packer.pack(texts)
+        times = event_times(ids, values, self._time_unit)
+        if not isinstance(times, bytes):
+            fits = self._without_bad_times(ids, values, lines, starts, malformed)
+            lines, starts = list(compress(lines, fits)), starts[fits]
+            texts, named = list(compress(texts, fits)), list(compress(named, fits))
+            ids = self._packer.pack(texts)
+            times = event_times(ids, list(compress(values, fits)), self._time_unit)
+            assert isinstance(times, bytes)
+        return ForeignBatch(ids, self._packer.pack(named), times, lines, starts, malformed)
+
+    def _without_bad_times(
+        self,
+        ids: bytes,
+        values: Sequence[Any],
+        lines: list[bytes],
+        starts: npt.NDArray[np.int64],
+        malformed: list[Malformed],
+    ) -> npt.NDArray[np.bool_]:
+        """The slow path: which events have a usable time; the others are added to the malformed ones."""
+        fits = np.ones(len(lines), np.bool_)
+        for row, value in enumerate(values):
+            one = event_times(ids[16 * row : 16 * row + 16], [value], self._time_unit)
+            if isinstance(one, str):
+                fits[row] = False
+                reason = f"field '{self._time_field}' {one}"
+                malformed.append(Malformed(int(starts[row]), lines[row], reason))
+        malformed.sort(key=lambda bad: bad.start)
+        return fits
+
+
+def json_lines(settings: Settings, packer: IdPacker | None = None) -> JsonLines:
+    """The parser of a system's logs, for one thread. `packer`: else one with the key of the settings."""
+    packer = packer or IdPacker(settings.ids.key.encode())
+    return JsonLines(settings.primary, settings.foreign, packer)
+
+
+class Lines(NamedTuple):
+    """N lines without white space around them, blank ones left out, and their offsets (N,) in the chunk.
+
+    `clean`: the chunk is these lines and their newlines, and each starts with { and ends with }. No object
+    can reach over a line's end then: between } and { no newline is allowed inside a JSON value.
+    """
+
+    lines: list[bytes]
+    starts: npt.NDArray[np.int64]
+    clean: bool
+
+
+def split_chunk(chunk: bytes) -> Lines:
+    """A byte order mark, as some editors put at a file's start, counts as white space before a line."""
+    lines = chunk.split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    lengths = np.fromiter(map(len, lines), np.int64, len(lines))
+    starts = np.zeros(len(lines), np.int64)
+    np.cumsum(lengths[:-1] + 1, out=starts[1:])
+    # Clean lines are the common case: then nothing is to be stripped.
+    if lengths.all() and in_braces(chunk, starts, lengths):
+        return Lines(lines, starts, True)
+    bare = [line.strip().removeprefix(_BYTE_ORDER_MARK).lstrip() for line in lines]
+    starts += [len(line.rstrip()) - len(rest) for line, rest in zip(lines, bare, strict=True)]
+    lines = bare
+    if not all(lines):
+        filled = [row for row, line in enumerate(lines) if line]
+        return Lines([lines[row] for row in filled], starts[filled], False)
+    return Lines(lines, starts, False)
+
+
+def in_braces(text: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> bool:
+    """Whether each of the lines, none of them empty, starts with { and ends with }."""
+    bytes_of = np.frombuffer(text, np.uint8)
+    return bool(
+        (bytes_of[starts] == _BRACES[0]).all() and (bytes_of[starts + lengths - 1] == _BRACES[1]).all()
+    )
+
+
+def decode(decoder: Any, chunk: bytes, found: Lines) -> tuple[list[Any], list[int] | None, list[Malformed]]:
+    """Events, the rows they came from (None for all), and the malformed rest."""
+    lines, starts, clean = found
+    if clean:
+        try:
+            _check_text(chunk)
+            decoded = decoder.decode_lines(chunk)
+            if len(decoded) == len(lines):
+                return decoded, None, []
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            pass  # which line it is, is found below
+    events: list[Any] = []
+    good: list[int] = []
+    malformed: list[Malformed] = []
+    pending = [(0, len(lines))]
+    while pending:
+        low, high = pending.pop()
+        if low == high:
+            continue
+        text = b"\n".join(lines[low:high])
+        try:
+            if high - low > 1 and not _stand_alone(text, high - low):
+                raise msgspec.DecodeError("lines that are no objects")
+            _check_text(text)
+            decoded = decoder.decode_lines(text)
+            if len(decoded) != high - low:
+                raise msgspec.DecodeError("not one JSON object")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            if high - low == 1:
+                malformed.append(Malformed(int(starts[low]), lines[low], _reason(error)))
+            else:
+                middle = (low + high) // 2
+                pending += [(middle, high), (low, middle)]
+            continue
+        events += decoded
+        good += range(low, high)
+    return events, good if malformed else None, malformed
+
+
+def _stand_alone(text: bytes, count: int) -> bool:
+    """Whether no object can reach over a line's end: each of `count` lines starts with { and ends with }."""
+    return text.startswith(b"{") and text.endswith(b"}") and text.count(b"}\n{") == count - 1
+
+
+def _check_text(text: bytes) -> None:
+    """UnicodeDecodeError unless it is UTF-8: the decoder does not look into what it passes over."""
+    text.isascii() or text.decode("utf-8")
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+    place = _PLACE.search(str(error))
+    where = f" in `{place[1]}`" if place and place[1] else ""
+    return f"not a valid event: {_PLACE.sub('', str(error))}{where}"
+
+
+def time_type(unit: str) -> Any:
+    """What a time field must hold."""
+    if unit == RFC3339:
+        return Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+    return int | float
+
+
+def event_times(ids: bytes, values: Sequence[Any], unit: str) -> bytes | str:
+    """Event times in us as a column, or why there is none.
+
+    A photon id's own timestamp is its event's time (paper 3.1): it can't disagree between copies of an event.
+    """
+    opaque = opaque_mask(ids)
+    if not opaque.any():
+        return pack_times(timestamps_us(ids))
+    if not opaque.all():
+        times = timestamps_us(ids).copy()
+        own = event_times(
+            b"\xe0" * 16 * int(opaque.sum()), [v for v, o in zip(values, opaque, strict=True) if o], unit
+        )
+        if isinstance(own, str):
+            return own
+        times[opaque] = np.frombuffer(own, "<i8")
+        return pack_times(times)
+    try:
+        return pack_times(_to_us(values, unit))
+    except TypeError:
+        return "is missing (an opaque id needs its event's time)"
+    except (OverflowError, ValueError):
+        return "is out of range"
+
+
+def _to_us(values: Sequence[Any], unit: str) -> npt.NDArray[np.int64]:
+    """Each value by itself, so that an event's time never depends on the batch it came in.
+
+    Whole numbers exactly (ns rounded down), others to the nearest us. TypeError for None.
+    """
+    if None in values:
+        raise TypeError
+    if unit == RFC3339:
+        return np.array(list(map(sub, values, repeat(_EPOCH))), "m8[us]").view(np.int64)
+    if all(map(int.__instancecheck__, values)):
+        return _whole_to_us(np.array(values, dtype=np.int64), unit)
+    whole = [isinstance(value, int) for value in values]
+    times = np.empty(len(values), np.int64)
+    rows = np.array(whole, np.bool_)
+    times[rows] = _whole_to_us(np.array(list(compress(values, whole)), dtype=np.int64), unit)
+    scaled = np.array([v for v in values if not isinstance(v, int)], np.float64) * _FLOAT_UNIT_US[unit]
+    if not np.isfinite(scaled).all() or np.abs(scaled).max(initial=0) >= 2.0**63:
+        raise OverflowError
+    times[~rows] = np.round(scaled).astype(np.int64)
+    return times
+
+
+def _whole_to_us(values: npt.NDArray[np.int64], unit: str) -> npt.NDArray[np.int64]:
+    if unit == "ns":
+        return values // 1_000
+    factor = _UNIT_US[unit]
+    largest = (2**63 - 1) // factor
+    if factor > 1 and (values.max(initial=0) > largest or values.min(initial=0) < -largest):
+        raise OverflowError
+    return values * factor

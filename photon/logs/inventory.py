@@ -1,0 +1,519 @@
+"""Which of the files that are there is which of those that were read, under whatever name (paper 3.2)."""
+
+import contextlib
+import dataclasses
+import os
+import stat
+import threading
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from photon.core.clock import Clock
+from photon.core.errors import StorageError
+from photon.logs.chunks import HEAD_BYTES, digest, fingerprint, read_at
+from photon.logs.files import TAIL_BYTES, FileState, SeenFile, Source, same_content, same_head
+from photon.logs.packed import SMALL_BYTES, Spool, TruncatedError, Unpacker, is_packed
+
+# --- A file that is followed, and how to look for it where it was (paper 3.2).
+
+GONE_DEVICE: Final = (1 << 64) - 1
+"""Of the source of a file that is gone; the inode is its number, as its own may be another file's by now."""
+
+
+@dataclass(slots=True, eq=False)
+class Followed:
+    """A file that is followed, or was: `state` as its owner knows it, `read`: handed out up to here."""
+
+    state: FileState
+    read: int
+    tail_at: int = 0
+    last: bytes = b""  # before tail_at: up to TAIL_BYTES bytes, or none if that was before the start
+    seen: SeenFile | None = None  # as the last scan found it
+    linked: bool = True  # it may be written through a name elsewhere
+    suspect: bool = False  # not the file it was, says a read
+    paused: bool = False
+    waiting: bool = False
+    stalled_at: int = -1  # size at which nothing could be read on
+    failed: str = ""
+
+    @property
+    def identity(self) -> Source:
+        return self.state.device, self.state.inode
+
+    @property
+    def key(self) -> Source:
+        """What it is known by while it is there: an archive by its content, as copies come and go."""
+        return archive_key(self.state.version) if self.state.version else self.identity
+
+    @property
+    def state_now(self) -> FileState:
+        """With what was read, though it is not yet recorded."""
+        if not self.last:
+            return self.state
+        return dataclasses.replace(self.state, tail_at=self.tail_at, tail=digest(self.last))
+
+    @property
+    def packed(self) -> bool:
+        return bool(self.state.version)
+
+
+class Content:
+    """What a file holds, to be compared with many that were read: its head is read once."""
+
+    def __init__(self, file: SeenFile) -> None:
+        """OSError."""
+        self._file = file
+        self._head = read_at(file.path, 0, HEAD_BYTES)
+        self._digests: dict[int, bytes] = {}
+
+    def begins_as(self, state: FileState) -> bool:
+        length = state.head_bytes
+        if not length or length > len(self._head):
+            return False
+        if length not in self._digests:
+            self._digests[length] = digest(self._head[:length])
+        return self._digests[length] == state.head
+
+    def holds(self, state: FileState) -> bool:
+        """As same_content. OSError."""
+        return self.begins_as(state) and same_content(self._file, state)
+
+
+def goes_on(seen: SeenFile, file: Followed) -> bool:
+    """Whether it begins as what was read of the file, and what was read last stands where it stood. OSError.
+
+    One that was cut and has grown past that place may still have its head.
+    """
+    state = file.state_now
+    if seen.size < max(file.read, state.tail_at):
+        return False
+    length = min(TAIL_BYTES, state.tail_at)
+    if length and fingerprint(seen.path, length, start=state.tail_at - length) != state.tail:
+        return False
+    return same_head(seen, state, file.read)
+
+
+def path_key(path: str) -> str:
+    """As a watch names a file: directory, slash, name."""
+    return f"{os.path.dirname(path) or '.'}/{os.path.basename(path)}"
+
+
+def file_size(path: str, key: Source) -> int | None:
+    """Size of the file if it is still the one with this device and inode."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size if (status.st_dev, status.st_ino) == key else None
+
+
+def archive_key(version: str) -> Source:
+    return -1, int(version, 16)
+
+
+def key_of(seen: SeenFile) -> Source:
+    """As Followed.key."""
+    plain = seen.path == seen.name
+    return (seen.device, seen.inode) if plain else archive_key(version_of(seen))
+
+
+def version_of(copy: SeenFile) -> str:
+    return os.path.basename(copy.path).partition(".")[0]
+
+
+def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | None:
+    """The name that the file has in its directory now."""
+    directory = os.path.dirname(file.state.path) or "."
+    if directory not in listings:
+        listings[directory] = _inodes(directory)
+    path = listings[directory].get(file.state.inode, "")
+    size = file_size(path, file.identity)
+    if size is None or not file.state.head_bytes:
+        return None
+    with contextlib.suppress(OSError):
+        if goes_on(SeenFile(path, path, *file.identity, size), file):
+            return path
+    return None
+
+
+def _inodes(directory: str) -> dict[int, str]:
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.inode(): entry.path for entry in entries if entry.is_file(follow_symlinks=False)}
+    except OSError:
+        return {}
+
+
+def is_linked(path: str) -> bool:
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return True
+    return status.st_nlink != 1 or not stat.S_ISREG(status.st_mode)
+
+
+_SETTLED_US: Final = 2_000_000  # an archive that was written to so lately may not be whole yet
+
+
+class Inventory:
+    """For one thread, but for `advanced`. `notice` is told of what was replaced, shrank or vanished."""
+
+    def __init__(
+        self,
+        spool: Path,
+        spool_bytes_max: int,
+        clock: Clock,
+        states: Iterable[FileState],
+        keep_copies: bool,
+        drain: bool,
+        notice: Callable[[str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker."""
+        self._spool = Spool(spool, spool_bytes_max)
+        self._unpacker = Unpacker(self._spool, wake)
+        self._clock = clock
+        self._keep_copies = keep_copies
+        self._drain = drain
+        self._notice = notice
+        self._mutex = threading.Lock()  # over the states of `files`
+        self.files: dict[int, Followed] = {}
+        self.by_path: dict[str, Followed] = {}
+        self._current: dict[Source, Followed] = {}
+        self._archives: dict[Source, Followed] = {}
+        self._ended: dict[int, Followed] = {}  # what became of them may turn up later
+        self._changed: list[FileState] = []  # not told yet
+        self._twins: dict[str, str] = {}  # name of an archive -> of the plain file that is read instead
+        self.unlisted: dict[str, str] = {}
+        """Names of archives that can't be read -> why."""
+        self.settling: set[str] = set()
+        """Names of files that are left for later: archives that seem to be written to still or are being
+        unpacked, and what another process goes on with."""
+        self.take(states)
+
+    @property
+    def news(self) -> bool:
+        """An archive is unpacked, or can't be."""
+        return self._unpacker.news
+
+    @property
+    def current(self) -> Collection[Followed]:
+        """Those that are there."""
+        return self._current.values()
+
+    def take(self, states: Iterable[FileState]) -> None:
+        """Files that were read before, by this process or another."""
+        for state in states:
+            file = Followed(state, state.offset)
+            self.files[state.number] = file
+            if not state.gone:
+                self._index(file)
+
+    def forget(self, number: int) -> None:
+        """A file that another process goes on with."""
+        file = self.files.pop(number, None)
+        self._ended.pop(number, None)
+        if file is not None:
+            self._unindex(file)
+            file.state = dataclasses.replace(file.state, gone=True)
+
+    def advanced(self, number: int, offset: int) -> FileState:
+        """As LogFollower.advanced. Any thread."""
+        with self._mutex:
+            file = self.files[number]
+            if not file.last:
+                file.state = dataclasses.replace(file.state, offset=offset)
+                return file.state
+            tail_at, tail = file.tail_at, digest(file.last)
+            file.state = dataclasses.replace(file.state, offset=offset, tail_at=tail_at, tail=tail)
+            return file.state
+
+    def set_head(self, file: Followed, length: int, head: bytes) -> None:
+        self._change(file, head_bytes=length, head=head)
+
+    def update(
+        self,
+        found: Sequence[SeenFile],
+        mine: frozenset[Source] | None,
+        number: Callable[[], int],
+        held_elsewhere: Callable[[SeenFile], bool] | None = None,
+    ) -> list[FileState]:
+        """Take in what a scan found; the states that are new or changed. `mine`: None is all.
+
+        `held_elsewhere` as Claims; with it, one that is gone is known again by its content. What that or
+        `number` raises is passed on: the next call does the rest.
+        """
+        self.unlisted, self.settling, self._unpacker.news = {}, set(), False
+        changed = self._changed
+        present = {file.source for file in found if not is_packed(file.name)}
+        archives = {file.source for file in found if is_packed(file.name)}
+        present |= {held.key for source, held in self._archives.items() if source in archives}
+        readable = [self._readable(file) for file in found if mine is None or file.source in mine]
+        seen = [file for file in readable if file is not None]
+        present |= set(map(key_of, seen))
+        new, lost = [], []
+        for file in seen:
+            old = self._current.get(key_of(file))
+            if old is not None and old.seen == file and not old.suspect:
+                continue
+            same = self._same(file, old, present)
+            if same is not None:
+                self._refresh(same, file, changed)
+                continue
+            new.append(file)
+            if old is not None:
+                lost.append(
+                    (old, f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten")
+                )
+        lost += self._missing(present, changed)
+        making = bool(self.settling)
+        try:
+            for file in new:
+                self._adopt(file, lost, changed, number, held_elsewhere)
+        finally:  # the place of one that is lost may be taken already
+            for old, what in lost:
+                self._lose(old, what, making, changed)
+        if found or self._archives:
+            self._sweep(found, sole=mine is None)
+        self._changed = []
+        return changed
+
+    def _readable(self, file: SeenFile) -> SeenFile | None:
+        """What is read of a file: itself, or its unpacked copy; None if that can't be had now."""
+        if not is_packed(file.name):
+            return file
+        held = self._current.get(archive_key(self._spool.version(file)))
+        if held is not None and not self._keep_copies and held.state.offset >= held.state.unpacked > 0:
+            self._spool.remove(held.state.path)  # read and recorded: nobody needs it any more
+            return SeenFile(
+                held.state.path, file.name, *held.identity, held.state.unpacked, source=file.source
+            )
+        return self._spool.copy(file) or self._unpack(file)
+
+    def _unpack(self, file: SeenFile) -> SeenFile | None:
+        age_us = self._clock.now_us() - file.modified_ns // 1000
+        recent = not self._drain and 0 <= age_us < _SETTLED_US
+        if recent and file.size > SMALL_BYTES:
+            self.settling.add(file.name)
+            return None
+        try:
+            copy = self._unpacker.get(file)
+            if copy is None:
+                self.settling.add(file.name)
+            return copy
+        except FileNotFoundError:
+            return None  # deleted since the listing
+        except StorageError as error:
+            if recent and isinstance(error, TruncatedError):
+                self.settling.add(file.name)
+            else:
+                self.unlisted[file.name] = str(error)
+            return None
+
+    def _same(self, file: SeenFile, old: Followed | None, present: set[Source]) -> Followed | None:
+        """The file that was read before and is this one, going by what it is called; its head and what
+        was read last must agree."""
+        known = old
+        if known is None and file.path != file.name:
+            known = self._archives.get(file.source)
+        elif known is None:
+            known = self.by_path.get(path_key(file.path))
+            if known is not None and (known.state.inode != file.inode or known.key in present):
+                known = None  # else the same inode by the same path: only the device has another number now
+        if known is None or file.size < known.read:
+            return None
+        try:
+            return known if goes_on(file, known) else None
+        except OSError:
+            return known  # reading on will tell the reason
+
+    def _refresh(self, file: Followed, seen: SeenFile, changed: list[FileState]) -> None:
+        """A known file was found, by whatever name and as whatever copy."""
+        old, file.suspect, file.seen = file.state, False, seen
+        version, unpacked = (version_of(seen), seen.size) if seen.path != seen.name else ("", 0)
+        new = (seen.path, seen.name, seen.device, seen.inode, seen.source, version, unpacked)
+        known = (old.path, old.name, old.device, old.inode, old.source, old.version, old.unpacked)
+        if new == known and not old.gone:
+            return
+        self._unindex(file)
+        self._ended.pop(old.number, None)
+        names = ("path", "name", "device", "inode", "source", "version", "unpacked")
+        changed.append(self._change(file, gone=False, **dict(zip(names, new, strict=True))))
+        if old.version and old.path != seen.path:
+            self._spool.remove(old.path)
+        self._index(file)
+
+    def _adopt(
+        self,
+        file: SeenFile,
+        lost: list[tuple[Followed, str]],
+        changed: list[FileState],
+        number: Callable[[], int],
+        held_elsewhere: Callable[[SeenFile], bool] | None,
+    ) -> None:
+        """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
+        with contextlib.suppress(OSError):  # reading will tell the reason
+            for row, (old, _) in enumerate(lost):
+                if same_content(file, old.state_now):
+                    del lost[row]
+                    self._refresh(old, file, changed)
+                    return
+            content = Content(file)
+            if file.path != file.name and self._is_twin(file, content):
+                return
+            ended = self._ended_as(file, content) if held_elsewhere else None
+            if ended is not None:
+                self._refresh(ended, file, changed)
+                return
+        if held_elsewhere and held_elsewhere(file):
+            self.settling.add(file.name)
+            return
+        packed = file.path != file.name
+        state = FileState(number(), file.path, file.name, file.device, file.inode, source=file.source)
+        if packed:
+            state = dataclasses.replace(state, version=version_of(file), unpacked=file.size)
+        followed = Followed(state, 0, seen=file)
+        self.files[state.number] = followed
+        self._index(followed)
+        changed.append(state)
+
+    def _is_twin(self, copy: SeenFile, content: Content) -> bool:
+        """Whether the plain file that it was made of is there: gzip lets go of that last."""
+        for other in self._current.values():
+            if other.packed or other.seen is None or other.seen.size < copy.size:
+                continue
+            name = other.state.name
+            if content.begins_as(other.state) and same_content(copy, other.state_now):
+                if self._twins.get(copy.name) != name:
+                    self._notice(f"{copy.name} holds what {name} holds and is not read again")
+                self._twins[copy.name] = name
+                return True
+        return False
+
+    def _ended_as(self, file: SeenFile, content: Content) -> Followed | None:
+        """The one that was lost at an earlier scan and has turned up as this file: all that was read of it
+        stands there."""
+        for old in self._ended.values():
+            if content.begins_as(old.state) and same_content(file, old.state_now):
+                return old
+        return None
+
+    def _missing(self, present: set[Source], changed: list[FileState]) -> list[tuple[Followed, str]]:
+        """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
+        missing = []
+        listings: dict[str, dict[int, str]] = {}
+        for file in [file for key, file in self._current.items() if key not in present]:
+            size, what = file_size(file.state.path, file.identity), ""
+            if file.packed:
+                if size is not None and file.state.offset < size:
+                    self._spool.keep(file.state.path)  # what was unpacked is read to its end
+                else:
+                    missing.append((file, ""))
+                continue
+            if size is None and (path := renamed_to(file, listings)) is not None:
+                self._unindex(file)
+                changed.append(self._change(file, path=path, name=path))
+                self._index(file)
+                size = file_size(path, file.identity)
+            if size is not None:
+                file.seen = SeenFile(file.state.path, file.state.name, *file.identity, size)
+                what = "" if size >= file.read else f"shrank to {size} bytes"
+                if not what and (not file.suspect or self._same(file.seen, file, present) is not None):
+                    file.suspect = False
+                    continue
+                what = what or "was overwritten"
+            missing.append((file, what))
+        return missing
+
+    def _lose(self, file: Followed, what: str, making: bool, changed: list[FileState]) -> None:
+        if not what and making:
+            return  # an archive that is being written may be what became of it
+        if not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
+            pass  # as is to be expected of an archive that is read
+        elif what:
+            self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
+        else:
+            self._notice(f"{file.state.name} is gone; {file.read} bytes of it were read")
+        changed.append(self.drop(file))
+
+    def drop(self, file: Followed) -> FileState:
+        """It is there no more."""
+        self._unindex(file)
+        if file.packed:
+            self._spool.remove(file.state.path)
+        number = file.state.number
+        self._ended[number] = file
+        return self._change(file, gone=True, source=(GONE_DEVICE, number))
+
+    def _sweep(self, found: Sequence[SeenFile], sole: bool) -> None:
+        packed = {self._spool.version(file) for file in found if is_packed(file.name)}
+        held = {file.state.path for file in self._archives.values()}
+        self._spool.sweep(packed, held, None if sole else self._clock.now_us() / 1e6)
+
+    def _change(self, file: Followed, **values: Any) -> FileState:
+        with self._mutex:
+            file.state = dataclasses.replace(file.state, **values)
+            return file.state
+
+    def _index(self, file: Followed) -> None:
+        self._current[file.key] = file
+        if file.packed:
+            self._archives[file.state.source] = file
+        else:
+            self.by_path[path_key(file.state.path)] = file
+            file.linked = is_linked(file.state.path)
+
+    def _unindex(self, file: Followed) -> None:
+        _discard(self._current, file.key, file)
+        _discard(self._archives, file.state.source, file)
+        _discard(self.by_path, path_key(file.state.path), file)
+
+
+def _discard(index: dict[Any, Followed], key: object, file: Followed) -> None:
+    if index.get(key) is file:
+        del index[key]
+
+
+# --- Which process reads which log file, where several share the reading (paper 3.2). A port: no rules
+# here.
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What this process reads from now on.
+
+    `mine`: SeenFile.source of the files that it may read now; others are not even unpacked. A file that it
+    holds and that was seen, but is neither in `mine` nor in `leave`, is paused until it is in `mine` again.
+    `taken`: of these, the records of files that it did not hold before: they are read on from their offsets.
+    `leave`: numbers of files of which no more is handed out, until the owner calls `release(number)`.
+    """
+
+    mine: frozenset[tuple[int, int]]
+    taken: Sequence[FileState]
+    leave: frozenset[int]
+
+
+class Claims(Protocol):
+    """Asked by one follower, in its thread (LogFollower.scan_if_due)."""
+
+    def share(self, seen: Sequence[SeenFile]) -> Share:
+        """Called once a scan with all files that match, whoever reads them; compressed ones still packed.
+
+        The same object as last time if nothing was found to have changed. A file that this process holds and
+        no pattern matches any more (renamed) is not in `seen` and stays with it.
+        """
+        ...
+
+    def held_elsewhere(self, file: SeenFile) -> bool:
+        """Whether another process knows what this file holds (a rotated log that was compressed or copied).
+
+        That one then goes on with it, and it is not to be read here. Asked of each file that is in `mine` and
+        of which nothing is known here, before anything of it is read; `path` is what is read, unpacked.
+        """
+        ...
+
+    def number(self) -> int:
+        """A file number that nobody of the group has used."""
+        ...

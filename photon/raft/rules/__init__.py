@@ -1,0 +1,1 @@
+"""What a replica decides without touching disk, network or clock. Pure."""

@@ -1,0 +1,218 @@
+"""`photon recover`: joins again what was registered and never came to be in a joined log (paper 3.3.3).
+
+In this order, which is what makes it safe:
+
+1. finish the plans that an earlier run left;
+2. read registry and joined logs: whose tokens are on events that stand nowhere;
+3. of those that an output tells of, fence whose lease is over; the others are left alone;
+4. only then read the joined logs again, and take of it what the fenced incarnations have lost;
+5. write that down, durably, with the events' lines (photon.recovery.plans);
+6. release the ids by compare-and-delete on their tokens;
+7. put the lines into a dispatcher's inbox; 8. forget the plan.
+
+**Nothing is doubled.** After 3 nothing can be registered with those tokens, and no line of theirs can come
+into a joined log to stay: a joiner looks at its lease before and after it writes (joiner.output). So what 4
+does not find is nowhere, for good, and its id may go. 6 takes it out only while that very token holds it:
+what was released and joined again meanwhile has another one, however old the plan is. 7 is no more than
+reading a log twice: the registry decides who writes.
+
+**Nothing is lost.** From 6 on an event may stand in neither registry nor joined log, but it stands in the
+plan, which the next run finishes; 6 and 7 may be done any number of times.
+
+**A zombie** (stopped, its lease over) that goes on before 3 gets its lease again, and is not fenced. After 3,
+wherever it stood: it is refused what it registers; it drops what it had registered and not written; it takes
+back what it wrote. If that was seen in 4, its events are found missing by the next run. Where its locks are
+free it has ended, and 4, during which recovery holds them, sees all that it will ever have written. Where
+they are held it may stand anywhere, and the above is all there is: killed, from outside, just between writing
+and taking back, it leaves lines that 4 did not see. A line counts in whatever root it stands; what stands in
+some of them only is taken back by that joiner's next start, and found missing by the next run.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from photon.core.clock import Clock
+from photon.recovery.joiners import ended_joiners, missing_files, named_lives
+from photon.recovery.plans import Plan, Plans
+from photon.recovery.registry import Registry, ask_lives, fence, release
+from photon.recovery.rules import (
+    CLOSING_US,
+    Report,
+    Step,
+    after_release,
+    events_of,
+    fenced_now,
+    notes_of,
+    refusal,
+    reread_refusal,
+    seen_again,
+    taken,
+)
+from spark.recovery.rules import LostEvents, Survey
+from spark.verification.rules import SETTLE_S
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What was asked for. `outs`: directories of this machine with joined/ in them, every root of every
+    datacenter; `plans`: where plans are kept; `gone`: what is not there is gone for good; `ended`: no joiner
+    of the run lives; `settle_s`: what is younger is not lost while its incarnation lives."""
+
+    outs: Sequence[Path]
+    work: Path | None
+    inbox: Path
+    plans: Path
+    apply: bool = False
+    gone: bool = False
+    ended: bool = False
+    settle_s: float = SETTLE_S
+
+
+class Reading(Protocol):
+    """Registry, joined logs and inputs, each read anew by each call (spark.recovery.scan)."""
+
+    def survey(self, young_us: int, doubtful_us: int) -> Survey:
+        """Tokens later than `young_us` count as young, those up to `doubtful_us` as doubtful."""
+        ...
+
+    def lost(self, incarnations: Sequence[int]) -> "LostReading":
+        """What these have lost. Joined logs are read to their ends before this returns."""
+        ...
+
+
+class LostReading(Protocol):
+    """`missing`: incarnation -> ids that stand in no input; known when `events` has ended."""
+
+    untold: int
+    """Joined lines that do not tell their event: nothing may be released."""
+
+    @property
+    def missing(self) -> Mapping[int, int]: ...
+
+    def events(self) -> Iterator[LostEvents]:
+        """In pieces of bounded size; tokens stand together."""
+        ...
+
+
+def recover(
+    job: Job,
+    registry: Registry,
+    reading: Reading,
+    clock: Clock,
+    tell: Callable[[str], None] = lambda _: None,
+    checkpoint: Callable[[str], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Report:
+    """One run. `tell` hears what is done now. UnavailableError, StorageError, CorruptStateError,
+    SparkFailedError: run again, it goes on."""
+    run = _Run(job, registry, clock, tell, checkpoint, sleep)
+    with ExitStack() as held:
+        finished = run.finish_left(held) if job.apply else 0
+        report = run.recover(reading)
+        return replace(report, plans_finished=finished, recovered=run.recovered)
+
+
+class _Run:
+    def __init__(
+        self,
+        job: Job,
+        registry: Registry,
+        clock: Clock,
+        tell: Callable[[str], None],
+        checkpoint: Callable[[str], None],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self._job = job
+        self._registry = registry
+        self._clock = clock
+        self._tell = tell
+        self._checkpoint = checkpoint
+        self._sleep = sleep
+        self._plans = Plans(job.plans)
+        self.recovered = self.taken = 0
+
+    def finish_left(self, held: ExitStack) -> int:
+        """Take the plans' lock and finish those of an earlier run; how many those were."""
+        held.enter_context(self._plans)
+        self._plans.tidy()
+        left = list(self._plans.left())
+        for plan in left:
+            self._tell(f"finishing {plan.name}, which an earlier run has left")
+            self._finish(plan)
+        return len(left)
+
+    def recover(self, reading: Reading) -> Report:
+        job = self._job
+        missing = missing_files(job.outs)
+        doubtful_us = max((file.closed_us + CLOSING_US for file in missing), default=-1)
+        self._tell("reading the registry and the joined logs")
+        survey = reading.survey(self._clock.now_us() - int(job.settle_s * 1e6), doubtful_us)
+        # After the survey: a life is told of before anything is registered for it.
+        lives = ask_lives(self._registry, survey.losses, named_lives(job.outs), job.gone, job.ended)
+        self._checkpoint("surveyed")
+        names = [file.file for file in missing]
+        refused = refusal(survey, lives, names, job.gone)
+        left = 0 if job.apply else self._plans.count()
+        notes = notes_of(survey, left)
+        report = Report(job.apply, survey, lives, str(job.inbox), refused, notes=notes, plans_left=left)
+        wanted = [one for one in lives if one.wanted]
+        if not job.apply or refused is not None or not wanted:
+            return report
+        self._tell(f"fencing {len(wanted)} incarnations, or waiting for their leases to run out")
+        answers = fence(self._registry, wanted, self._clock, self._sleep)
+        self._checkpoint("fenced")
+        lives = fenced_now(lives, answers)
+        report = replace(report, held=lives, refused=refusal(survey, lives, names, job.gone))
+        fenced = [one.loss.incarnation for one in lives if one.recoverable]
+        if not fenced or report.refused is not None:
+            return report
+        return self._after_the_fence(reading, fenced, {*names}, report)
+
+    def _after_the_fence(
+        self, reading: Reading, fenced: list[int], missing: set[str], report: Report
+    ) -> Report:
+        job = self._job
+        with ended_joiners(job.work, job.outs) as tails:
+            self._checkpoint("tails mended")
+            self._tell("reading the joined logs again, and the inputs")
+            lost = reading.lost(fenced)
+            self._checkpoint("read again")
+        taken_away = sorted({file.file for file in missing_files(job.outs)} - missing)
+        refused = reread_refusal(lost.untold, taken_away)
+        if refused is not None:
+            return replace(report, refused=refused)
+        before, done = self.taken, Counter[int]()
+        for events in lost.events():
+            self._tell(f"releasing {events.count:,} events")
+            plan = self._plans.write(events, job.inbox, self._checkpoint)
+            self._checkpoint("planned")
+            self._finish(plan)
+            done += events_of(plan.ids, plan.tokens, plan.counts)
+        return replace(
+            report,
+            held=[seen_again(one, lost.missing, done) if one.recoverable else one for one in report.held],
+            no_input=sum(lost.missing.values()),
+            taken=self.taken - before,
+            done=done,
+            notes=[*report.notes, *tails.notes()],
+        )
+
+    def _finish(self, plan: Plan) -> None:
+        """From wherever it stands; again does no harm."""
+        part = partial(self._checkpoint, "some released")
+        outcomes = release(self._registry, plan, self._clock, self._sleep, part)
+        self._checkpoint("released")
+        if after_release(outcomes) is Step.INJECT:
+            self._plans.inject(plan, self._checkpoint)
+            self._checkpoint("injected")
+        self._plans.forget(plan)
+        self._checkpoint("forgotten")
+        others = taken(plan.ids, outcomes)
+        self.recovered += plan.events - others
+        self.taken += others

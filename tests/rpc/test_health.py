@@ -1,0 +1,157 @@
+"""Health checks are told whether a server can do its work, and pings are taken for what they are."""
+
+import threading
+import time
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from photon.rpc import servers as rpc
+from photon.rpc.joiner_pb2 import JoinRequest, JoinResponse
+from photon.rpc.joiner_pb2_grpc import JoinerServicer, JoinerStub, add_JoinerServicer_to_server
+from photon.rpc.network import LOOPBACK
+from photon.rpc.servers import HEALTH_POLL_S, Server
+from tests.health import NOT_SERVING, SERVING, await_health, health
+
+NAME = "photon.joiner.v1.Joiner"
+
+
+class Slow(JoinerServicer):
+    def Join(self, request, context):
+        time.sleep(1.0)
+        return JoinResponse(outcomes=b"done")
+
+
+@pytest.fixture
+def server():
+    made = Server("127.0.0.1:0", 4)
+    made.add(add_JoinerServicer_to_server, Slow(), NAME)
+    yield made
+    made.stop(0)
+
+
+@pytest.mark.parametrize("service", ["", NAME])
+def test_a_server_says_at_once_and_again_and_again_whether_it_can_work(server, service):
+    able = [False]
+    server.serve_while(lambda: able[0])
+    server.start()
+    assert health(server.listen, service) == NOT_SERVING
+    able[0] = True
+    await_health(SERVING, server.listen, service)
+    able[0] = False
+    await_health(NOT_SERVING, server.listen, service)
+
+
+def test_who_watches_is_told_within_half_a_second(server):
+    able = [True]
+    server.serve_while(lambda: able[0])
+    server.start()
+    assert HEALTH_POLL_S < 0.5
+    with LOOPBACK.open(server.listen) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        able[0] = False
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def test_a_server_whose_word_changes_while_watchers_come_and_go_never_stands_still(server):
+    """With grpcio-health-checking alone it does, for good, within a second of this."""
+    server.start()
+    over = threading.Event()
+    seen = [0] * 4
+
+    def come_and_go(number):
+        while not over.is_set():
+            with LOOPBACK.open(server.listen) as channel:
+                watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+                next(watch)
+                seen[number] += 1
+                watch.cancel()
+
+    threads = [
+        threading.Thread(target=come_and_go, args=(number,), daemon=True) for number in range(len(seen))
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + 60
+    while min(seen) < 100:
+        assert time.monotonic() < deadline, f"it stands still after {seen} watches"
+        server.set_serving(False)
+        server.set_serving(True)
+    over.set()
+    for thread in threads:
+        thread.join(60)
+    assert health(server.listen) == SERVING
+    while server._health._send_response_callbacks[""]:  # the library's: none is kept for ever
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_server_that_cannot_tell_whether_it_can_work_says_no_and_why_and_is_asked_again(server, caplog):
+    able = [lambda: True]
+    server.serve_while(lambda: able[0]())
+    server.start()
+    able[0] = lambda: {}["missing"]
+    await_health(NOT_SERVING, server.listen)
+    able[0] = lambda: True
+    await_health(SERVING, server.listen)
+    assert "KeyError: 'missing'" in caplog.text
+
+
+def test_a_service_that_is_not_there_has_no_health(server):
+    server.start()
+    assert health(server.listen, "photon.nothing") == "NOT_FOUND"
+
+
+def test_a_draining_server_says_so_first_and_ends_what_is_under_way(server):
+    server.start()
+    with LOOPBACK.open(server.listen) as channel:
+        called = JoinerStub(channel).Join.future(JoinRequest(), timeout=60)
+        server.drain()
+        assert health(server.listen, NAME) == NOT_SERVING
+        server.set_serving(True)
+        assert health(server.listen) == NOT_SERVING
+        server.stop(30)
+        assert called.result().outcomes == b"done"
+    assert health(server.listen) == "UNAVAILABLE"
+
+
+def test_a_connection_that_is_silent_for_long_outlives_the_clients_pings(server):
+    """By default a server hangs up at the third (too_many_pings)."""
+    server.start()
+    with LOOPBACK.open(server.listen) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=7.5)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as ended:
+            next(watch)
+        assert ended.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_who_watches_has_a_moment_to_send_elsewhere_before_calls_are_refused(server, monkeypatch):
+    monkeypatch.setattr(rpc, "DRAIN_S", 5.0)
+    server.start()
+    with LOOPBACK.open(server.listen) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        stopping = threading.Thread(target=server.stop, args=(30,))
+        stopping.start()
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        called = JoinerStub(channel).Join(JoinRequest(), timeout=60)
+        assert called.outcomes == b"done"
+        watch.cancel()
+        stopping.join(60)
+
+
+def test_a_server_that_nobody_watches_any_more_ends_at_once(server):
+    server.start()
+    with LOOPBACK.open(server.listen) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        next(watch)
+        assert server._health.watchers == 1
+        watch.cancel()
+    deadline = time.monotonic() + 60
+    while server._health.watchers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -1,0 +1,116 @@
+"""Calls that keep a thread, and bytes that are no request: both are few, and end."""
+
+import logging
+import queue
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import grpc
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from photon.rpc import dispatcher_pb2 as pb
+from photon.rpc import dispatcher_pb2_grpc
+from photon.rpc import servers as rpc
+from photon.rpc.network import LOOPBACK
+from photon.rpc.servers import STREAMS_MAX, Complaints, Server
+
+TIMEOUT_S = 30.0
+
+
+class Answers(dispatcher_pb2_grpc.DispatcherServicer):
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        return pb.StatusResponse(json=b"{}")
+
+
+@pytest.fixture
+def channel() -> Iterator[grpc.Channel]:
+    """To a server of few threads."""
+    server = Server("127.0.0.1:0", STREAMS_MAX + 1)
+    server.add(
+        dispatcher_pb2_grpc.add_DispatcherServicer_to_server, Answers(), "photon.dispatcher.v1.Dispatcher"
+    )
+    server.start()
+    with LOOPBACK.open(server.listen) as channel:
+        yield channel
+    server.stop(0)
+
+
+def ask(channel: grpc.Channel) -> bytes:
+    stub = dispatcher_pb2_grpc.DispatcherStub(channel)  # type: ignore[no-untyped-call]
+    answer: bytes = stub.Status(pb.StatusRequest(), timeout=TIMEOUT_S).json
+    return answer
+
+
+def open_stream(channel: grpc.Channel, stack: ExitStack) -> Iterator[object]:
+    """A reflection call that has asked once, been answered, and asks no more."""
+    questions: queue.SimpleQueue[object] = queue.SimpleQueue()
+    questions.put(reflection_pb2.ServerReflectionRequest(list_services="*"))
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[no-untyped-call]
+    call = stub.ServerReflectionInfo(iter(questions.get, None), timeout=TIMEOUT_S)
+    stack.callback(questions.put, None)
+    stack.callback(call.cancel)
+    next(call)
+    return call  # type: ignore[no-any-return]
+
+
+def test_streams_that_nobody_ends_leave_threads_for_others(channel: grpc.Channel) -> None:
+    with ExitStack() as stack:
+        for _ in range(STREAMS_MAX):
+            open_stream(channel, stack)
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError) as caught:
+                open_stream(channel, stack)
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert ask(channel) == b"{}"
+
+
+def test_a_stream_ends_in_time_and_makes_room(channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rpc, "STREAM_S_MAX", 0.2)
+    with ExitStack() as stack:
+        for _ in range(2 * STREAMS_MAX):
+            call = open_stream(channel, stack)
+            with pytest.raises(grpc.RpcError) as caught:
+                next(call)
+            assert caught.value.code() is grpc.StatusCode.CANCELLED
+
+
+def test_a_stream_that_its_caller_ends_makes_room(channel: grpc.Channel) -> None:
+    for _ in range(3 * STREAMS_MAX):
+        with ExitStack() as stack:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    open_stream(channel, stack)
+                    break
+                except grpc.RpcError:  # the server has not heard yet that the one before has ended
+                    assert time.monotonic() < deadline
+
+
+def test_bytes_that_are_no_request_are_told_in_a_line_and_answered_with_a_status(
+    channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = channel.unary_unary(
+        "/photon.dispatcher.v1.Dispatcher/Status", request_serializer=bytes, response_deserializer=bytes
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"\xff\xff\xff", timeout=TIMEOUT_S)
+    assert caught.value.code() is grpc.StatusCode.INTERNAL
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage().startswith(
+        "/photon.dispatcher.v1.Dispatcher/Status: 3 bytes that are no request"
+    )
+    assert ask(channel) == b"{}"
+
+
+def test_complaints_are_few_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    at = [0.0]
+    complaints = Complaints(logging.getLogger("photon.test"), lambda: at[0])
+    for _ in range(1000):
+        complaints.tell("again")
+    assert len(caplog.records) == 10
+    at[0] = 61.0
+    complaints.tell("later")
+    assert caplog.records[-1].getMessage() == "later"
