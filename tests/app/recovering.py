@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -19,6 +18,7 @@ from photon.core.columns import pack_times, split_ids
 from photon.core.ids import IdPacker, parse_token
 from spark.recovery.rules import Loss, LostEvents, Survey
 from tests.app.kit import PHOTON, join_arguments, write_lines
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent / "drill_site"
@@ -119,13 +119,6 @@ class Run:
             lambda: "alive" not in [one["state"] for one in self.recover(apply=False)[1]["incarnations"]],
             what="a lease does not end",
         )
-
-
-def wait_until(true: Any, seconds: float = 30.0, what: str = "") -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, what or "did not happen in time"
-        time.sleep(0.02)
 
 
 class PlainReading:

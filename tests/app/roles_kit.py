@@ -6,23 +6,16 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 
 from photon.core.clock import SystemClock
 from tests.app.kit import PHOTON, joined_pairs
 from tests.health import health
 from tests.ports import paired_ports
+from tests.waiting import wait_until
 
 METRICS_OFFSET = 1
 SECONDS = 60  # a machine that is busy takes its time
-
-
-def eventually(true, seconds=SECONDS, what=lambda: ""):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, what()
-        time.sleep(0.02)
 
 
 class Roles:
@@ -160,7 +153,7 @@ class Roles:
 
     def await_health(self, wanted, *who):
         for role, name in who or self.all:
-            eventually(
+            wait_until(
                 lambda role=role, name=name: self.health(role, name) == wanted,
                 what=lambda role=role, name=name: (
                     f"{role} {name}: {self.health(role, name)}\n{self.log_of(role, name).read_text()[-2000:]}"
@@ -214,5 +207,5 @@ class Truth:
                 + "\n".join(logs)
             )
 
-        eventually(lambda: self.joined().keys() >= self.pairs, seconds, told)
+        wait_until(lambda: self.joined().keys() >= self.pairs, seconds, told)
         assert self.joined() == Counter(self.pairs)

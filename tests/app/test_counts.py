@@ -13,7 +13,7 @@ from photon.cluster.statuses import StatusReader
 from photon.cluster.summary import fates_of
 from photon.cluster.topology import read_topology
 from tests.app.kit import children_of, fates_add_up, join_arguments, joined_pairs, photon, start_photon
-from tests.app.test_join import wait_for
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -70,7 +70,7 @@ def test_the_counts_add_up_at_every_moment_under_load_and_kills(tmp_path):
     process = start_photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml"))
     sampler = None
     try:
-        wait_for(lambda: (out / ".photon" / "east" / "dispatcher" / "ledger").exists(), 60)
+        wait_until(lambda: (out / ".photon" / "east" / "dispatcher" / "ledger").exists(), 60)
         sampler = made = Sampler(out)
         victims = ["dispatcher-east", "joiner-east", "dispatcher-east/1", "registry-r1", "eventstore-east"]
         kill_at = time.monotonic() + 0.7

@@ -19,8 +19,8 @@ from photon.core.settings import Settings
 from photon.dev.plan import logs_of, plan_dev
 from photon.dev.system import DevSystem
 from tests.app.kit import children_of, joined_pairs, photon, read_lines, start_photon, write_lines
-from tests.app.test_join import wait_for
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 ROLES = ("registry", "eventstore", "joiner", "dispatcher")
 
@@ -180,7 +180,7 @@ def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(t
     write_lines(tmp_path / "c.jsonl", [click, {**click, "id": "d", "primary_id": "later"}])
     process = start_photon("dev", "--config", config)
     try:
-        wait_for(lambda: out.exists() and joined_pairs(out) == {("q", "c"): 1}, 90)
+        wait_until(lambda: out.exists() and joined_pairs(out) == {("q", "c"): 1}, 90)
         shown = json.loads(photon("status", "--config", config, "--json").stdout)
         assert shown.keys() == {f"{role}-attic" for role in ROLES[1:]} | {"registry-lone", "fates"}
         assert shown["fates"]["attic"]["fates"]["joined"] == 1
@@ -204,13 +204,13 @@ def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(t
         assert "no event is joined twice" in said
 
         process = start_photon("dev", "--config", config)
-        wait_for(lambda: len(children_of(process.pid)) == 4, 60)
+        wait_until(lambda: len(children_of(process.pid)) == 4, 60)
         pids = children_of(process.pid).values()
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=60)
         assert process.returncode == 130
-        wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 30)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 30)
     finally:
         if process.poll() is None:
             process.kill()

@@ -16,7 +16,7 @@ from photon.dev import feeder as dev_feeding
 from photon.dev.feeder import EARLY, REPEATED, Feeder, FeederEndedError
 from photon.dev.generated_live import DatacenterLogs, Feed, fed_events, feed, last_life
 from tests.app.kit import write_lines
-from tests.app.test_join import wait_for
+from tests.waiting import wait_until
 
 
 class Time:
@@ -154,16 +154,16 @@ def test_a_feeder_on_a_full_disk_makes_no_events_tells_so_and_goes_on_when_there
             feeder.check()
             return feeder.notices
 
-        wait_for(told, 60)
+        wait_until(told, 60)
         (notice,) = feeder.notices
         assert "fed-000000.jsonl: no space left" in notice and "makes no events meanwhile" in notice
         full_us = time.time_ns() // 1_000
-        wait_for(lambda: time.time_ns() // 1_000 > full_us + 1_000_000, 60)
+        wait_until(lambda: time.time_ns() // 1_000 > full_us + 1_000_000, 60)
         room_us = time.time_ns() // 1_000
         resource.prlimit(feeder.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-        wait_for(lambda: len(told()) == 2, 60)
+        wait_until(lambda: len(told()) == 2, 60)
         assert "it goes on" in feeder.notices[1]
-        wait_for(lambda: events_of(tmp_path / "east" / "clicks")[-1]["ts_us"] > room_us, 60)
+        wait_until(lambda: events_of(tmp_path / "east" / "clicks")[-1]["ts_us"] > room_us, 60)
         feeder.stop()
     finally:
         feeder.kill()
@@ -194,7 +194,7 @@ def test_a_feeder_that_somebody_kills_is_told_by_the_signal(tmp_path):
             return True
         return False
 
-    wait_for(has_ended, 60)
+    wait_until(has_ended, 60)
 
 
 def events_of(directory):
@@ -206,10 +206,10 @@ def test_a_feeder_that_is_stopped_leaves_whole_logs_with_all_that_it_held_back(t
     homes = [tmp_path / name for name in ("east", "west")]
     before = {home: last_life(str(home)) for home in homes}
     feeder = Feeder(homes, 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    wait_for(feeder.has_begun, 60)
+    wait_until(feeder.has_begun, 60)
     assert all(last_life(str(home)) > before[home] for home in homes)
     try:
-        wait_for(lambda: len(events_of(homes[1] / "clicks")) > 200, 60)
+        wait_until(lambda: len(events_of(homes[1] / "clicks")) > 200, 60)
         feeder.check()
         feeder.stop()
     finally:
@@ -238,7 +238,7 @@ def test_each_life_is_counted_by_the_files_of_the_earlier_ones(tmp_path):
 
 def started(tmp_path):
     feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    wait_for(lambda: len(events_of(tmp_path / "east" / "clicks")) > 10, 60)
+    wait_until(lambda: len(events_of(tmp_path / "east" / "clicks")) > 10, 60)
     return feeder
 
 
@@ -262,7 +262,7 @@ def test_a_feeder_that_fails_at_its_last_write_says_why(tmp_path, monkeypatch):
     )
     monkeypatch.setattr(dev_feeding, "COMMAND", (sys.executable, str(child)))
     feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
-    wait_for((tmp_path / "ready").exists, 60)
+    wait_until((tmp_path / "ready").exists, 60)
     with pytest.raises(FeederEndedError, match="No space left"):
         feeder.stop()
 
@@ -279,4 +279,4 @@ def test_a_feeder_that_cannot_write_says_why(tmp_path):
             return True
         return False
 
-    wait_for(has_ended, 60)
+    wait_until(has_ended, 60)

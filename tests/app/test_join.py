@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import signal
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from tests.app.kit import (
     start_photon,
     write_lines,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -163,13 +163,6 @@ def test_the_users_adapter_changes_and_skips_events(tmp_path, monkeypatch):
     assert any("no fours" in reason for reason in reasons)
 
 
-def wait_for(condition, seconds=30.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
-
-
 def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
     logs, out = tmp_path / "logs", tmp_path / "out"
     for name in ("queries", "clicks"):
@@ -178,11 +171,11 @@ def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
     try:
         clicks = (logs / "clicks" / "c.jsonl").open("ab", buffering=0)
         clicks.write(b'{"id":"early","primary_id":"q1","ts_us":1}\n{"id":"torn","prim')
-        wait_for(lambda: (out / ".photon" / "topology.json").exists())
+        wait_until(lambda: (out / ".photon" / "topology.json").exists())
         (logs / "queries" / "q.jsonl").write_bytes(b'{"id":"q1","ts_us":1}\n')
-        wait_for(lambda: ("q1", "early") in joined_pairs(out))
+        wait_until(lambda: ("q1", "early") in joined_pairs(out))
         clicks.write(b'ary_id":"q1","ts_us":2}\n')
-        wait_for(lambda: ("q1", "torn") in joined_pairs(out))
+        wait_until(lambda: ("q1", "torn") in joined_pairs(out))
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=30)
     finally:
@@ -215,7 +208,7 @@ def test_two_runs_on_one_work_directory_are_refused(tmp_path):
         (logs / name).mkdir(parents=True)
     process = start_photon(*join_arguments(logs, out, "--follow"))
     try:
-        wait_for(lambda: (out / ".photon" / "topology.json").exists())
+        wait_until(lambda: (out / ".photon" / "topology.json").exists())
         second = photon(*join_arguments(logs, out, "--follow"))
         assert second.returncode != 0
         assert "another photon runs" in second.stderr

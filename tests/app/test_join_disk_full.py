@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from tests.app.kit import fates_add_up, join_arguments, joined_pairs, photon, start_photon
-from tests.app.test_join import wait_for
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.cluster,
@@ -51,7 +51,7 @@ def test_a_full_disk_is_told_and_the_run_goes_on_when_there_is_space(tmp_path, s
     with errors.open("wb") as log:
         process = start_photon(*join_arguments(logs, out, "--work", work), stderr=log)
     try:
-        wait_for(lambda: b"no space left" in errors.read_bytes(), 60)
+        wait_until(lambda: b"no space left" in errors.read_bytes(), 60)
         assert process.poll() is None
         filler.unlink()
         printed, _ = process.communicate(timeout=90)

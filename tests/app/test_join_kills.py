@@ -17,7 +17,7 @@ from tests.app.kit import (
     photon,
     start_photon,
 )
-from tests.app.test_join import wait_for
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -63,7 +63,7 @@ def test_a_killed_process_changes_nothing_in_what_is_joined(generated, tmp_path,
     process = start_photon(*join_arguments(logs, tmp_path / "out", "--datacenters", 2))
     try:
         for share in (0.02, 0.3, 0.6):
-            wait_for(
+            wait_until(
                 lambda share=share: (
                     lines_joined(tmp_path / "out") > share * 60_000 or process.poll() is not None
                 )
@@ -88,7 +88,7 @@ def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_wha
     out = tmp_path / "out"
     for share in (0.1, 0.5):
         process = start_photon(*join_arguments(logs, out))
-        wait_for(lambda share=share: lines_joined(out) > share * 60_000)
+        wait_until(lambda share=share: lines_joined(out) > share * 60_000)
         children = children_of(process.pid)
         assert len(children) == 6
         process.send_signal(signal.SIGKILL)
@@ -113,7 +113,7 @@ def test_ctrl_c_stops_everything_and_the_next_run_takes_up_what_was_left(generat
     logs, truth = generated
     out = tmp_path / "out"
     process = start_photon(*join_arguments(logs, out))
-    wait_for(lambda: lines_joined(out) > 5_000)
+    wait_until(lambda: lines_joined(out) > 5_000)
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors

@@ -17,8 +17,8 @@ import pytest
 from photon.cluster.nursery import Nursery
 from photon.cluster.supervisor import Supervisor, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
-from tests.app.test_supervisor import eventually
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def serving(nursery, tmp_path):
         arguments = ["registry", "serve", "--name", name, "--topology", str(tmp_path / "t.json")]
         child = launcher.launch(arguments, tmp_path / f"{name}.log")
         started.append(child)
-        eventually(lambda: "serve" in psutil.Process(child.pid).cmdline())
+        wait_until(lambda: "serve" in psutil.Process(child.pid).cmdline())
         return child
 
     yield start
@@ -76,7 +76,7 @@ def test_a_fork_shows_its_own_command_line_and_can_be_told_to_end(serving):
     child = serving()
     words = [word for word in psutil.Process(child.pid).cmdline() if word]
     assert words[:5] == ["photon", "registry", "serve", "--name", "r0"]
-    eventually(lambda: answers(child.pid, signal.SIGTERM))
+    wait_until(lambda: answers(child.pid, signal.SIGTERM))
     child.terminate()
     assert child.wait(20.0) == 0
     with pytest.raises(subprocess.TimeoutExpired):
@@ -103,7 +103,7 @@ def test_children_of_a_nursery_that_is_killed_are_gone_and_known_to_be_and_the_n
         children = [serving(own, name) for name in ("r0", "r1")]
         os.kill(own._process.pid, signal.SIGKILL)
         assert [child.wait(20.0) for child in children] == [-signal.SIGKILL] * 2
-        eventually(lambda: not any(psutil.pid_exists(c.pid) and running(c.pid) for c in children))
+        wait_until(lambda: not any(psutil.pid_exists(c.pid) and running(c.pid) for c in children))
         assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
     finally:
         own.close()
@@ -121,7 +121,7 @@ def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(ser
         waited.join(10.0)
         assert not waited.is_alive()
         assert killed.poll() == -signal.SIGKILL
-        eventually(lambda: ended.poll() == -signal.SIGKILL)
+        wait_until(lambda: ended.poll() == -signal.SIGKILL)
         with pytest.raises(subprocess.TimeoutExpired):
             asked.wait(0.05)
         os.kill(own._process.pid, signal.SIGCONT)
@@ -264,7 +264,7 @@ def test_the_nursery_has_one_thread_whatever_the_user_sets(monkeypatch):
     own = Nursery()
     try:
         process = Path(f"/proc/{own._process.pid}")
-        eventually(lambda: "_umath_linalg" in (process / "maps").read_text())  # NumPy's threads run by then
+        wait_until(lambda: "_umath_linalg" in (process / "maps").read_text())  # NumPy's threads run by then
         assert len(os.listdir(process / "task")) == 1
     finally:
         own.close()
@@ -291,7 +291,7 @@ def test_a_supervisor_restarts_what_the_nursery_forked(nursery, serving, tmp_pat
             process = made.children["registry-r2"].process
             return process is not None and process.pid != first
 
-        eventually(again)
+        wait_until(again)
     finally:
         made.kill()
 
@@ -302,4 +302,4 @@ def test_a_nursery_does_not_outlive_its_command():
     nursery = int(parent.stdout.readline())
     parent.kill()
     parent.wait()
-    eventually(lambda: not running(nursery))
+    wait_until(lambda: not running(nursery))

@@ -20,7 +20,7 @@ from tests.app.kit import (
     start_photon,
     write_lines,
 )
-from tests.app.test_join import wait_for
+from tests.waiting import wait_until
 
 SETTINGS = """
 [eventstore]
@@ -59,7 +59,7 @@ def running(tmp_path_factory):
     (home / "photon.toml").write_text(SETTINGS)
     process = start_photon(*join_arguments(logs, out, "--follow", "--config", home / "photon.toml"))
     try:
-        wait_for(lambda: len(joined_pairs(out)) == 40 and read_lines(out / "dead-letters"), 60)
+        wait_until(lambda: len(joined_pairs(out)) == 40 and read_lines(out / "dead-letters"), 60)
         yield process, logs, out
     finally:
         process.send_signal(signal.SIGINT)
@@ -132,7 +132,7 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running):
     nowhere = photon("explain", "nobody", "--work", out / ".photon")
     assert nowhere.stdout.startswith("nobody: not seen")
     write_lines(logs / "queries" / "late.jsonl", [{"id": "q-late", "ts_us": 1}])
-    wait_for(lambda: ("q-late", "early") in joined_pairs(out), 30)
+    wait_until(lambda: ("q-late", "early") in joined_pairs(out), 30)
 
 
 @pytest.mark.cluster
@@ -149,11 +149,11 @@ def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running):
             shown = photon("status", "--work", out / ".photon").stdout
             return shown.count("NO LEASE") == 2 and shown.count("does not answer") >= 2
 
-        wait_for(told, 40)
+        wait_until(told, 40)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: "LEASE" not in photon("status", "--work", out / ".photon").stdout, 30)
+    wait_until(lambda: "LEASE" not in photon("status", "--work", out / ".photon").stdout, 30)
 
 
 def test_a_lease_is_told_of_only_while_something_is_wrong_with_it():

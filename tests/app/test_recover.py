@@ -7,7 +7,8 @@ import pytest
 
 from joiner.output_files import complete_files
 from tests.app.kit import children_of
-from tests.app.recovering import Run, wait_until
+from tests.app.recovering import Run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

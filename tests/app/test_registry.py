@@ -32,8 +32,8 @@ from photon.core.settings import load_settings
 from photon.raft.home import Home
 from photon.rpc import idregistry_pb2 as pb
 from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
-from tests.idregistry.cluster import wait_until
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -12,8 +12,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from joiner.client import JoinerClient
 from photon.rpc.network import LOOPBACK
-from tests.app.roles_kit import METRICS_OFFSET, Roles, Truth, eventually
+from tests.app.roles_kit import METRICS_OFFSET, Roles, Truth
 from tests.health import NOT_SERVING, SERVING, await_health
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -107,9 +108,9 @@ def test_a_second_sigterm_ends_a_joiner_that_waits_for_calls_to_end(roles, truth
     for _ in range(5):  # on a machine that is busy the calls may have ended when the second comes
         roles.signal(signal.SIGSTOP, store)
         truth.write(20)
-        eventually(lambda: client.status()["in_flight"])
+        wait_until(lambda: client.status()["in_flight"])
         roles.signal(signal.SIGTERM, joiner)
-        eventually(lambda: roles.health(*joiner) != SERVING)
+        wait_until(lambda: roles.health(*joiner) != SERVING)
         roles.signal(signal.SIGTERM, joiner)
         status = roles.ended(joiner)
         roles.signal(signal.SIGCONT, store)

@@ -5,8 +5,9 @@ import pytest
 from dispatcher.client import DispatcherClient
 from joiner.client import JoinerClient
 from photon.rpc.network import LOOPBACK
-from tests.app.roles_kit import Roles, Truth, eventually
+from tests.app.roles_kit import Roles, Truth
 from tests.health import SERVING
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -88,7 +89,7 @@ def test_a_dispatcher_that_makes_other_ids_ends_with_2_before_it_reads_and_nothi
     assert not b"".join(path.read_bytes() for path in letters)
     roles.start(DISPATCHER)
     lines = sum(1 for _ in (roles.root / "logs-west" / "clicks" / "log.jsonl").open())
-    eventually(lambda: roles.health(*DISPATCHER) == SERVING)
-    eventually(lambda: sum(status(roles, DISPATCHER)["fates"].values()) == lines)
+    wait_until(lambda: roles.health(*DISPATCHER) == SERVING)
+    wait_until(lambda: sum(status(roles, DISPATCHER)["fates"].values()) == lines)
     assert status(roles, DISPATCHER)["fates"]["malformed"] == 0
     truth.await_all("by both")

@@ -24,8 +24,8 @@ from photon.rpc import network as failures
 from photon.rpc.network import Network
 from photon.rpc.servers import Server, to_photon_error
 from tests.app.kit import photon
-from tests.app.test_join import wait_for
 from tests.certificates import Authority
+from tests.waiting import wait_until
 
 
 def system(joiner="127.0.0.1:4"):
@@ -40,7 +40,7 @@ def test_a_reader_that_is_closed_does_not_wait_for_who_stands_still(monkeypatch)
         address = f"127.0.0.1:{standing.getsockname()[1]}"
         reader = StatusReader(system(joiner=address))
         asked = reader._pool.submit(lambda: reader._ask("joiner-east"))
-        wait_for(asked.running, 60)
+        wait_until(asked.running, 60)
         began = time.monotonic()
         reader.close()
         assert asked.result(timeout=0) is None and time.monotonic() - began < 100.0

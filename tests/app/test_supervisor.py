@@ -13,13 +13,7 @@ from photon.cluster import supervisor as supervisor_module
 from photon.cluster.ports import free_ports
 from photon.cluster.supervisor import PortTakenError, ProcessFailedError, Supervisor
 from photon.core.errors import StorageError
-
-
-def eventually(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.02)
+from tests.waiting import wait_until
 
 
 class Programs:
@@ -50,7 +44,7 @@ def test_a_killed_process_is_started_again(sleepers):
         process = sleepers.children["a"].process
         return process is not None and process.pid != first
 
-    eventually(restarted)
+    wait_until(restarted)
     assert sleepers.restarts() == 1
 
 
@@ -58,17 +52,17 @@ def test_a_process_that_keeps_dying_is_started_again_ever_more_slowly(sleepers):
     sleepers.start("a", ["raise SystemExit(1)"])
     delays = []
     for _ in range(4):
-        eventually(lambda: sleepers.children["a"].process.poll() is not None)
+        wait_until(lambda: sleepers.children["a"].process.poll() is not None)
         sleepers.poll()
         delays.append(sleepers.children["a"].restart_at - time.monotonic())
-        eventually(lambda: sleepers.poll() or sleepers.children["a"].process is not None)
+        wait_until(lambda: sleepers.poll() or sleepers.children["a"].process is not None)
     assert delays[3] > delays[2] > delays[1]
 
 
 def test_one_that_has_died_for_days_is_started_again_still(sleepers):
     sleepers.start("a", ["raise SystemExit(1)"])
     sleepers.children["a"].failures = 100_000
-    eventually(lambda: sleepers.children["a"].process.poll() is not None)
+    wait_until(lambda: sleepers.children["a"].process.poll() is not None)
     sleepers.poll()
     left = sleepers.children["a"].restart_at - time.monotonic()
     assert 0.0 < left <= supervisor_module.RESTARTS.delay_s_max
@@ -91,7 +85,7 @@ def test_a_process_for_which_there_is_no_room_is_tried_again_ever_more_slowly(tm
         delays = []
         while made.children["a"].process is None:
             delays.append(made.children["a"].restart_at - time.monotonic())
-            eventually(
+            wait_until(
                 lambda refused=full.refused: made.poll() or full.refused > refused or started(made, "a")
             )
         assert len(delays) == 3 and delays[2] > delays[1] > delays[0]
@@ -99,7 +93,7 @@ def test_a_process_for_which_there_is_no_room_is_tried_again_ever_more_slowly(tm
             "a could not be started ([Errno 11] Resource temporarily unavailable); it is tried again"
         )
         assert made.restarts() == 0  # and what it says at its first start is heard as such
-        eventually(lambda: made.children["a"].process.poll() is not None)
+        wait_until(lambda: made.children["a"].process.poll() is not None)
         with pytest.raises(PortTakenError):
             made.poll()
     finally:
@@ -126,12 +120,12 @@ def test_bad_settings_of_a_process_end_the_run_with_its_own_words(sleepers):
             return str(error) == "a: the port is taken"
         return False
 
-    eventually(failed)
+    wait_until(failed)
 
 
 def test_a_port_that_is_taken_at_the_first_start_is_told_apart(sleepers):
     sleepers.start("a", ["import sys; print('photon: 127.0.0.1:7 is taken', file=sys.stderr); sys.exit(4)"])
-    eventually(lambda: sleepers.children["a"].process.poll() is not None)
+    wait_until(lambda: sleepers.children["a"].process.poll() is not None)
     with pytest.raises(PortTakenError, match=r"a: 127\.0\.0\.1:7 is taken"):
         sleepers.poll()
 
@@ -144,14 +138,14 @@ def test_a_port_that_is_taken_while_a_process_restarts_is_waited_for(sleepers, t
     program += "n = len(f.read_text()) if f.exists() else 0; f.write_text('x' * (n + 1))\n"
     program += f"sys.exit({status}) if n == 1 else time.sleep(100)"
     sleepers.start("a", [program])
-    eventually(lambda: flag.exists() and flag.read_text() == "x")
+    wait_until(lambda: flag.exists() and flag.read_text() == "x")
     sleepers.children["a"].process.kill()
 
     def third_start():
         sleepers.poll()
         return flag.read_text() == "xxx"
 
-    eventually(third_start)
+    wait_until(third_start)
 
 
 def test_a_log_that_grows_without_end_is_cut(sleepers, monkeypatch):
@@ -166,8 +160,8 @@ def test_a_log_that_grows_without_end_is_cut(sleepers, monkeypatch):
         sleepers.poll()
         return log.with_suffix(".log.1").exists()
 
-    eventually(cut)
-    eventually(lambda: log.read_text())  # it goes on in the emptied file
+    wait_until(cut)
+    wait_until(lambda: log.read_text())  # it goes on in the emptied file
     assert log.read_text().startswith("line")
 
 
@@ -201,7 +195,7 @@ def test_a_file_where_the_user_stands_is_no_module_of_the_processes(tmp_path, mo
         return False
 
     try:
-        eventually(failed, seconds=10.0)
+        wait_until(failed, seconds=10.0)
     finally:
         made.kill()
 
@@ -212,7 +206,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
     sleepers.start("a", ["import time; time.sleep(100)"])
     sleepers.start("b", [STUBBORN])
-    eventually(lambda: "up" in sleepers.children["b"].log.read_text())
+    wait_until(lambda: "up" in sleepers.children["b"].log.read_text())
     processes = [child.process for child in sleepers.children.values()]
     sleepers.stop([["a"], ["b"]], grace_s=0.5)
     assert [p.poll() for p in processes] == [-signal.SIGTERM, -signal.SIGKILL]
@@ -222,7 +216,7 @@ def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
 def test_kill_finds_those_whose_end_an_interrupted_stop_was_waiting_for(sleepers, monkeypatch):
     for name in ("a", "b"):
         sleepers.start(name, [STUBBORN])
-    eventually(lambda: all("up" in child.log.read_text() for child in sleepers.children.values()))
+    wait_until(lambda: all("up" in child.log.read_text() for child in sleepers.children.values()))
     processes = [child.process for child in sleepers.children.values()]
 
     def interrupted(timeout=None):
@@ -240,7 +234,7 @@ def test_kill_waits_for_nobody_before_all_are_killed(sleepers, monkeypatch):
     for name in ("a", "b"):
         sleepers.start(name, ["import time; time.sleep(100)"])
     first, second = (child.process for child in sleepers.children.values())
-    monkeypatch.setattr(first, "wait", lambda: eventually(lambda: second.poll() is not None))
+    monkeypatch.setattr(first, "wait", lambda: wait_until(lambda: second.poll() is not None))
     sleepers.kill()
     monkeypatch.undo()
     assert [first.wait(), second.poll()] == [-signal.SIGKILL] * 2
@@ -267,7 +261,7 @@ time.sleep(100)
         except FileNotFoundError:
             return True
 
-    eventually(gone)
+    wait_until(gone)
 
 
 def test_free_ports_are_distinct_and_not_listened_on():
@@ -309,7 +303,7 @@ def test_processes_that_are_held_down_stay_down_until_they_are_let_up(sleepers):
 
 def test_one_that_died_and_waits_for_its_restart_can_be_held_down_too(sleepers):
     sleepers.start("a", ["raise SystemExit(1)"])
-    eventually(lambda: sleepers.children["a"].process.poll() is not None)
+    wait_until(lambda: sleepers.children["a"].process.poll() is not None)
     sleepers.poll()
     sleepers.hold_down(["a"])
     time.sleep(2 * supervisor_module.RESTARTS.delay_s_min)  # its restart was due by now
@@ -328,5 +322,5 @@ def test_one_that_is_killed_on_purpose_is_started_again(sleepers):
         sleepers.poll()
         return sleepers.children["a"].process not in (None, first)
 
-    eventually(restarted)
+    wait_until(restarted)
     assert first.poll() == -signal.SIGKILL

@@ -18,6 +18,7 @@ from photon.core.clock import SystemClock
 from photon.core.columns import split_ids, split_lines
 from photon.core.fates import Joined, Registered
 from photon.core.settings import Settings, parse_settings
+from tests.waiting import wait_until
 
 
 def click(number: int) -> dict:
@@ -159,13 +160,6 @@ def fast_settings(**dispatcher: object) -> Settings:
     )
 
 
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come about in time"
-        time.sleep(0.005)
-
-
 class Site:
     """A directory with foreign logs in `logs`, and dispatchers over them."""
 
@@ -206,7 +200,7 @@ class Site:
         server = self.server(settings, drain=True)
         server.start()
         try:
-            until(lambda: server.wait(0) or server.status()["drained"], seconds)
+            wait_until(lambda: server.wait(0) or server.status()["drained"], seconds)
             return server.status()
         finally:
             server.stop()

@@ -8,7 +8,8 @@ import pytest
 from dispatcher.agreement import await_agreement
 from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Fate
-from tests.dispatcher.fakes import Site, adds_up, clicks, fast_settings, until
+from tests.dispatcher.fakes import Site, adds_up, clicks, fast_settings
+from tests.waiting import wait_until
 
 MISMATCH = SettingsMismatchError("ids.key and all of [foreign] must be the same on all machines")
 
@@ -28,7 +29,7 @@ def await_end(server):
     """What ended it, as its process sees it."""
     try:
         with pytest.raises(SettingsMismatchError) as told:
-            until(lambda: server.wait(0), 60)
+            wait_until(lambda: server.wait(0), 60)
     finally:
         server.stop()
     return told.value

@@ -19,7 +19,8 @@ from photon.core.errors import LockedError, OverloadedError, UnavailableError, U
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
 from photon.core.settings import parse_settings
-from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, lines, until
+from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, lines
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -127,10 +128,10 @@ def test_lines_are_sent_as_they_are_written_and_a_torn_one_when_it_is_whole(site
         for number in range(50):
             text = clicks(number, number + 1)
             file.write(text[:20])
-            until(lambda: server.status()["unended"] == {str(path): 20})
+            wait_until(lambda: server.status()["unended"] == {str(path): 20})
             file.write(text[20:])
-            until(lambda: len(site.joiner.handed) == number + 1)
-    until(lambda: server.status()["fates"]["joined"] == 50)
+            wait_until(lambda: len(site.joiner.handed) == number + 1)
+    wait_until(lambda: server.status()["fates"]["joined"] == 50)
     assert server.status()["fates"]["malformed"] == 0
 
 
@@ -138,13 +139,13 @@ def test_a_line_written_is_sent_within_tens_of_milliseconds(site, running):
     path = site.logs / "a.jsonl"
     path.write_bytes(clicks(0, 1))
     server = running(parse_settings({}))
-    until(lambda: server.status()["fates"]["joined"] == 1)
+    wait_until(lambda: server.status()["fates"]["joined"] == 1)
     waits = []
     with path.open("ab", buffering=0) as file:
         for number in range(1, 21):
             written = time.monotonic()
             file.write(clicks(number, number + 1))
-            until(lambda: len(site.joiner.sent_at) == number + 1)
+            wait_until(lambda: len(site.joiner.sent_at) == number + 1)
             waits.append(site.joiner.sent_at[-1][0] - written)
     assert sorted(waits)[10] < 0.05
 
@@ -167,7 +168,7 @@ def test_a_click_whose_query_is_a_moment_late_joins_within_tens_of_milliseconds(
     with path.open("ab", buffering=0) as file:
         for number in range(10):
             file.write(clicks(number, number + 1))
-            until(lambda: len(took) == number + 1)
+            wait_until(lambda: len(took) == number + 1)
     assert sorted(took)[5] < 0.15
 
 
@@ -176,11 +177,11 @@ def test_a_file_that_is_rotated_by_renaming_goes_on_where_it_was(site, running):
     current = site.logs / "current.jsonl"
     for round_ in range(4):
         current.write_bytes(clicks(round_ * 10, round_ * 10 + 5))
-        until(lambda: server.status()["fates"]["joined"] == round_ * 10 + 5)
+        wait_until(lambda: server.status()["fates"]["joined"] == round_ * 10 + 5)
         with current.open("ab") as file:
             current.rename(site.logs / f"old-{round_}.jsonl")
             file.write(clicks(round_ * 10 + 5, round_ * 10 + 10))
-        until(lambda: server.status()["fates"]["joined"] == round_ * 10 + 10)
+        wait_until(lambda: server.status()["fates"]["joined"] == round_ * 10 + 10)
     assert set(site.joiner.handed.values()) == {1}
 
 
@@ -189,13 +190,13 @@ def test_a_file_that_shrank_or_was_replaced_is_read_again_and_that_is_told(site,
     server = running()
     path = site.logs / "a.jsonl"
     path.write_bytes(clicks(0, 20))
-    until(lambda: server.status()["fates"]["joined"] == 20)
+    wait_until(lambda: server.status()["fates"]["joined"] == 20)
     if how == "truncated":
         path.write_bytes(clicks(100, 110))
     else:
         (site.root / "new").write_bytes(clicks(100, 110))
         (site.root / "new").rename(path)
-    until(lambda: server.status()["fates"]["joined"] == 30)
+    wait_until(lambda: server.status()["fates"]["joined"] == 30)
     assert any("a.jsonl" in notice for notice in server.status()["notices"])
     assert adds_up(server.status())
 
@@ -303,7 +304,7 @@ def test_an_event_early_by_seconds_is_joined_within_about_half_of_that_after_its
     path = site.logs / "a.jsonl"
     path.write_bytes(clicks(0, 1))
     server = running(fast_settings(retry_delay_ms_min=20, absent_delay_ms_max=3_600_000))
-    until(lambda: late.tried)
+    wait_until(lambda: late.tried)
     began, number = time.monotonic(), 1
     while time.monotonic() < began + 2.0:
         if busy:
@@ -313,11 +314,11 @@ def test_an_event_early_by_seconds_is_joined_within_about_half_of_that_after_its
         time.sleep(0.02)  # the pace of the traffic
     late.there.set()
     early_s = time.monotonic() - began
-    until(lambda: late.joined_at, 10)
+    wait_until(lambda: late.joined_at, 10)
     assert late.joined_at - (began + early_s) < 0.5 * early_s + 0.5
     if busy:
         assert len(late.tried) > late.tried[-1] + 1, "what was tried before its time counts for nothing"
-    until(lambda: server.status()["fates"]["joined"] == number)
+    wait_until(lambda: server.status()["fates"]["joined"] == number)
 
 
 @pytest.mark.long
@@ -329,10 +330,10 @@ def test_a_poison_event_does_not_block_the_others(site, running):
     site.joiner.before = before
     (site.logs / "a.jsonl").write_bytes(clicks(0, 500))
     server = running()
-    until(lambda: server.status()["fates"]["joined"] == 499, 30)
+    wait_until(lambda: server.status()["fates"]["joined"] == 499, 30)
     with (site.logs / "a.jsonl").open("ab") as file:
         file.write(clicks(500, 600))
-    until(lambda: server.status()["fates"]["joined"] == 599, 30)
+    wait_until(lambda: server.status()["fates"]["joined"] == 599, 30)
     assert server.status()["pending"] == 1
     assert any("the joiner died" in notice for notice in server.status()["notices"])
 
@@ -349,11 +350,11 @@ def test_reading_stops_while_no_joiner_answers_and_goes_on_after(site, running):
     (site.logs / "a.jsonl").write_bytes(clicks(0, 20_000))
     server = running(fast_settings(batch_events_max=100, batches_in_flight_max=3))
     bound = 100 * 3 * PER_SENDER
-    until(lambda: server.status()["in_flight"] == bound)
+    wait_until(lambda: server.status()["in_flight"] == bound)
     time.sleep(0.2)
     assert (server.status()["in_flight"], server.status()["pending"]) == (bound, 0)
     down.clear()
-    until(lambda: server.status()["fates"]["joined"] == 20_000)
+    wait_until(lambda: server.status()["fates"]["joined"] == 20_000)
 
 
 def test_reading_pauses_when_the_retry_queue_is_full_and_goes_on_as_it_empties(site, running):
@@ -364,11 +365,11 @@ def test_reading_pauses_when_the_retry_queue_is_full_and_goes_on_as_it_empties(s
     )
     (site.logs / "a.jsonl").write_bytes(clicks(0, 5_000))
     server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, retry_queue_events_max=300))
-    until(lambda: server.status()["pending"] >= 300)
+    wait_until(lambda: server.status()["pending"] >= 300)
     time.sleep(0.3)
     assert 300 <= server.status()["pending"] <= 300 + 4 * 50
     open_.set()
-    until(lambda: server.status()["fates"]["joined"] == 5_000)
+    wait_until(lambda: server.status()["fates"]["joined"] == 5_000)
 
 
 def test_what_finishes_before_an_earlier_batch_of_its_file_is_not_counted_yet(site, running):
@@ -382,12 +383,12 @@ def test_what_finishes_before_an_earlier_batch_of_its_file_is_not_counted_yet(si
     site.joiner.answer = lambda line, _tries: (Joined(2 if click_number(line) % 2 else 0), None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 40))
     server = running(fast_settings(batch_events_max=10, batches_in_flight_max=4))
-    until(lambda: sum(site.joiner.batches) == 30)
+    wait_until(lambda: sum(site.joiner.batches) == 30)
     (site.logs / "b.jsonl").write_bytes(clicks(40, 50))
-    until(lambda: server.status()["foreign_events"] == 10)
+    wait_until(lambda: server.status()["foreign_events"] == 10)
     assert (server.status()["in_flight"], len(site.letters())) == (40, 5)
     held.set()
-    until(lambda: server.status()["foreign_events"] == 50)
+    wait_until(lambda: server.status()["foreign_events"] == 50)
     assert (server.status()["in_flight"], len(site.letters())) == (0, 25)
 
 
@@ -396,7 +397,7 @@ def test_stopping_records_what_is_under_way_and_the_next_start_goes_on(site, run
     for _ in range(4):
         server = running(fast_settings(batch_events_max=100))
         before = len(site.joiner.handed)
-        until(lambda: len(site.joiner.handed) > before + 1_000)
+        wait_until(lambda: len(site.joiner.handed) > before + 1_000)
         server.stop()
         assert server.wait(0)
     assert site.drain()["fates"]["joined"] == 30_000
@@ -410,7 +411,7 @@ def test_stopping_while_no_joiner_answers_takes_a_moment_and_loses_nothing(site,
     site.joiner.before = refuse
     (site.logs / "a.jsonl").write_bytes(clicks(0, 1_000))
     server = running()
-    until(lambda: server.status()["in_flight"])
+    wait_until(lambda: server.status()["in_flight"])
     started = time.monotonic()
     server.stop()
     assert time.monotonic() - started < 2
@@ -429,12 +430,12 @@ def test_a_full_disk_is_told_and_work_goes_on_when_there_is_space(site, running)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
     try:
-        until(lambda: server.status()["storage_error"])
+        wait_until(lambda: server.status()["storage_error"])
         assert "nothing is lost" in server.status()["storage_error"]
         assert adds_up(server.status())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    until(lambda: sum(server.status()["fates"].values()) == 20_000, 30)
+    wait_until(lambda: sum(server.status()["fates"].values()) == 20_000, 30)
     assert server.status()["storage_error"] is None
     assert server.status()["fates"]["filtered"] == len(site.letters()) == 10_000
     assert len({letter["offset"] for letter in site.letters()}) == 10_000
@@ -444,7 +445,7 @@ def test_a_state_that_outgrows_its_bound_is_told_and_goes_on_with_a_larger_one(s
     site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 20_000))
     server = running(fast_settings(state_bytes_max=1 << 20))
-    until(lambda: server.status()["storage_error"])
+    wait_until(lambda: server.status()["storage_error"])
     assert "dispatcher.state_bytes_max" in server.status()["storage_error"]
     server.stop()
     site.joiner.answer = lambda _line, _tries: (Joined.JOINED, None)
@@ -477,7 +478,7 @@ def test_status_is_served(site, running):
     (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
     server = running(drain=True)
     client = DispatcherClient(server.address)
-    until(lambda: client.status()["drained"])
+    wait_until(lambda: client.status()["drained"])
     status = client.status()
     assert status["fates"]["joined"] == status["registered"] == 10
     assert len(status["latency_us"]["counts"]) == len(status["latency_us"]["edges"]) + 1
@@ -494,7 +495,7 @@ def test_a_stop_while_other_joiners_register_the_first_batch_records_the_later_o
     site.registry.pending = dict.fromkeys(split_ids(first), 10**9)
     server = site.server(fast_settings(batch_events_max=50))
     server.start()
-    until(lambda: sum(site.joiner.batches) == 250)
+    wait_until(lambda: sum(site.joiner.batches) == 250)
     server.stop()
     site.registry.pending.clear()
     site.registry.present = set(split_ids(first))

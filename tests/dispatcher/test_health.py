@@ -5,8 +5,9 @@ import resource
 import pytest
 
 from photon.core.fates import Joined
-from tests.dispatcher.fakes import Site, clicks, fast_settings, until
+from tests.dispatcher.fakes import Site, clicks, fast_settings
 from tests.health import NOT_SERVING, SERVING, await_health, health
+from tests.waiting import wait_until
 
 NAME = "photon.dispatcher.v1.Dispatcher"
 
@@ -30,7 +31,7 @@ def test_a_dispatcher_whose_disk_is_full_does_not_serve_until_there_is_space(sit
             assert "no space left" in server.status()["storage_error"]
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        until(lambda: sum(server.status()["fates"].values()) == 20_000, 60)
+        wait_until(lambda: sum(server.status()["fates"].values()) == 20_000, 60)
         await_health(SERVING, server.address, NAME)
     finally:
         server.stop()

@@ -11,8 +11,9 @@ from photon.core.errors import StorageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
 from photon.logs.files import FileState
-from tests.dispatcher.fakes import Site, clicks, fast_settings, until
+from tests.dispatcher.fakes import Site, clicks, fast_settings
 from tests.power_cut import PowerCuts
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -46,16 +47,16 @@ def feed(site, name: str, data: bytes):
 def test_what_is_put_into_the_inbox_is_read_and_the_file_is_deleted_when_all_of_it_is_recorded(site, running):
     (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
     server = running()
-    until(lambda: server.status()["fates"]["joined"] == 10)
+    wait_until(lambda: server.status()["fates"]["joined"] == 10)
     path = feed(site, "again.jsonl", clicks(10, 500) + b"bad\n")
-    until(lambda: not path.exists())
+    wait_until(lambda: not path.exists())
     status = server.status()
     assert (status["fates"]["joined"], status["fates"]["malformed"]) == (500, 1)
     assert (site.logs / "a.jsonl").exists()
     second = feed(site, "again.jsonl", clicks(500, 600))
-    until(lambda: not second.exists())
+    wait_until(lambda: not second.exists())
     assert server.status()["fates"]["joined"] == 600
-    until(lambda: server.status()["worker"]["files"] == 1)
+    wait_until(lambda: server.status()["worker"]["files"] == 1)
     assert server.status()["notices"] == []
 
 
@@ -82,13 +83,13 @@ def test_a_file_in_the_inbox_stays_while_any_of_it_is_unrecorded_and_an_empty_on
     site.joiner.before = refuse
     path, empty = feed(site, "again.jsonl", clicks(0, 100)), feed(site, "empty.jsonl", b"")
     server = running()
-    until(lambda: server.status()["in_flight"] == 100 and not empty.exists())
+    wait_until(lambda: server.status()["in_flight"] == 100 and not empty.exists())
     assert path.exists()
     server.stop()
     assert path.exists()
     site.joiner.before = lambda _: None
     server = running()
-    until(lambda: not path.exists())
+    wait_until(lambda: not path.exists())
     assert server.status()["foreign_events"] == 100
 
 
@@ -99,7 +100,7 @@ def test_a_file_that_was_recorded_before_a_crash_is_deleted_at_the_next_start_an
     with monkeypatch.context() as crash:
         crash.setattr(Inbox, "sweep", lambda _self, _states: None)
         server = running()
-        until(lambda: server.status()["foreign_events"] == 100)
+        wait_until(lambda: server.status()["foreign_events"] == 100)
         server.stop()
     assert path.exists()
     assert site.drain()["foreign_events"] == 100
@@ -112,9 +113,9 @@ def test_a_power_cut_right_after_a_file_was_deleted_takes_none_of_its_events(
     cuts = PowerCuts(monkeypatch, tmp_path / "state", tmp_path)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 10))
     server = running()
-    until(lambda: server.status()["fates"]["joined"] == 10)
+    wait_until(lambda: server.status()["fates"]["joined"] == 10)
     feed(site, "again.jsonl", clicks(10, 500))
-    until(lambda: cuts.left)
+    wait_until(lambda: cuts.left)
     server.stop()
     [(name, left)] = cuts.left
     assert name == "again.jsonl"
@@ -142,7 +143,7 @@ def test_a_directory_whose_name_looks_like_a_pattern_has_an_inbox_too(tmp_path):
     path = feed(site, "again.jsonl", clicks(0, 3))
     server = site.server(patterns=[str(tmp_path)])
     server.start()
-    until(lambda: not path.exists())
+    wait_until(lambda: not path.exists())
     server.stop()
     assert len(site.joiner.handed) == 3
 
@@ -157,7 +158,7 @@ def test_what_is_known_of_events_that_wait_is_told_for_each_id(site, running):
     server = running(fast_settings(absent_delay_ms_max=50))
     client = DispatcherClient(server.address)
     ids = IdPacker(b"photon").pack(["click-2", "click-3", "click-99"])
-    until(lambda: (client.pending(ids)[1] or {}).get("tries", 0) >= 3)
+    wait_until(lambda: (client.pending(ids)[1] or {}).get("tries", 0) >= 3)
     joined, waits, unknown = client.pending(ids)
     assert joined is None and unknown is None
     assert waits["sends"] >= waits["tries"] >= 3
@@ -173,7 +174,7 @@ def test_all_waiting_events_are_found_however_many_pages_that_takes(site, runnin
     site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 100))
     server = running(fast_settings(retry_delay_ms_min=60_000, retry_delay_ms_max=60_000))
-    until(lambda: server.status()["pending"] == 100)
+    wait_until(lambda: server.status()["pending"] == 100)
     client = DispatcherClient(server.address)
     found = client.pending(IdPacker(b"photon").pack([f"click-{n}" for n in range(101)]))
     assert [entry is not None for entry in found] == [True] * 100 + [False]
@@ -185,12 +186,12 @@ def test_a_full_retry_queue_that_pauses_reading_is_told(site, running):
     site.joiner.answer = lambda _line, _tries: (answers[0], None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 2_000))
     server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, retry_queue_events_max=300))
-    until(lambda: server.status()["paused"])
+    wait_until(lambda: server.status()["paused"])
     assert "'retry_queue_events_max' is 300" in server.status()["paused"]
     assert any("dispatcher.retry_queue_events_max" in notice for notice in server.status()["notices"])
     answers[0] = Joined.JOINED
-    until(lambda: server.status()["fates"]["joined"] == 2_000)
-    until(lambda: server.status()["paused"] is None)
+    wait_until(lambda: server.status()["fates"]["joined"] == 2_000)
+    wait_until(lambda: server.status()["paused"] is None)
 
 
 def test_what_recovery_released_goes_to_a_joiner_though_a_lagging_replica_still_calls_it_present(
@@ -205,7 +206,7 @@ def test_what_recovery_released_goes_to_a_joiner_though_a_lagging_replica_still_
     put(lines, inbox, f"{RECOVERED}1.jsonl")
     feed(site, "again.jsonl", clicks(5, 10))
     server = running()
-    until(lambda: not list(inbox.glob("*.jsonl")))
+    wait_until(lambda: not list(inbox.glob("*.jsonl")))
     fates = server.status()["fates"]
     assert (fates["joined"], fates["duplicate"]) == (5, 5)
 

@@ -11,7 +11,8 @@ from dispatcher import initialise as module
 from dispatcher.initialise import initialise
 from photon.core.clock import SystemClock
 from photon.core.errors import LockedError, StorageError, UnavailableError, UsageError
-from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings, until
+from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def read_then(site, more=None) -> set[int]:
     """The clicks that a dispatcher reads from there."""
     server = site.server(patterns=[str(site.logs / "*")], drain=True)
     server.start()
-    until(lambda: server.status()["drained"])
+    wait_until(lambda: server.status()["drained"])
     assert adds_up(server.status())
     server.stop()
     return {click_number(line) for line in site.joiner.handed}
@@ -153,7 +154,7 @@ def test_a_file_that_was_passed_over_is_known_again_after_a_rotation(site, packe
         path.rename(site.logs / "a.1")
     server = site.server(patterns=patterns, drain=True)
     server.start()
-    until(lambda: server.status()["drained"])
+    wait_until(lambda: server.status()["drained"])
     server.stop()
     assert {click_number(line) for line in site.joiner.handed} == set(range(100, 120))
 
@@ -170,7 +171,7 @@ def test_what_waits_in_the_inbox_is_not_passed_over(site):
     site.joiner.before = unavailable
     server = site.server(patterns=[str(site.logs / "*")])
     server.start()
-    until(lambda: server.status()["in_flight"] >= 8)
+    wait_until(lambda: server.status()["in_flight"] >= 8)
     server.stop()
     site.joiner.before = lambda _: None
     offsets, _ = initialised(site, "now")

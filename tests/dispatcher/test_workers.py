@@ -17,9 +17,10 @@ from dispatcher.ledger import Group, Ledger
 from photon.core.clock import SystemClock
 from photon.core.fates import Joined
 from tests.dispatcher.child import LEASE_S
-from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks, until
+from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks
 from tests.dispatcher.test_kills import REPOSITORY, backends, check_ledger
 from tests.seeds import seeds
+from tests.waiting import wait_until
 
 __all__ = ["backends"]
 
@@ -59,7 +60,7 @@ class Crew:
     def client(self, number: int) -> DispatcherClient:
         """Of the worker that was started as the `number`th."""
         address = self.site.root / f"address-{number}"
-        until(address.exists)
+        wait_until(address.exists)
         return DispatcherClient(address.read_text())
 
     def kill(self, process: subprocess.Popen) -> None:
@@ -158,19 +159,19 @@ def test_a_killed_workers_files_are_read_on_by_the_others_within_seconds(crew):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 10))
     first, second = crew.start(), crew.start()
     told = crew.client(1), crew.client(2)
-    until(lambda: all(len(client.status()["workers"]) == 2 for client in told))
-    until(lambda: min(worker["files"] for worker in told[0].status()["workers"]) > 0)
-    until(lambda: sum(worker["files"] for worker in told[0].status()["workers"]) == FILES)
-    until(lambda: told[1].status()["worker"]["slot"] != told[0].status()["worker"]["slot"])
+    wait_until(lambda: all(len(client.status()["workers"]) == 2 for client in told))
+    wait_until(lambda: min(worker["files"] for worker in told[0].status()["workers"]) > 0)
+    wait_until(lambda: sum(worker["files"] for worker in told[0].status()["workers"]) == FILES)
+    wait_until(lambda: told[1].status()["worker"]["slot"] != told[0].status()["worker"]["slot"])
     killed = time.monotonic()
     crew.kill(first)
     for number in range(FILES):
         with (site.logs / f"{number}.jsonl").open("ab") as file:
             file.write(clicks(100 * number + 10, 100 * number + 20))
     wanted = {line for number in range(FILES) for line in range(100 * number, 100 * number + 20)}
-    until(lambda: {click_number(line) for line in dict(site.joiner.handed)} == wanted)
+    wait_until(lambda: {click_number(line) for line in dict(site.joiner.handed)} == wanted)
     assert time.monotonic() - killed < 8
-    until(lambda: told[1].status()["worker"]["files"] == FILES)
+    wait_until(lambda: told[1].status()["worker"]["files"] == FILES)
     assert any("has ended" in notice for notice in told[1].status()["notices"])
     assert second.poll() is None
 
@@ -180,23 +181,23 @@ def test_a_worker_that_stood_still_ends_when_it_wakes_and_has_recorded_nothing(c
     for number in range(FILES):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 10))
     zombie = crew.start()
-    until(lambda: len(dict(site.joiner.handed)) >= FILES * 10)
+    wait_until(lambda: len(dict(site.joiner.handed)) >= FILES * 10)
     client = crew.client(1)
-    until(lambda: client.status()["pending"] == 0 and client.status()["foreign_events"] == FILES * 10)
+    wait_until(lambda: client.status()["pending"] == 0 and client.status()["foreign_events"] == FILES * 10)
     os.kill(zombie.pid, signal.SIGSTOP)
     other = crew.start()
     client = crew.client(2)
-    until(lambda: client.status()["worker"].get("files") == FILES)
+    wait_until(lambda: client.status()["worker"].get("files") == FILES)
     for number in range(FILES):
         with (site.logs / f"{number}.jsonl").open("ab") as file:
             file.write(clicks(100 * number + 10, 100 * number + 20))
-    until(lambda: client.status()["foreign_events"] == FILES * 20)
+    wait_until(lambda: client.status()["foreign_events"] == FILES * 20)
     os.kill(zombie.pid, signal.SIGCONT)
     assert zombie.wait(10) == 1
     assert "taken over its slot" in zombie.stderr.read()
     zombie.stderr.close()
     crew.processes.remove(zombie)
-    until(lambda: client.status()["pending"] == 0)
+    wait_until(lambda: client.status()["pending"] == 0)
     assert client.status()["foreign_events"] == FILES * 20 and other.poll() is None
     crew.kill(other)
     assert check_ledger(site) == FILES * 20
@@ -221,14 +222,14 @@ def test_a_worker_that_is_stopped_while_it_writes_does_not_hold_the_others_up(cr
     (site.logs / "0.jsonl").write_bytes(clicks(0, 100))
     crew.start()
     client = crew.client(1)
-    until(lambda: client.status()["foreign_events"] == 100)
+    wait_until(lambda: client.status()["foreign_events"] == 100)
     command = [sys.executable, "-c", STOPS_ITSELF, str(site.root), str(LEASE_S)]
     stopped = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
     crew.processes.append(stopped)
-    until(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T")
+    wait_until(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T")
     with (site.logs / "0.jsonl").open("ab") as file:
         file.write(clicks(100, 200))
-    until(lambda: client.status()["foreign_events"] == 200, 10)
+    wait_until(lambda: client.status()["foreign_events"] == 200, 10)
     assert stopped.wait(5) == -signal.SIGKILL
     assert any("stopped while it wrote" in notice for notice in client.status()["notices"])
 
@@ -239,7 +240,7 @@ def test_a_slot_that_is_held_by_one_who_sleeps_is_not_given_away(tmp_path):
     code = STOPS_ITSELF.replace("with ledger.file.write() as rows:", "if True:")
     sleeper = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), "0.2"], cwd=REPOSITORY)
     try:
-        until(lambda: Path(f"/proc/{sleeper.pid}/stat").read_text().split()[2] == "T")
+        wait_until(lambda: Path(f"/proc/{sleeper.pid}/stat").read_text().split()[2] == "T")
         ledger = Ledger(tmp_path / "state", tmp_path / "dead-letters", 16 << 30, group)
         assert ledger.slot == 1
         ledger.close()
@@ -260,7 +261,7 @@ def test_workers_say_drained_only_when_all_of_the_directory_is(crew, backends):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 50))
     workers = [crew.start("drain") for _ in range(WORKERS)]
     clients = [crew.client(number + 1) for number in range(WORKERS)]
-    until(lambda: clients[0].status()["foreign_events"] == FILES * 50)
+    wait_until(lambda: clients[0].status()["foreign_events"] == FILES * 50)
     deadline = time.monotonic() + 1.0
     while time.monotonic() < deadline:
         for client in clients:
@@ -282,7 +283,7 @@ def test_workers_stopped_in_good_order_leave_everything_to_who_comes_next(crew):
         crew.client(number + 1).close()
     for number in range(FILES):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(1000 * number, 1000 * number + 500))
-    until(lambda: len(site.joiner.handed) > 1_000)
+    wait_until(lambda: len(site.joiner.handed) > 1_000)
     for worker in workers:
         worker.send_signal(signal.SIGTERM)
     for worker in workers:

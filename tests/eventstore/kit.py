@@ -108,10 +108,3 @@ class Parts:
     def close(self):
         self.dead_letters.close()
         self.map.close()
-
-
-def wait_until(condition, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.002)

@@ -22,8 +22,9 @@ from photon.core.backoff import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState
-from tests.eventstore.kit import PACKER, Parts, append, line, pack, wait_until
+from tests.eventstore.kit import PACKER, Parts, append, line, pack
 from tests.power_cut import PowerCuts
+from tests.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)

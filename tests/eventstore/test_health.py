@@ -4,9 +4,10 @@ import pytest
 
 from eventstore.service import SERVICE_NAME
 from photon.core.errors import StorageError
-from tests.eventstore.kit import append, line, wait_until
+from tests.eventstore.kit import append, line
 from tests.eventstore.test_sharing import serve, serve_cache
 from tests.health import NOT_SERVING, SERVING, await_health, health
+from tests.waiting import wait_until
 
 
 @pytest.fixture

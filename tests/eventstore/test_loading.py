@@ -34,7 +34,8 @@ from photon.core.fates import Found
 from photon.core.ids import opaque_mask
 from photon.core.settings import EventStore, Ids, Settings
 from photon.logs.chunks import digest
-from tests.eventstore.kit import append, line, make_format, pack, wait_until
+from tests.eventstore.kit import append, line, make_format, pack
+from tests.waiting import wait_until
 
 SETTINGS = Settings(eventstore=EventStore(map_interval_bytes=512, map_interval_s=0.01, map_bytes_max=1 << 26))
 GRID = Interval(512, 10_000)

@@ -14,8 +14,9 @@ from eventstore.client import EventStoreClient
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError
 from photon.core.fates import Found
-from tests.eventstore.kit import PACKER, Parts, append, line, pack, wait_until
+from tests.eventstore.kit import PACKER, Parts, append, line, pack
 from tests.eventstore.test_sharing import serve
+from tests.waiting import wait_until
 
 
 @pytest.fixture

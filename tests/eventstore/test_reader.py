@@ -11,7 +11,8 @@ from eventstore.lookup import LogsEventStore
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Found
 from photon.core.settings import Logs
-from tests.eventstore.kit import Parts, append, line, make_format, pack, wait_until
+from tests.eventstore.kit import Parts, append, line, make_format, pack
+from tests.waiting import wait_until
 
 IDS = ["10.0.0.1:1:5", "opaque-a"]
 

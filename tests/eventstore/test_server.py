@@ -20,7 +20,8 @@ from photon.core.columns import split_ids
 from photon.core.errors import AddressInUseError, UnavailableError
 from photon.core.fates import Found
 from photon.core.settings import parse_settings
-from tests.eventstore.kit import PACKER, append, line, pack, wait_until
+from tests.eventstore.kit import PACKER, append, line, pack
+from tests.waiting import wait_until
 
 FAST = {"logs": {"scan_interval_s": 0.05}}
 DATA = Path(os.environ.get("PHOTON_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))

@@ -27,7 +27,8 @@ from photon.core.settings import parse_settings
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
-from tests.eventstore.kit import PACKER, append, line, pack, wait_until
+from tests.eventstore.kit import PACKER, append, line, pack
+from tests.waiting import wait_until
 
 DOCUMENT = {"logs": {"scan_interval_s": 0.05}}
 SETTINGS = parse_settings(DOCUMENT)

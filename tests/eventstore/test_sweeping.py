@@ -8,7 +8,8 @@ from eventstore.lookup import GAP_BYTES_MAX, SPAN_BYTES_MAX, spans_of
 from eventstore.rules.entries import Place
 from photon.core.fates import Found
 from photon.core.settings import EventStore
-from tests.eventstore.kit import Parts, append, line, pack, wait_until
+from tests.eventstore.kit import Parts, append, line, pack
+from tests.waiting import wait_until
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from photon.core.clock import SystemClock
 from photon.core.settings import Settings
 from photon.fastpath import FastPath
 from tests.app.kit import children_of, join_arguments, joined_pairs, start_photon
+from tests.waiting import wait_until
 
 NOW_US = time.time_ns() // 1_000
 
@@ -54,7 +55,7 @@ class Run:
     def fast_path(self, datacenter="east", settings=None):
         """To a datacenter whose servers are up."""
         topology = self.out / ".photon" / "topology.json"
-        wait_for(topology.exists)
+        wait_until(topology.exists)
         (pipeline,) = [
             p for p in json.loads(topology.read_bytes())["pipelines"] if p["datacenter"] == datacenter
         ]
@@ -105,12 +106,5 @@ def join_by_fast_path(run, path, line, name, asked=None):
         path.flush(5)
         return path.foreigns.joined
 
-    wait_for(joined, told=lambda: (path.foreigns, path.primaries, path.notices))
+    wait_until(joined, what=lambda: (path.foreigns, path.primaries, path.notices))
     assert Counter(pair[1] for pair in run.pairs())[name] == 1
-
-
-def wait_for(condition, seconds=40.0, told=lambda: "did not happen in time"):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.02)

@@ -13,6 +13,7 @@ from photon.core.settings import Settings, parse_settings, reading_fingerprint
 from photon.fastpath.lines import Limits
 from photon.logs.formats import JsonLines
 from tests.fastpath.fakes import Rig, click, overloaded, query
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -26,13 +27,6 @@ def rig_of(request, **how):
     rig = Rig(**how)
     request.addfinalizer(rig.close)
     return rig
-
-
-def wait_for(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.005)
 
 
 def assert_adds_up(counts):
@@ -66,7 +60,7 @@ def test_a_click_does_not_wait_for_ever_for_queries_whose_put_hangs(request):
     rig.cache.gate.clear()
     rig.sending.primary(query("q"))
     rig.sending.foreign(click("c"))
-    wait_for(lambda: rig.sending.foreigns.left == 1)
+    wait_until(lambda: rig.sending.foreigns.left == 1)
 
 
 def test_ids_and_times_are_those_that_the_log_path_makes_of_the_same_lines(request):
@@ -341,7 +335,7 @@ def test_a_flush_waits_for_an_old_request_though_newer_ones_are_answered(request
     held, rig.joiner.gate = rig.joiner.gate, threading.Event()
     rig.joiner.gate.set()
     rig.sending.foreign_many([click("quick"), click("quick")])
-    wait_for(lambda: rig.sending.foreigns.joined == 1)
+    wait_until(lambda: rig.sending.foreigns.joined == 1)
     assert not rig.sending.flush(0.05)
     held.set()
     assert rig.sending.flush(5)

@@ -9,7 +9,8 @@ import pytest
 
 from photon.core.settings import parse_settings
 from tests.app.kit import fates_add_up, read_lines
-from tests.fastpath.kit import Run, click, join_by_fast_path, query, wait_for
+from tests.fastpath.kit import Run, click, join_by_fast_path, query
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
@@ -34,7 +35,7 @@ def test_a_click_is_joined_before_its_lines_are_read_and_the_log_path_finds_it_r
     run.clicks.write(click("c", "q"))
     run.queries.write(query("q2"))
     run.clicks.write(click("c2", "q2"))
-    wait_for(lambda: len(run.pairs()) == 2)
+    wait_until(lambda: len(run.pairs()) == 2)
     summary = run.stop()
     assert run.pairs() == {("q", "c"): 1, ("q2", "c2"): 1}
     assert (summary["foreign_events"], summary["joined"], summary["duplicate"]) == (2, 2, 0)
@@ -51,7 +52,7 @@ def test_an_event_whose_log_line_never_comes_stands_in_the_output_and_the_counts
     run.queries.write(query("q"))
     join_by_fast_path(run, path, click("lost", "q"), "lost")
     run.clicks.write(click("c", "q"))
-    wait_for(lambda: len(run.pairs()) == 2)
+    wait_until(lambda: len(run.pairs()) == 2)
     summary = run.stop()
     assert summary["joined"] == 2
     assert fates_add_up(summary)
@@ -81,7 +82,7 @@ def test_what_the_adapter_filters_is_left_to_the_log_path_which_writes_one_dead_
     assert read_lines(run.out / "dead-letters") == []
     run.clicks.write(click("c", "q"))
     run.clicks.write(click("skipped", "free"))
-    wait_for(lambda: read_lines(run.out / "dead-letters"))
+    wait_until(lambda: read_lines(run.out / "dead-letters"))
     summary = run.stop()
     assert (summary["joined"], summary["filtered"], summary["foreign_events"]) == (1, 1, 2)
     (letter,) = read_lines(run.out / "dead-letters")
@@ -93,7 +94,7 @@ def test_a_server_with_another_key_of_ids_joins_nothing_a_second_time(run_of):
     run = run_of()
     run.queries.write(query("q"))
     run.clicks.write(click("c", "q"))
-    wait_for(run.pairs)
+    wait_until(run.pairs)
     path = run.fast_path(settings=parse_settings({"ids": {"key": "another"}}))
     path.primary(query("q"))
     path.foreign(click("c", "q"))
@@ -113,7 +114,7 @@ def test_with_two_datacenters_and_kills_every_click_is_joined_once(run_of, tmp_p
     rng = random.Random(11)
     run.queries.write(query("first"))
     run.clicks.write(click("first", "first"))
-    wait_for(run.pairs)
+    wait_until(run.pairs)
     expected = {("first", "first")}
     orphans = repeats = 0
     kills = {4: "joiner", 8: "registry", 12: "eventstore", 16: "dispatcher", 20: "joiner"}
@@ -144,7 +145,7 @@ def test_with_two_datacenters_and_kills_every_click_is_joined_once(run_of, tmp_p
             run.signal(kills[round_number], signal.SIGKILL)
         for path in paths:
             path.flush(0.2)
-    wait_for(lambda: len(run.pairs()) >= len(expected))
+    wait_until(lambda: len(run.pairs()) >= len(expected))
     for path in paths:
         path.close()
     summary = run.stop()

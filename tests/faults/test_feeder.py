@@ -8,6 +8,7 @@ import pytest
 
 from tests.faults.kit.cutting import cut_short
 from tests.faults.kit.feeder import Feed, Feeder
+from tests.waiting import wait_until
 
 ALL_AT_ONCE = Feed(seed=7, clicks=1_000, clicks_per_s=0)
 
@@ -17,13 +18,6 @@ def fed(tmp_path, feed, names=("east", "west")):
     feeder.start()
     feeder.join(60)
     return feeder
-
-
-def wait_until(what):
-    deadline = time.monotonic() + 60
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def lines_of(directory):

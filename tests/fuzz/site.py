@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +27,7 @@ from photon.rpc.servers import ask_status
 from photon.rpc.tls import Tls
 from tests.certificates import Authority
 from tests.ports import paired_ports
+from tests.waiting import wait_until
 
 ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
 OFFSET: Final = 1
@@ -45,13 +45,6 @@ STUBS: Final[Mapping[str, Any]] = {
     "joiner": (joiner_pb2_grpc.JoinerStub, joiner_pb2.StatusRequest),
     "dispatcher": (dispatcher_pb2_grpc.DispatcherStub, dispatcher_pb2.StatusRequest),
 }
-
-
-def wait_until(reached: Callable[[], object], what: str, seconds: float = WAIT_S) -> None:
-    deadline = time.monotonic() + seconds
-    while not reached():
-        assert time.monotonic() < deadline, f"not in time: {what}"
-        time.sleep(0.02)
 
 
 @dataclass(slots=True)
@@ -146,8 +139,10 @@ class Site:
         for kind, line in (("queries", _query), ("clicks", _click)):
             with (self.directory / "logs" / kind / "a.jsonl").open("ab") as file:
                 file.write(b"".join(map(line, numbers)))
-        wait_until(lambda: len(self.joined()) >= self._pairs, f"{pairs} pairs more joined: {self.told()}")
-        wait_until(lambda: self._fated() >= self._pairs, "the dispatcher knows of them")
+        wait_until(
+            lambda: len(self.joined()) >= self._pairs, what=f"{pairs} pairs more joined: {self.told()}"
+        )
+        wait_until(lambda: self._fated() >= self._pairs, what="the dispatcher knows of them")
 
     def _fated(self) -> int:
         fates: dict[str, int] = self.status("dispatcher")["fates"]
@@ -201,7 +196,7 @@ class Site:
             log = self.log(role).read_text()
             assert "Traceback" not in log and "Error in service handler" not in log, log[-3000:]
             wait_until(lambda role=role: self.size(role).descriptors <= before[role].descriptors + 8,  # type: ignore[misc]
-                       f"descriptors of {role} closed: {before[role]}, {self.size(role)}")  # fmt: skip
+                       what=f"descriptors of {role} closed: {before[role]}, {self.size(role)}")  # fmt: skip
             size = self.size(role)
             assert size.memory <= before[role].memory + GROWTH_BYTES_MAX, (role, before[role], size)
             assert size.threads <= before[role].threads + POOLS[role], (role, before[role], size)

@@ -12,8 +12,9 @@ import pytest
 from photon.core.errors import UnavailableError
 from photon.rpc.network import LOOPBACK
 from photon.rpc.servers import CONNECTIONS_MAX, ask_status
-from tests.fuzz.site import ROLES, STUBS, Site, wait_until
+from tests.fuzz.site import ROLES, STUBS, Site
 from tests.fuzz.strangers import crowd, flood, half_a_call, hello, say, sayings
+from tests.waiting import wait_until
 
 SEED = int(os.environ.get("PHOTON_FUZZ_SEED", "1"))
 EXAMPLES = int(os.environ.get("PHOTON_FUZZ_EXAMPLES", "20"))
@@ -36,8 +37,8 @@ def test_a_replica_with_another_secret_or_of_another_release_is_told_of_in_the_l
         say(plain.ports["raft"], hello(version=1))
         return "it speaks version 1 of the protocol" in plain.log("registry").read_text()
 
-    wait_until(secret_told, "the wrong secret")
-    wait_until(release_told, "the old release")
+    wait_until(secret_told, what="the wrong secret")
+    wait_until(release_told, what="the old release")
 
 
 def test_every_port_survives_whatever_it_is_told(site: Site) -> None:

@@ -5,8 +5,7 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from tests.ports import free_ports
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 NODES = ("r0", "r1", "r2")
@@ -129,10 +129,3 @@ class Cluster:
 
         wait_until(look)
         return found[0]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)

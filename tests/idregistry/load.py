@@ -11,8 +11,9 @@ from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
 from photon.core.fates import Committed
 from photon.core.ids import Token
-from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import event_id
+from tests.waiting import wait_until
 
 BATCH = 200
 

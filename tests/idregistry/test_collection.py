@@ -9,9 +9,10 @@ from idregistry.client import RegistryClient
 from idregistry.rules.packing import BUCKET_US
 from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
-from tests.idregistry.cluster import NODES, Cluster, wait_until
+from tests.idregistry.cluster import NODES, Cluster
 from tests.idregistry.kit import EXPIRED, WON, event_ids, same_times, token
 from tests.idregistry.load import Load
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -15,9 +15,10 @@ from photon.core.ids import Token
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK
-from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import FENCED, event_ids, same_times
 from tests.idregistry.test_service import Node
+from tests.waiting import wait_until
 
 SHARDS = 4
 ROUNDS = 60

@@ -10,7 +10,8 @@ import pytest
 from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
-from tests.idregistry.cluster import NODES, Cluster, wait_until
+from tests.idregistry.cluster import NODES, Cluster
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -11,9 +11,10 @@ from photon.core.columns import split_ids
 from photon.core.errors import FencedError
 from photon.core.fates import Registered, Released
 from photon.core.ids import Token
-from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import FENCED, NOW_US, WON, event_ids, same_times
 from tests.idregistry.load import Load, held
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -22,8 +22,9 @@ from photon.core.settings import Registry
 from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits
-from tests.idregistry.cluster import NODES, Cluster, wait_until
+from tests.idregistry.cluster import NODES, Cluster
 from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
+from tests.waiting import wait_until
 
 ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from photon.core.errors import UsageError
-from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.cluster import Cluster
 from tests.idregistry.load import Load, assert_sound
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

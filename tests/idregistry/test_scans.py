@@ -28,7 +28,6 @@ from photon.rpc.idregistry_pb2_grpc import (
     add_IdRegistryServicer_to_server,
 )
 from photon.rpc.network import LOOPBACK
-from tests.idregistry.cluster import wait_until
 from tests.idregistry.kit import (
     NOW_US,
     commit_command,
@@ -40,6 +39,7 @@ from tests.idregistry.kit import (
     token,
 )
 from tests.idregistry.test_service import Ensemble, Node
+from tests.waiting import wait_until
 
 ENDLESS = Scanned(
     bytes(16 * SCAN_IDS_MAX),
@@ -142,7 +142,7 @@ def test_clients_that_stall_give_their_slots_back_at_their_deadlines(
         except grpc.RpcError:
             return False
 
-    wait_until(all_are_free, timeout_s=8.0)
+    wait_until(all_are_free, seconds=8.0)
 
 
 def test_a_scan_of_a_replica_that_hangs_ends_in_time(hung: str) -> None:

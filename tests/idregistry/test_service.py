@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +31,7 @@ from photon.rpc.network import LOOPBACK
 from photon.rpc.servers import Server
 from tests.idregistry.fake_log import FakeLog, Turner
 from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times, token
+from tests.waiting import wait_until
 
 ABSENT, PRESENT, _, PENDING = bytes(Registered)
 
@@ -126,13 +127,6 @@ def ensemble() -> Iterator[Ensemble]:
         client.close()
     for node in made.nodes:
         node.stop()
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 5.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.005)
 
 
 def test_the_client_finds_the_leader_though_it_asks_another_first(ensemble: Ensemble) -> None:

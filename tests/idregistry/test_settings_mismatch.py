@@ -21,7 +21,8 @@ from photon.rpc.network import LOOPBACK
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import NOW_US
 from tests.idregistry.test_directory import Directory
-from tests.idregistry.test_service import Node, wait_until
+from tests.idregistry.test_service import Node
+from tests.waiting import wait_until
 
 OURS, OTHERS = b"a" * 16, b"b" * 16
 

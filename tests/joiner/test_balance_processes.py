@@ -16,19 +16,13 @@ from joiner.server import SERVICE_NAME
 from photon.core.errors import UnavailableError
 from photon.rpc.network import LOOPBACK
 from tests.joiner.fakes import IDENTITY, batch_of
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ["one", "two", "three"]
 LEASE_S = 1.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def wait_until(true, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Joiner:

@@ -20,6 +20,7 @@ from tests.joiner.fakes import (
     output_lines,
     settings,
 )
+from tests.waiting import wait_until
 
 HOUR_S = 3600
 
@@ -91,7 +92,6 @@ def test_an_idle_file_is_closed_and_listed_when_it_is_old(make, east, clock, tmp
 
 def test_the_thread_closes_an_idle_file_by_itself(make, east):
     from photon.core.clock import SystemClock
-    from tests.joiner.test_pipeline import wait_until
 
     worker = make(output_file_s=0.01, clock=SystemClock())
     worker.start()

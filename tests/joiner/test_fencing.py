@@ -23,6 +23,7 @@ from tests.joiner.fakes import (
     packed_id,
     settings,
 )
+from tests.waiting import wait_until
 
 LONG = 100.0
 RETRY = "RETRY_UNAVAILABLE"
@@ -49,13 +50,6 @@ def make(tmp_path, registry, store, clock, fatal):
 
 def fates(answer):
     return [Joined(outcome).name for outcome in answer.outcomes]
-
-
-def wait_until(true, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def end_all(worker):

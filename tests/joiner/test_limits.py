@@ -17,7 +17,7 @@ from tests.joiner.fakes import (
     output_lines,
     settings,
 )
-from tests.joiner.test_pipeline import wait_until
+from tests.waiting import wait_until
 
 
 class SlowRegistry(FakeRegistry):

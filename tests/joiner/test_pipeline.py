@@ -3,7 +3,6 @@
 import errno
 import os
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -31,6 +30,7 @@ from tests.joiner.fakes import (
     packed_id,
     settings,
 )
+from tests.waiting import wait_until
 
 DAY_US = 86_400_000_000
 
@@ -51,13 +51,6 @@ def make(tmp_path, registry, store):
 
 def fates(answer):
     return [Joined(outcome).name for outcome in answer.outcomes]
-
-
-def wait_until(true, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_joined_events_are_in_the_log_when_they_are_told(make, tmp_path):

@@ -18,8 +18,9 @@ from photon.core.errors import FencedError, OverloadedError, UnavailableError
 from photon.core.fates import Joined, Released
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings
-from tests.idregistry.cluster import Cluster, wait_until
+from tests.idregistry.cluster import Cluster
 from tests.joiner.fakes import IDENTITY
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 

@@ -13,6 +13,7 @@ from photon.core.fates import Joined
 from tests.joiner.fakes import batch_of, lines_of, make_worker, output_lines, settings
 from tests.joiner.shared_registry import SKEW_S, SharedRegistry
 from tests.joiner.stopped_child import AFTER, BEFORE, NAMES
+from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 LEASE_S = 0.5
@@ -47,13 +48,6 @@ def state_of(child):
     stat = Path(f"/proc/{child.pid}/stat").read_text()
     assert stat.rpartition(") ")[2][0] != "Z", f"the joiner ended with status {child.wait()}"
     return stat.rpartition(") ")[2][0]
-
-
-def wait_until(true, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def go_on(child):

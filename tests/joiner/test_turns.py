@@ -15,15 +15,9 @@ from photon.rpc import joiner_pb2, joiner_pb2_grpc
 from photon.rpc.network import LOOPBACK, NamedChannel, Network
 from photon.rpc.servers import Server
 from tests.joiner.fakes import batch_of
+from tests.waiting import wait_until
 
 NOWHERE = "127.0.0.1:1"
-
-
-def wait_until(true):
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Joiner(joiner_pb2_grpc.JoinerServicer):

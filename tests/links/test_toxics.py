@@ -11,6 +11,7 @@ import pytest
 from photon.core.settings import Settings
 from photon.dev.plan import plan_dev
 from tests.faults.kit.toxics import Proxies, links_between
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.links
 
@@ -110,13 +111,6 @@ def silent(connection, seconds=0.5):
         return True
     finally:
         connection.settimeout(WAIT_S)
-
-
-def wait_until(what):
-    deadline = time.monotonic() + WAIT_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def ended(connection):

@@ -23,7 +23,8 @@ from photon.raft.port import (
     Unknown,
 )
 from tests.ports import free_ports
-from tests.raft.kit import Register, command, wait_until
+from tests.raft.kit import Register, command
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 

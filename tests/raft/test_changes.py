@@ -10,7 +10,8 @@ import pytest
 from photon.core.errors import UsageError
 from photon.raft.port import ChangeKind, Members, RaftLimits
 from tests.raft.cluster import Cluster, MakeCluster
-from tests.raft.kit import command, wait_until
+from tests.raft.kit import command
+from tests.waiting import wait_until
 
 ADD, PROMOTE, REMOVE = ChangeKind.ADD_LEARNER, ChangeKind.PROMOTE, ChangeKind.REMOVE
 

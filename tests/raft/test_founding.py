@@ -9,8 +9,9 @@ import pytest
 from photon.raft.membership import TOLD_AFTER_S, Founding, everybody_met, still_to_meet
 from photon.raft.port import Applied, Members
 from tests.raft.cluster import Cluster
-from tests.raft.kit import Lone, Make, VirtualClock, wait_until
+from tests.raft.kit import Lone, Make, VirtualClock
 from tests.simulation.proxy import Proxy
+from tests.waiting import wait_until
 
 # Many elections would have been held in so long.
 LONG_S = 1.2

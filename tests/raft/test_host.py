@@ -16,7 +16,8 @@ from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, Refused
 from tests.ports import free_ports
 from tests.raft.cluster import Cluster, MakeCluster
-from tests.raft.kit import Register, command, wait_until
+from tests.raft.kit import Register, command
+from tests.waiting import wait_until
 
 
 def test_a_killed_and_restarted_leader_loses_nothing_and_no_id_is_won_twice(cluster: Cluster) -> None:

@@ -10,7 +10,8 @@ from photon.raft.port import ChangeKind, RaftLimits
 from photon.raft.rules.codec import SnapshotPiece
 from photon.raft.snapshot import SnapshotId, StateMachineError, write_snapshot
 from tests.raft.cluster import Cluster
-from tests.raft.kit import Lone, Register, command, head, wait_until
+from tests.raft.kit import Lone, Register, command, head
+from tests.waiting import wait_until
 
 
 class PreparedRegister(Register):

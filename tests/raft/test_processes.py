@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
-from tests.raft.kit import wait_until
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon.rpc.network import RENEW_S, NamedChannel, is_name
 from photon.rpc.servers import Server
+from tests.waiting import wait_until
 
 NOWHERE = "127.0.0.1:1"
 CHECK = health_pb2.HealthCheckRequest()
@@ -255,10 +256,3 @@ def test_calls_of_many_threads_end_in_nothing_but_errors_of_grpc(server):
     assert opened.count > 4
     assert not wrong
     opened.channel.close()
-
-
-def wait_until(true):
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

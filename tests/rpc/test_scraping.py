@@ -19,6 +19,7 @@ from photon.rpc.metrics import CONNECTIONS_MAX, ScrapeServer, serve_metrics
 from photon.rpc.network import Network
 from photon.rpc.tls import Tls, load_tls
 from tests.certificates import Authority
+from tests.waiting import wait_until
 
 Start = Callable[..., ScrapeServer]
 
@@ -60,13 +61,6 @@ def scrape(server: ScrapeServer, context: ssl.SSLContext | None = None) -> bytes
     with urllib.request.urlopen(url, timeout=60, context=context) as response:
         body: bytes = response.read()
     return body
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
 
 
 def closed(stranger: socket.socket) -> bool:

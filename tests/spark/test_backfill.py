@@ -18,8 +18,8 @@ from photon.core.settings import parse_settings
 from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
 from tests.app.kit import joined_pairs, read_lines, write_lines
-from tests.idregistry.cluster import wait_until
 from tests.spark.real_registry import RealRegistry
+from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.spark

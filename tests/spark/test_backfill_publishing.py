@@ -14,8 +14,8 @@ from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
-from tests.idregistry.cluster import wait_until
 from tests.spark.real_registry import RealRegistry
+from tests.waiting import wait_until
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")

@@ -6,7 +6,8 @@ import pytest
 
 from photon.cluster.topology import Pipeline, Topology, write_topology
 from tests.app.kit import photon
-from tests.app.recovering import Run, wait_until
+from tests.app.recovering import Run
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
