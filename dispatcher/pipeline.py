@@ -1,6 +1,6 @@
 """The rules of one batch (paper 3.2): what an answer of registry or joiner makes of an event. Pure.
 
-A batch's verdicts are a byte an event: a core.fates.Joined, or one of the dispatcher's own.
+A batch's verdicts are a byte an event: a core.fates.Joined or a core.fates.Verdict.
 """
 
 import dataclasses
@@ -15,38 +15,22 @@ from dispatcher.backoff import Backoff, Backoffs
 from dispatcher.batches import Resolved
 from dispatcher.events import Events, Rows
 from photon.core.errors import UnavailableError
-from photon.core.fates import Fate, Joined, Registered
+from photon.core.fates import (
+    FATE_OF_VERDICT,
+    LETTER_REASONS,
+    LETTERS,
+    RETRIED,
+    VERDICT_OF_REGISTERED,
+    Fate,
+    Joined,
+    Registered,
+)
 from photon.core.histogram import count_latencies, no_latencies
 from photon.logs.writer import DeadLetter
 
 Verdicts = npt.NDArray[np.uint8]
 
-REGISTERED: Final = 100
-"""The registry had the event before it was sent."""
-TOO_OLD: Final = 101
-"""The registry no longer remembers events of its time."""
-UNDER_WAY: Final = 102
-"""No verdict yet: a joiner is registering it."""
-SEND: Final = 255
-"""No verdict yet."""
-
 _VERDICTS: Final = 256
-_FATES: Final = {
-    Joined.JOINED: Fate.JOINED,
-    Joined.DUPLICATE: Fate.DUPLICATE,
-    REGISTERED: Fate.DUPLICATE,
-    Joined.FILTERED: Fate.FILTERED,
-    Joined.EXPIRED: Fate.EXPIRED,
-    TOO_OLD: Fate.EXPIRED,
-    Joined.UNJOINABLE: Fate.UNJOINABLE,
-}
-_LETTERS: Final = {
-    Joined.FILTERED: "the adapter skipped it",
-    Joined.EXPIRED: "older than the registry remembers: a duplicate could not be told",
-    TOO_OLD: "older than the registry remembers: a duplicate could not be told",
-    Joined.UNJOINABLE: "its primary event was not found",
-}
-_RETRIES: Final = (Joined.RETRY_ABSENT, Joined.RETRY_UNAVAILABLE)
 
 
 def judge_lookup(registered: bytes, count: int) -> Verdicts:
@@ -60,11 +44,7 @@ def judge_lookup(registered: bytes, count: int) -> Verdicts:
             f"the registry's answer to a lookup of {count} ids is not understood; "
             "run the same version everywhere"
         )
-    verdicts = np.full(count, SEND, np.uint8)
-    verdicts[column == Registered.PRESENT] = REGISTERED
-    verdicts[column == Registered.EXPIRED] = TOO_OLD
-    verdicts[column == Registered.PENDING] = UNDER_WAY
-    return verdicts
+    return np.frombuffer(bytearray(registered.translate(VERDICT_OF_REGISTERED)), np.uint8)
 
 
 def judge_join(outcomes: bytes, count: int) -> Verdicts:
@@ -94,7 +74,7 @@ def resolve(
     """
     counts = np.bincount(verdicts, minlength=_VERDICTS).tolist()
     fates: dict[Fate, int] = {}
-    for verdict, fate in _FATES.items():
+    for verdict, fate in FATE_OF_VERDICT.items():
         if counts[verdict]:
             fates[fate] = fates.get(fate, 0) + counts[verdict]
     latencies = no_latencies()
@@ -109,14 +89,13 @@ def resolve(
 def _letters(
     events: Events, verdicts: Verdicts, counts: list[int], reasons: Mapping[int, str]
 ) -> list[DeadLetter]:
-    if not any(counts[verdict] for verdict in _LETTERS):
-        return []
+    dead = [verdict for verdict, fate in FATE_OF_VERDICT.items() if fate in LETTERS and counts[verdict]]
     letters = []
-    for row in np.flatnonzero(np.isin(verdicts, list(_LETTERS))).tolist():
-        verdict = int(verdicts[row])
-        reason = reasons.get(row) or _LETTERS[verdict]
+    for row in np.flatnonzero(np.isin(verdicts, dead)).tolist() if dead else ():
+        fate = FATE_OF_VERDICT[int(verdicts[row])]
+        reason = reasons.get(row) or LETTER_REASONS[fate]
         offset = int(events.offsets[row])
-        letters.append(DeadLetter(_FATES[verdict], reason, events.lines[row], events.name(row), offset))
+        letters.append(DeadLetter(fate, reason, events.lines[row], events.name(row), offset))
     return letters
 
 
@@ -129,9 +108,9 @@ def _retries(
     rng: random.Random,
     due_us: npt.NDArray[np.int64] | None,
 ) -> tuple[Events | None, npt.NDArray[np.int64]]:
-    if not any(counts[verdict] for verdict in _RETRIES):
+    if not any(counts[verdict] for verdict in RETRIED):
         return None, np.empty(0, np.int64)
-    rows: Rows = np.flatnonzero(np.isin(verdicts, _RETRIES))
+    rows: Rows = np.flatnonzero(np.isin(verdicts, RETRIED))
     kept = events.take(rows)
     absent = verdicts[rows] == Joined.RETRY_ABSENT
     now_us = at_us[rows]

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from dispatcher.backoff import Backoff
 from dispatcher.events import Events, Rows
 from dispatcher.lookup_share import LookupShare
-from dispatcher.pipeline import REGISTERED, SEND, UNDER_WAY, Verdicts, judge_join, judge_lookup
+from dispatcher.pipeline import Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
 from dispatcher.window import Gate
 from joiner.client import ForeignColumns
 from photon.core.clock import Clock
 from photon.core.columns import join_lines
 from photon.core.errors import OverloadedError, UnavailableError
-from photon.core.fates import Joined
+from photon.core.fates import Joined, Verdict
 
 HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
 CUT_AFTER_FAILURES: Final = 4  # while it was on its way: a joiner may have died of another batch
@@ -76,13 +76,13 @@ class Sender:
         if verdicts is None:
             return None
         answer = Answer(verdicts, np.full(len(events), self._clock.now_us()))
-        sent = self._send_rows(answer, events, np.flatnonzero(verdicts == SEND))
+        sent = self._send_rows(answer, events, np.flatnonzero(verdicts == Verdict.SEND))
         if not (sent and self._see_what_comes(answer, events)):
-            unsent = answer.verdicts == SEND
+            unsent = answer.verdicts == Verdict.SEND
             if unsent.all():
                 return None
             # Tried at the next start. What is known of the others, and of later batches, is to be recorded.
-            answer.verdicts[unsent | (answer.verdicts == UNDER_WAY)] = Joined.RETRY_UNAVAILABLE
+            answer.verdicts[unsent | (answer.verdicts == Verdict.UNDER_WAY)] = Joined.RETRY_UNAVAILABLE
         return answer
 
     def _see_what_comes(self, answer: Answer, events: Events) -> bool:
@@ -90,7 +90,7 @@ class Sender:
         False: stopped."""
         until = self._clock.monotonic() + UNDER_WAY_S
         tries = 0
-        while len(rows := np.flatnonzero(answer.verdicts == UNDER_WAY)):
+        while len(rows := np.flatnonzero(answer.verdicts == Verdict.UNDER_WAY)):
             tries += 1
             if self._wait(UNDER_WAY_BACKOFF.delay_us(tries, self._rng) / 1e6):
                 return False
@@ -98,10 +98,10 @@ class Sender:
             if verdicts is None:
                 return False
             if self._clock.monotonic() >= until:
-                verdicts[verdicts == UNDER_WAY] = SEND
+                verdicts[verdicts == Verdict.UNDER_WAY] = Verdict.SEND
             answer.verdicts[rows] = verdicts
             answer.at_us[rows] = self._clock.now_us()
-            if not self._send_rows(answer, events, rows[verdicts == SEND]):
+            if not self._send_rows(answer, events, rows[verdicts == Verdict.SEND]):
                 return False
         return True
 
@@ -143,10 +143,10 @@ class Sender:
     def _look_up(self, events: Events) -> Verdicts | None:
         """Where that pays; all are to be sent where it does not. None: stopped."""
         if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._share.pays():
-            return np.full(len(events), SEND, np.uint8)
+            return np.full(len(events), Verdict.SEND, np.uint8)
         verdicts = self._ask(events)
         if verdicts is not None:
-            self._share.observe(int(np.count_nonzero(verdicts != SEND)), len(events))
+            self._share.observe(int(np.count_nonzero(verdicts != Verdict.SEND)), len(events))
         return verdicts
 
     def _ask(self, events: Events) -> Verdicts | None:
@@ -161,15 +161,15 @@ class Sender:
             except UnavailableError as error:
                 self._notice(f"registry: {error}; events are sent without looking them up")
                 self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S
-        return np.full(len(events), SEND, np.uint8)
+        return np.full(len(events), Verdict.SEND, np.uint8)
 
     def _doubted(self, events: Events, verdicts: Verdicts) -> Verdicts:
         """What recovery released a lagging replica may still have: only a joiner's commit can tell."""
         recovered = {name for name in {*events.names} if self._is_recovered(name)}
         if recovered:
-            known = np.flatnonzero(verdicts == REGISTERED).tolist()
+            known = np.flatnonzero(verdicts == Verdict.REGISTERED).tolist()
             rows = [row for row in known if events.name(row) in recovered]
-            verdicts[rows] = SEND
+            verdicts[rows] = Verdict.SEND
         return verdicts
 
     def _join(self, answer: Answer, rows: Rows, part: Events) -> None:

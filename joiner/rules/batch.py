@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from photon.core.columns import count_lines, join_lines, split_ids, split_lines
 from photon.core.errors import UsageError
-from photon.core.fates import Committed, Found, Joined
+from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, Found, Joined
 from photon.core.ids import ID_BYTES
 
 _WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "first_seen": 8}
@@ -63,17 +63,6 @@ class JoinOutcomes:
 Rows = npt.NDArray[np.intp]
 Outcomes = npt.NDArray[np.uint8]
 
-# An id that is FENCED is nobody's yet: the dispatcher keeps its event, for another joiner or another life.
-_JOINED_AS: Final = bytearray([Joined.RETRY_UNAVAILABLE]) * 256
-_JOINED_AS[Committed.WON] = Joined.JOINED
-_JOINED_AS[Committed.DUPLICATE] = Joined.DUPLICATE
-_JOINED_AS[Committed.EXPIRED] = Joined.EXPIRED
-
-_RETRIED_AS: Final = np.full(256, Joined.RETRY_UNAVAILABLE, np.uint8)
-_RETRIED_AS[Found.FOUND] = Joined.JOINED
-_RETRIED_AS[Found.ABSENT] = Joined.RETRY_ABSENT
-_RETRIED_AS[Found.BEHIND] = Joined.RETRY_ABSENT
-
 EXPIRED_REASON: Final = "older than the IdRegistry remembers"
 
 
@@ -92,7 +81,7 @@ def outcomes_of_lookup(
 ) -> tuple[Outcomes, dict[int, str]]:
     """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable."""
     answers = np.frombuffer(found, np.uint8)
-    outcomes: Outcomes = _RETRIED_AS[answers]
+    outcomes = np.frombuffer(bytearray(found.translate(JOINED_OF_FOUND)), np.uint8)
     tries = np.frombuffer(batch.tries, "<u4")
     age_us = now_us - np.frombuffer(batch.first_seen, "<i8")
     given_up = answers == Found.ABSENT
@@ -120,7 +109,7 @@ def repeated_rows(ids: bytes) -> dict[int, int]:
 
 def outcomes_of_commit(committed: bytes) -> bytes:
     """1 x N core.fates.Committed -> 1 x N core.fates.Joined."""
-    return committed.translate(_JOINED_AS)
+    return committed.translate(JOINED_OF_COMMITTED)
 
 
 def outcome_of_repeat(original: int) -> int:

@@ -10,10 +10,10 @@ from typing import Any, Final
 import click
 
 from photon.core.errors import UsageError
-from photon.core.fates import Fate
+from photon.core.fates import LETTERS, Fate
 
 _ROWS_SHOWN: Final = 50
-_FATES: Final = [fate.value for fate in Fate if fate not in (Fate.JOINED, Fate.DUPLICATE, Fate.PENDING)]
+_FATES: Final = [fate.value for fate in Fate if fate in LETTERS]
 
 
 def _which(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,10 +21,10 @@ import msgspec
 
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
 from photon.core.errors import LockedError, StorageError
-from photon.core.fates import Fate
+from photon.core.fates import LETTER_REASONS, Fate
 from photon.core.fields import parse_path
 
-REPLAYED: Final = (Fate.UNJOINABLE, Fate.FILTERED, Fate.EXPIRED)
+REPLAYED: Final = tuple(LETTER_REASONS)
 """Fates that another try may change. A malformed line is replayed where it is asked for."""
 INDEX_FILE: Final = "replayed.index"
 REASONS_MAX: Final = 10_000

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from photon.core.fates import Fate
+from photon.core.fates import LETTERS, Fate
 
 
 def furthest(dispatchers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -41,10 +41,7 @@ def merge_fates(dispatchers: Iterable[Mapping[str, Any]], joined: int) -> dict[s
     if not ledgers:
         return {"foreign_events": 0, **{fate.value: 0 for fate in Fate}}
     events = max(int(ledger["foreign_events"]) for ledger in ledgers)
-    rest = {
-        fate: min(_fate(ledger, fate) for ledger in ledgers)
-        for fate in (Fate.UNJOINABLE, Fate.FILTERED, Fate.EXPIRED, Fate.MALFORMED)
-    }
+    rest = {fate: min(_fate(ledger, fate) for ledger in ledgers) for fate in LETTERS}
     told = max(_fate(ledger, Fate.JOINED) + _fate(ledger, Fate.DUPLICATE) for ledger in ledgers)
     registered = max(told, joined)  # a line may be out before the ledger says so
     # Stopped datacenters may have read different parts, a new ledger not yet what is joined.

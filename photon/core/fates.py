@@ -1,6 +1,17 @@
-"""Every foreign event has one fate (design invariant 3); the wire's outcome columns, a byte an event."""
+"""Every foreign event has one fate (design invariant 3).
 
+Each RPC answers with an outcome column, a byte an event, in a vocabulary of its own. This module holds the
+vocabularies and the tables from one to the next, in the order in which an event meets them:
+
+    Registered (lookup) -> Verdict        Found (event store) -> Joined        Committed (commit) -> Joined
+    Joined (joiner's answer) is a Verdict                                      Verdict -> Fate, or a retry
+
+A new fate is a line in `Fate`, one in the outcome that tells of it, and one in the tables below. Pure.
+"""
+
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum
+from typing import Final
 
 
 class Fate(StrEnum):
@@ -76,3 +87,76 @@ class Joined(IntEnum):
     """The primary event is not there yet."""
     RETRY_UNAVAILABLE = 6
     """A server on the way could not answer; the outcome is unknown or nothing was done."""
+
+
+class Verdict(IntEnum):
+    """What a dispatcher knows of an event beside the Joined outcomes, which are verdicts too."""
+
+    REGISTERED = 100
+    """The registry had the event before it was sent."""
+    TOO_OLD = 101
+    """The registry no longer remembers events of its time."""
+    UNDER_WAY = 102
+    """No verdict yet: a joiner is registering it."""
+    SEND = 255
+    """No verdict yet."""
+
+
+# --- tables
+
+
+def _table(default: int, known: Mapping[int, int]) -> bytes:
+    """For bytes.translate: a whole column of outcomes in one call."""
+    table = bytearray([default]) * 256
+    for outcome, becomes in known.items():
+        table[outcome] = becomes
+    return bytes(table)
+
+
+VERDICT_OF_REGISTERED: Final = _table(
+    Verdict.SEND,
+    {
+        Registered.PRESENT: Verdict.REGISTERED,
+        Registered.EXPIRED: Verdict.TOO_OLD,
+        Registered.PENDING: Verdict.UNDER_WAY,
+    },
+)
+
+JOINED_OF_FOUND: Final = _table(
+    Joined.RETRY_UNAVAILABLE,
+    {Found.FOUND: Joined.JOINED, Found.ABSENT: Joined.RETRY_ABSENT, Found.BEHIND: Joined.RETRY_ABSENT},
+)
+"""JOINED: the primary was found, so the event goes on to the adapter."""
+
+JOINED_OF_COMMITTED: Final = _table(
+    Joined.RETRY_UNAVAILABLE,
+    {
+        Committed.WON: Joined.JOINED,
+        Committed.DUPLICATE: Joined.DUPLICATE,
+        Committed.EXPIRED: Joined.EXPIRED,
+    },
+)
+"""A FENCED id has no owner yet: the dispatcher keeps its event, for another joiner or another life."""
+
+FATE_OF_VERDICT: Final[Mapping[int, Fate]] = {
+    Joined.JOINED: Fate.JOINED,
+    Joined.DUPLICATE: Fate.DUPLICATE,
+    Verdict.REGISTERED: Fate.DUPLICATE,
+    Joined.FILTERED: Fate.FILTERED,
+    Joined.EXPIRED: Fate.EXPIRED,
+    Verdict.TOO_OLD: Fate.EXPIRED,
+    Joined.UNJOINABLE: Fate.UNJOINABLE,
+}
+"""Verdicts that end an event; all others keep it pending."""
+
+RETRIED: Final = (Joined.RETRY_ABSENT, Joined.RETRY_UNAVAILABLE)
+
+LETTER_REASONS: Final[Mapping[Fate, str]] = {
+    Fate.UNJOINABLE: "its primary event was not found",
+    Fate.FILTERED: "the adapter skipped it",
+    Fate.EXPIRED: "older than the registry remembers: a duplicate could not be told",
+}
+"""Fates that another try may change, and the reason of their dead letters where nobody gave a better one."""
+
+LETTERS: Final = (*LETTER_REASONS, Fate.MALFORMED)
+"""Fates whose events are kept as dead letters."""

@@ -11,7 +11,7 @@ from dispatcher import pipeline
 from dispatcher.backoff import AGE_JITTER, AgeBackoff, Backoff, Backoffs
 from dispatcher.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
 from photon.core.errors import UnavailableError
-from photon.core.fates import Fate, Joined, Registered
+from photon.core.fates import Fate, Joined, Registered, Verdict
 from photon.core.histogram import BUCKETS, EDGES_US, count_latencies
 from tests.dispatcher.fakes import some_events
 
@@ -120,7 +120,7 @@ def test_latencies_fall_into_the_bucket_whose_upper_edge_is_next():
 
 
 @given(
-    st.lists(st.sampled_from([*Joined, pipeline.REGISTERED, pipeline.TOO_OLD]), max_size=40),
+    st.lists(st.sampled_from([*Joined, Verdict.REGISTERED, Verdict.TOO_OLD]), max_size=40),
     st.integers(0, 3),
 )
 def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
@@ -129,7 +129,7 @@ def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
     backoffs = Backoffs(AgeBackoff(1_000, 8_000), Backoff(1_000, 8_000))
     events.first_seen[:] = 5_000
     resolved = pipeline.resolve(events, column, {}, backoffs, np.full(len(events), 10_000), random.Random(1))
-    dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, pipeline.TOO_OLD)]
+    dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, Verdict.TOO_OLD)]
     again = [row for row, v in enumerate(verdicts) if v in (5, 6)]
     assert sum(resolved.fates.values()) + len(again) == len(verdicts)
     assert resolved.fates.get(Fate.JOINED, 0) == verdicts.count(Joined.JOINED) == resolved.latencies.sum()
@@ -178,4 +178,4 @@ def test_an_answer_that_is_not_understood_is_no_answer(answer):
 
 def test_what_the_registry_has_or_no_longer_remembers_is_not_sent():
     verdicts = pipeline.judge_lookup(bytes([Registered.ABSENT, Registered.PRESENT, Registered.EXPIRED]), 3)
-    assert verdicts.tolist() == [pipeline.SEND, pipeline.REGISTERED, pipeline.TOO_OLD]
+    assert verdicts.tolist() == [Verdict.SEND, Verdict.REGISTERED, Verdict.TOO_OLD]

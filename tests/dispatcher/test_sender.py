@@ -5,13 +5,12 @@ import threading
 
 import pytest
 
-from dispatcher.pipeline import REGISTERED, TOO_OLD
 from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Sender
 from dispatcher.window import Gate, Window
 from photon.core.clock import ManualClock
 from photon.core.columns import split_ids
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
-from photon.core.fates import Joined
+from photon.core.fates import Joined, Verdict
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
 
 
@@ -63,7 +62,7 @@ def test_only_what_the_registry_does_not_have_is_sent_and_the_columns_stay_in_st
     keys = split_ids(events.ids)
     registry.present, registry.expired = {keys[0], keys[3]}, {keys[4]}
     answer = Bench(joiner, registry).sender.send(events)
-    assert answer.verdicts.tolist() == [REGISTERED, 2, 2, REGISTERED, TOO_OLD, 2]
+    assert answer.verdicts.tolist() == [Verdict.REGISTERED, 2, 2, Verdict.REGISTERED, Verdict.TOO_OLD, 2]
     assert answer.reasons == {row: events.lines[row].decode() for row in (1, 2, 5)}
     assert joiner.batches == [3]
 
@@ -72,7 +71,7 @@ def test_a_batch_that_the_registry_has_whole_is_not_sent():
     registry, joiner = FakeRegistry(), FakeJoiner()
     events = some_events(6)
     registry.present = set(split_ids(events.ids))
-    assert set(Bench(joiner, registry).sender.send(events).verdicts) == {REGISTERED}
+    assert set(Bench(joiner, registry).sender.send(events).verdicts) == {Verdict.REGISTERED}
     assert joiner.batches == []
 
 
@@ -84,7 +83,7 @@ def test_what_another_joiner_is_registering_is_looked_up_again_and_sent_only_if_
     registry.present = {keys[1]}
     bench = Bench(joiner, registry)
     answer = bench.sender.send(events)
-    assert answer.verdicts.tolist() == [0, REGISTERED, 0, 0, 0, 0]
+    assert answer.verdicts.tolist() == [0, Verdict.REGISTERED, 0, 0, 0, 0]
     assert joiner.batches == [4, 1], "the others did not wait for it"
     assert registry.calls == 4
     assert len(bench.waits) == 3 and max(bench.waits) < UNDER_WAY_S
@@ -119,7 +118,7 @@ def test_a_stop_while_others_register_keeps_what_is_known_of_the_rest():
     keys = split_ids(events.ids)
     registry.pending, registry.present = {keys[2]: 10**9}, {keys[0]}
     answer = Bench(joiner := FakeJoiner(), registry, waits_max=2).sender.send(events)
-    assert answer.verdicts.tolist() == [REGISTERED, Joined.JOINED, Joined.RETRY_UNAVAILABLE]
+    assert answer.verdicts.tolist() == [Verdict.REGISTERED, Joined.JOINED, Joined.RETRY_UNAVAILABLE]
     assert joiner.batches == [1]
     registry.pending = dict.fromkeys(keys, 10**9)
     answer = Bench(joiner, registry, waits_max=2).sender.send(events)

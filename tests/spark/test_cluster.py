@@ -47,7 +47,7 @@ def test_executors_import_the_packages_that_the_command_sends(start):
     done = ended(start("places"))
     assert (done.returncode, done.stderr) == (0, "")
     [[core, spark]] = json.loads(done.stdout)
-    assert core.endswith("photon-packages.zip/photon/core/formats.py")
+    assert core.endswith("photon-packages.zip/photon/logs/formats.py")
     assert spark.endswith("photon-packages.zip/spark/engine/executors.py")
 
 
