@@ -73,7 +73,7 @@ class CrashingNursery(Nursery):
 
 def main(descriptor: int) -> None:
     die_with_parent(os.environ)
-    cli.__dict__["main"] = crashing.main  # which every fork asks for
+    cli.__dict__["main"] = lambda: crashing.main(sys.argv[1:])  # which every fork asks for
     with suppress(OSError):
         nursery.serve(socket.socket(fileno=descriptor))
 
