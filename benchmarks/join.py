@@ -7,15 +7,12 @@ from typing import Any, Final
 
 from benchmarks.join_live import live
 from benchmarks.join_peers import beside_peers
-from benchmarks.join_runs import MIB, Drain, Plan, drain, generated
-from benchmarks.tables import Row
+from benchmarks.join_runs import Drain, Plan, drain, generated
+from benchmarks.measuring import MIB, Row
 from photon.cluster.machine import describe_machine
 
 LIVE_QUERIES_PER_S: Final = 2_000.0
 LIVE_CLICKS_PER_S: Final = 400.0
-MEMORY_TIMES: Final = 10
-_MEMORY_SETTINGS: Final = "[eventstore]\ncache_bytes = 33554432\n"
-"""A cache that the shorter logs fill, too: what is left to see is what grows with the length."""
 
 
 def catch_up(plan: Plan) -> list[Row]:
@@ -47,7 +44,7 @@ def _median(
 
 
 def _cost(run: Drain) -> Row:
-    return {"cpu_us_per_click": run.cpu_us_per_click(), "peak_mib": run.usage.total // MIB}
+    return {"cpu_us_per_click": run.cpu_us_per_click(), "peak_mib": run.usage.peak_bytes // MIB}
 
 
 def live_latency(plan: Plan) -> list[Row]:
@@ -72,47 +69,17 @@ def fast_path(plan: Plan) -> list[Row]:
     return rows
 
 
-def memory(plan: Plan) -> list[Row]:
-    """Peaks over logs of one length and of ten, by role. Only the registry may grow: it keeps every id."""
-    rows = []
-    for times in (1, MEMORY_TIMES):
-        logs = generated(plan.directory, plan.queries // 4 * times, plan.clicks * times)
-        usage = drain(logs, plan.directory / "memory", _MEMORY_SETTINGS).usage
-        roles = {f"{role}_mib": size // MIB for role, size in sorted(usage.by_role.items())}
-        rows.append(
-            {
-                "queries": logs.queries,
-                "clicks": logs.clicks,
-                "anonymous_mib": usage.anonymous // MIB,
-                "shared_mib": usage.shared // MIB,
-                **roles,
-            }
-        )
-    return rows
-
-
-def lookups(plan: Plan) -> list[Row]:
-    """What looking up before sending saves, with two datacenters over the same logs (paper 3.2)."""
-    return _compare(
-        plan, "lookup_before_send", "[dispatcher]\nlookup_before_send = {}\n", ("true", "false"), 2
-    )
-
-
 def fsync(plan: Plan) -> list[Row]:
-    """The price of durable joined logs and intents; the registry syncs either way."""
-    return _compare(plan, "joiner.fsync", "[joiner]\nfsync = {}\n", ("true", "false"), 1)
-
-
-def _compare(plan: Plan, name: str, settings: str, values: tuple[str, ...], datacenters: int) -> list[Row]:
-    """Steady runs with each value in turn, so that a noisy neighbour meets all; medians."""
+    """The price of durable joined logs and intents; the registry syncs either way. Steady runs with and
+    without in turn, so that a noisy neighbour meets both; medians."""
     logs = generated(plan.directory, plan.steady_queries, plan.steady_clicks)
-    runs: dict[str, list[Drain]] = {value: [] for value in values}
+    runs: dict[str, list[Drain]] = {"true": [], "false": []}
     for _ in range(plan.runs):
         for value, done in runs.items():
-            done.append(drain(logs, plan.directory / "compare", settings.format(value), datacenters))
+            done.append(drain(logs, plan.directory / "compare", f"[joiner]\nfsync = {value}\n"))
     return [
         {
-            name: value,
+            "joiner.fsync": value,
             "runs": len(done),
             "seconds": round(median(run.seconds for run in done), 2),
             "cpu_us_per_click": median(run.cpu_us_per_click() for run in done),
@@ -129,8 +96,6 @@ PARTS: Final[dict[str, Callable[[Plan], list[Row]]]] = {
     "steady": steady,
     "live": live_latency,
     HALF_LOAD: lambda plan: half_load(plan, steady(plan)[0]["joined_per_s"]),
-    "memory": memory,
-    "lookups": lookups,
     "fsync": fsync,
     "fast-path": fast_path,
 }

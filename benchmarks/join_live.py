@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from benchmarks.join_runs import following, fresh
-from benchmarks.processes import BenchError, ProcessTree
+from benchmarks.measuring import BenchError, ProcessTree, percentiles
 from photon.cluster.topology import read_topology
 from photon.dev.generated_live import Fed, Feed
 from photon.dev.pairs import check_pairs
@@ -58,14 +57,17 @@ def live(
             raise BenchError(f"the feeder ended with status {feeder.returncode}")
         fed = Fed(**json.loads(said))
         reader.wait_for(fed.clicks)
-        latencies = reader.stop()
+        latencies_ms = [late_us / 1_000 for late_us in reader.stop()]
         usage = tree.stop()
     _check(out, fed)
+    if not latencies_ms:
+        raise BenchError("nothing was joined live after the warm-up")
     return {
         "queries_per_s": round(fed.queries / fed.seconds),
         "clicks_per_s": round(fed.clicks / fed.seconds),
         "joined": fed.clicks,
-        **_percentiles(latencies),
+        **percentiles(latencies_ms, (50, 90, 99)),
+        "max_ms": round(max(latencies_ms), 2),
         "feeder_late_ms": fed.late_ms,
         "cpu_cores": round(sum(usage.cpu_s.values()) / fed.seconds, 2),
         **({"fast_path": fed.fast_path} if fast_path else {}),
@@ -80,14 +82,6 @@ def _plan(
         return plan
     pipeline = read_topology(out / ".photon" / "topology.json").pipelines[0]
     return replace(plan, eventstore=pipeline.eventstores[0], joiners=list(pipeline.joiners))
-
-
-def _percentiles(latencies_us: list[int]) -> dict[str, float]:
-    if not latencies_us:
-        raise BenchError("nothing was joined live after the warm-up")
-    at = np.percentile(np.array(latencies_us), [50, 90, 99, 100]) / 1_000
-    names = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
-    return {name: round(float(value), 1) for name, value in zip(names, at, strict=True)}
 
 
 def _check(out: Path, fed: Fed) -> None:

@@ -9,21 +9,20 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from benchmarks.join_runs import MIB, Logs, Plan, drain, fresh, generated
-from benchmarks.processes import ROOT, ProcessTree
-from benchmarks.tables import Row
+from benchmarks.join_runs import Logs, Plan, drain, fresh, generated
+from benchmarks.measuring import ROOT, ProcessTree, Row
+from joiner.joined_lines import blocks_of
 from photon.core.errors import UsageError
 from photon.dev.pairs import pairs_sha256
 
 PEER_S_MAX: Final = 900.0
-_BLOCK_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +66,7 @@ def beside_peers(plan: Plan, pythons: Sequence[str], tell: Callable[[str], objec
             "engine": "Photon, fsync, 3 Raft replicas",
             "seconds": round(ours.seconds, 2),
             "clicks_per_s": round(ours.pairs / ours.seconds),
-            "cpu_s": round(sum(ours.usage.cpu_s.values()), 1),
-            "peak_mib": ours.usage.total // MIB,
+            **ours.usage.row(),
             "lost": 0,
             "repeated": 0,
             "remark": "",
@@ -129,8 +127,7 @@ def _run(name: str, python: str, logs: Logs, out: Path, root: Path = ROOT) -> Ro
         "engine": peer.what,
         "seconds": round(seconds, 2),
         "clicks_per_s": round((truth["distinct_joined_pairs"] - wrote["lost"]) / seconds),
-        "cpu_s": round(sum(usage.cpu_s.values()), 1),
-        "peak_mib": usage.total // MIB,
+        **usage.row(),
         **wrote,
     }
 
@@ -145,7 +142,7 @@ def what_it_wrote(joined: Path, truth: Mapping[str, Any]) -> Row:
     for path in sorted(joined.rglob("*.json*")):
         if path.name.startswith((".", "_")) or path.is_dir():
             continue
-        for block in _blocks(path):
+        for _, block in blocks_of(path):
             events: list[Any] = _LINE.decode_lines(block)
             lines += len(events)
             mismatched += sum(event.primary_id != event.query_id for event in events)
@@ -155,9 +152,3 @@ def what_it_wrote(joined: Path, truth: Mapping[str, Any]) -> Row:
     if not lost and pairs_sha256(pairs) != truth["joined_pairs_sha256"]:
         wrong.append("not the true pairs")
     return {"lost": lost, "repeated": lines - len(pairs), "remark": "; ".join(wrong)}
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while lines := file.readlines(_BLOCK_BYTES):
-            yield b"".join(lines)

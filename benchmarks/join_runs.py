@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from benchmarks.processes import BenchError, ProcessTree, Usage
+from benchmarks.measuring import BenchError, ProcessTree, Usage
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import read_topology
 from photon.dev.pairs import check_pairs
 
-MIB: Final = 1 << 20
 SEED: Final = 7
 START_S_MAX: Final = 60.0
 OUTPUT_SAMPLE_S: Final = 0.05
@@ -107,13 +106,12 @@ def fresh(directory: Path) -> Path:
     return directory
 
 
-def drain(logs: Logs, out: Path, settings: str = "", datacenters: int = 1) -> Drain:
+def drain(logs: Logs, out: Path, settings: str = "") -> Drain:
     """Join all of it, and check the output against the truth: BenchError. `settings`: TOML."""
     fresh(out)
-    options = ["--json", "--datacenters", str(datacenters)]
     samples: list[tuple[float, int]] = []
     began = time.monotonic()
-    with photon_join(logs.directory, out, settings, options) as process:
+    with photon_join(logs.directory, out, settings, ["--json"]) as process:
         tree = ProcessTree(process.pid)
         while process.poll() is None:
             samples.append((time.monotonic(), output_bytes(out)))
@@ -149,21 +147,24 @@ def photon_join(
 
 
 @contextmanager
-def following(logs: Path, out: Path, settings: str = "") -> Iterator[int]:
+def following(logs: Path, out: Path) -> Iterator[int]:
     """A `photon join --follow` in which every process answers; its process id. It is drained in the end."""
-    with photon_join(logs, out, settings, ["--follow", "--json"]) as process:
-        _wait_for_start(out, process)
+    with photon_join(logs, out, "", ["--follow", "--json"]) as process:
+        wait_for_start(out, process)
         yield process.pid
         process.send_signal(signal.SIGTERM)
         process.communicate()
 
 
-def _wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
+def wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
+    """BenchError if it ends before it serves, or does not serve."""
     topology = out / ".photon" / "topology.json"
     deadline = time.monotonic() + START_S_MAX
-    reader: StatusReader | None = None
     with ExitStack() as held:
-        while time.monotonic() < deadline and process.poll() is None:
+        reader: StatusReader | None = None
+        while time.monotonic() < deadline:
+            if process.poll() is not None:
+                raise BenchError(f"photon join ended with status {process.returncode} before it had started")
             if reader is None and topology.exists():
                 reader = held.enter_context(closing(StatusReader(read_topology(topology))))
             if reader is not None:
@@ -171,8 +172,6 @@ def _wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
                 if not reader.silent() and reader.registry_has_quorum():
                     return
             time.sleep(0.1)
-    if process.poll() is not None:
-        raise BenchError(f"photon join ended with status {process.returncode} before it had started")
     raise BenchError(f"the system did not start within {START_S_MAX:.0f} s; see {out / '.photon' / 'logs'}")
 
 

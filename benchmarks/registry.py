@@ -10,28 +10,26 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Self
 
 import psutil
 
-from benchmarks.etcd import HOW_TO_GET, EtcdCluster, version
-from benchmarks.processes import BenchError, percentiles
+from benchmarks.etcd import HOW_TO_GET, EtcdCaller, EtcdCluster, version
+from benchmarks.measuring import BenchError, percentiles
 from benchmarks.registry_cluster import Cluster, has_toxiproxy
-from benchmarks.registry_load import Clients, Measured, measure
+from benchmarks.registry_load import Clients, Measurable, Measured, measure, registry_clients
 from photon.cluster.machine import describe_machine
 
 QUICK_S: Final = 0.7
 TARGET_IDS_PER_S: Final = 200_000
 # (ids a request, requests in flight)
-_COMMITS: Final = ((1, 1), (1, 16), (100, 16), (1_000, 1), (1_000, 4), (1_000, 8), (1_000, 16), (4_000, 8))
+_COMMITS: Final = ((1, 1), (1, 16), (1_000, 1), (1_000, 16), (4_000, 8))
 _COMMITS_QUICK: Final = ((1, 1), (1_000, 16))
-_LOOKUPS: Final = ((1_000, 4), (1_000, 16), (4_000, 8))
+_LOOKUPS: Final = ((1_000, 16), (4_000, 8))
 _LOOKUPS_QUICK: Final = ((1_000, 16),)
-_SMALL: Final = (1, 10)
-_CLIENTS: Final = (1, 2, 4, 8, 16, 32, 64)
-_CLIENTS_QUICK: Final = (1, 32)
 _IDLE_CALLS_PER_S: Final = 25.0
 _SYNCS: Final = 200
 _SYNC_BYTES: Final = 65_536
@@ -75,7 +73,10 @@ class Plan:
 @contextmanager
 def system(plan: Plan, clients: int = 2, **options: Any) -> Iterator[tuple[Cluster, Clients]]:
     """A cluster and client processes on it."""
-    with Cluster(plan.directory, **options) as cluster, Clients(cluster.addresses, clients) as calling:
+    with (
+        Cluster(plan.directory, **options) as cluster,
+        registry_clients(cluster.addresses, clients) as calling,
+    ):
         yield cluster, calling
 
 
@@ -128,60 +129,44 @@ def _grown(measured: Measured, ids: int, in_flight: int) -> Figures:
 def beside_etcd(plan: Plan) -> Figures:
     """Ids created a second beside etcd, at the same ids a transaction and in flight.
 
-    Each round measures all, each on a fresh cluster, alone; their medians are compared.
+    Each round measures both, each on a fresh cluster, alone; their medians are compared.
     """
     told = version(plan.etcd)
     if told is None:
         return {"skipped": HOW_TO_GET}
 
-    def etcd(form: str) -> Figures:
-        with EtcdCluster(plan.etcd, plan.directory, 4 * ETCD_IDS) as cluster:
-            seen, cores = cluster.measure(form, ETCD_IDS, ETCD_IN_FLIGHT, plan.seconds)
-        return {"ids_per_s": round(seen.ids / plan.seconds), **percentiles(seen.latencies_ms), "cores": cores}
+    def taken(cluster: Measurable, clients: Clients) -> Figures:
+        found = measure(cluster, clients, plan.seconds, ids=ETCD_IDS, in_flight=ETCD_IN_FLIGHT)
+        if found.seen.failures:
+            raise BenchError(f"commits failed: {found.seen.failures}")
+        cores = sum(busy for who, busy in found.cores.items() if who != "clients")
+        return {"ids_per_s": found.ids_per_s, **percentiles(found.seen.latencies_ms), "cores": cores}
+
+    def etcd() -> Figures:
+        with (
+            EtcdCluster(plan.etcd, plan.directory, 4 * ETCD_IDS) as cluster,
+            Clients([partial(EtcdCaller, cluster.leader(), ETCD_IDS, plan.seconds)]) as clients,
+        ):
+            return taken(cluster, clients)
 
     def ours() -> Figures:
         with system(plan) as (cluster, clients):
-            found = measure(cluster, clients, plan.seconds, ids=ETCD_IDS, in_flight=ETCD_IN_FLIGHT)
-        if found.seen.failures:
-            raise BenchError(f"commits failed: {found.seen.failures}")
-        return {**found.row(), "cores": found.cores["leader"] + found.cores["followers"]}
+            return taken(cluster, clients)
 
-    measures: dict[str, Callable[[], Figures]] = {
-        "etcd nested": lambda: etcd("nested"),
-        "etcd flat": lambda: etcd("flat"),
-        "photon gRPC": ours,
-    }
-    if plan.quick:
-        del measures["etcd flat"]
-    rounds = [
-        {name: take() for name, take in measures.items()} for _ in range(1 if plan.quick else plan.rounds)
-    ]
-    median = {name: statistics.median(one[name]["ids_per_s"] for one in rounds) for name in measures}
-    rows = [
-        {
-            "who": name,
-            "ids_per_s": round(median[name]),
-            "lowest": min(one[name]["ids_per_s"] for one in rounds),
-            "highest": max(one[name]["ids_per_s"] for one in rounds),
-            **{
-                key: round(statistics.median(one[name][key] for one in rounds), 2)
-                for key in ("p50_ms", "p99_ms", "cores")
-            },
-            **{
-                f"times_{other.replace(' ', '_')}": round(median[name] / median[other], 1)
-                for other in measures
-                if other.startswith("etcd")
-            },
-        }
-        for name in measures
-    ]
+    rounds = [{"etcd": etcd(), "photon": ours()} for _ in range(1 if plan.quick else plan.rounds)]
+    rows = []
+    for who in rounds[0]:
+        ids = [one[who]["ids_per_s"] for one in rounds]
+        medians = {key: statistics.median(one[who][key] for one in rounds) for key in rounds[0][who]}
+        rounded = {key: round(value, 2) for key, value in medians.items()}
+        rows.append({"who": who, **rounded, "lowest": min(ids), "highest": max(ids)})
     return {
         "etcd": told,
         "ids_a_transaction": ETCD_IDS,
         "in_flight": ETCD_IN_FLIGHT,
         "rounds": len(rounds),
         "etcd_rows": rows,
-        "ratios": {"photon gRPC": round(median["photon gRPC"] / median["etcd nested"], 1)},
+        "times_etcd": round(rows[1]["ids_per_s"] / rows[0]["ids_per_s"], 1),
     }
 
 
@@ -255,23 +240,11 @@ def silence_s(successes: list[float], killed_at: float, end: float) -> float:
     return stop - killed_at
 
 
-def batching(plan: Plan) -> Figures:
-    """Small requests of ever more clients: requests a second against Raft commits a second (Fig. 10)."""
-    rows = []
-    with system(plan) as (cluster, clients):
-        for count in _CLIENTS_QUICK if plan.quick else _CLIENTS:
-            measured = measure(cluster, clients, plan.seconds, ids=_SMALL, in_flight=count)
-            share = {"requests_a_commit": round(measured.calls / max(1, measured.commits), 2)}
-            rows.append({"clients": count, **measured.rates(), **share, **measured.row()})
-    return {"batching_rows": rows}
-
-
 PARTS: Final[dict[str, Callable[[Plan], Figures]]] = {
     "throughput": throughput,
     "etcd": beside_etcd,
     "wan": wan,
     "failover": failover,
-    "batching": batching,
 }
 
 

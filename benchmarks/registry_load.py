@@ -1,24 +1,24 @@
 """Load from outside client processes on a cluster, measured: what came through, how fast, at what cost.
 
-A client is a process of its own, `python -m benchmarks.registry_load JSON`, which prints `true` when it is
-ready and takes one load a line. It keeps `threads` calls under way for a time and answers what it saw. With
-`rate` the calls begin at fixed moments, and a latency counts from that moment: a queue that grows shows.
+A client is a process of its own, which keeps `threads` calls under way for a time and answers what it saw.
+With `rate` the calls begin at fixed moments, and a latency counts from that moment: a queue that grows shows.
 """
 
-import json
+import multiprocessing
 import os
 import random
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol, Self
 
-from benchmarks.processes import Child, percentiles
-from benchmarks.registry_cluster import Cluster, connect
+from benchmarks.measuring import percentiles
+from benchmarks.registry_cluster import connect
 from photon.cluster.supervisor import die_with_parent
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
@@ -28,6 +28,24 @@ from photon.core.ids import Token
 WARM_S: Final = 0.7
 _KNOWN_BATCHES: Final = 64
 _TIMEOUT_S: Final = 15.0
+
+
+class Caller(Protocol):
+    """Lives in a client process."""
+
+    def call(self, load: "Load") -> int:
+        """One call; the ids in it. PhotonError, which is counted."""
+        ...
+
+
+class Measurable(Protocol):
+    """A cluster under load."""
+
+    def leader(self) -> str: ...
+
+    def cpu(self, leader: str) -> dict[str, float]: ...
+
+    def commit_index(self, node: str) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,19 +114,22 @@ class Measured:
 
 
 class Clients:
-    """Client processes, each with its connections. Each prefers another replica for its lookups."""
+    """Client processes, which end with this one."""
 
-    def __init__(self, addresses: Sequence[str], processes: int) -> None:
-        self._turned = [[*addresses[n:], *addresses[:n]] for n in range(processes)]
-        self._children: list[Child] = []
+    def __init__(self, callers: Sequence[Callable[[], Caller]]) -> None:
+        """`callers`: what makes the caller of each process, to be sent there."""
+        self._callers = callers
+        self._pools: list[ProcessPoolExecutor] = []
+        self._under_way: list[Future[Seen]] = []
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        for addresses in self._turned:
-            child = Child("benchmarks.registry_load", {"addresses": addresses})
-            self._children.append(self._stack.enter_context(child))
-        for child in self._children:
-            child.hear()  # it runs: a load's time would pass before it
+        spawn = multiprocessing.get_context("spawn")
+        for caller in self._callers:
+            pool = ProcessPoolExecutor(1, spawn, _become, (caller, os.getpid()))
+            self._pools.append(self._stack.enter_context(pool))
+        for ready in [pool.submit(os.getpid) for pool in self._pools]:
+            ready.result()  # it runs: a load's time would pass before it
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -124,23 +145,44 @@ class Clients:
     ) -> tuple[float, float]:
         """Start a load of `in_flight` calls under way in all; (begin, end) of the measured time."""
         low, high = (ids, ids) if isinstance(ids, int) else ids
-        count = len(self._children)
+        count = len(self._pools)
         threads = [in_flight // count + (n < in_flight % count) for n in range(count)]
         rate = None if calls_per_s is None else calls_per_s / sum(1 for n in threads if n)
         begin = time.monotonic() + WARM_S
-        for child, some in zip(self._children, threads, strict=True):
-            child.tell(asdict(Load(call, low, high, some, begin, begin + seconds, rate)))
+        self._under_way = [
+            pool.submit(_run, Load(call, low, high, some, begin, begin + seconds, rate))
+            for pool, some in zip(self._pools, threads, strict=True)
+        ]
         return begin, begin + seconds
 
     def finish(self) -> Seen:
         """What all processes saw."""
         seen = Seen()
-        for child in self._children:
-            seen.add(Seen(**child.hear()))
+        for one in self._under_way:
+            seen.add(one.result())
         return seen
 
 
-def measure(cluster: Cluster, clients: Clients, seconds: float, **load: Any) -> Measured:
+def registry_clients(addresses: Sequence[str], processes: int) -> Clients:
+    """Each prefers another replica for its lookups."""
+    turned = [[*addresses[n:], *addresses[:n]] for n in range(processes)]
+    return Clients([partial(RegistryCaller, one) for one in turned])
+
+
+_own: list[Caller] = []
+"""The caller of this client process."""
+
+
+def _become(caller: Callable[[], Caller], parent: int) -> None:
+    die_with_parent({"PHOTON_PARENT": str(parent)})
+    _own.append(caller())
+
+
+def _run(load: "Load") -> Seen:
+    return keep_calling(load, _own[0])
+
+
+def measure(cluster: Measurable, clients: Clients, seconds: float, **load: Any) -> Measured:
     """One load, from its warm-up to the end of its last call."""
     leader = cluster.leader()
     begin, end = clients.begin(seconds, **load)
@@ -153,32 +195,32 @@ def measure(cluster: Cluster, clients: Clients, seconds: float, **load: Any) -> 
     return Measured(seconds, seen, commits, {**cores, "clients": seen.cpu_s / seconds})
 
 
-def keep_calling(threads: int, begin: float, end: float, rate: float | None, call: Callable[[], int]) -> Seen:
-    """Call from `threads` threads until `end`. `call` gives the number of ids; PhotonError is counted."""
+def keep_calling(load: Load, caller: Caller) -> Seen:
+    """Call from several threads until the end."""
     lock = threading.Lock()
     slot = 0
-    each = [Seen() for _ in range(threads)]
+    each = [Seen() for _ in range(load.threads)]
 
     def next_start() -> float:
         nonlocal slot
-        if rate is None:
+        if load.rate is None:
             return time.monotonic()
         with lock:
-            start = begin + slot / rate
+            start = load.begin + slot / load.rate
             slot += 1
-        if start < end:
+        if start < load.end:
             time.sleep(max(0.0, start - time.monotonic()))
         return start
 
     def work(seen: Seen) -> None:
-        while (start := next_start()) < end:
+        while (start := next_start()) < load.end:
             try:
-                ids = call()
+                ids = caller.call(load)
             except PhotonError as error:
                 seen.failures[str(error)] = seen.failures.get(str(error), 0) + 1
                 continue
             done = time.monotonic()
-            if begin <= done < end:
+            if load.begin <= done < load.end:
                 seen.latencies_ms.append(round((done - start) * 1e3, 3))
                 seen.ends.append(done)
                 seen.ids += ids
@@ -186,9 +228,9 @@ def keep_calling(threads: int, begin: float, end: float, rate: float | None, cal
     workers = [threading.Thread(target=work, args=(seen,)) for seen in each]
     for worker in workers:
         worker.start()
-    time.sleep(max(0.0, begin - time.monotonic()))
+    time.sleep(max(0.0, load.begin - time.monotonic()))
     cpu_s = time.process_time()
-    time.sleep(max(0.0, end - time.monotonic()))
+    time.sleep(max(0.0, load.end - time.monotonic()))
     total = Seen(cpu_s=time.process_time() - cpu_s)
     for worker, seen in zip(workers, each, strict=True):
         worker.join()
@@ -196,7 +238,7 @@ def keep_calling(threads: int, begin: float, end: float, rate: float | None, cal
     return total
 
 
-class Caller:
+class RegistryCaller:
     """Commits fresh ids, and looks ids up."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -206,15 +248,9 @@ class Caller:
         self._made = 0
         self._committed: deque[tuple[bytes, bytes]] = deque(maxlen=_KNOWN_BATCHES)
 
-    def run(self, load: Load) -> Seen:
+    def call(self, load: Load) -> int:
         act = self._look_up if load.call == "lookup" else self._commit
-        return keep_calling(
-            load.threads,
-            load.begin,
-            load.end,
-            load.rate,
-            lambda: act(random.randint(load.ids_min, load.ids_max)),
-        )
+        return act(random.randint(load.ids_min, load.ids_max))
 
     def _commit(self, count: int) -> int:
         ids, times = _fresh(count)
@@ -236,15 +272,3 @@ class Caller:
 
 def _fresh(count: int) -> tuple[bytes, bytes]:
     return os.urandom(16 * count), pack_times([time.time_ns() // 1000] * count)
-
-
-def main() -> None:
-    die_with_parent()
-    caller = Caller(json.loads(sys.argv[1])["addresses"])
-    print("true", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(asdict(caller.run(Load(**json.loads(line))))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,13 @@
 """What the registry's figures show: server-side batching (Fig. 10) and time-based upsharding (Fig. 11)."""
 
 import os
-import threading
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.registry_cluster import Cluster, FastClock, connect
-from benchmarks.registry_load import Clients, measure
+from benchmarks.registry_cluster import Cluster, connect
+from benchmarks.registry_load import measure, registry_clients
 from photon.core.ids import Token
 
 ROUND_TRIP_MS: Final = 100.0
@@ -27,7 +27,6 @@ _BEFORE_S: Final = 96.0
 _AFTER_S: Final = 120.0
 _BATCHES_PER_S: Final = 5
 _IDS_A_BATCH: Final = 2_000
-_SAMPLE_S: Final = 1.0
 _TIMEOUT_S: Final = 20.0
 
 
@@ -50,7 +49,7 @@ def _batching(directory: Path, batches_in_flight: int, steps: int) -> list[dict[
     rows = []
     with (
         Cluster(directory, settings=settings, delay_ms=ROUND_TRIP_MS / 2) as cluster,
-        Clients(cluster.addresses, 2) as clients,
+        registry_clients(cluster.addresses, 2) as clients,
     ):
         for number in range(steps):
             measured = measure(
@@ -74,63 +73,30 @@ def upsharding(directory: Path, quick: bool) -> dict[str, Any]:
     """Ids that each shard holds while one becomes three, in hours of event time: an hour a second."""
     before_s, after_s = (12.0, 12.0) if quick else (_BEFORE_S, _AFTER_S)
     retention_days = RETENTION_DAYS / 8 if quick else RETENTION_DAYS
-    clock = {"speed": HOURS_A_SECOND * 3600.0, "began_s": time.time()}
     settings = {"shards": SHARDS[0], "retention_days": retention_days, "clock_skew_s": 60.0}
-    stop = threading.Event()
-    failures: list[BaseException] = []
-    with Cluster(directory, settings=settings, clock=clock) as cluster:
-        fast = FastClock(**clock)
-        feeding = threading.Thread(
-            target=_feed, args=(cluster.addresses, fast, stop, failures), name="feed", daemon=True
-        )
-        began = time.monotonic()
-        feeding.start()
-        rows = _held(cluster, began, before_s)
-        client = connect(cluster.addresses, _TIMEOUT_S)
-        asked_h = time.monotonic() - began
-        resharded = client.reshard(SHARDS[1])
-        client.close()
-        rows += _held(cluster, began, before_s + after_s)
-        stop.set()
-        feeding.join(_TIMEOUT_S)
-    if failures:
-        raise failures[0]
+    speed, since_s = HOURS_A_SECOND * 3600.0, time.time()
+    fast = ("tests.faults.kit.skewed", "0", str(speed), str(since_s), "--")
+    rows, adopted, asked_h = [], False, 0.0
+    with (
+        Cluster(directory, settings=settings, command=fast) as cluster,
+        closing(connect(cluster.addresses, _TIMEOUT_S)) as client,
+    ):
+        node, began = cluster.leader(), time.monotonic()
+        for number in range(round((before_s + after_s) * _BATCHES_PER_S)):
+            time.sleep(max(0.0, began + number / _BATCHES_PER_S - time.monotonic()))
+            now_us = round((since_s + (time.time() - since_s) * speed) * 1e6)
+            token = Token("127.0.0.1:7000", 1, now_us).pack()
+            client.commit(os.urandom(16 * _IDS_A_BATCH), now_us.to_bytes(8, "little") * _IDS_A_BATCH, token)
+            at_h = round((time.monotonic() - began) * HOURS_A_SECOND, 2)
+            held = {shard["shard"]: shard["ids"] for shard in cluster.shards(node)}
+            if held and number % _BATCHES_PER_S == 0:
+                rows.append({"at_h": at_h, "ids": [held.get(shard, 0) for shard in range(max(SHARDS))]})
+            if number == round(before_s * _BATCHES_PER_S):
+                asked_h, adopted = at_h, client.reshard(SHARDS[1]).adopted
     return {
         "retention_h": round(retention_days * 24),
         "ids_per_h": _BATCHES_PER_S * _IDS_A_BATCH,
         "resharded_at_h": round(asked_h, 1),
-        "adopted": resharded.adopted,
+        "adopted": adopted,
         "rows": rows,
     }
-
-
-def _feed(
-    addresses: list[str], clock: FastClock, stop: threading.Event, failures: list[BaseException]
-) -> None:
-    client = connect(addresses, _TIMEOUT_S)
-    try:
-        number = 0
-        began = time.monotonic()
-        while not stop.wait(max(0.0, began + number / _BATCHES_PER_S - time.monotonic())):
-            now_us = clock.now_us()
-            times = now_us.to_bytes(8, "little") * _IDS_A_BATCH
-            token = Token("127.0.0.1:7000", 1, now_us).pack()
-            client.commit(os.urandom(16 * _IDS_A_BATCH), times, token)
-            number += 1
-    except BaseException as error:
-        failures.append(error)
-    finally:
-        client.close()
-
-
-def _held(cluster: Cluster, began: float, until_s: float) -> list[dict[str, Any]]:
-    node = cluster.leader()
-    rows = []
-    while (at := time.monotonic() - began) < until_s:
-        held = {shard["shard"]: shard["ids"] for shard in cluster.shards(node)}
-        if held:
-            rows.append(
-                {"at_h": round(at * HOURS_A_SECOND, 2), "ids": [held.get(n, 0) for n in range(max(SHARDS))]}
-            )
-        time.sleep(_SAMPLE_S)
-    return rows

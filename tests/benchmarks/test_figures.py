@@ -6,7 +6,7 @@ import re
 
 from benchmarks.figures.drawing import p90_ms, series, wasted_percent
 from benchmarks.figures.page import page
-from benchmarks.processes import ROOT
+from benchmarks.measuring import ROOT
 from photon.dev.figures import Sample
 
 MACHINE = {"cores": 2, "processor": "a processor", "memory_gib": 8, "kernel": "6", "python": "3.11"}
