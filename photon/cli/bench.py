@@ -15,7 +15,7 @@ import click
 import photon
 from photon.core.errors import UsageError
 
-JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load", "fsync", "fast-path")
+JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
 REGISTRY_PARTS: Final = ("throughput", "etcd", "wan", "failover")
 PEERS: Final = ("spark", "pathway", "duckdb")
 
@@ -66,8 +66,7 @@ def _join(
 
     catch-up: `photon join` over existing logs. steady: the middle 80 % of a run with few primaries and many
     foreign events. live: from a click's line written to its joined line readable, 2,000 queries/s and 400
-    clicks/s; half-load: the same at half of the steady rate. fsync: its price. fast-path: live with it and
-    without.
+    clicks/s; half-load: the same at half of the steady rate.
     """
     benchmark = load_benchmarks("join")
     report = benchmark.run(benchmark.Plan.of(directory, **plan), only, peers, pythons, _measuring)

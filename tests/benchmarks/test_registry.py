@@ -6,10 +6,8 @@ import sys
 import pytest
 
 from benchmarks import registry
-from benchmarks.etcd import HOW_TO_GET
-from benchmarks.registry import PARTS, Plan, beside_etcd, silence_s
-from benchmarks.registry_cluster import Cluster
-from benchmarks.registry_load import measure, registry_clients
+from benchmarks.registry import HOW_TO_GET, PARTS, Plan, beside_etcd, silence_s
+from benchmarks.registry_load import measure, running
 from photon.cli import bench
 from photon.core.errors import UsageError
 
@@ -52,10 +50,10 @@ def test_bench_lists_registry_and_keeps_its_own_options():
 @pytest.mark.cluster
 @pytest.mark.long
 def test_a_load_is_counted_at_the_clients_and_in_the_log(tmp_path):
-    with Cluster(tmp_path) as cluster, registry_clients(cluster.addresses, 2) as clients:
-        measured = measure(cluster, clients, 0.5, ids=10, in_flight=4)
-        looked_up = measure(cluster, clients, 0.3, call="lookup", ids=10, in_flight=2)
-    assert measured.seen.ids == 10 * measured.calls > 0
+    with running(tmp_path) as (cluster, clients):
+        measured = measure(cluster.meter(), clients, 0.5, ids=(10, 10), in_flight=4)
+        looked_up = measure(cluster.meter(), clients, 0.3, call="lookup", ids=(10, 10), in_flight=2)
+    assert measured.seen.ids == 10 * len(measured.seen.ends) > 0
     assert measured.commits > 0 and not measured.seen.failures
     assert set(measured.cores) == {"leader", "followers", "clients"}
     assert looked_up.seen.ids > 0
