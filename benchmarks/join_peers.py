@@ -9,21 +9,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from benchmarks.join_runs import MIB, Logs, Plan, drain, fresh, generated
-from benchmarks.processes import ROOT, ProcessTree
-from benchmarks.tables import Row
+from benchmarks.measuring import ROOT, ProcessTree, Row, Usage, fresh
+from joiner.joined_lines import blocks_of
 from photon.core.errors import UsageError
 from photon.dev.pairs import pairs_sha256
 
 PEER_S_MAX: Final = 900.0
-_BLOCK_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,38 +49,23 @@ class _Pair(msgspec.Struct, gc=False):
 _LINE: Final = msgspec.json.Decoder(_Pair)
 
 
-def beside_peers(plan: Plan, pythons: Sequence[str], tell: Callable[[str], object]) -> list[Row]:
-    """A row for us and one for each peer: seconds from files to files, start included, and what it lost.
+def beside_us(
+    logs: Path, out: Path, runs: int, pythons: Sequence[str], tell: Callable[[str], object]
+) -> list[Row]:
+    """A row for each peer: seconds from files to files, start included, and what it lost; its best run.
 
     `pythons`: NAME=PATH, the interpreter of a peer. UsageError for one that is none.
     """
     interpreters = _interpreters(pythons)
-    logs = generated(plan.directory, plan.queries, plan.clicks)
-    tell("photon")
-    ours = min(
-        (drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)), key=lambda run: run.seconds
-    )
-    rows: list[Row] = [
-        {
-            "engine": "Photon, fsync, 3 Raft replicas",
-            "seconds": round(ours.seconds, 2),
-            "clicks_per_s": round(ours.pairs / ours.seconds),
-            "cpu_s": round(sum(ours.usage.cpu_s.values()), 1),
-            "peak_mib": ours.usage.total // MIB,
-            "lost": 0,
-            "repeated": 0,
-            "remark": "",
-        }
-    ]
+    rows = []
     for name, peer in PEERS.items():
         tell(peer.what)
         python = interpreters.get(name, sys.executable)
-        missing = _missing(peer, python)
-        if missing:
+        if missing := _missing(peer, python):
             rows.append({"engine": peer.what, "remark": missing})
             continue
-        runs = [_run(name, python, logs, plan.directory / "peer") for _ in range(plan.runs)]
-        rows.append(min(runs, key=lambda row: float(row.get("seconds", PEER_S_MAX))))
+        done = [_run(name, python, logs, out) for _ in range(runs)]
+        rows.append(min(done, key=lambda row: float(row.get("seconds", PEER_S_MAX))))
     return rows
 
 
@@ -106,10 +89,10 @@ def _missing(peer: Peer, python: str) -> str:
     return f"{python} has no {peer.needs}" if found.returncode else ""
 
 
-def _run(name: str, python: str, logs: Logs, out: Path, root: Path = ROOT) -> Row:
+def _run(name: str, python: str, logs: Path, out: Path, root: Path = ROOT) -> Row:
     peer = PEERS[name]
     fresh(out)
-    arguments = [python, "-m", "benchmarks.peers", name, str(logs.directory.absolute())]
+    arguments = [python, "-m", "benchmarks.peers", name, str(logs.absolute())]
     with (out / "log").open("wb") as log:
         began = time.monotonic()
         process = subprocess.Popen([*arguments, str(out.absolute())], cwd=root, stdout=log, stderr=log)
@@ -123,15 +106,18 @@ def _run(name: str, python: str, logs: Logs, out: Path, root: Path = ROOT) -> Ro
         usage = tree.stop()
     if process.returncode != 0:
         return {"engine": peer.what, "remark": f"ended with status {process.returncode}; see {out / 'log'}"}
-    truth = json.loads((logs.directory / "truth.json").read_bytes())
+    truth = json.loads((logs / "truth.json").read_bytes())
     wrote = what_it_wrote(out / "joined", truth)
+    return figures(peer.what, seconds, usage, truth["distinct_joined_pairs"] - wrote["lost"]) | wrote
+
+
+def figures(engine: str, seconds: float, usage: Usage, joined: int) -> Row:
     return {
-        "engine": peer.what,
+        "engine": engine,
         "seconds": round(seconds, 2),
-        "clicks_per_s": round((truth["distinct_joined_pairs"] - wrote["lost"]) / seconds),
-        "cpu_s": round(sum(usage.cpu_s.values()), 1),
-        "peak_mib": usage.total // MIB,
-        **wrote,
+        "clicks_per_s": round(joined / seconds),
+        "cpu_s": round(usage.cpu_s, 1),
+        "peak_mib": usage.peak_mib,
     }
 
 
@@ -145,7 +131,7 @@ def what_it_wrote(joined: Path, truth: Mapping[str, Any]) -> Row:
     for path in sorted(joined.rglob("*.json*")):
         if path.name.startswith((".", "_")) or path.is_dir():
             continue
-        for block in _blocks(path):
+        for _, block in blocks_of(path):
             events: list[Any] = _LINE.decode_lines(block)
             lines += len(events)
             mismatched += sum(event.primary_id != event.query_id for event in events)
@@ -155,9 +141,3 @@ def what_it_wrote(joined: Path, truth: Mapping[str, Any]) -> Row:
     if not lost and pairs_sha256(pairs) != truth["joined_pairs_sha256"]:
         wrong.append("not the true pairs")
     return {"lost": lost, "repeated": lines - len(pairs), "remark": "; ".join(wrong)}
-
-
-def _blocks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while lines := file.readlines(_BLOCK_BYTES):
-            yield b"".join(lines)

@@ -59,7 +59,7 @@ def pathway(logs: Path, out: Path) -> None:
 def spark(logs: Path, out: Path) -> None:
     """A stream-stream join with a checkpoint, so that it goes on exactly once after a kill, over what is
     there when it starts. It forgets queries after 25 hours; that loses none of these clicks."""
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     cores = os.cpu_count() or 1
     settings: dict[str, bool | float | int | str | None] = {
@@ -81,23 +81,15 @@ def spark(logs: Path, out: Path) -> None:
         "id STRING, ts_us BIGINT, payload STRUCT<user: STRING, query: STRING, country: STRING, "
         "device: STRING, results: BIGINT, latency_ms: DOUBLE, ads: ARRAY<STRING>>"
     )
-    clicks = (
-        session.readStream.schema(click)
-        .json(str(logs / "clicks"))
-        .selectExpr("id AS click_id", "primary_id", "ts_us", "payload", "timestamp_micros(ts_us) AS clicked")
-        .withWatermark("clicked", "10 minutes")
-    )
-    queries = (
-        session.readStream.schema(query)
-        .json(str(logs / "queries"))
-        .selectExpr(
-            "id AS query_id",
-            "ts_us AS query_ts_us",
-            "payload AS query_payload",
-            "timestamp_micros(ts_us) AS asked",
-        )
-        .withWatermark("asked", "10 minutes")
-    )
+
+    def stream(name: str, schema: str, moment: str, *columns: str) -> DataFrame:
+        lines = session.readStream.schema(schema).json(str(logs / name))
+        timed = lines.selectExpr(*columns, f"timestamp_micros(ts_us) AS {moment}")
+        return timed.withWatermark(moment, "10 minutes")
+
+    clicks = stream("clicks", click, "clicked", "id AS click_id", "primary_id", "ts_us", "payload")
+    named = ("id AS query_id", "ts_us AS query_ts_us", "payload AS query_payload")
+    queries = stream("queries", query, "asked", *named)
     clicks.createTempView("clicks")
     queries.createTempView("queries")
     pairs = session.sql(

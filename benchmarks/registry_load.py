@@ -1,29 +1,181 @@
-"""Load from outside client processes on a cluster, measured: what came through, how fast, at what cost.
+"""Three registry replicas of this machine, each a `photon registry serve`, and the load on them, measured.
 
-A client is a process of its own, `python -m benchmarks.registry_load JSON`, which prints `true` when it is
-ready and takes one load a line. It keeps `threads` calls under way for a time and answers what it saw. With
-`rate` the calls begin at fixed moments, and a latency counts from that moment: a queue that grows shows.
+A client is a process of its own, which keeps `threads` calls under way for a time and answers what it saw.
 """
 
-import json
+import multiprocessing
 import os
 import random
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
-from benchmarks.processes import Child, percentiles
-from benchmarks.registry_cluster import Cluster, connect
-from photon.cluster.supervisor import die_with_parent
+from benchmarks.measuring import BenchError, Row, cpu_seconds, percentiles
+from idregistry.client import RegistryClient
+from photon.cluster.launching import child_environment
+from photon.cluster.ports import free_ports
+from photon.cluster.supervisor import die_with_parent, last_message
+from photon.cluster.topology import Replica, Topology, write_topology
+from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
 from photon.core.fates import Committed
 from photon.core.ids import Token
+
+NODES: Final = ("r0", "r1", "r2")
+_READY_S: Final = 60.0
+_POLL_S: Final = 0.02
+_STATUS_S: Final = 2.0
+
+
+class Cluster:
+    """What `running` gives."""
+
+    def __init__(self, directory: Path, command: Sequence[str]) -> None:
+        ports = free_ports(2 * len(NODES), random.Random())
+        self.grpc = {node: f"127.0.0.1:{ports.pop()}" for node in NODES}
+        self.raft = {node: ports.pop() for node in NODES}
+        self.addresses = list(self.grpc.values())
+        self._directory = directory
+        self._command = command
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._statuses = connect(self.addresses, _STATUS_S)
+
+    def close(self) -> None:
+        for node in tuple(self._processes):
+            self.kill(node)
+        self._statuses.close()
+
+    def found(self, settings: Mapping[str, object], dialed: Mapping[str, int]) -> None:
+        """Start all replicas; they reach each other at the ports `dialed`."""
+        replicas = []
+        for node, grpc in self.grpc.items():
+            directory, bound = str(self._directory / node), f"127.0.0.1:{self.raft[node]}"
+            replicas.append(Replica(node, grpc, "127.0.0.1", dialed[node], directory, listen_raft=bound))
+        registry = {"registry": dict(settings)}
+        topology = Topology(registry, [], [], "", os.urandom(16).hex(), False, replicas, [])
+        write_topology(topology, self._directory / "topology.json")
+        for node in NODES:
+            self.start(node)
+        self.leader()
+        self.wait_until_even()
+
+    def start(self, node: str) -> None:
+        """Start a replica that is down."""
+        serve = ["registry", "serve", "--topology", str(self._directory / "topology.json"), "--name", node]
+        # What replicas say of each other while they start and die is not the measurement's matter.
+        with (self._directory / f"{node}.log").open("ab") as log:
+            self._processes[node] = subprocess.Popen(
+                [sys.executable, "-m", *self._command, *serve], env=child_environment(), stderr=log
+            )
+
+    def kill(self, node: str) -> float:
+        """SIGKILL; the moment of it, by the monotonic clock."""
+        process = self._processes.pop(node)
+        at = time.monotonic()
+        process.kill()
+        process.wait()
+        return at
+
+    def shards(self, node: str) -> list[dict[str, Any]]:
+        """What a replica says of each of its shards; empty while it does not answer."""
+        with suppress(PhotonError):
+            shards: list[dict[str, Any]] = self._statuses.status(self.grpc[node])["shards"]
+            return shards
+        return []
+
+    def status(self, node: str) -> dict[str, Any]:
+        """The same of shard 0."""
+        return next((one for one in self.shards(node) if one["shard"] == 0), {})
+
+    def leader(self) -> str:
+        """The node that leads shard 0, once there is one."""
+
+        def leading() -> list[str]:
+            found = [node for node in self._processes if self.status(node).get("is_leader")]
+            return found if len(found) == 1 else []
+
+        return str(self._until(leading, "no leader")[0])
+
+    def wait_until_settled(self, seconds: float) -> None:
+        """Until nobody else led for this long: a replica that comes back may be handed the lead it had."""
+        seen = [("", 0.0)]
+
+        def settled() -> bool:
+            if (leader := self.leader()) != seen[-1][0]:
+                seen.append((leader, time.monotonic()))
+            return time.monotonic() - seen[-1][1] >= seconds
+
+        self._until(settled, "the lead changed hands")
+
+    def wait_until_even(self) -> None:
+        """Until all replicas run and none lags."""
+
+        def even() -> bool:
+            applied = [self.status(node).get("applied_index", -1) for node in NODES]
+            return bool(min(applied) >= 0 and max(applied) - min(applied) < 100)
+
+        self._until(even, "a replica did not catch up")
+
+    def meter(self) -> Callable[[], tuple[dict[str, float], int]]:
+        """Of the one that leads now and the followers: CPU seconds, and Raft entries committed so far."""
+        leader = self.leader()
+        followers = [process.pid for node, process in self._processes.items() if node != leader]
+
+        def read() -> tuple[dict[str, float], int]:
+            leading = cpu_seconds([self._processes[leader].pid])
+            used = {"leader": leading, "followers": cpu_seconds(followers)}
+            return used, int(self.status(leader).get("commit_index", 0))
+
+        return read
+
+    def _until(self, found: Callable[[], Any], what: str) -> Any:
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline:
+            if value := found():
+                return value
+            time.sleep(_POLL_S)
+        said = "; ".join(last_message(log) for log in sorted(self._directory.glob("*.log")))
+        raise BenchError(f"{what} within {_READY_S:g} s: {said}")
+
+
+def connect(addresses: Sequence[str], timeout_s: float) -> RegistryClient:
+    """A client, `addresses` with the nearest first."""
+    return RegistryClient(list(addresses), timeout_s, SystemClock(), random.Random())
+
+
+def has_toxiproxy() -> bool:
+    """Whether there can be long links: the server and the test suite's requirements are here."""
+    try:
+        from tests.faults.kit.toxiproxy import toxiproxy_binary
+    except ImportError:
+        return False
+    return toxiproxy_binary() is not None
+
+
+def _delayed(stack: ExitStack, ports: Mapping[str, int], delay_ms: float) -> dict[str, int]:
+    """Node -> a port that leads to its own, later. ToxiproxyError if there is no server."""
+    from tests.faults.kit.toxiproxy import ToxiproxyServer, need_toxiproxy
+
+    proxies = stack.enter_context(closing(ToxiproxyServer(need_toxiproxy())))
+    listens = proxies.create({node: f"127.0.0.1:{port}" for node, port in ports.items()}, ports.values())
+    for node in ports:
+        for stream in ("upstream", "downstream"):
+            proxies.add(node, "latency", stream, {"latency": round(delay_ms)}, 1.0)
+    return {node: int(address.rpartition(":")[2]) for node, address in listens.items()}
+
+
+# --- load
 
 WARM_S: Final = 0.7
 _KNOWN_BATCHES: Final = 64
@@ -32,16 +184,24 @@ _TIMEOUT_S: Final = 15.0
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """One measurement. Times by the monotonic clock, which all processes of a machine share."""
+    """What one process does. Times by the monotonic clock, which all processes of a machine share.
 
-    call: str
-    ids_min: int
-    ids_max: int
+    `ids`: from, to, a call. `rate`: calls a second, begun at fixed moments from which a latency counts, so
+    that a queue that grows shows; None: each thread calls again at once.
+    """
+
     threads: int
     begin: float
     end: float
-    rate: float | None = None
-    """Calls a second of this process, all threads together; None: each thread calls again at once."""
+    rate: float | None
+    call: str = "commit"
+    ids: tuple[int, int] = (1, 1)
+
+
+Caller = Callable[[Load], int]
+"""Lives in a client process; makes one call, and returns the number of ids in it. PhotonError is counted."""
+Meter = Callable[[], tuple[dict[str, float], int]]
+"""CPU seconds so far by kind of process, Raft commits so far."""
 
 
 @dataclass(slots=True)
@@ -52,14 +212,14 @@ class Seen:
     ends: list[float] = field(default_factory=list)
     ids: int = 0
     cpu_s: float = 0.0
-    failures: dict[str, int] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: "Seen") -> None:
         self.latencies_ms += other.latencies_ms
         self.ends += other.ends
         self.ids += other.ids
         self.cpu_s += other.cpu_s
-        self.failures = dict(Counter(self.failures) + Counter(other.failures))
+        self.failures += other.failures
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,114 +231,132 @@ class Measured:
     commits: int
     cores: dict[str, float]
 
-    @property
-    def ids_per_s(self) -> int:
-        return round(self.seen.ids / self.seconds)
-
-    @property
-    def calls(self) -> int:
-        return len(self.seen.latencies_ms)
-
-    def rates(self) -> dict[str, int]:
+    def row(self) -> Row:
+        seen = self.seen
         return {
-            "requests_per_s": round(self.calls / self.seconds),
-            "raft_commits_per_s": round(self.commits / self.seconds),
-        }
-
-    def row(self) -> dict[str, Any]:
-        """The columns that all tables share."""
-        return {
-            "ids_per_s": self.ids_per_s,
-            **percentiles(self.seen.latencies_ms),
-            "failures": sum(self.seen.failures.values()),
+            "requests_per_s": round(len(seen.latencies_ms) / self.seconds, 1),
+            "raft_commits_per_s": round(self.commits / self.seconds, 1),
+            "ids_a_commit": round(seen.ids / max(1, self.commits), 1),
+            "ids_per_s": round(seen.ids / self.seconds),
+            **percentiles(seen.latencies_ms),
+            "failures": seen.failures.total(),
             **{f"{who}_cores": round(value, 2) for who, value in self.cores.items()},
         }
 
 
 class Clients:
-    """Client processes, each with its connections. Each prefers another replica for its lookups."""
+    """Client processes."""
 
-    def __init__(self, addresses: Sequence[str], processes: int) -> None:
-        self._turned = [[*addresses[n:], *addresses[:n]] for n in range(processes)]
-        self._children: list[Child] = []
-        self._stack = ExitStack()
-
-    def __enter__(self) -> Self:
-        for addresses in self._turned:
-            child = Child("benchmarks.registry_load", {"addresses": addresses})
-            self._children.append(self._stack.enter_context(child))
-        for child in self._children:
-            child.hear()  # it runs: a load's time would pass before it
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __init__(self, pools: Sequence[ProcessPoolExecutor]) -> None:
+        self._pools = pools
+        self._under_way: list[Future[Seen]] = []
 
     def begin(
-        self,
-        seconds: float,
-        call: str = "commit",
-        ids: int | tuple[int, int] = 1,
-        in_flight: int = 1,
-        calls_per_s: float | None = None,
+        self, seconds: float, in_flight: int = 1, calls_per_s: float | None = None, **load: Any
     ) -> tuple[float, float]:
-        """Start a load of `in_flight` calls under way in all; (begin, end) of the measured time."""
-        low, high = (ids, ids) if isinstance(ids, int) else ids
-        count = len(self._children)
+        """Start `in_flight` calls under way in all; (begin, end) of the measured time. `load`: as in Load."""
+        count = len(self._pools)
         threads = [in_flight // count + (n < in_flight % count) for n in range(count)]
         rate = None if calls_per_s is None else calls_per_s / sum(1 for n in threads if n)
         begin = time.monotonic() + WARM_S
-        for child, some in zip(self._children, threads, strict=True):
-            child.tell(asdict(Load(call, low, high, some, begin, begin + seconds, rate)))
+        loads = [Load(some, begin, begin + seconds, rate, **load) for some in threads]
+        self._under_way = [pool.submit(_run, one) for pool, one in zip(self._pools, loads, strict=True)]
         return begin, begin + seconds
 
     def finish(self) -> Seen:
         """What all processes saw."""
         seen = Seen()
-        for child in self._children:
-            seen.add(Seen(**child.hear()))
+        for one in self._under_way:
+            seen.add(one.result())
         return seen
 
 
-def measure(cluster: Cluster, clients: Clients, seconds: float, **load: Any) -> Measured:
+@contextmanager
+def client_processes(callers: Sequence[Callable[[], Caller]]) -> Iterator[Clients]:
+    """They end with this one. `callers`: what makes the caller of each process, to be sent there."""
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pools = [ProcessPoolExecutor(1, spawn, _become, (caller, os.getpid())) for caller in callers]
+        for ready in [stack.enter_context(pool).submit(os.getpid) for pool in pools]:
+            ready.result()  # it runs: a load's time would pass before it
+        yield Clients(pools)
+
+
+@contextmanager
+def running(
+    parent: Path,
+    clients: int = 2,
+    settings: Mapping[str, object] | None = None,
+    delay_ms: float = 0.0,
+    command: Sequence[str] = ("photon.cli.main",),
+) -> Iterator[tuple[Cluster, Clients]]:
+    """A cluster, killed and its files deleted in the end, and clients, each nearest to another replica.
+
+    With `delay_ms` a replica's Raft port is reached only through a toxiproxy. `command`: a module that takes
+    photon's arguments.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        scratch = tempfile.TemporaryDirectory(prefix="registry-", dir=parent, ignore_cleanup_errors=True)
+        directory = Path(stack.enter_context(scratch)).absolute()
+        cluster = stack.enter_context(closing(Cluster(directory, command)))
+        cluster.found(settings or {}, _delayed(stack, cluster.raft, delay_ms) if delay_ms else cluster.raft)
+        turned = [cluster.addresses[n:] + cluster.addresses[:n] for n in range(clients)]
+        calling = client_processes([partial(RegistryCaller, one) for one in turned])
+        yield cluster, stack.enter_context(calling)
+
+
+_own: list[Caller] = []
+"""The caller of this client process."""
+
+
+def _become(caller: Callable[[], Caller], parent: int) -> None:
+    die_with_parent({"PHOTON_PARENT": str(parent)})
+    _own.append(caller())
+
+
+def _run(load: "Load") -> Seen:
+    return keep_calling(load, _own[0])
+
+
+def measure(meter: Meter, clients: Clients, seconds: float, **load: Any) -> Measured:
     """One load, from its warm-up to the end of its last call."""
-    leader = cluster.leader()
     begin, end = clients.begin(seconds, **load)
     time.sleep(max(0.0, begin - time.monotonic()))
-    cpu, commits = cluster.cpu(leader), cluster.commit_index(leader)
+    cpu_s, commits = meter()
     time.sleep(max(0.0, end - time.monotonic()))
-    cpu_then, commits = cluster.cpu(leader), cluster.commit_index(leader) - commits
+    cpu_s_then, commits_then = meter()
     seen = clients.finish()
-    cores = {who: (value - cpu[who]) / seconds for who, value in cpu_then.items()}
-    return Measured(seconds, seen, commits, {**cores, "clients": seen.cpu_s / seconds})
+    cores = {who: (value - cpu_s[who]) / seconds for who, value in cpu_s_then.items()}
+    return Measured(seconds, seen, commits_then - commits, {**cores, "clients": seen.cpu_s / seconds})
 
 
-def keep_calling(threads: int, begin: float, end: float, rate: float | None, call: Callable[[], int]) -> Seen:
-    """Call from `threads` threads until `end`. `call` gives the number of ids; PhotonError is counted."""
+def keep_calling(load: Load, caller: Caller) -> Seen:
+    """Call from several threads until the end."""
     lock = threading.Lock()
     slot = 0
-    each = [Seen() for _ in range(threads)]
+    each = [Seen() for _ in range(load.threads)]
 
     def next_start() -> float:
         nonlocal slot
-        if rate is None:
+        if load.rate is None:
             return time.monotonic()
         with lock:
-            start = begin + slot / rate
+            start = load.begin + slot / load.rate
             slot += 1
-        if start < end:
+        if start < load.end:
             time.sleep(max(0.0, start - time.monotonic()))
         return start
 
     def work(seen: Seen) -> None:
-        while (start := next_start()) < end:
+        while (start := next_start()) < load.end:
             try:
-                ids = call()
+                ids = caller(load)
             except PhotonError as error:
-                seen.failures[str(error)] = seen.failures.get(str(error), 0) + 1
+                seen.failures[str(error)] += 1
                 continue
             done = time.monotonic()
-            if begin <= done < end:
+            if load.begin <= done < load.end:
                 seen.latencies_ms.append(round((done - start) * 1e3, 3))
                 seen.ends.append(done)
                 seen.ids += ids
@@ -186,9 +364,9 @@ def keep_calling(threads: int, begin: float, end: float, rate: float | None, cal
     workers = [threading.Thread(target=work, args=(seen,)) for seen in each]
     for worker in workers:
         worker.start()
-    time.sleep(max(0.0, begin - time.monotonic()))
+    time.sleep(max(0.0, load.begin - time.monotonic()))
     cpu_s = time.process_time()
-    time.sleep(max(0.0, end - time.monotonic()))
+    time.sleep(max(0.0, load.end - time.monotonic()))
     total = Seen(cpu_s=time.process_time() - cpu_s)
     for worker, seen in zip(workers, each, strict=True):
         worker.join()
@@ -196,7 +374,7 @@ def keep_calling(threads: int, begin: float, end: float, rate: float | None, cal
     return total
 
 
-class Caller:
+class RegistryCaller:
     """Commits fresh ids, and looks ids up."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
@@ -206,15 +384,9 @@ class Caller:
         self._made = 0
         self._committed: deque[tuple[bytes, bytes]] = deque(maxlen=_KNOWN_BATCHES)
 
-    def run(self, load: Load) -> Seen:
+    def __call__(self, load: Load) -> int:
         act = self._look_up if load.call == "lookup" else self._commit
-        return keep_calling(
-            load.threads,
-            load.begin,
-            load.end,
-            load.rate,
-            lambda: act(random.randint(load.ids_min, load.ids_max)),
-        )
+        return act(random.randint(*load.ids))
 
     def _commit(self, count: int) -> int:
         ids, times = _fresh(count)
@@ -236,15 +408,3 @@ class Caller:
 
 def _fresh(count: int) -> tuple[bytes, bytes]:
     return os.urandom(16 * count), pack_times([time.time_ns() // 1000] * count)
-
-
-def main() -> None:
-    die_with_parent()
-    caller = Caller(json.loads(sys.argv[1])["addresses"])
-    print("true", flush=True)
-    for line in sys.stdin:
-        print(json.dumps(asdict(caller.run(Load(**json.loads(line))))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

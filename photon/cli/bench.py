@@ -15,8 +15,8 @@ import click
 import photon
 from photon.core.errors import UsageError
 
-JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load", "memory", "lookups", "fsync", "fast-path")
-REGISTRY_PARTS: Final = ("throughput", "etcd", "wan", "failover", "batching")
+JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
+REGISTRY_PARTS: Final = ("throughput", "etcd", "wan", "failover")
 PEERS: Final = ("spark", "pathway", "duckdb")
 
 
@@ -66,13 +66,11 @@ def _join(
 
     catch-up: `photon join` over existing logs. steady: the middle 80 % of a run with few primaries and many
     foreign events. live: from a click's line written to its joined line readable, 2,000 queries/s and 400
-    clicks/s; half-load: the same at half of the steady rate. memory: peaks over logs of one length and of
-    ten. lookups: what looking up before sending saves two datacenters. fsync: its price. fast-path: live
-    with it and without.
+    clicks/s; half-load: the same at half of the steady rate.
     """
     benchmark = load_benchmarks("join")
     report = benchmark.run(benchmark.Plan.of(directory, **plan), only, peers, pythons, _measuring)
-    click.echo(json.dumps(report) if as_json else load_benchmarks("tables").join_text(report))
+    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
 def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
@@ -80,11 +78,11 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
 
     throughput: commits and lookups a second as load grows, latencies. etcd: ids created a second beside a
     3-node etcd. wan: 100 ms between the replicas (toxiproxy). failover: time to the next commit when the
-    leader is killed. batching: requests against Raft commits.
+    leader is killed.
     """
     benchmark = load_benchmarks("registry")
     report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
-    click.echo(json.dumps(report) if as_json else load_benchmarks("tables").registry_text(report))
+    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
 @click.pass_context

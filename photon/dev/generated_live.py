@@ -19,10 +19,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +55,6 @@ from photon.dev.generated_logs import (
     write_truth,
 )
 from photon.dev.pairs import pairs_sha256
-
-if TYPE_CHECKING:
-    from photon.fastpath.client import FastPath
 
 T = TypeVar("T")
 
@@ -327,9 +324,6 @@ class Feed:
     copy_delay_s_max: float = 0.0
     early: float = 0.0
     repeated: float = 0.0
-    eventstore: str = ""
-    joiners: list[str] = field(default_factory=list)
-    """Also send every event there by the fast path; none: logs only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +334,6 @@ class Fed:
     clicks: int
     seconds: float
     late_ms: float
-    fast_path: dict[str, dict[str, int]]
 
 
 class DatacenterLogs:
@@ -466,7 +459,6 @@ def feed(plan: Feed, stopped: threading.Event, tell: Callable[[str], None]) -> F
         room.wait_to(partial(DatacenterLogs, Path(path), name, rng, plan.copy_delay_s_max))
         for path in plan.directories
     ]
-    fast = _fast_path(plan) if plan.joiners else None
     events = fed_events(plan, SystemClock().now_us, life)
     before_s = late_s = 0.0
     running = ticks(lambda: time.monotonic() - room.waited_s, stopped.wait, plan.seconds, stopped.is_set)
@@ -479,24 +471,9 @@ def feed(plan: Feed, stopped: threading.Event, tell: Callable[[str], None]) -> F
             copy.put(now_s, b"".join(sides[QUERIES]), b"".join(sides[CLICKS]))
         for copy in copies:
             room.wait_to(partial(copy.write, now_s))
-        if fast is not None:
-            fast.primary_many(sides[QUERIES])
-            fast.foreign_many(sides[CLICKS])
     for copy in copies:
         room.wait_to(copy.close)
-    sent: dict[str, dict[str, int]] = {}
-    if fast is not None:
-        fast.flush(1.0)
-        sent = {"primaries": asdict(fast.primaries), "foreigns": asdict(fast.foreigns)}
-        fast.close()
-    return Fed(events.made[QUERIES], events.made[CLICKS], before_s, round(late_s * 1e3, 1), sent)
-
-
-def _fast_path(plan: Feed) -> "FastPath":
-    from photon.core.settings import Settings
-    from photon.fastpath.client import FastPath
-
-    return FastPath(plan.eventstore, plan.joiners, Settings(), SystemClock())
+    return Fed(events.made[QUERIES], events.made[CLICKS], before_s, round(late_s * 1e3, 1))
 
 
 def main() -> None:

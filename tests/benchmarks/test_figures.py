@@ -4,9 +4,8 @@ import json
 import math
 import re
 
-from benchmarks.figures.drawing import p90_ms, series, wasted_percent
-from benchmarks.figures.page import page
-from benchmarks.processes import ROOT
+from benchmarks.figures import p90_ms, page, series, wasted_percent
+from benchmarks.measuring import ROOT
 from photon.dev.figures import Sample
 
 MACHINE = {"cores": 2, "processor": "a processor", "memory_gib": 8, "kernel": "6", "python": "3.11"}
@@ -30,7 +29,7 @@ def of(joined, wasted=0.0, counts=(0, 0, 0, 0)):
 
 
 def test_a_row_is_the_difference_of_two_samples():
-    from benchmarks.figures.system import rows_of
+    from benchmarks.figures_measured import rows_of
 
     def said(joined, duplicate, wasted, hits):
         return {

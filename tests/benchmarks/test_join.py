@@ -3,17 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import join_live, join_peers, join_runs, peers
-from benchmarks.join import PARTS
-from benchmarks.join_live import live
-from benchmarks.join_peers import PEERS, Peer, beside_peers, what_it_wrote
-from benchmarks.join_runs import Drain, Plan, _wait_for_start, check, drain, generated
-from benchmarks.processes import BenchError, ProcessTree, Usage, memory_of, role_of
-from benchmarks.tables import join_table, join_text
+from benchmarks import join, join_peers, peers
+from benchmarks.join import PARTS, Drain, Plan, check, drain, generated, live, run, wait_for_start
+from benchmarks.join_peers import PEERS, Peer, beside_us, what_it_wrote
+from benchmarks.measuring import BenchError, ProcessTree, Usage, memory_of, table, text
 from photon.cli import bench
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import write_topology
@@ -28,14 +26,8 @@ def logs(tmp_path_factory):
     return generated(tmp_path_factory.mktemp("bench"), 300, 100)
 
 
-def test_anonymous_and_shared_memory_are_told_apart():
-    text = "Rss: 900 kB\nPss: 500 kB\nPss_Anon:   100 kB\nPss_File:   300 kB\nPss_Shmem: 50 kB\n"
-    assert memory_of(text) == (100 << 10, 350 << 10)
-
-
-def test_a_process_is_known_by_the_role_it_serves():
-    assert role_of(["python", "-m", "photon.cli.main", "joiner", "serve", "--name", "east"]) == "joiner"
-    assert role_of(["python", "-m", "photon.cli.main", "join", "--out", "registry"]) == "join"
+def test_pages_that_processes_share_count_once_in_all_of_them():
+    assert memory_of("Rss: 900 kB\nPss:     500 kB\nPss_Anon:   100 kB\nPss_File:   400 kB\n") == 500 << 10
 
 
 def test_memory_and_cpu_of_all_processes_below_are_counted():
@@ -45,13 +37,12 @@ def test_memory_and_cpu_of_all_processes_below_are_counted():
         tree = ProcessTree(process.pid)
         process.wait()
         usage = tree.stop()
-    assert usage.anonymous > 64 << 20
-    assert usage.total < usage.anonymous + usage.shared + (1 << 20)
-    assert usage.cpu_s["join"] > 0
+    assert 64 <= usage.peak_mib < 256
+    assert usage.cpu_s > 0
 
 
 def steady_drain(samples):
-    return Drain(10.0, {}, Usage(cpu_s={"join": 0.5, "joiner": 1.5}), samples, 1_000, 10_000)
+    return Drain(10.0, {}, Usage(cpu_s=2.0, peak_mib=1), samples, 10_000)
 
 
 def test_the_steady_rate_leaves_out_the_first_and_the_last_tenth():
@@ -69,28 +60,25 @@ def test_a_run_too_short_to_be_steady_has_no_rate():
 def test_a_run_is_measured_only_if_its_output_is_the_true_one(logs, tmp_path):
     run = drain(logs, tmp_path / "out")
     assert run.pairs == run.summary["joined"] == 100
-    assert run.output_bytes > 0
-    assert {"registry", "eventstore", "joiner", "dispatcher"} <= run.usage.cpu_s.keys()
+    assert run.samples[-1][1] > 0
+    assert run.usage.cpu_s > 0 and run.usage.peak_mib > 100
+    truth = json.loads((logs / "truth.json").read_bytes())
     (log,) = (tmp_path / "out" / "joined").rglob("*.jsonl")
     whole = log.read_bytes()
     log.write_bytes(whole.replace(b"\n", b"", 1).partition(b"}{")[2])
     with pytest.raises(BenchError, match="wrong"):
-        check(logs.directory, tmp_path / "out" / "joined")
+        check(tmp_path / "out" / "joined", 100, truth["joined_pairs_sha256"])
     log.write_bytes(whole + whole.splitlines(keepends=True)[0])
     with pytest.raises(BenchError, match="again"):
-        check(logs.directory, tmp_path / "out" / "joined")
+        check(tmp_path / "out" / "joined", 100, truth["joined_pairs_sha256"])
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("fast_path", [False, True])
-def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypatch, fast_path):
-    monkeypatch.setattr(join_live, "WARM_UP_S", 0.5)
-    row = live(tmp_path, 1.0, 400, 200, fast_path)
+def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(join, "WARM_UP_S", 0.5)
+    (row,) = live(Plan(tmp_path, live_seconds=1.0), 400, 200)
     assert row["joined"] == 300
-    assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] < 60_000
-    if fast_path:
-        assert row["fast_path"]["foreigns"]["offered"] == 300
-        assert row["fast_path"]["primaries"]["offered"] == 600
+    assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"] <= row["max_ms"] < 60_000
 
 
 @pytest.mark.cluster
@@ -104,11 +92,35 @@ def test_the_command_prints_its_rows_as_json(tmp_path):
     assert list(report) == ["machine", "catch-up"]
 
 
-def test_several_rows_stand_side_by_side_and_one_has_a_line_a_figure():
-    assert join_table([{"fast_path": "on", "p50_ms": 7.5}]).splitlines()[1].split() == ["p50", "ms", "7.5"]
-    lines = join_table([{"a": 1_000, "b": "x"}, {"a": 2, "c": 3}]).splitlines()
-    assert [line.split() for line in lines] == [["a", "b", "c"], ["1,000", "x"], ["2", "3"]]
-    assert join_text({"machine": {"cores": 2}, "live": [{"p50_ms": 1}]}).startswith("cores 2\n\nlive\n")
+def test_several_rows_stand_side_by_side_under_the_words_of_their_keys():
+    rows = [{"who": "a", "ids_per_s": 1_234_567}, {"who": "bb", "ids_per_s": 5}]
+    assert table(rows) == [
+        "             ids",
+        "             per",
+        "  who          s",
+        "    a  1,234,567",
+        "   bb          5",
+    ]
+
+
+def test_a_single_row_and_single_figures_have_a_line_each():
+    rows = text({"machine": {"cores": 2}, "live": [{"p50_ms": 1_000.5}]}).splitlines()
+    assert [row.split() for row in rows] == [
+        ["machine"],
+        ["cores", "2"],
+        [],
+        ["live"],
+        ["p50", "ms", "1,000.5"],
+    ]
+    figures = {
+        "kills": 2,
+        "each_s": [0.5, 0.75],
+        "reached": True,
+        "some_rows": [{"a": 1}, {"a": 2, "b": "x"}],
+    }
+    told = text({"failover": figures})
+    assert told.startswith("failover") and "0.5 0.75" in told and "yes" in told
+    assert told.splitlines()[-2:] == ["  1", "  2  x"]
 
 
 # --- the peers
@@ -162,20 +174,18 @@ def test_a_peer_that_fails_is_told_of_and_has_no_figures(peer_row):
 
 
 @pytest.mark.cluster
-def test_a_peer_that_is_not_installed_has_a_row_that_says_so(logs, monkeypatch):
+def test_a_peer_that_is_not_installed_has_a_row_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(join_peers, "PEERS", {"none": Peer("no_such_engine", "no such engine")})
-    directory = logs.directory.parent
-    plan = Plan(directory, logs.queries, logs.clicks, runs=1)
-    ours, theirs = beside_peers(plan, [], lambda _: None)
+    ours, theirs = run(replace(SMALL, directory=tmp_path), [], True, [], lambda _: None)["peers"]
     assert ours["lost"] == 0
     assert ours["seconds"] > 0
     assert "no_such_engine" in theirs["remark"]
 
 
 @pytest.mark.parametrize("given", ["spark", "nobody=/usr/bin/python3", "duckdb=/no/such/python"])
-def test_an_interpreter_that_is_none_is_refused(given):
+def test_an_interpreter_that_is_none_is_refused(given, tmp_path):
     with pytest.raises(UsageError, match="NAME=PATH"):
-        beside_peers(SMALL, [given], lambda _: None)
+        beside_us(tmp_path, tmp_path, 1, [given], lambda _: None)
 
 
 def test_the_command_knows_the_parts_and_peers_that_there_are():
@@ -212,12 +222,12 @@ def test_who_waits_for_a_run_to_start_stops_asking_when_it_has(tmp_path, monkeyp
             readers.append(self)
             return True
 
-    monkeypatch.setattr(join_runs, "StatusReader", Answering)
+    monkeypatch.setattr(join, "StatusReader", Answering)
     (tmp_path / ".photon").mkdir()
     write_topology(system(), tmp_path / ".photon" / "topology.json")
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"]) as process:
         try:
-            _wait_for_start(tmp_path, process)
+            wait_for_start(tmp_path, process)
         finally:
             process.kill()
     with pytest.raises(RuntimeError, match="shutdown"):

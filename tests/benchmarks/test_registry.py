@@ -1,17 +1,13 @@
 """The registry's benchmark: its parts do what their figures rest on. The figures themselves are no test."""
 
-import json
 import subprocess
 import sys
 
 import pytest
 
 from benchmarks import registry
-from benchmarks.etcd import HOW_TO_GET
-from benchmarks.registry import PARTS, Plan, beside_etcd, silence_s
-from benchmarks.registry_cluster import Cluster
-from benchmarks.registry_load import Clients, measure
-from benchmarks.tables import registry_table, registry_text
+from benchmarks.registry import HOW_TO_GET, PARTS, Plan, beside_etcd, silence_s
+from benchmarks.registry_load import measure, running
 from photon.cli import bench
 from photon.core.errors import UsageError
 
@@ -51,31 +47,13 @@ def test_bench_lists_registry_and_keeps_its_own_options():
     assert "registry" in told and "--live-seconds" in told and "--json" in told
 
 
-def test_tables_align_under_the_words_of_their_keys():
-    rows = [{"who": "a", "ids_per_s": 1_234_567}, {"who": "bb", "ids_per_s": 5}]
-    assert registry_table(rows) == [
-        "             ids",
-        "             per",
-        "  who          s",
-        "    a  1,234,567",
-        "   bb          5",
-    ]
-
-
-def test_a_report_is_text_and_json():
-    report = {"failover": {"kills": 2, "each_s": [0.5, 0.75], "reached": True, "some_rows": [{"a": 1}]}}
-    told = registry_text(report)
-    assert told.startswith("failover: leader killed") and "0.5 0.75" in told and "yes" in told
-    assert json.loads(json.dumps(report)) == report
-
-
 @pytest.mark.cluster
 @pytest.mark.long
 def test_a_load_is_counted_at_the_clients_and_in_the_log(tmp_path):
-    with Cluster(tmp_path) as cluster, Clients(cluster.addresses, 2) as clients:
-        measured = measure(cluster, clients, 0.5, ids=10, in_flight=4)
-        looked_up = measure(cluster, clients, 0.3, call="lookup", ids=10, in_flight=2)
-    assert measured.seen.ids == 10 * measured.calls > 0
+    with running(tmp_path) as (cluster, clients):
+        measured = measure(cluster.meter(), clients, 0.5, ids=(10, 10), in_flight=4)
+        looked_up = measure(cluster.meter(), clients, 0.3, call="lookup", ids=(10, 10), in_flight=2)
+    assert measured.seen.ids == 10 * len(measured.seen.ends) > 0
     assert measured.commits > 0 and not measured.seen.failures
     assert set(measured.cores) == {"leader", "followers", "clients"}
     assert looked_up.seen.ids > 0

@@ -1,4 +1,7 @@
-"""Processes whose wall clock is wrong: `python -m tests.faults.kit.skewed -5.0 -- joiner serve ...`."""
+"""Processes whose wall clock is wrong: `python -m tests.faults.kit.skewed -5.0 -- joiner serve ...`.
+
+Two more numbers, SPEED and SINCE_S (Unix time): it also runs SPEED times as fast since then.
+"""
 
 import subprocess
 import sys
@@ -40,17 +43,19 @@ class SkewedLauncher:
         """The launcher is its maker's."""
 
 
-def main(by_s: float, arguments: list[str]) -> None:
+def main(arguments: list[str], by_s: float, speed: float = 1.0, since_s: float = 0.0) -> None:
     from photon.cli import main as cli
 
     right = SystemClock.now_us
 
     def now_us(self: SystemClock) -> int:
-        return right(self) + round(by_s * 1e6)
+        now = right(self)
+        return now + round(by_s * 1e6 + (now - since_s * 1e6) * (speed - 1.0))
 
     SystemClock.now_us = now_us  # type: ignore[method-assign]
     cli.main(arguments)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[3:])
+    at = sys.argv.index("--")
+    main(sys.argv[at + 1 :], *map(float, sys.argv[1:at]))
