@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Final
 
-from dispatcher.backoff import Backoff
+from dispatcher.rules.backoff import Backoff
 from photon.core.errors import UnavailableError
 
 _BACKOFF: Final = Backoff(20_000, 250_000)

@@ -4,15 +4,13 @@ from pathlib import Path
 from typing import Any
 
 from dispatcher.ledger import Ledger
-from dispatcher.rows import Rows
-from dispatcher.totals import Totals
+from dispatcher.rules.totals import NOTHING, Totals
+from dispatcher.workers import worker_directories
 from photon.core.fates import Fate
 from photon.core.histogram import EDGES_US
-from photon.logs.inventory import GONE_DEVICE
 
 
 def counted(totals: Totals) -> dict[str, Any]:
-    """The counts of a directory, of all its workers together."""
     fates = {fate.value: count for fate, count in totals.fates.items()}
     return {
         "foreign_events": totals.foreign_events,
@@ -24,30 +22,12 @@ def counted(totals: Totals) -> dict[str, Any]:
     }
 
 
-def of_workers(rows: Rows) -> list[dict[str, Any]]:
-    """The workers that live, with how many files each holds."""
-    held = [slot for source, slot in rows.claims().items() if source[0] != GONE_DEVICE]
-    return [
-        {"slot": slot, "name": worker.name, "process": worker.pid, "files": held.count(slot)}
-        for slot, worker in sorted(rows.workers().items())
-        if worker.incarnation
-    ]
-
-
-def all_read(rows: Rows) -> bool:
-    """Every worker has read all there was for it since the last of them came or went; no event waits.
-
-    A file that nobody holds would have been taken by then: whose it is follows from who is there.
-    """
-    state = rows.known_state()
-    resting = [worker.rested == state.epoch for worker in rows.workers().values() if worker.incarnation]
-    return all(resting) and state.totals.foreign_events == state.totals.ended
-
-
 def read_totals(directory: Path, dead_letters: Path, bytes_max: int) -> dict[str, Any]:
-    """What dispatchers that run no more have counted, as in their status. LockedError if one still runs."""
-    ledger = Ledger(directory, dead_letters, bytes_max)
-    try:
-        return counted(ledger.totals)
-    finally:
+    """What all workers of a datacenter that run no more have counted, as in a status. LockedError if one
+    still runs."""
+    totals = NOTHING
+    for worker, place in worker_directories(directory).items():
+        ledger = Ledger(place, dead_letters, bytes_max, worker)
+        totals = totals.plus(ledger.totals)
         ledger.close()
+    return counted(totals)

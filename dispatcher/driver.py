@@ -10,43 +10,31 @@ which the registry makes harmless.
 import random
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
 import numpy as np
 
-from dispatcher.backoff import AgeBackoff, Backoff, Backoffs
-from dispatcher.batches import Batch, FreshBatch, Resolved, RetryBatch
-from dispatcher.claims import FileClaims
-from dispatcher.early import EarlyRetries
-from dispatcher.events import NO_EVENTS
 from dispatcher.ledger import Ledger
-from dispatcher.membership import Membership
-from dispatcher.pipeline import resolve
-from dispatcher.read_ahead import ReadAhead
 from dispatcher.reader import LogReader
 from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder
 from dispatcher.retries import RetryQueue
+from dispatcher.rules.backoff import AgeBackoff, Backoff, Backoffs
+from dispatcher.rules.batches import Batch, FreshBatch, Resolved, RetryBatch
+from dispatcher.rules.early import EarlyRetries
+from dispatcher.rules.events import NO_EVENTS
+from dispatcher.rules.read_ahead import ReadAhead
+from dispatcher.rules.throttle import Throttle
+from dispatcher.rules.verdicts import resolve
 from dispatcher.sender import Sender
-from dispatcher.throttle import Throttle
 from dispatcher.waiting_batches import WaitingBatches
 from photon.core.clock import Clock
-from photon.core.errors import CorruptStateError, StorageError
 from photon.core.histogram import no_latencies
 from photon.core.settings import Dispatcher
 from photon.logs.files import FileState
 
 GATHER_COMMITS_S: Final = 0.01
 """What finishes within so long is one transaction: idle traffic costs few fsyncs."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sharing:
-    """What a worker that shares the logs with others has besides."""
-
-    claims: FileClaims
-    membership: Membership
 
 
 _WAIT_S_MIN: Final = 0.001
@@ -71,10 +59,9 @@ class Driver:
         rng: random.Random,
         notice: Callable[[str], None] = lambda _: None,
         recorded: Callable[[Sequence[FileState]], None] = lambda _: None,
-        sharing: Sharing | None = None,
         may_begin: Callable[[Callable[[float], bool]], bool] = lambda _: True,
     ) -> None:
-        """`make_sender` is given the wait of Sender's; `recorded` as Recorder's; `sharing`: None alone.
+        """`make_sender` is given the wait of Sender's; `recorded` as Recorder's.
 
         `may_begin`: asked before anything is read, given the same wait; False when it is time to stop.
         """
@@ -86,14 +73,12 @@ class Driver:
         self._clock = clock
         self._rng = rng
         self._notice = notice
-        self._sharing = sharing
         self._may_begin = may_begin
         self._stopping = threading.Event()
         self._wake = threading.Event()
         reader.ring(self._wake.set)
         self._sender = make_sender(self._stopping.wait)
-        claims = sharing.claims if sharing else None
-        self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk, recorded, claims)
+        self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk, recorded)
         self._backoffs = backoffs_of(settings)
         self._to_send = WaitingBatches(rng)
         self._finished: SimpleQueue[Finished | None] = SimpleQueue()
@@ -111,7 +96,6 @@ class Driver:
         self._senders = [self._thread("send", self._send_all) for _ in range(settings.batches_in_flight_max)]
         self._source = self._thread("read", self._read_all)
         self._writer = self._thread("record", self._record_all)
-        self._keeper = self._thread("lease", self._keep_lease) if sharing else None
 
     @property
     def storage_error(self) -> str | None:
@@ -130,7 +114,7 @@ class Driver:
 
     @property
     def at_rest(self) -> bool:
-        """All whole lines that are there for this worker are read, and what became of them is on disk."""
+        """All whole lines that are there are read, and what became of them is on disk."""
         with self._mutex:
             return self._caught_up and not self._ahead.batches and not self._retry_batches
 
@@ -140,9 +124,8 @@ class Driver:
         return self.at_rest and not self._ledger.pending
 
     def start(self) -> None:
-        for thread in (self._writer, *self._senders, self._keeper, self._source):
-            if thread is not None:
-                thread.start()
+        for thread in (self._writer, *self._senders, self._source):
+            thread.start()
 
     def stop(self) -> None:
         """Read no more, let what is under way end and record it. What a joiner does not answer is left."""
@@ -157,8 +140,6 @@ class Driver:
             thread.join()
         self._finished.put(None)
         self._writer.join()
-        if self._keeper is not None:
-            self._keeper.join()
         self.ended.set()
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
@@ -180,13 +161,11 @@ class Driver:
             return
         while not self._stopping.is_set():
             self._wake.clear()
-            if self._reader.look() or (self._sharing and self._reader.left()):
+            if self._reader.look():
                 self._finished.put(_FILES_CHANGED)
             sent = self._send_retries()
             sent = self._send_fresh() or sent
             if not sent:
-                if self._sharing and self.at_rest:
-                    self._sharing.claims.rest()
                 self._wake.wait(self._wait_s())
 
     def _wait_s(self) -> float:
@@ -345,20 +324,6 @@ class Driver:
                 if batch.events:
                     self._early_retries.observe(len(batch.events), again, batch.early, now)
             self._to_send.in_order = self._throttle.ahead_of_primaries
-
-    # The thread of a worker among others.
-
-    def _keep_lease(self) -> None:
-        assert self._sharing is not None
-        while not self._stopping.wait(self._sharing.membership.tick_s):
-            try:
-                while keys := self._sharing.membership.tick():
-                    self._retries.settled([], keys)
-                    self._wake.set()
-            except CorruptStateError:
-                raise
-            except StorageError as error:
-                self._notice(f"the lease of this worker was not renewed: {error}")
 
     def _wait_for_disk(self, tries: int) -> bool:
         return self._stopping.wait(STORAGE_BACKOFF.delay_us(tries, self._rng) / 1e6)

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from dispatcher.backoff import Backoff
-from dispatcher.batches import Batch, FreshBatch, Resolved, RetryBatch
-from dispatcher.claims import FileClaims
 from dispatcher.ledger import Entry, Ledger
 from dispatcher.reader import LogReader
 from dispatcher.retries import RetryQueue
-from dispatcher.retry_entries import pack_keys, pack_values
-from dispatcher.totals import Totals
+from dispatcher.rules.backoff import Backoff
+from dispatcher.rules.batches import Batch, FreshBatch, Resolved, RetryBatch
+from dispatcher.rules.retry_entries import pack_keys, pack_values
+from dispatcher.rules.totals import Totals
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import no_latencies
@@ -32,12 +31,10 @@ class Recorder:
         retries: RetryQueue,
         wait: Callable[[int], bool],
         recorded: Callable[[Sequence[FileState]], None] = lambda _: None,
-        claims: FileClaims | None = None,
     ) -> None:
-        """`recorded` is told the states of files that are on disk; `claims`: None for a worker alone."""
+        """`recorded` is told the states of files that are on disk."""
         self._ledger = ledger
         self._recorded = recorded
-        self._claims = claims
         self._reader = reader
         self._retries = retries
         self._wait = wait
@@ -61,19 +58,7 @@ class Recorder:
             return []
         self._retries.settled(removed, keys)
         self._recorded(entry.files)
-        self._leave()
         return [batch for batch, _ in ready]
-
-    def _leave(self) -> None:
-        """Let go of files that are another worker's now and of which nothing is under way any more."""
-        if self._claims is None or not self._reader.left():
-            return
-        try:
-            self._reader.leave(self._claims.release)
-        except CorruptStateError:
-            raise
-        except StorageError as error:
-            self.storage_error = str(error)  # nothing was released; the driver comes again while files wait
 
     def _in_turn(self, group: Sequence[Finished]) -> list[Finished]:
         ready: list[Finished] = []
@@ -106,7 +91,7 @@ class Recorder:
         def due(sequence: int) -> list[bytes]:
             keys: list[bytes] = []
             for _, resolved in ready:
-                keys += pack_keys(resolved.due_us, sequence + len(keys), self._ledger.slot)
+                keys += pack_keys(resolved.due_us, sequence + len(keys))
             return keys
 
         values = [v for _, r in ready if r.retries is not None for v in pack_values(r.retries)]

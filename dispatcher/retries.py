@@ -1,4 +1,4 @@
-"""A worker's queue of events that wait for their retry (paper 3.2.1): on disk, in the order they fall due.
+"""The queue of events that wait for their retry (paper 3.2.1): on disk, in the order they fall due.
 
 In memory are only the keys of those being sent, so that none is sent twice at a time.
 """
@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterable
 from typing import Final
 
-from dispatcher.batches import RetryBatch
 from dispatcher.ledger import Ledger
-from dispatcher.retry_entries import SLOT_BYTES, due_us_of, slot_prefix, unpack_values
+from dispatcher.rules.batches import RetryBatch
+from dispatcher.rules.retry_entries import due_us_of, unpack_values
 
 GATHER_US: Final = 5_000
 """Entries that fall due so soon after each other are sent together."""
@@ -26,8 +26,7 @@ class RetryQueue:
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()
         self._in_flight: set[bytes] = set()
-        self._prefix = slot_prefix(ledger.slot)
-        self._position = self._prefix  # before it, all is in flight
+        self._position = b""  # before it, all is in flight
         self._next_due_us: int | None = 0  # not later than the next entry falls due
 
     def next_due_us(self) -> int | None:
@@ -64,8 +63,6 @@ class RetryQueue:
 
             def wanted(key: bytes) -> bool | None:
                 nonlocal left, next_due_us
-                if key[:SLOT_BYTES] != self._prefix:
-                    return None  # another worker's
                 if key in self._in_flight:
                     self._position = key
                     return False

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.backoff import Backoff
-from dispatcher.events import Events, Rows
 from dispatcher.lookup_share import LookupShare
-from dispatcher.pipeline import REGISTERED, SEND, UNDER_WAY, Verdicts, judge_join, judge_lookup
 from dispatcher.ports import Joiner, Registry
+from dispatcher.rules.backoff import Backoff
+from dispatcher.rules.events import Events, Rows
+from dispatcher.rules.verdicts import REGISTERED, SEND, UNDER_WAY, Verdicts, judge_join, judge_lookup
 from dispatcher.window import Gate
 from joiner.client import ForeignColumns
 from photon.core.clock import Clock

@@ -7,23 +7,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.adoption import adopt
 from dispatcher.agreement import await_agreement
-from dispatcher.claims import FileClaims
-from dispatcher.counts import all_read, counted, of_workers, read_totals
-from dispatcher.driver import Driver, Sharing, backoffs_of
+from dispatcher.counts import counted, read_totals
+from dispatcher.driver import Driver, backoffs_of
 from dispatcher.inbox import Inbox
-from dispatcher.ledger import Group, Ledger
-from dispatcher.membership import Membership
+from dispatcher.ledger import Ledger
 from dispatcher.ports import Joiner, Registry
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.retries import RetryQueue
+from dispatcher.rules.assignment import mine_of
 from dispatcher.sender import Sender
 from dispatcher.service import DispatcherService
-from dispatcher.stopped import Watch
-from dispatcher.totals import Totals
 from dispatcher.waiting import find_waiting
 from dispatcher.window import Gate, Window
+from dispatcher.workers import fix_workers, worker_directory
 from photon.core.clock import Clock
 from photon.core.notices import Notices
 from photon.core.settings import Settings
@@ -43,11 +40,11 @@ _REQUEST_BYTES_MAX: Final = 1 << 20
 class DispatcherServer:
     """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
 
-    `directory` holds its state: its own, or with 'dispatcher.workers' above 1 shared by so many processes,
-    each of which reads some of the files (paper 3.2). `dead_letters` gets the events that end otherwise than
-    joined or duplicate; `drain`: the logs will grow no more; `agree`: JoinerClient's, asked before anything
-    is read. Constructing opens the state: UsageError for a pattern that can never match, LockedError,
-    CorruptStateError, DiskFullError.
+    `directory` is of the datacenter's `workers` dispatchers, each of which reads the files whose names say
+    so (paper 3.2); the state of this one, the `worker`th, is within. `dead_letters` gets the events that end
+    otherwise than joined or duplicate; `drain`: the logs will grow no more; `agree`: JoinerClient's, asked
+    before anything is read. Constructing opens the state: UsageError for a pattern that can never match,
+    SettingsError for another number of workers, LockedError, CorruptStateError, DiskFullError.
     """
 
     def __init__(
@@ -66,28 +63,27 @@ class DispatcherServer:
         drain: bool = False,
         network: Network = LOOPBACK,
         agree: Callable[[], None] = lambda: None,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
         check_patterns(patterns)
         own = settings.dispatcher
         self._identity = {"name": name, "datacenter": datacenter}
+        self._worker = {"slot": worker, "name": name, "process": os.getpid()}
         self._drain = drain
         self._stopped = False
-        self._watch: Watch | None = None
         self._notices = Notices("dispatcher")
-        group = Group(own.workers, own.lease_s, clock, name) if own.workers > 1 else None
-        self._ledger = Ledger(directory, dead_letters, own.state_bytes_max, group)
+        fix_workers(directory, workers)
+        place = worker_directory(directory, worker)
+        self._ledger = Ledger(place, dead_letters, own.state_bytes_max, worker)
         with contextlib.ExitStack() as undo:
             undo.callback(self._ledger.close)
-            sharing = self._shared(group) if group else None
             inbox = Inbox(directory, self._ledger.file.sync)
-            if group is None:
-                while adopt(self._ledger):
-                    pass  # of workers that there were once
             states = self._ledger.files()
             inbox.sweep(states)
             self._reader = LogReader(
                 [*patterns, inbox.pattern],
-                directory / "spool",
+                place / "spool",
                 json_lines(settings),
                 settings.logs,
                 own.batch_events_max,
@@ -95,7 +91,7 @@ class DispatcherServer:
                 states,
                 drain,
                 inbox.notices(self._notices.tell),
-                sharing.claims if sharing else None,
+                mine_of(worker, workers),
             )
             self._gate = Gate(Window(own.batches_in_flight_max), clock)
 
@@ -116,7 +112,6 @@ class DispatcherServer:
                 rng,
                 self._notices.tell,
                 inbox.sweep,
-                sharing,
                 lambda wait: await_agreement(agree, wait, rng, self._notices.tell),
             )
             undo.pop_all()
@@ -136,8 +131,6 @@ class DispatcherServer:
     def start(self) -> None:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
-        if self._watch:
-            self._watch.start()
         self._driver.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -157,40 +150,19 @@ class DispatcherServer:
         self._reader.close()
         self._rpc.stop()
         self._ledger.close()
-        if self._watch:
-            self._watch.stop()
 
     def status(self) -> dict[str, Any]:
-        """Counts of all workers since the directory was made, and how it goes now here. Plain values."""
-        totals, workers, drained = self._whole()
-        own = next((worker for worker in workers if worker["slot"] == self._ledger.slot), {})
+        """Counts since the ledger was made, and how it goes now. Plain values."""
         return {
             **self._identity,
-            **counted(totals),
+            **counted(self._ledger.totals),
             "in_flight": self._driver.in_flight,
             "requests_max": self._gate.size,
-            "drained": drained,
+            "drained": self._drain and self._driver.idle,
             "paused": self._driver.paused,
             "notices": self._notices.lines(),
             "unended": self._reader.unended(),
             "unreadable": self._reader.unreadable(),
             "storage_error": self._driver.storage_error,
-            "worker": own,
-            "workers": workers,
+            "worker": {**self._worker, "files": self._reader.files},
         }
-
-    def _whole(self) -> tuple[Totals, list[dict[str, Any]], bool]:
-        """Of the directory: totals, workers, and whether all is drained."""
-        if self._ledger.group is None or self._stopped:
-            own = {"slot": self._ledger.slot, "name": self._identity["name"], "process": os.getpid()}
-            drained = self._drain and self._driver.idle and self._ledger.group is None
-            return self._ledger.totals, [own | {"files": len(self._ledger.held)}], drained
-        at_rest = self._driver.at_rest
-        with self._ledger.file.read() as rows:
-            drained = self._drain and at_rest and all_read(rows)
-            return rows.known_state().totals, of_workers(rows), drained
-
-    def _shared(self, group: Group) -> Sharing:
-        assert self._ledger.marks is not None
-        self._watch = Watch(self._ledger.marks, group.lease_s, self._notices.tell)
-        return Sharing(FileClaims(self._ledger), Membership(self._ledger, group, self._notices.tell))

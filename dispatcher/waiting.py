@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from dispatcher.ledger import Ledger
-from dispatcher.retry_entries import due_us_of, slot_of, unpack_id, unpack_values
+from dispatcher.rules.retry_entries import due_us_of, unpack_id, unpack_values
 from photon.core.columns import split_ids
 
 SCANNED_MAX: Final = 16_384
@@ -11,7 +11,7 @@ SCANNED_MAX: Final = 16_384
 
 
 def find_waiting(ledger: Ledger, ids: bytes) -> list[dict[str, Any] | None]:
-    """16 x N ids -> of each that waits, in whichever worker's queue, what its entry says; None of others.
+    """16 x N ids -> of each that waits, what its entry says; None of others.
 
     Looks through all entries: about a second a million. CorruptStateError for one that is no entry.
     """
@@ -57,6 +57,6 @@ def _described(ledger: Ledger, key: bytes, value: bytes) -> dict[str, Any]:
         "due_us": due_us_of(key),
         "file": event.name(0),
         "offset": int(event.offsets[0]),
-        "worker": slot_of(key),
+        "worker": ledger.worker,
         "line": event.lines[0].decode("utf-8", "replace"),
     }

@@ -11,7 +11,7 @@ import random
 import threading
 from collections import deque
 
-from dispatcher.batches import Batch, RetryBatch
+from dispatcher.rules.batches import Batch, RetryBatch
 
 
 class WaitingBatches:

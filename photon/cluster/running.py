@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from dispatcher.workers import check_workers
 from joiner.output_files import count_joined
 from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
@@ -37,13 +38,16 @@ def running(
     notice: Callable[[str], None],
     replace: bool = True,
 ) -> Iterator["StatusReader"]:
-    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again.
+    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again;
+    SettingsError for another number of workers than before.
 
     `remembered`: as many ids must the registry know; `replace`: replicas that lost their disks.
     """
     from photon.cluster.statuses import StatusReader  # while the nursery imports the same
 
     topology = cluster.topology
+    for pipeline in topology.pipelines:
+        check_workers(Path(pipeline.directory) / "dispatcher", len(pipeline.dispatchers))
     replacing = Replacing(topology, members_of(work, len(topology.replicas)).lost, notice)
     try:
         cluster.start()

@@ -6,9 +6,9 @@ import threading
 import numpy as np
 import pytest
 
-from dispatcher import pipeline
 from dispatcher.driver import backoffs_of
-from dispatcher.early import PAUSE_S_MAX, PAUSE_S_MIN, EarlyRetries
+from dispatcher.rules import verdicts as pipeline
+from dispatcher.rules.early import PAUSE_S_MAX, PAUSE_S_MIN, EarlyRetries
 from dispatcher.window import Gate, Window
 from photon.core.clock import ManualClock
 from photon.core.errors import OverloadedError, UnavailableError

@@ -1,6 +1,6 @@
 """How many fresh batches are on their way."""
 
-from dispatcher.read_ahead import PATIENCE_S, PER_SENDER, SMALL, ReadAhead
+from dispatcher.rules.read_ahead import PATIENCE_S, PER_SENDER, SMALL, ReadAhead
 
 
 def ahead() -> ReadAhead:

@@ -5,10 +5,10 @@ import errno
 import numpy as np
 import pytest
 
-from dispatcher.batches import Resolved
 from dispatcher.ledger import Ledger
 from dispatcher.recorder import Recorder
 from dispatcher.retries import RetryQueue
+from dispatcher.rules.batches import Resolved
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import no_latencies

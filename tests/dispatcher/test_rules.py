@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher import pipeline
-from dispatcher.backoff import AGE_JITTER, AgeBackoff, Backoff, Backoffs
-from dispatcher.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
+from dispatcher.rules import verdicts as pipeline
+from dispatcher.rules.backoff import AGE_JITTER, AgeBackoff, Backoff, Backoffs
+from dispatcher.rules.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
 from photon.core.histogram import BUCKETS, EDGES_US, count_latencies

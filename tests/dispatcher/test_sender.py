@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dispatcher.pipeline import REGISTERED, TOO_OLD
+from dispatcher.rules.verdicts import REGISTERED, TOO_OLD
 from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Sender
 from dispatcher.window import Gate, Window
 from photon.core.clock import ManualClock

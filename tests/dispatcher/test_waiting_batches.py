@@ -1,8 +1,8 @@
 import random
 import threading
 
-from dispatcher.batches import RetryBatch
-from dispatcher.events import NO_EVENTS
+from dispatcher.rules.batches import RetryBatch
+from dispatcher.rules.events import NO_EVENTS
 from dispatcher.waiting_batches import WaitingBatches
 
 

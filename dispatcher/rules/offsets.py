@@ -36,21 +36,6 @@ class OffsetTracker:
         """Every byte before it is in a batch that was given out by `finished`; 0 for a new file."""
         return self._offsets.get(file, 0)
 
-    def begin(self, file: int, offset: int) -> None:
-        """A file whose bytes before `offset` somebody else has taken care of."""
-        assert file not in self._fronts, file
-        self._offsets[file] = self._sent_to[file] = offset
-
-    def idle(self, file: int) -> bool:
-        """Nothing of it is under way."""
-        return file not in self._fronts
-
-    def forget(self, file: int) -> None:
-        """Somebody else goes on with it from its offset."""
-        assert file not in self._fronts, file
-        self._offsets.pop(file, None)
-        self._sent_to.pop(file, None)
-
     def sent(self, batch: int, spans: Iterable[Span]) -> None:
         """A batch is under way. Its spans go on where those sent before ended."""
         kept = tuple(spans)

@@ -1,6 +1,7 @@
 """All that a dispatcher counts. Pure."""
 
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 from photon.core.fates import Fate
@@ -10,7 +11,7 @@ COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All that is counted since the directory was made. `latencies`: counts by latency.EDGES_US."""
+    """All that is counted since the ledger was made. `latencies`: counts by latency.EDGES_US."""
 
     foreign_events: int
     fates: dict[Fate, int]
@@ -27,9 +28,7 @@ class Totals:
             self.foreign_events + other.foreign_events,
             {fate: self.fates.get(fate, 0) + other.fates.get(fate, 0) for fate in COUNTED},
             self.wasted_joins + other.wasted_joins,
-            [a + b for a, b in zip(self.latencies, other.latencies, strict=True)]
-            if self.latencies
-            else other.latencies,
+            [a + b for a, b in zip_longest(self.latencies, other.latencies, fillvalue=0)],
         )
 
 

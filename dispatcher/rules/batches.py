@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.events import Events
-from dispatcher.offsets import Span
-from dispatcher.retry_entries import due_us_column
+from dispatcher.rules.events import Events
+from dispatcher.rules.offsets import Span
+from dispatcher.rules.retry_entries import due_us_column
 from photon.core.fates import Fate
 from photon.logs.writer import DeadLetter
 

@@ -1,7 +1,6 @@
 """How an event that waits for its retry is written down. Pure.
 
-Key: slot of the worker (2) | due us (8) | sequence (8), big endian, so that a worker's entries stand
-together, in the order they fall due.
+Key: due us (8) | sequence (8), big endian, so that entries stand in the order they fall due.
 Value: a fixed head, the file name, the line.
 """
 
@@ -12,13 +11,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.events import Events
+from dispatcher.rules.events import Events
 from photon.core.ids import ID_BYTES
 
-SLOT_BYTES: Final = 2
-KEY_BYTES: Final = SLOT_BYTES + 16
+KEY_BYTES: Final = 16
 
-_KEY: Final = np.dtype([("slot", ">u2"), ("due_us", ">u8"), ("sequence", ">u8")])
+_KEY: Final = np.dtype([("due_us", ">u8"), ("sequence", ">u8")])
 _HEAD: Final = np.dtype(
     [
         ("id", f"V{ID_BYTES}"),
@@ -34,36 +32,21 @@ _HEAD: Final = np.dtype(
 HEAD_BYTES: Final = _HEAD.itemsize
 
 
-def slot_prefix(slot: int) -> bytes:
-    """What the keys of a slot's entries begin with."""
-    return slot.to_bytes(SLOT_BYTES, "big")
-
-
-def pack_keys(due_us: npt.NDArray[np.int64], sequence: int, slot: int = 0) -> list[bytes]:
+def pack_keys(due_us: npt.NDArray[np.int64], sequence: int) -> list[bytes]:
     """Keys of N entries; they take the numbers from `sequence` on."""
     keys = np.empty(len(due_us), _KEY)
-    keys["slot"] = slot
     keys["due_us"] = np.maximum(due_us, 0)
     keys["sequence"] = np.arange(sequence, sequence + len(due_us), dtype=np.uint64)
     return _split(keys, KEY_BYTES)
 
 
 def due_us_of(key: bytes) -> int:
-    return int.from_bytes(key[SLOT_BYTES : SLOT_BYTES + 8], "big")
+    return int.from_bytes(key[:8], "big")
 
 
 def due_us_column(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
     """due_us_of of N keys."""
     return np.frombuffer(b"".join(keys), _KEY)["due_us"].astype(np.int64)
-
-
-def slot_of(key: bytes) -> int:
-    return int.from_bytes(key[:SLOT_BYTES], "big")
-
-
-def adopted(key: bytes, slot: int) -> bytes:
-    """The key of the same entry under another slot. Sequence numbers are given once, whatever the slot."""
-    return slot_prefix(slot) + key[SLOT_BYTES:]
 
 
 def unpack_id(value: bytes) -> bytes:

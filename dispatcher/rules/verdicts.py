@@ -4,20 +4,22 @@ A batch's verdicts are a byte an event: a core.fates.Joined, or one of the dispa
 """
 
 import dataclasses
-import random
 from collections.abc import Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.backoff import Backoff, Backoffs
-from dispatcher.batches import Resolved
-from dispatcher.events import Events, Rows
+from dispatcher.rules.backoff import Backoff, Backoffs
+from dispatcher.rules.batches import Resolved
+from dispatcher.rules.events import Events, Rows
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
 from photon.core.histogram import count_latencies, no_latencies
 from photon.logs.writer import DeadLetter
+
+if TYPE_CHECKING:
+    from random import Random
 
 Verdicts = npt.NDArray[np.uint8]
 
@@ -84,7 +86,7 @@ def resolve(
     reasons: Mapping[int, str],
     backoffs: Backoffs,
     at_us: npt.NDArray[np.int64],
-    rng: random.Random,
+    rng: "Random",
     due_us: npt.NDArray[np.int64] | None = None,
 ) -> Resolved:
     """Verdicts -> fates, dead letters and retries. `at_us` (N,): when the verdicts came.
@@ -126,7 +128,7 @@ def _retries(
     counts: list[int],
     backoffs: Backoffs,
     at_us: npt.NDArray[np.int64],
-    rng: random.Random,
+    rng: "Random",
     due_us: npt.NDArray[np.int64] | None,
 ) -> tuple[Events | None, npt.NDArray[np.int64]]:
     if not any(counts[verdict] for verdict in _RETRIES):
@@ -148,7 +150,7 @@ def _retries(
     return dataclasses.replace(kept, tries=tries, sends=sends), due
 
 
-def _delays(counts: npt.NDArray[np.uint32], backoff: Backoff, rng: random.Random) -> npt.NDArray[np.int64]:
+def _delays(counts: npt.NDArray[np.uint32], backoff: Backoff, rng: "Random") -> npt.NDArray[np.int64]:
     """One draw for all that were tried equally often: they fall due together and travel together."""
     distinct, place = np.unique(counts, return_inverse=True)
     return np.array([backoff.delay_us(int(count), rng) for count in distinct], np.int64)[place]

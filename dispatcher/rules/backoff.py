@@ -4,12 +4,14 @@ After a failure the wait doubles. What waits for its primary is tried again when
 more: an event early by T seconds is joined T/2 after its primary at the latest, be that a moment or hours.
 """
 
-import random
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from random import Random
 
 _DOUBLINGS_MAX: Final = 40  # keeps the shift small; the cap decides long before
 
@@ -21,7 +23,7 @@ class Backoff:
     delay_us_min: int
     delay_us_max: int
 
-    def delay_us(self, tries: int, rng: random.Random) -> int:
+    def delay_us(self, tries: int, rng: "Random") -> int:
         """The wait after `tries` failed tries (1 or more), at random in the upper half of the full delay.
 
         Equal jitter: never so short that a failing server is hammered, never all at one moment.
@@ -45,7 +47,7 @@ class AgeBackoff:
     delay_us_max: int
 
     def delays_us(
-        self, ages_us: npt.NDArray[np.int64], tries: npt.NDArray[np.uint32], rng: random.Random
+        self, ages_us: npt.NDArray[np.int64], tries: npt.NDArray[np.uint32], rng: "Random"
     ) -> npt.NDArray[np.int64]:
         """The waits of events that were tried together, after `tries` (1 or more) in vain each.
 
