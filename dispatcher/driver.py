@@ -9,6 +9,7 @@ which the registry makes harmless.
 
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -21,13 +22,10 @@ from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder
 from dispatcher.retries import RetryQueue
 from dispatcher.rules.backoff import AgeBackoff, Backoff, Backoffs
 from dispatcher.rules.batches import Batch, FreshBatch, Resolved, RetryBatch
-from dispatcher.rules.early import EarlyRetries
 from dispatcher.rules.events import NO_EVENTS
-from dispatcher.rules.read_ahead import ReadAhead
-from dispatcher.rules.throttle import Throttle
+from dispatcher.rules.pacing import Reading
 from dispatcher.rules.verdicts import resolve
-from dispatcher.sender import Sender
-from dispatcher.waiting_batches import WaitingBatches
+from dispatcher.sender import Gate, Sender
 from photon.core.clock import Clock
 from photon.core.histogram import no_latencies
 from photon.core.settings import Dispatcher
@@ -50,10 +48,10 @@ class Driver:
         self,
         settings: Dispatcher,
         poll_interval_s: float,
-        chunk_bytes: int,
         ledger: Ledger,
         reader: LogReader,
         retries: RetryQueue,
+        gate: Gate,
         make_sender: Callable[[Callable[[float], bool]], Sender],
         clock: Clock,
         rng: random.Random,
@@ -82,13 +80,8 @@ class Driver:
         self._backoffs = backoffs_of(settings)
         self._to_send = WaitingBatches(rng)
         self._finished: SimpleQueue[Finished | None] = SimpleQueue()
-        self._mutex = threading.Lock()  # over the throttle and the counts below
-        self._throttle = Throttle(settings.retry_queue_events_max)
-        self._ahead = ReadAhead(settings.batches_in_flight_max, settings.batch_events_max, chunk_bytes)
-        self._retry_batches = self._retry_events = 0
-        self._early_retries = EarlyRetries(settings.batch_events_max)
+        self._gate = gate
         self._paused: str | None = None
-        self._retry_batches_max = max(1, settings.batches_in_flight_max // 2)
         self._caught_up = False
         self.failure: BaseException | None = None
         self.ended = threading.Event()
@@ -104,8 +97,8 @@ class Driver:
     @property
     def in_flight(self) -> int:
         """Events read or taken for a retry, and not recorded."""
-        with self._mutex:
-            return self._ahead.events + self._retry_events
+        with self._gate.pacing() as pacing:
+            return pacing.fresh_events + pacing.retry_events
 
     @property
     def paused(self) -> str | None:
@@ -115,8 +108,8 @@ class Driver:
     @property
     def at_rest(self) -> bool:
         """All whole lines that are there are read, and what became of them is on disk."""
-        with self._mutex:
-            return self._caught_up and not self._ahead.batches and not self._retry_batches
+        with self._gate.pacing() as pacing:
+            return self._caught_up and not pacing.fresh_batches and not pacing.retry_batches
 
     @property
     def idle(self) -> bool:
@@ -171,10 +164,10 @@ class Driver:
     def _wait_s(self) -> float:
         due_us = self._retries.next_due_us()
         longest_s = self._reader.patience_s if self._caught_up else self._poll_interval_s
-        if due_us is None or self._retry_batches >= self._retry_batches_max:
+        with self._gate.pacing() as pacing:
+            pause_s = pacing.wait_s(self._clock.monotonic())
+        if due_us is None or pause_s is None:
             return longest_s
-        with self._mutex:
-            pause_s = self._throttle.retry_wait(self._clock.monotonic())
         wait_s = max(pause_s, (due_us - self._clock.now_us()) / 1e6)
         return max(_WAIT_S_MIN, min(longest_s, wait_s))
 
@@ -188,27 +181,21 @@ class Driver:
             self._caught_up = self._reader.caught_up
             return False
         self._caught_up = False
-        with self._mutex:
-            self._ahead.sent(batch.count, batch.size, self._clock.monotonic())
+        with self._gate.pacing() as pacing:
+            pacing.read(batch.count, batch.size, self._clock.monotonic())
         self._submit(batch)
         return True
 
     def _may_read(self) -> bool:
-        with self._mutex:
-            now = self._clock.monotonic()
-            if not self._ahead.room(now):
-                return False
-            pending = self._ledger.pending
-            room = self._throttle.room(pending, self._ahead.events, now)
-            self._tell_pause(room, pending)
-            if room is not None and room > 0:
-                self._throttle.probed(now)
-            return room is None or room > 0
+        pending = self._ledger.pending
+        with self._gate.pacing() as pacing:
+            may = pacing.may_read(pending, self._clock.monotonic())
+        if may is not Reading.AHEAD:
+            self._tell_pause(may, pending)
+        return may is Reading.READ
 
-    def _tell_pause(self, room: int | None, pending: int) -> None:
-        if room != 0:
-            self._paused = None
-        elif self._throttle.full(pending, self._ahead.events):
+    def _tell_pause(self, may: Reading, pending: int) -> None:
+        if may is Reading.FULL:
             bound = self._settings.retry_queue_events_max
             # Without the present number: a notice that says the same is told once.
             self._notice(
@@ -216,8 +203,10 @@ class Driver:
                 "no new ones are read until some of them have joined; see whether their primaries are read"
             )
             self._paused = f"{pending} events wait for their retry, 'retry_queue_events_max' is {bound}"
-        else:
+        elif may is Reading.BEHIND:
             self._paused = f"{pending} events wait for their primaries, and most new ones would too"
+        else:
+            self._paused = None
 
     def _send_retries(self) -> bool:
         sent = False
@@ -225,23 +214,20 @@ class Driver:
             now_us = self._clock.now_us()
             batch = self._retries.take(now_us, self._settings.batch_events_max)
             if batch is None:
-                with self._mutex:
-                    early = self._early_retries.take(self._clock.monotonic())
+                with self._gate.pacing() as pacing:
+                    early = pacing.early(self._clock.monotonic())
                 batch = self._retries.take_early(now_us, early) if early else None
             if batch is None:
                 break
             sent = True
-            with self._mutex:
-                self._retry_batches += 1
-                self._retry_events += len(batch.events)
+            with self._gate.pacing() as pacing:
+                pacing.taken(len(batch.events))
             self._submit(batch)
         return sent
 
     def _may_retry(self) -> bool:
-        with self._mutex:
-            if self._retry_batches >= self._retry_batches_max:
-                return False
-            return self._throttle.retry_wait(self._clock.monotonic()) <= 0
+        with self._gate.pacing() as pacing:
+            return pacing.may_retry(self._clock.monotonic())
 
     def _submit(self, batch: Batch) -> None:
         if batch.events:
@@ -252,8 +238,8 @@ class Driver:
 
     def _answered(self, batch: Batch) -> None:
         if isinstance(batch, FreshBatch):
-            with self._mutex:
-                self._ahead.answered()
+            with self._gate.pacing() as pacing:
+                pacing.answered()
             self._wake.set()
 
     # The sending threads.
@@ -302,31 +288,64 @@ class Driver:
         return False, group
 
     def _settle(self, recorded: list[Batch]) -> None:
-        with self._mutex:
+        with self._gate.pacing() as pacing:
             for batch in recorded:
                 if batch is _FILES_CHANGED[0]:
                     continue
                 if isinstance(batch, RetryBatch):
-                    self._retry_batches -= 1
-                    self._retry_events -= len(batch.events)
+                    pacing.retry_recorded(len(batch.events))
                 else:
-                    self._ahead.recorded(batch.count, batch.size, self._clock.monotonic())
+                    pacing.recorded(batch.count, batch.size, self._clock.monotonic())
 
     def _learn(self, group: list[Finished]) -> None:
-        with self._mutex:
+        with self._gate.pacing() as pacing:
             for batch, resolved in group:
                 again = 0 if resolved.retries is None else len(resolved.retries)
                 if isinstance(batch, FreshBatch):
-                    self._throttle.observe(len(batch.events), again)
-                    continue
-                now = self._clock.monotonic()
-                self._throttle.observe_retry(again, now)
-                if batch.events:
-                    self._early_retries.observe(len(batch.events), again, batch.early, now)
-            self._to_send.in_order = self._throttle.ahead_of_primaries
+                    pacing.resolved(len(batch.events), again)
+                else:
+                    pacing.retried(len(batch.events), again, batch.early, self._clock.monotonic())
+            self._to_send.in_order = pacing.in_order
 
     def _wait_for_disk(self, tries: int) -> bool:
         return self._stopping.wait(STORAGE_BACKOFF.delay_us(tries, self._rng) / 1e6)
+
+
+class WaitingBatches:
+    """Batches that wait for a sender: retries first, fresh ones in order or at random (rules/pacing).
+
+    Filled by one thread, emptied by many. Its user bounds it. None waits for long: only so many are read
+    ahead, and reading goes on only as the oldest of them ends.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._changed = threading.Condition()
+        self._retries: deque[Batch] = deque()
+        self._fresh: list[Batch] = []
+        self._closed = False
+        self.in_order = True
+
+    def put(self, batch: Batch) -> None:
+        with self._changed:
+            (self._retries if isinstance(batch, RetryBatch) else self._fresh).append(batch)
+            self._changed.notify()
+
+    def take(self) -> Batch | None:
+        """The next to send; None when it is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._retries or self._fresh or self._closed)
+            if self._retries:
+                return self._retries.popleft()
+            if not self._fresh:
+                return None
+            return self._fresh.pop(0 if self.in_order else self._rng.randrange(len(self._fresh)))
+
+    def close(self) -> None:
+        """Nothing is put any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
 
 def backoffs_of(settings: Dispatcher) -> Backoffs:

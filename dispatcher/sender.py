@@ -5,20 +5,21 @@ While no joiner answers, the batch is held here and sent again: as few batches a
 not stop the others: a batch that keeps failing goes on in smaller parts until that event stands alone.
 """
 
+import contextlib
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.lookup_share import LookupShare
 from dispatcher.ports import Joiner, Registry
 from dispatcher.rules.backoff import Backoff
 from dispatcher.rules.events import Events, Rows
+from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import REGISTERED, SEND, UNDER_WAY, Verdicts, judge_join, judge_lookup
-from dispatcher.window import Gate
 from joiner.client import ForeignColumns
 from photon.core.clock import Clock
 from photon.core.columns import join_lines
@@ -32,6 +33,58 @@ TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is n
 UNDER_WAY_BACKOFF: Final = Backoff(10_000, 80_000)
 UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
+
+
+_LOOK_S: Final = 0.1  # a thread that waits looks so often whether it is time to stop
+
+
+class Gate:
+    """Holds the threads of a dispatcher to its one pacing: each asks and tells it behind this lock."""
+
+    def __init__(self, pacing: Pacing, clock: Clock) -> None:
+        self._pacing = pacing
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._inside = 0
+
+    @property
+    def size(self) -> int:
+        return self._pacing.requests_max
+
+    @contextlib.contextmanager
+    def pacing(self) -> Iterator[Pacing]:
+        with self._changed:
+            yield self._pacing
+
+    def enter(self, stopping: Callable[[], bool]) -> bool:
+        """Wait for room for a request; `request` must follow. False if it was time to stop before."""
+        with self._changed:
+            while self._inside >= self._pacing.requests_max:
+                if stopping():
+                    return False
+                self._changed.wait(_LOOK_S)
+            self._inside += 1
+            return True
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Around a request, after `enter`: what becomes of it is learned, and the thread leaves."""
+        sent_at = self._clock.monotonic()
+        refused = False
+        try:
+            yield
+        except OverloadedError:
+            refused = True
+            raise
+        finally:
+            now = self._clock.monotonic()
+            with self._changed:
+                self._inside -= 1
+                if refused:
+                    self._pacing.request_refused(sent_at, now)
+                else:
+                    self._pacing.request_answered(sent_at, now)
+                self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -68,7 +121,6 @@ class Sender:
         self._gate = gate
         self._is_recovered = is_recovered
         self._lookup_at = float("-inf")
-        self._share = LookupShare()
 
     def send(self, events: Events) -> Answer | None:
         """Verdicts of all events; None if it was time to stop before anything was known of any."""
@@ -134,7 +186,9 @@ class Sender:
                 position += len(part)
                 size = min(2 * size, len(rows))
                 failures = 0
-        self._share.joined(int(np.count_nonzero(answer.verdicts[rows] == Joined.DUPLICATE)), len(rows))
+        with self._gate.pacing() as pacing:
+            in_vain = int(np.count_nonzero(answer.verdicts[rows] == Joined.DUPLICATE))
+            pacing.joined_in_vain(in_vain, len(rows))
         return True
 
     def _stopping(self) -> bool:
@@ -142,12 +196,17 @@ class Sender:
 
     def _look_up(self, events: Events) -> Verdicts | None:
         """Where that pays; all are to be sent where it does not. None: stopped."""
-        if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._share.pays():
+        if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._lookup_pays():
             return np.full(len(events), SEND, np.uint8)
         verdicts = self._ask(events)
         if verdicts is not None:
-            self._share.observe(int(np.count_nonzero(verdicts != SEND)), len(events))
+            with self._gate.pacing() as pacing:
+                pacing.looked_up(int(np.count_nonzero(verdicts != SEND)), len(events))
         return verdicts
+
+    def _lookup_pays(self) -> bool:
+        with self._gate.pacing() as pacing:
+            return pacing.lookup_pays()
 
     def _ask(self, events: Events) -> Verdicts | None:
         """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""

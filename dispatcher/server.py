@@ -16,10 +16,10 @@ from dispatcher.ports import Joiner, Registry
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.retries import RetryQueue
 from dispatcher.rules.assignment import mine_of
-from dispatcher.sender import Sender
+from dispatcher.rules.pacing import Pacing
+from dispatcher.sender import Gate, Sender
 from dispatcher.service import DispatcherService
 from dispatcher.waiting import find_waiting
-from dispatcher.window import Gate, Window
 from dispatcher.workers import fix_workers, worker_directory
 from photon.core.clock import Clock
 from photon.core.notices import Notices
@@ -93,7 +93,13 @@ class DispatcherServer:
                 inbox.notices(self._notices.tell),
                 mine_of(worker, workers),
             )
-            self._gate = Gate(Window(own.batches_in_flight_max), clock)
+            pacing = Pacing(
+                own.batches_in_flight_max,
+                own.batch_events_max,
+                settings.logs.chunk_bytes,
+                own.retry_queue_events_max,
+            )
+            self._gate = Gate(pacing, clock)
 
             def make_sender(wait: Callable[[float], bool]) -> Sender:
                 looked_up = registry if own.lookup_before_send else None
@@ -103,10 +109,10 @@ class DispatcherServer:
             self._driver = Driver(
                 own,
                 settings.logs.poll_interval_ms / 1000,
-                settings.logs.chunk_bytes,
                 self._ledger,
                 self._reader,
                 RetryQueue(self._ledger, backoffs_of(own).delay_us_max, BATCH_BYTES_MAX),
+                self._gate,
                 make_sender,
                 clock,
                 rng,

@@ -1,4 +1,4 @@
-"""Backoff, throttle, latency histogram and the rules of a batch: all pure."""
+"""Backoff, latency histogram and the rules of a batch: all pure."""
 
 import random
 
@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from dispatcher.rules import verdicts as pipeline
 from dispatcher.rules.backoff import AGE_JITTER, AgeBackoff, Backoff, Backoffs
-from dispatcher.rules.throttle import CATCHING_UP_EVENTS, PROBE_INTERVAL_S, Throttle
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered
 from photon.core.histogram import BUCKETS, EDGES_US, count_latencies
@@ -76,41 +75,6 @@ def test_a_retry_in_vain_before_it_was_due_counts_for_nothing_and_a_failed_one_d
     assert resolved.retries.sends.tolist() == [14, 15, 14]
     assert resolved.due_us[[0, 2]].tolist() == [50_000, 90_000]
     assert 12_000 <= resolved.due_us[1] <= 14_000, "the third failure"
-
-
-def test_reading_pauses_while_the_retry_queue_is_full():
-    throttle = Throttle(1_000)
-    assert throttle.room(999, 0, 0.0) is None
-    assert throttle.room(1_000, 0, 0.0) == 0
-    assert throttle.room(900, 100, 0.0) == 0
-
-
-def test_reading_pauses_while_most_fresh_events_fail_but_for_a_probe_now_and_then():
-    throttle = Throttle(1_000_000)
-    throttle.observe(4096, 4000)
-    assert throttle.room(CATCHING_UP_EVENTS - 1, 0, 0.0) is None
-    assert throttle.room(CATCHING_UP_EVENTS, 0, 0.0) == 1
-    throttle.probed(0.0)
-    assert throttle.room(CATCHING_UP_EVENTS, 0, PROBE_INTERVAL_S * 0.9) == 0
-    assert throttle.room(CATCHING_UP_EVENTS, 0, PROBE_INTERVAL_S) == 1
-    throttle.observe(4096, 1000)
-    assert throttle.room(CATCHING_UP_EVENTS, 0, 0.0) is None
-
-
-def test_many_orphans_do_not_stop_reading_while_most_fresh_events_join():
-    throttle = Throttle(1_000_000)
-    for _ in range(100):
-        throttle.observe(10, 4)
-    assert throttle.room(500_000, 0, 0.0) is None
-
-
-def test_retries_in_vain_slow_down_retries_and_successes_do_not():
-    throttle = Throttle(1_000_000)
-    throttle.observe_retry(0, 5.0)
-    assert throttle.retry_wait(5.0) <= 0
-    throttle.observe_retry(4096, 5.0)
-    assert 0.05 < throttle.retry_wait(5.0) < 0.5
-    assert throttle.retry_wait(6.0) < 0
 
 
 def test_latencies_fall_into_the_bucket_whose_upper_edge_is_next():
