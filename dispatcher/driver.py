@@ -2,11 +2,24 @@
 
     reader and retry queue -> [batches to send] -> senders -> [finished batches] -> recorder -> ledger
 
+The life of a batch:
+
+state     by            until                                    a kill now means
+--------  ------------  ---------------------------------------  ---------------------------------------------
+read      reader        a sender takes it, retries first         its lines are read again
+taken     retry queue   the same; it was read before             its entries are in the ledger and come again
+sent      a sender      registry and joiner have answered        the same; what is registered is a duplicate
+held      the sender    a joiner answers again: it waits whole   the same
+resolved  the sender    each event has a fate or waits; fresh    the same
+                        ones: those before it in their files
+                        are resolved, too
+recorded  the recorder  its transaction is on disk               it counts; what waits is in the retry queue
+
 A batch is in flight from when it is read until it is recorded, and only so many are: when joiners or the disk
-are slow, reading stops. A kill at any moment only means that what was not recorded is read and sent again,
-which the registry makes harmless.
+are slow, reading stops.
 """
 
+import enum
 import random
 import threading
 from collections import deque
@@ -18,15 +31,15 @@ import numpy as np
 
 from dispatcher.ledger import Ledger
 from dispatcher.reader import LogReader
-from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder
-from dispatcher.retries import RetryQueue
-from dispatcher.rules.backoff import AgeBackoff, Backoff, Backoffs
-from dispatcher.rules.batches import Batch, FreshBatch, Resolved, RetryBatch
-from dispatcher.rules.events import NO_EVENTS
+from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder, RetryQueue
+from dispatcher.rules.backoff import AgeBackoff, Backoffs
+from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch
 from dispatcher.rules.pacing import Reading
 from dispatcher.rules.verdicts import resolve
 from dispatcher.sender import Gate, Sender
+from photon.core.backoff import Backoff
 from photon.core.clock import Clock
+from photon.core.errors import UnavailableError
 from photon.core.histogram import no_latencies
 from photon.core.settings import Dispatcher
 from photon.logs.files import FileState
@@ -34,11 +47,16 @@ from photon.logs.files import FileState
 GATHER_COMMITS_S: Final = 0.01
 """What finishes within so long is one transaction: idle traffic costs few fsyncs."""
 
-
 _WAIT_S_MIN: Final = 0.001
 _NOTHING_RESOLVED: Final = Resolved({}, 0, no_latencies(), [], None, np.empty(0, np.int64))
-_FILES_CHANGED: Final = (RetryBatch([], NO_EVENTS), _NOTHING_RESOLVED)
-"""Wakes the recorder when there are only states of files to record."""
+
+
+class _Signal(enum.Enum):
+    """To the recorder, between the batches."""
+
+    FILES_CHANGED = enum.auto()
+    """There are states of files to record, perhaps nothing else."""
+    END = enum.auto()
 
 
 class Driver:
@@ -52,16 +70,16 @@ class Driver:
         reader: LogReader,
         retries: RetryQueue,
         gate: Gate,
-        make_sender: Callable[[Callable[[float], bool]], Sender],
+        sender: Sender,
+        stopping: threading.Event,
         clock: Clock,
         rng: random.Random,
-        notice: Callable[[str], None] = lambda _: None,
-        recorded: Callable[[Sequence[FileState]], None] = lambda _: None,
-        may_begin: Callable[[Callable[[float], bool]], bool] = lambda _: True,
+        notice: Callable[[str], None],
+        recorded: Callable[[Sequence[FileState]], None],
+        may_begin: Callable[[], bool],
     ) -> None:
-        """`make_sender` is given the wait of Sender's; `recorded` as Recorder's.
-
-        `may_begin`: asked before anything is read, given the same wait; False when it is time to stop.
+        """`stopping`: set by `stop` and by failures, the sender waits for it, too; `recorded` as Recorder's;
+        `may_begin`: asked before anything is read; False when it is time to stop.
         """
         self._settings = settings
         self._poll_interval_s = poll_interval_s
@@ -72,14 +90,14 @@ class Driver:
         self._rng = rng
         self._notice = notice
         self._may_begin = may_begin
-        self._stopping = threading.Event()
+        self._stopping = stopping
         self._wake = threading.Event()
         reader.ring(self._wake.set)
-        self._sender = make_sender(self._stopping.wait)
+        self._sender = sender
         self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk, recorded)
         self._backoffs = backoffs_of(settings)
         self._to_send = WaitingBatches(rng)
-        self._finished: SimpleQueue[Finished | None] = SimpleQueue()
+        self._finished: SimpleQueue[Finished | _Signal] = SimpleQueue()
         self._gate = gate
         self._paused: str | None = None
         self._caught_up = False
@@ -131,7 +149,7 @@ class Driver:
         self._to_send.close()
         for thread in self._senders:
             thread.join()
-        self._finished.put(None)
+        self._finished.put(_Signal.END)
         self._writer.join()
         self.ended.set()
 
@@ -150,12 +168,12 @@ class Driver:
     # The reading thread.
 
     def _read_all(self) -> None:
-        if not self._may_begin(self._stopping.wait):
+        if not self._may_begin():
             return
         while not self._stopping.is_set():
             self._wake.clear()
             if self._reader.look():
-                self._finished.put(_FILES_CHANGED)
+                self._finished.put(_Signal.FILES_CHANGED)
             sent = self._send_retries()
             sent = self._send_fresh() or sent
             if not sent:
@@ -256,7 +274,7 @@ class Driver:
                 answer.reasons,
                 self._backoffs,
                 answer.at_us,
-                self._rng,
+                self._rng.uniform,
                 batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
             )
             self._finished.put((batch, resolved))
@@ -267,19 +285,23 @@ class Driver:
         running = True
         while running:
             running, group = self._take_finished()
-            if group:
+            if group is not None:
                 self._settle(self._recorder.record(group))
                 self._learn(group)
                 self._wake.set()
 
-    def _take_finished(self) -> tuple[bool, list[Finished]]:
-        """All that is finished, and what follows shortly. False with it if nothing will come any more."""
+    def _take_finished(self) -> tuple[bool, list[Finished] | None]:
+        """All that is finished, and what follows shortly; None where nothing is to be recorded. False with
+        it if nothing will come any more."""
         item = self._finished.get()
+        if item is _Signal.END:
+            return False, None
         group: list[Finished] = []
         deadline = self._clock.monotonic() + GATHER_COMMITS_S
         enough = self._settings.batches_in_flight_max
-        while item is not None:
-            group.append(item)
+        while item is not _Signal.END:
+            if item is not _Signal.FILES_CHANGED:
+                group.append(item)
             left = deadline - self._clock.monotonic() if len(group) < enough else 0.0
             try:
                 item = self._finished.get(timeout=left) if left > 0 else self._finished.get_nowait()
@@ -290,8 +312,6 @@ class Driver:
     def _settle(self, recorded: list[Batch]) -> None:
         with self._gate.pacing() as pacing:
             for batch in recorded:
-                if batch is _FILES_CHANGED[0]:
-                    continue
                 if isinstance(batch, RetryBatch):
                     pacing.retry_recorded(len(batch.events))
                 else:
@@ -308,7 +328,7 @@ class Driver:
             self._to_send.in_order = pacing.in_order
 
     def _wait_for_disk(self, tries: int) -> bool:
-        return self._stopping.wait(STORAGE_BACKOFF.delay_us(tries, self._rng) / 1e6)
+        return self._stopping.wait(STORAGE_BACKOFF.delay_s(tries, self._rng.uniform))
 
 
 class WaitingBatches:
@@ -352,5 +372,38 @@ def backoffs_of(settings: Dispatcher) -> Backoffs:
     least = settings.retry_delay_ms_min * 1_000
     return Backoffs(
         absent=AgeBackoff(least, max(least, settings.absent_delay_ms_max * 1_000)),
-        failed=Backoff(least, settings.retry_delay_ms_max * 1_000),
+        failed=Backoff(settings.retry_delay_ms_min / 1_000, settings.retry_delay_ms_max / 1_000),
     )
+
+
+# --- Before anything is read: whether the joiners make the same ids of the same events.
+#
+# Lines that are read by other settings may all be malformed. They would be counted and passed over before any
+# batch came to a joiner, which refuses it.
+
+_BACKOFF: Final = Backoff(0.02, 0.25)
+_TELL_AFTER_FAILURES: Final = 8  # about 1 s: a joiner that is just starting is not worth a line
+
+
+def await_agreement(
+    agree: Callable[[], None],
+    wait: Callable[[float], bool],
+    rng: random.Random,
+    notice: Callable[[str], None],
+) -> bool:
+    """Ask until a joiner answers; False if it was time to stop before. SettingsMismatchError if it refuses.
+
+    `agree` is JoinerClient's, `wait` as Sender's.
+    """
+    failures = 0
+    while True:
+        try:
+            agree()
+        except UnavailableError as error:
+            failures += 1
+            if failures >= _TELL_AFTER_FAILURES:
+                notice(f"joiner: {error}; nothing is read until one answers")
+            if wait(_BACKOFF.delay_s(failures, rng.uniform)):
+                return False
+        else:
+            return True

@@ -20,7 +20,7 @@ from typing import Any, Final
 import lmdb
 import msgspec
 
-from dispatcher.rules.totals import NOTHING, Totals
+from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.lmdb_errors import LmdbFile

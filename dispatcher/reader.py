@@ -11,9 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.rules.batches import FreshBatch
-from dispatcher.rules.events import NO_EVENTS, Events
-from dispatcher.rules.offsets import OffsetTracker, Span
+from dispatcher.rules.events import NO_EVENTS, Events, FreshBatch, OffsetTracker, Span
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate

@@ -8,29 +8,61 @@ not stop the others: a batch that keeps failing goes on in smaller parts until t
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.ports import Joiner, Registry
-from dispatcher.rules.backoff import Backoff
 from dispatcher.rules.events import Events, Rows
 from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import REGISTERED, SEND, UNDER_WAY, Verdicts, judge_join, judge_lookup
 from joiner.client import ForeignColumns
+from photon.core.backoff import Backoff
 from photon.core.clock import Clock
 from photon.core.columns import join_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
 
-HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
+# --- What the dispatcher asks of the rooms below it; their clients fit these shapes.
+
+
+class Registry(Protocol):
+    """idregistry.client.RegistryClient, of which only lookups are used."""
+
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
+        """16 x N ids, 8 x N times -> N bytes of core.fates.Registered. UnavailableError on failure."""
+        ...
+
+
+class Outcomes(Protocol):
+    """What a joiner says of a batch."""
+
+    @property
+    def outcomes(self) -> bytes:
+        """N bytes of core.fates.Joined."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """Why, for some of the rows."""
+        ...
+
+
+class Joiner(Protocol):
+    """joiner.client.JoinerClient."""
+
+    def join(self, batch: ForeignColumns) -> Outcomes:
+        """UnavailableError: nothing is known of any event of the batch; OverloadedError: nothing was done."""
+        ...
+
+
+HELD_BACKOFF: Final = Backoff(0.02, 1.0)
 CUT_AFTER_FAILURES: Final = 4  # while it was on its way: a joiner may have died of another batch
 CUT: Final = 8  # each failure may be a joiner's death: few are to be enough
 TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is not worth a line
-UNDER_WAY_BACKOFF: Final = Backoff(10_000, 80_000)
+UNDER_WAY_BACKOFF: Final = Backoff(0.01, 0.08)
 UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
 
@@ -108,7 +140,7 @@ class Sender:
         wait: Callable[[float], bool],
         notice: Callable[[str], None],
         gate: Gate,
-        is_recovered: Callable[[str], bool] = lambda _: False,
+        is_recovered: Callable[[str], bool],
     ) -> None:
         """`registry`: None to send without looking up first. `gate`: over requests to both. `is_recovered`:
         whether the file of that name holds what recovery released (dispatcher.inbox)."""
@@ -144,7 +176,7 @@ class Sender:
         tries = 0
         while len(rows := np.flatnonzero(answer.verdicts == UNDER_WAY)):
             tries += 1
-            if self._wait(UNDER_WAY_BACKOFF.delay_us(tries, self._rng) / 1e6):
+            if self._wait(UNDER_WAY_BACKOFF.delay_s(tries, self._rng.uniform)):
                 return False
             verdicts = self._ask(events.take(rows))
             if verdicts is None:
@@ -180,7 +212,7 @@ class Sender:
                         answer.verdicts[part] = Joined.RETRY_UNAVAILABLE
                         position += 1
                     size = max(1, len(part) // CUT)
-                if self._wait(HELD_BACKOFF.delay_us(failures, self._rng) / 1e6):
+                if self._wait(HELD_BACKOFF.delay_s(failures, self._rng.uniform)):
                     return False
             else:
                 position += len(part)

@@ -3,34 +3,123 @@
 import contextlib
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.agreement import await_agreement
-from dispatcher.counts import counted, read_totals
-from dispatcher.driver import Driver, backoffs_of
+import grpc
+import msgspec
+
+from dispatcher.driver import Driver, await_agreement, backoffs_of
 from dispatcher.inbox import Inbox
 from dispatcher.ledger import Ledger
-from dispatcher.ports import Joiner, Registry
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
-from dispatcher.retries import RetryQueue
+from dispatcher.recorder import RetryQueue
 from dispatcher.rules.assignment import mine_of
+from dispatcher.rules.events import due_us_of, unpack_id, unpack_values
 from dispatcher.rules.pacing import Pacing
-from dispatcher.sender import Gate, Sender
-from dispatcher.service import DispatcherService
-from dispatcher.waiting import find_waiting
-from dispatcher.workers import fix_workers, worker_directory
+from dispatcher.sender import Gate, Joiner, Registry, Sender
+from dispatcher.workers import counted, fix_workers, worker_directory
 from photon.core.clock import Clock
+from photon.core.columns import split_ids
+from photon.core.errors import StorageError
+from photon.core.ids import ID_BYTES
 from photon.core.notices import Notices
 from photon.core.settings import Settings
 from photon.logs.files import check_patterns
 from photon.logs.formats import json_lines
-from photon.rpc import dispatcher_pb2_grpc
+from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
 
-__all__ = ["DispatcherServer", "read_totals"]
+# --- What is known of events that wait for their retry (for `photon explain`).
+
+SCANNED_MAX: Final = 16_384
+"""Entries looked through in a read transaction: a long one would keep old pages from being used again."""
+
+
+def find_waiting(ledger: Ledger, ids: bytes) -> list[dict[str, Any] | None]:
+    """16 x N ids -> of each that waits, what its entry says; None of others.
+
+    Looks through all entries: about a second a million. CorruptStateError for one that is no entry.
+    """
+    asked = split_ids(ids)
+    wanted = set(asked)
+    found: dict[bytes, dict[str, Any]] = {}
+    key = b""
+    while len(found) < len(wanted) and (page := _page(ledger, key, wanted)) is not None:
+        key, entries = page
+        for entry_key, value in entries:
+            found.setdefault(unpack_id(value), _described(ledger, entry_key, value))
+    return [found.get(id_) for id_ in asked]
+
+
+def _page(ledger: Ledger, after: bytes, wanted: set[bytes]) -> tuple[bytes, list[tuple[bytes, bytes]]] | None:
+    """The wanted ones of the entries behind `after`, and the last key that was looked at; None at the end."""
+    entries: list[tuple[bytes, bytes]] = []
+    with ledger.file.read() as rows, rows.retries() as cursor:
+        more = cursor.set_range(after) if after else cursor.first()
+        if more and cursor.key() == after:
+            more = cursor.next()
+        if not more:
+            return None
+        last = after
+        for _ in range(SCANNED_MAX):
+            last, value = cursor.item()
+            if unpack_id(value) in wanted:
+                entries.append((last, value))
+            if not cursor.next():
+                break
+    return last, entries
+
+
+def _described(ledger: Ledger, key: bytes, value: bytes) -> dict[str, Any]:
+    try:
+        event = unpack_values([value])
+    except ValueError as error:  # UnicodeDecodeError too
+        raise ledger.corrupt(f"a retry entry: {error}") from error
+    return {
+        "waiting_since_us": int(event.first_seen[0]),
+        "tries": int(event.tries[0]),
+        "sends": int(event.sends[0]),
+        "due_us": due_us_of(key),
+        "file": event.name(0),
+        "offset": int(event.offsets[0]),
+        "worker": ledger.worker,
+        "line": event.lines[0].decode("utf-8", "replace"),
+    }
+
+
+# --- The dispatcher's gRPC service: only what it has to say of itself.
+
+
+class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):
+    """`status` gives the answer as a dict of plain values, `waiting` one for each of 16 x N ids."""
+
+    def __init__(
+        self, status: Callable[[], dict[str, Any]], waiting: Callable[[bytes], list[dict[str, Any] | None]]
+    ) -> None:
+        self._status = status
+        self._waiting = waiting
+
+    def Status(
+        self, request: dispatcher_pb2.StatusRequest, context: grpc.ServicerContext
+    ) -> dispatcher_pb2.StatusResponse:
+        del request, context
+        return dispatcher_pb2.StatusResponse(json=msgspec.json.encode(self._status()))
+
+    def Pending(
+        self, request: dispatcher_pb2.PendingRequest, context: grpc.ServicerContext
+    ) -> dispatcher_pb2.PendingResponse:
+        if len(request.ids) % ID_BYTES:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'ids' is {ID_BYTES} bytes an id")
+        try:
+            waiting = self._waiting(request.ids)
+        except StorageError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return dispatcher_pb2.PendingResponse(json=msgspec.json.encode(waiting))
+
 
 _RPC_WORKERS: Final = 2
 _CALLS_MAX: Final = 64
@@ -100,12 +189,8 @@ class DispatcherServer:
                 own.retry_queue_events_max,
             )
             self._gate = Gate(pacing, clock)
-
-            def make_sender(wait: Callable[[float], bool]) -> Sender:
-                looked_up = registry if own.lookup_before_send else None
-                told = self._notices.tell
-                return Sender(looked_up, joiner, clock, rng, wait, told, self._gate, inbox.is_recovered)
-
+            stopping, told = threading.Event(), self._notices.tell
+            looked_up = registry if own.lookup_before_send else None
             self._driver = Driver(
                 own,
                 settings.logs.poll_interval_ms / 1000,
@@ -113,12 +198,13 @@ class DispatcherServer:
                 self._reader,
                 RetryQueue(self._ledger, backoffs_of(own).delay_us_max, BATCH_BYTES_MAX),
                 self._gate,
-                make_sender,
+                Sender(looked_up, joiner, clock, rng, stopping.wait, told, self._gate, inbox.is_recovered),
+                stopping,
                 clock,
                 rng,
-                self._notices.tell,
+                told,
                 inbox.sweep,
-                lambda wait: await_agreement(agree, wait, rng, self._notices.tell),
+                lambda: await_agreement(agree, stopping.wait, rng, told),
             )
             undo.pop_all()
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)

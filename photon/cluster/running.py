@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from dispatcher.workers import check_workers
 from joiner.output_files import count_joined
 from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
@@ -43,6 +42,7 @@ def running(
 
     `remembered`: as many ids must the registry know; `replace`: replicas that lost their disks.
     """
+    from dispatcher.workers import check_workers
     from photon.cluster.statuses import StatusReader  # while the nursery imports the same
 
     topology = cluster.topology
@@ -118,7 +118,7 @@ def why_stalled(reader: "StatusReader", seconds: float) -> str:
 
 def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
     """What a dispatcher that has ended left on disk: the truth, however it ended."""
-    from dispatcher.counts import read_totals
+    from dispatcher.workers import read_totals
 
     bytes_max = topology.checked_settings().dispatcher.state_bytes_max
     letters = topology.dead_letters_directory(pipeline.datacenter)

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dispatcher.ledger import LedgerFile
-from dispatcher.rules.totals import NOTHING
+from dispatcher.rules.verdicts import NOTHING
 from dispatcher.workers import worker_directories
 from photon.cluster.statuses import StatusReader
 from photon.cluster.summary import fates_of

@@ -169,7 +169,7 @@ def test_what_is_known_of_events_that_wait_is_told_for_each_id(site, running):
 
 
 def test_all_waiting_events_are_found_however_many_pages_that_takes(site, running, monkeypatch):
-    monkeypatch.setattr("dispatcher.waiting.SCANNED_MAX", 7)
+    monkeypatch.setattr("dispatcher.server.SCANNED_MAX", 7)
     site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 100))
     server = running(fast_settings(retry_delay_ms_min=60_000, retry_delay_ms_max=60_000))

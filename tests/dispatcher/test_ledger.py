@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dispatcher.ledger import Entry, Ledger
-from dispatcher.rules.retry_entries import pack_keys, pack_values
-from dispatcher.rules.totals import Totals
+from dispatcher.rules.events import pack_keys, pack_values
+from dispatcher.rules.verdicts import Totals
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS

@@ -33,6 +33,7 @@ class Bench:
             self._wait,
             self.notices.append,
             Gate(Pacing(16, 4096, 1 << 20, 1_000_000), self.clock),
+            lambda _: False,
         )
 
     def _wait(self, seconds: float) -> bool:

@@ -2,8 +2,7 @@ import random
 import threading
 
 from dispatcher.driver import WaitingBatches
-from dispatcher.rules.batches import RetryBatch
-from dispatcher.rules.events import NO_EVENTS
+from dispatcher.rules.events import NO_EVENTS, RetryBatch
 
 
 def filled(rng_seed, fresh, retries=0, in_order=False):

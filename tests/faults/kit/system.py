@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from dispatcher.counts import read_totals
+from dispatcher.workers import read_totals
 from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
 from photon.cluster.launching import Launcher

@@ -23,7 +23,7 @@ HOUR_US = 3_600_000_000
     (HOUR_US // 1200, 19), (HOUR_US // 60, 25), (HOUR_US, 35), (6 * HOUR_US, 41), (24 * HOUR_US, 61),
 ])  # fmt: skip
 def test_an_early_event_takes_few_tries_and_is_joined_half_as_long_after_its_primary(early_us, tries_max):
-    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1)
+    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1).uniform
     for _ in range(50):
         events, now_us, tries = some_events(1), 0, 0
         events.first_seen[:] = 0
@@ -36,7 +36,7 @@ def test_an_early_event_takes_few_tries_and_is_joined_half_as_long_after_its_pri
 
 
 def test_an_event_that_was_hardly_tried_when_all_stopped_for_hours_is_tried_soon():
-    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1)
+    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1).uniform
     events = some_events(1, tries=3)
     absent = np.array([Joined.RETRY_ABSENT], np.uint8)
     resolved = pipeline.resolve(events, absent, {}, backoffs, np.array([8 * HOUR_US]), rng)
@@ -44,7 +44,7 @@ def test_an_event_that_was_hardly_tried_when_all_stopped_for_hours_is_tried_soon
 
 
 def test_what_failed_waits_by_its_failures_and_never_longer_than_a_minute():
-    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1)
+    backoffs, rng = backoffs_of(Settings().dispatcher), random.Random(1).uniform
     events = some_events(2, tries=20)
     events.sends[:] = [20, 60]
     failed = np.array([Joined.RETRY_UNAVAILABLE] * 2, np.uint8)
