@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from dispatcher.workers import fix_workers
 from tests.app.kit import (
     fates_add_up,
     join,
