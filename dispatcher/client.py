@@ -28,8 +28,8 @@ class DispatcherClient:
     def pending(self, ids: bytes) -> list[dict[str, Any] | None]:
         """16 x N ids of foreign events -> what is known of each that waits for its retry, None of the others.
 
-        Keys: waiting_since_us, tries (its primary was not there), sends, due_us, file, offset, worker. Any
-        worker of a directory answers for all. UnavailableError.
+        Keys: waiting_since_us, tries (its primary was not there), sends, due_us, file, offset, worker. Each
+        worker answers for what it has read. UnavailableError.
         """
         who = f"dispatcher {self._address}"
         try:

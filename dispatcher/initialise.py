@@ -4,20 +4,23 @@ Writes the states of the files while no worker runs: from their starts, from the
 event of a time on. What was counted, what waits for a retry and what is in the inbox stays as it is.
 """
 
-import dataclasses
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 
 from dispatcher.inbox import Inbox
-from dispatcher.rows import FORMAT, LedgerFile, State
-from dispatcher.slots import hold_directory
+from dispatcher.ledger import LedgerFile
+from dispatcher.rules.assignment import mine_of
+from dispatcher.workers import fix_workers, worker_directory
 from photon.core.clock import Clock
 from photon.core.columns import unpack_times
+from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError
 from photon.core.settings import Logs, Settings
 from photon.logs.chunks import read_chunk
@@ -40,6 +43,7 @@ def initialise(
     start: Start,
     clock: Clock,
     notice: Callable[[str], None] = lambda _: None,
+    workers: int = 1,
 ) -> dict[str, int]:
     """File name -> offset from which it will be read, of all files that match now.
 
@@ -49,58 +53,74 @@ def initialise(
     whole: nothing is changed then.
     """
     check_patterns(patterns)
-    lock = hold_directory(directory, alone=True)
-    try:
-        file = LedgerFile(directory, settings.dispatcher.state_bytes_max)
-        try:
-            return _initialise(file, directory, patterns, settings, start, clock, notice)
-        finally:
-            file.close()
-    finally:
-        lock.release()
-
-
-def _initialise(
-    file: LedgerFile,
-    directory: Path,
-    patterns: Sequence[str],
-    settings: Settings,
-    start: Start,
-    clock: Clock,
-    notice: Callable[[str], None],
-) -> dict[str, int]:
-    inbox = Inbox(directory, file.sync)
-    with file.read() as rows:
-        known = {state.number: state for state in rows.files()}
-    woken = threading.Event()
-    follower = LogFollower(
-        patterns, directory / "spool", settings.logs, clock, known.values(), notice=notice, wake=woken.set
-    )
-    try:
-        known |= {state.number: state for state in _all_scanned(follower, clock, woken)}
-    finally:
-        follower.close()
-    for name, reason in follower.unreadable.items():
-        notice(
-            f"{name} is left as it was ({reason}): a dispatcher begins where it ended before, or at its start"
-        )
-    lines = json_lines(settings)
-    offsets = {}
-    for state in [state for state in known.values() if not state.gone and not inbox.holds(state)]:
-        try:
-            offset = _offset(state, start, settings.logs, lines)
-            known[state.number] = follower.passed_over(state.number, offset)
-        except (OSError, StorageError) as error:
-            notice(f"{state.name} cannot be read ({error}); it is left as it was")
-            continue
-        offsets[state.name] = offset
-    with file.write() as rows:
-        before = rows.state() or State(FORMAT)
-        numbers = [before.next_file, *(number + 1 for number in known)]
-        rows.put_state(dataclasses.replace(before, epoch=before.epoch + 1, next_file=max(numbers)))
-        for state in known.values():
-            rows.put_file(state)
+    fix_workers(directory, workers)
+    offsets: dict[str, int] = {}
+    with contextlib.ExitStack() as held:
+        found = []
+        for worker in range(workers):
+            place = worker_directory(directory, worker)
+            held.enter_context(DirectoryLock(place))
+            file = held.enter_context(
+                contextlib.closing(LedgerFile(place, settings.dispatcher.state_bytes_max))
+            )
+            begin = _Begin(directory, place, file, settings, start, clock, notice, offsets)
+            found.append((file, begin.states(patterns, mine_of(worker, workers))))
+        for file, states in found:
+            with file.write() as rows:
+                for state in states:
+                    rows.put_file(state)
     return offsets
+
+
+@dataclass
+class _Begin:
+    """Where one worker begins."""
+
+    directory: Path
+    place: Path
+    file: LedgerFile
+    settings: Settings
+    start: Start
+    clock: Clock
+    notice: Callable[[str], None]
+    offsets: dict[str, int]
+
+    def states(self, patterns: Sequence[str], mine: Callable[[str], bool] | None) -> list[FileState]:
+        """The states to record; `offsets` has those that were set."""
+        logs, notice = self.settings.logs, self.notice
+        inbox = Inbox(self.directory, self.file.sync)
+        with self.file.read() as rows:
+            known = {state.number: state for state in rows.files()}
+        woken = threading.Event()
+        follower = LogFollower(
+            patterns,
+            self.place / "spool",
+            logs,
+            self.clock,
+            known.values(),
+            notice=notice,
+            mine=mine,
+            wake=woken.set,
+        )
+        try:
+            known |= {state.number: state for state in _all_scanned(follower, self.clock, woken)}
+        finally:
+            follower.close()
+        for name, reason in follower.unreadable.items():
+            notice(
+                f"{name} is left as it was ({reason}): a dispatcher begins where it ended before, or at its "
+                "start"
+            )
+        lines = json_lines(self.settings)
+        for state in [state for state in known.values() if not state.gone and not inbox.holds(state)]:
+            try:
+                offset = _offset(state, self.start, logs, lines)
+                known[state.number] = follower.passed_over(state.number, offset)
+            except (OSError, StorageError) as error:
+                notice(f"{state.name} cannot be read ({error}); it is left as it was")
+                continue
+            self.offsets[state.name] = offset
+        return list(known.values())
 
 
 def _all_scanned(follower: LogFollower, clock: Clock, woken: threading.Event) -> list[FileState]:

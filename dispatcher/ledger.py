@@ -1,38 +1,48 @@
-"""The dispatcher's durable state: one transaction a group of finished batches (paper 3.2; invariant 3).
+"""A worker's durable state: one transaction a group of finished batches (paper 3.2; invariant 3).
 
 At every commit: foreign events counted = events with a fate + events that wait for a retry, and the offsets
 of the files have passed exactly the counted ones. Dead letters are on disk before the commit that counts
 them; at start what a crash left after the last counted one is cut off. So each is there exactly once.
 
-Several workers may share it. Each writes under a slot, and every transaction of its own first looks whether
-the slot is still its own: one that others took for dead, because it stood still, records nothing any more.
+In LMDB:
+    state   b"state" -> State
+    files   number (8) -> FileState
+    retries due us (8) | sequence (8) -> an event (rules/retry_entries)
 """
 
 import contextlib
 import dataclasses
-import os
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from threading import Lock
-from typing import Final, TypeVar
+from typing import Any, Final
 
 import lmdb
+import msgspec
 
-from dispatcher.rows import FORMAT, LedgerFile, Rows, State, Worker
-from dispatcher.slots import FileLock, boot_id, claim_slot, hold_directory
-from dispatcher.stopped import WriteMarks
-from dispatcher.totals import Totals
-from photon.core.clock import Clock
-from photon.core.disk import storage_errors, sync_directory
-from photon.core.errors import CorruptStateError, FencedError, StorageError
-from photon.logs.files import FileState
+from dispatcher.rules.verdicts import NOTHING, Totals
+from photon.core.disk import DirectoryLock
+from photon.core.errors import CorruptStateError, StorageError
+from photon.core.lmdb_errors import LmdbFile
+from photon.logs.files import FileState, pack_file_state, unpack_file_state
 from photon.logs.writer import LogPosition, RotatingLog
 
+FORMAT: Final = 3
 DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 
-R = TypeVar("R")
-Work = Callable[[Rows, State, Worker], tuple[State, Worker, R]]
-"""What a transaction does: rows, and the two rows as they are -> the two as they shall be, and an answer."""
+_STATE_KEY: Final = b"state"
+_DATABASES: Final = ("state", "files", "retries")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class State:
+    """`sequence`: of the next retry; `letters`: dead letters are counted to here; `commits`: so far."""
+
+    letters: LogPosition
+    format: int = FORMAT
+    totals: Totals = NOTHING
+    sequence: int = 0
+    commits: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -48,62 +58,132 @@ class Entry:
     retries: Sequence[bytes] = ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Group:
-    """The workers that share a directory: how many at most, and after how long silence one counts as dead.
+class Rows:
+    """One transaction's view. CorruptStateError where a row is not what was written."""
 
-    `name`: of this process, for people. `clock.monotonic` must be the same for all processes of the machine.
-    """
+    def __init__(self, txn: Any, databases: dict[str, Any], file: LmdbFile) -> None:
+        self._txn = txn
+        self._db = databases
+        self._file = file
 
-    workers: int
-    lease_s: float
-    clock: Clock
-    name: str = ""
+    def state(self) -> State | None:
+        packed = self._txn.get(_STATE_KEY, db=self._db["state"])
+        if packed is None:
+            return None
+        try:
+            state = msgspec.msgpack.decode(packed, type=State)
+        except msgspec.DecodeError as error:
+            raise self._file.corrupt(f"its state: {error}") from error
+        if state.format != FORMAT:
+            raise self._file.corrupt(f"format {state.format}, this version reads {FORMAT}")
+        return state
+
+    def put_state(self, state: State) -> None:
+        self._txn.put(_STATE_KEY, msgspec.msgpack.encode(state), db=self._db["state"])
+
+    def files(self) -> list[FileState]:
+        try:
+            with self._txn.cursor(self._db["files"]) as cursor:
+                return [unpack_file_state(packed) for _, packed in cursor]
+        except msgspec.DecodeError as error:
+            raise self._file.corrupt(f"a file's state: {error}") from error
+
+    def put_file(self, state: FileState) -> None:
+        self._txn.put(_file_key(state.number), pack_file_state(state), db=self._db["files"])
+
+    def drop_file(self, number: int) -> None:
+        self._txn.delete(_file_key(number), db=self._db["files"])
+
+    def waiting(self) -> int:
+        """Events that wait for their retry."""
+        entries: int = self._txn.stat(self._db["retries"])["entries"]
+        return entries
+
+    def retries(self) -> Any:
+        """A cursor over the entries; to be closed."""
+        return self._txn.cursor(self._db["retries"])
+
+    def drop_retry(self, key: bytes) -> bool:
+        dropped: bool = self._txn.delete(key, db=self._db["retries"])
+        return dropped
+
+
+class LedgerFile:
+    """The environment. Usable from several threads."""
+
+    def __init__(self, directory: Path, bytes_max: int) -> None:
+        self.path = directory / "ledger"
+        self._file = LmdbFile(
+            self.path,
+            what="the dispatcher's state",
+            setting="dispatcher.state_bytes_max",
+            mend="restore it, or delete the directory to read all foreign logs again (what is registered is "
+            "not joined twice)",
+        )
+        self._bytes_max = bytes_max
+        self._mutex = threading.Lock()  # over the environment; a writer leaves the readers be
+        self._write_mutex = threading.Lock()
+        self._open()
+
+    def corrupt(self, why: str) -> CorruptStateError:
+        return self._file.corrupt(why)
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Rows]:
+        """What is committed."""
+        with self._mutex, self._file.errors(), self._environment.begin() as txn:
+            yield Rows(txn, self._databases, self._file)
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[Rows]:
+        """Commits at the end, or nothing if that raises. One writer at a time."""
+        with self._write_mutex, self._file.errors(), self._begin_write() as txn:
+            yield Rows(txn, self._databases, self._file)
+
+    def sync(self) -> None:
+        """What was committed stays so in a power cut, the last transaction too. StorageError."""
+        with self._write_mutex, self._file.errors():
+            self._environment.sync(True)
+
+    def reopen(self) -> None:
+        """LMDB refuses to go on after a failed write of its meta page until it is opened anew."""
+        with self._write_mutex, self._mutex:
+            self._environment.close()
+            self._open()
+
+    def close(self) -> None:
+        with self._write_mutex, self._mutex:
+            self._environment.close()
+
+    def _begin_write(self) -> Any:
+        return self._environment.begin(write=True)
+
+    def _open(self) -> None:
+        self._environment = self._file.open(self._bytes_max)
+        with self._file.errors():
+            self._environment.reader_check()  # what killed ones read could not be overwritten
+            self._databases = {name: self._environment.open_db(name.encode()) for name in _DATABASES}
 
 
 class Ledger:
-    """One process's, or a worker's of a group; usable from several threads.
+    """Usable from several threads.
 
     LockedError, CorruptStateError, DiskFullError, StorageError on opening; the latter two also later: then
-    nothing of the entry is recorded and the same one can be recorded again. FencedError: another worker has
-    taken over; nothing is or will be recorded.
+    nothing of the entry is recorded and the same one can be recorded again.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        dead_letters: Path,
-        bytes_max: int,
-        group: Group | None = None,
-        file: LedgerFile | None = None,
-    ) -> None:
-        """`group`: None to be alone. `file`: its environment, where the process has it open already."""
-        self.directory = directory
-        self.dead_letters = dead_letters
-        self.group = group
-        self.slot = 0
-        self.marks: WriteMarks | None = None
-        self.held: dict[tuple[int, int], int] = {}
-        """Source -> number of the files that this worker reads, as far as they are recorded."""
-        self._mutex = Lock()
-        self._locks: list[FileLock] = [hold_directory(directory, alone=group is None)]
+    def __init__(self, directory: Path, dead_letters: Path, bytes_max: int, worker: int = 0) -> None:
+        """`directory`: this worker's own; `dead_letters`: of all of the datacenter."""
+        self.worker = worker
+        self._mutex = threading.Lock()
         with contextlib.ExitStack() as undo:
-            undo.callback(self._let_go)
-            if group is not None:
-                self.slot, lock = claim_slot(directory, group.workers)
-                self._locks.append(lock)
-                self.marks = WriteMarks(directory, self.slot, group.clock)
-            self.file = file or LedgerFile(
-                directory, bytes_max, self.marks.writing if self.marks else contextlib.nullcontext
-            )
-            self._close_file = self.file.close if file is None else lambda: None
-            undo.callback(self._close_file)
-            self._letters = RotatingLog(dead_letters, letters_stem(self.slot), DEAD_LETTER_FILE_BYTES_MAX)
+            self._lock = undo.enter_context(DirectoryLock(directory))
+            self.file = LedgerFile(directory, bytes_max)
+            undo.callback(self.file.close)
+            self._letters = RotatingLog(dead_letters, letters_stem(worker), DEAD_LETTER_FILE_BYTES_MAX)
             undo.callback(self._letters.close)
-            self.file.sweep_readers()  # also our slot's last one's: nobody need bury it any more
-            self._state, self._worker = self._enter()
-            self._letters.truncate(self._worker.letters)
-            self.held = {state.source: state.number for state in self.files()}
+            self._state = self._enter()
+            self._letters.truncate(self._state.letters)
             undo.pop_all()
 
     def corrupt(self, why: str) -> CorruptStateError:
@@ -112,7 +192,7 @@ class Ledger:
 
     @property
     def totals(self) -> Totals:
-        """Of all workers, as of the last transaction or `refresh`."""
+        """As of the last transaction."""
         return self._state.totals
 
     @property
@@ -121,29 +201,14 @@ class Ledger:
         return self._state.totals.foreign_events - self._state.totals.ended
 
     @property
-    def worker(self) -> Worker:
-        """This worker's row, as of its last transaction."""
-        return self._worker
-
-    @property
     def broken(self) -> bool:
         """The dead letters can't be written any more: only a restart can tell what is on disk."""
         return self._letters.broken
 
-    def refresh(self) -> State:
-        """Learn what other workers have recorded."""
-        with self._mutex, self.file.read() as rows:
-            self._state = rows.known_state()
-            return self._state
-
     def files(self) -> list[FileState]:
-        """The states of this worker's files that are still there as far as is known."""
+        """The states of the files that are still there as far as is known."""
         with self.file.read() as rows:
-            states = [state for state in rows.files() if not state.gone]
-            if self.group is None:
-                return states
-            claims = rows.claims()
-            return [state for state in states if claims.get(state.source) == self.slot]
+            return [state for state in rows.files() if not state.gone]
 
     def retries_from(
         self, key: bytes, wanted: Callable[[bytes], bool | None], bytes_max: int
@@ -155,7 +220,7 @@ class Ledger:
         found: list[tuple[bytes, bytes]] = []
         size = 0
         with self.file.read() as rows, rows.retries() as cursor:
-            more = cursor.set_range(key)
+            more = cursor.set_range(key) if key else cursor.first()
             while more and size < bytes_max:
                 key = cursor.key()
                 answer = wanted(key)
@@ -171,188 +236,79 @@ class Ledger:
     def record(self, entry: Entry) -> list[bytes]:
         """Commit it. The keys of the added retries."""
         with self._mutex:
-            before = position = self._worker.letters
+            state = self._state
+            position = state.letters
             if entry.letters:
-                self._check_slot()
                 if self._letters.position != position:
                     self._letters.truncate(position)  # an earlier try got so far and no further
                 position = self._letters.append(entry.letters)
                 self._letters.sync()
-
-            def work(rows: Rows, state: State, worker: Worker) -> tuple[State, Worker, list[bytes]]:
-                keys = entry.retries_due(state.sequence)
-                after = dataclasses.replace(
-                    state, sequence=state.sequence + len(keys), totals=state.totals.plus(entry.added)
-                )
-                self._write(rows, entry, keys, after.totals)
-                rested = -1 if entry.added.foreign_events else worker.rested
-                return after, dataclasses.replace(worker, letters=position, rested=rested), keys
-
+            keys = entry.retries_due(state.sequence)
+            after = dataclasses.replace(
+                state,
+                letters=position,
+                totals=state.totals.plus(entry.added),
+                sequence=state.sequence + len(keys),
+                commits=state.commits + 1,
+            )
             try:
-                keys = self._transact(work)
-            except FencedError:
-                with contextlib.suppress(StorageError):  # else who has the slot next cuts it
-                    self._letters.truncate(before)
+                with self.file.write() as rows:
+                    self._write(rows, after, entry, keys)
+            except CorruptStateError:
                 raise
-            self._hold(entry.files)
+            except StorageError as error:
+                if not isinstance(error.__cause__, lmdb.PanicError) or not self._got_through(after):
+                    raise
+            self._state = after
             return keys
 
-    def transact(self, work: Work[R]) -> R:
-        """A transaction of this worker. If `work` gives back both rows as they were, nothing is written."""
-        with self._mutex:
-            return self._transact(work)
-
     def close(self) -> None:
-        """Let go of everything, so that other workers need not find out."""
-        if self.group is not None:
-            # What can't be written now, others do when they see that the slot's lock is free.
-            with contextlib.suppress(StorageError, FencedError):
-                self.transact(self._leave)
         with self._mutex:
-            self._close_file()
+            self.file.close()
             self._letters.close()
-            self._let_go()
+            self._lock.release()
 
-    def _let_go(self) -> None:
-        for lock in self._locks:
-            lock.release()
-
-    def _enter(self) -> tuple[State, Worker]:
-        """Make the slot this process's own, with all that an earlier one left there."""
+    def _enter(self) -> State:
+        """What an earlier process left."""
         with self.file.write() as rows:
-            state, worker = rows.state(), rows.worker(self.slot)
-            if state is None or worker is None:
+            state = rows.state()
+            if state is None:
                 # Dead letters that are older than this ledger are not ours to cut.
                 self._letters.cut_torn_line()
-                worker = Worker(self._letters.position)
-            state = state or State(FORMAT)
-            numbers = [state.next_file]
+                state = State(self._letters.position)
+                rows.put_state(state)
             for file in rows.files():
-                numbers.append(file.number + 1)
                 if file.gone:
                     rows.drop_file(file.number)
-            if self.group is None:
-                self._end_others(rows)
-            state = dataclasses.replace(state, epoch=state.epoch + 1, next_file=max(numbers))
-            worker = dataclasses.replace(
-                self._renewed(worker),
-                incarnation=state.epoch,
-                rested=-1,
-                name=self.group.name if self.group else "",
-                pid=os.getpid(),
-            )
-            rows.put_state(state)
-            rows.put_worker(self.slot, worker)
-        return state, worker
+        return state
 
-    def _end_others(self, rows: Rows) -> None:
-        """Alone in the directory: what other slots have left is all ours (their retries: see adoption)."""
-        for slot, other in rows.workers().items():
-            if slot != self.slot:
-                cut_letters(self.dead_letters, slot, other.letters)
-                rows.put_worker(slot, dataclasses.replace(other, incarnation=0))
-        for source in rows.claims():
-            rows.drop_claim(source)
-
-    def _leave(self, rows: Rows, state: State, worker: Worker) -> tuple[State, Worker, None]:
-        rows.drop_claims(self.slot)
-        return (
-            dataclasses.replace(state, epoch=state.epoch + 1),
-            dataclasses.replace(worker, incarnation=0),
-            None,
-        )
-
-    def _transact(self, work: Work[R]) -> R:
-        after, mine = self._state, self._worker
-        try:
-            with self.file.write() as rows:
-                state, worker = rows.known_state(), self._own(rows)
-                after, mine, answer = work(rows, state, worker)
-                if after is not state:
-                    rows.put_state(after)
-                if mine is not worker or after is not state:
-                    mine = dataclasses.replace(self._renewed(mine), commits=worker.commits + 1)
-                    rows.put_worker(self.slot, mine)
-        except CorruptStateError:
-            raise
-        except StorageError as error:
-            if not isinstance(error.__cause__, lmdb.PanicError) or not self._got_through():
-                raise
-        self._state, self._worker = after, mine
-        return answer
-
-    def _got_through(self) -> bool:
-        """Whether the transaction was committed before the disk failed."""
-        self.file.reopen()
-        with self.file.read() as rows:
-            worker = rows.worker(self.slot)
-        return (
-            worker is not None
-            and worker.incarnation == self._worker.incarnation
-            and worker.commits > self._worker.commits
-        )
-
-    def _own(self, rows: Rows) -> Worker:
-        worker = rows.worker(self.slot)
-        if worker is None or worker.incarnation != self._worker.incarnation:
-            raise FencedError(
-                f"{self.file.path}: this process stood still for longer than 'dispatcher.lease_s' and others "
-                f"have taken over its slot {self.slot}; it has recorded nothing since. Start it again"
-            )
-        return worker
-
-    def _check_slot(self) -> None:
-        if self.group is not None:
-            with self.file.read() as rows:
-                self._own(rows)
-
-    def _renewed(self, worker: Worker) -> Worker:
-        if self.group is None:
-            return worker
-        until = self.group.clock.monotonic() + self.group.lease_s
-        return dataclasses.replace(worker, boot=boot_id(), until=until)
-
-    def _write(self, rows: Rows, entry: Entry, keys: list[bytes], totals: Totals) -> None:
+    def _write(self, rows: Rows, after: State, entry: Entry, keys: list[bytes]) -> None:
+        rows.put_state(after)
         for state in entry.files:
-            if self.group is not None:
-                holder = rows.claim(state.source)
-                assert holder in (None, self.slot), f"{state.name} is held by slot {holder}, not {self.slot}"
-                rows.put_claim(state.source, self.slot)
             rows.put_file(state)
         removed = sum(map(rows.drop_retry, entry.retries_removed))
         assert removed == len(entry.retries_removed), "a retry was recorded twice"
         with rows.retries() as cursor:
             _, written = cursor.putmulti(list(zip(keys, entry.retries, strict=True)), overwrite=False)
         assert written == len(keys), "a retry's key was not free"
-        waiting = rows.waiting()
+        totals, waiting = after.totals, rows.waiting()
         if totals.foreign_events != totals.ended + waiting:
             raise self.corrupt(
                 f"{totals.foreign_events} events read, but {totals.ended} have a fate and {waiting} wait",
             )
 
-    def _hold(self, states: Sequence[FileState]) -> None:
-        for state in states:
-            if not state.gone:
-                self.held[state.source] = state.number
-            else:  # its source is another one by now
-                for source in [s for s, number in list(self.held.items()) if number == state.number]:
-                    del self.held[source]
+    def _got_through(self, after: State) -> bool:
+        """Whether the transaction was committed before the disk failed."""
+        self.file.reopen()
+        with self.file.read() as rows:
+            state = rows.state()
+        return state is not None and state.commits == after.commits
 
 
-def letters_stem(slot: int) -> str:
-    """The names of a slot's dead letters begin with it."""
-    return f"foreign-w{slot}" if slot else "foreign"
+def letters_stem(worker: int) -> str:
+    """The names of a worker's dead letters begin with it."""
+    return f"foreign-w{worker}" if worker else "foreign"
 
 
-def cut_letters(dead_letters: Path, slot: int, position: LogPosition) -> None:
-    """Cut, durably, what a worker that is no more wrote and did not count. Its slot's lock must be held."""
-    if not any(dead_letters.glob(f"{letters_stem(slot)}-*")):
-        return  # somebody took them away
-    letters = RotatingLog(dead_letters, letters_stem(slot), DEAD_LETTER_FILE_BYTES_MAX)
-    try:
-        letters.truncate(position)
-        letters.sync()
-        with storage_errors(dead_letters):
-            sync_directory(dead_letters)
-    finally:
-        letters.close()
+def _file_key(number: int) -> bytes:
+    return number.to_bytes(8, "big")

@@ -11,15 +11,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.batches import FreshBatch
-from dispatcher.events import NO_EVENTS, Events
-from dispatcher.offsets import OffsetTracker, Span
+from dispatcher.rules.events import NO_EVENTS, Events, FreshBatch, OffsetTracker, Span
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
-from photon.logs.files import Chunk, FileState, SeenFile
-from photon.logs.follow import Claims, LogFollower, Share
+from photon.logs.files import Chunk, FileState
+from photon.logs.follow import LogFollower
 from photon.logs.formats import ForeignBatch, JsonLines
 from photon.logs.writer import DeadLetter
 
@@ -46,13 +44,11 @@ class LogReader:
         states: Sequence[FileState],
         drain: bool,
         notice: Callable[[str], None],
-        claims: Claims | None = None,
+        mine: Callable[[str], bool] | None = None,
     ) -> None:
-        """`states`: of the files as the ledger knows them; `claims`: which files are read here, where several
-        share them."""
+        """`states`: of the files as the ledger knows them; `mine` as LogFollower's."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
-        self._mutex = threading.Lock()  # over the tracker, `_gathered` and `_changed`
-        self._scanning = threading.Lock()  # before the mutex: what is read here does not change meanwhile
+        self._mutex = threading.Lock()  # over the tracker and `_changed`
         self._bell = _Bell()
         self._follower = LogFollower(
             patterns,
@@ -62,7 +58,7 @@ class LogReader:
             states,
             drain,
             notice,
-            None if claims is None else _Taking(claims, self._take),
+            mine,
             self._bell.ring,
             keep_copies=False,
         )
@@ -72,7 +68,6 @@ class LogReader:
         self._clock = clock
         self._notice = notice
         self._ready: deque[FreshBatch] = deque()
-        self._gathered: set[int] = set()  # files of which something is read that the tracker does not know of
         self._next_number = 0
         self._poll_at = self._scan_at = float("-inf")
         self._changed: set[int] = set()
@@ -81,6 +76,11 @@ class LogReader:
     def caught_up(self) -> bool:
         """All whole lines that are there were given out as batches."""
         return self._follower.caught_up and not self._ready
+
+    @property
+    def files(self) -> int:
+        """How many are followed."""
+        return self._follower.files
 
     @property
     def patience_s(self) -> float:
@@ -102,14 +102,13 @@ class LogReader:
             return False
         self._poll_at = now + self._settings.poll_interval_ms / 1000
         changed: list[FileState] = []
-        with self._scanning:
-            if now >= self._scan_at:
-                try:
-                    changed = self._follower.scan_if_due()
-                except (OSError, StorageError) as error:
-                    self._notice(f"looking for foreign logs: {error}; tried again at the next scan")
-                    self._scan_at = now + self._settings.scan_interval_s
-            self._follower.poll()
+        if now >= self._scan_at:
+            try:
+                changed = self._follower.scan_if_due()
+            except (OSError, StorageError) as error:
+                self._notice(f"looking for foreign logs: {error}; tried again at the next scan")
+                self._scan_at = now + self._settings.scan_interval_s
+        self._follower.poll()
         with self._mutex:
             self._changed.update(state.number for state in changed)
         return bool(changed)
@@ -125,7 +124,6 @@ class LogReader:
             with self._mutex:
                 for batch in self._ready:
                     self._tracker.sent(batch.number, batch.spans)
-                self._gathered = set()
         return self._ready.popleft() if self._ready else None
 
     def finished(self, batch: int) -> list[int]:
@@ -140,28 +138,6 @@ class LogReader:
             self._changed.clear()
             return [self._follower.advanced(number, self._tracker.offset(number)) for number in numbers]
 
-    def left(self) -> bool:
-        """Whether there is something for `leave`."""
-        with self._mutex:
-            return any(map(self._is_idle, self._follower.leaving))
-
-    def leave(self, release: Callable[[list[int]], None]) -> None:
-        """Let go of the files that others go on with and of which nothing is under way: `release` records it.
-
-        For the thread that records, after what is finished is recorded. What `release` raises is passed on.
-        """
-        with self._scanning:
-            with self._mutex:
-                numbers = sorted(filter(self._is_idle, self._follower.leaving))
-            if not numbers:
-                return
-            release(numbers)
-            with self._mutex:
-                for number in numbers:
-                    self._tracker.forget(number)
-                    self._changed.discard(number)
-                    self._follower.release(number)
-
     def unended(self) -> dict[str, int]:
         """Files whose last line is not whole -> its bytes so far."""
         return {_shown(name): size for name, size in self._follower.unended().items()}
@@ -170,20 +146,12 @@ class LogReader:
         """Files that can't be read now -> why. They don't count for `caught_up`."""
         return {_shown(name): reason for name, reason in self._follower.unreadable.items()}
 
-    def _is_idle(self, number: int) -> bool:
-        return self._tracker.idle(number) and number not in self._gathered
-
-    def _take(self, states: Sequence[FileState]) -> None:
-        with self._mutex:
-            for state in states:
-                self._tracker.begin(state.number, state.offset)
-
     def _gather(self) -> tuple[list[Part], Part | None]:
         """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
         parts: list[Part] = []
         size = 0
         while size < self._settings.chunk_bytes:
-            part = self._next_part()
+            part = self._follower.next_chunk()
             if part is None:
                 break
             if part[1].oversized:
@@ -191,13 +159,6 @@ class LogReader:
             parts.append(part)
             size += len(part[1].data)
         return parts, None
-
-    def _next_part(self) -> Part | None:
-        part = self._follower.next_chunk()
-        if part is not None:
-            with self._mutex:
-                self._gathered.add(part[0].number)
-        return part
 
     def _batches(self, parts: list[Part]) -> list[FreshBatch]:
         now_us = self._clock.now_us()
@@ -259,25 +220,6 @@ class _Bell:
 
     def ring(self) -> None:
         self.ring_at()
-
-
-class _Taking:
-    """The claims, with `take` told of the files that come from others."""
-
-    def __init__(self, claims: Claims, take: Callable[[Sequence[FileState]], None]) -> None:
-        self._claims = claims
-        self._take = take
-
-    def share(self, seen: Sequence[SeenFile]) -> Share:
-        share = self._claims.share(seen)
-        self._take(share.taken)
-        return share
-
-    def held_elsewhere(self, file: SeenFile) -> bool:
-        return self._claims.held_elsewhere(file)
-
-    def number(self) -> int:
-        return self._claims.number()
 
 
 class _Layout:

@@ -5,33 +5,118 @@ While no joiner answers, the batch is held here and sent again: as few batches a
 not stop the others: a batch that keeps failing goes on in smaller parts until that event stands alone.
 """
 
+import contextlib
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.backoff import Backoff
-from dispatcher.events import Events, Rows
-from dispatcher.lookup_share import LookupShare
-from dispatcher.pipeline import Verdicts, judge_join, judge_lookup
-from dispatcher.ports import Joiner, Registry
-from dispatcher.window import Gate
+from dispatcher.rules.events import Events, Rows
+from dispatcher.rules.pacing import Pacing
+from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
 from joiner.client import ForeignColumns
+from photon.core.backoff import Backoff
 from photon.core.clock import Clock
 from photon.core.columns import join_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
 
-HELD_BACKOFF: Final = Backoff(20_000, 1_000_000)
+# --- What the dispatcher asks of the rooms below it; their clients fit these shapes.
+
+
+class Registry(Protocol):
+    """idregistry.client.RegistryClient, of which only lookups are used."""
+
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
+        """16 x N ids, 8 x N times -> N bytes of core.fates.Registered. UnavailableError on failure."""
+        ...
+
+
+class Outcomes(Protocol):
+    """What a joiner says of a batch."""
+
+    @property
+    def outcomes(self) -> bytes:
+        """N bytes of core.fates.Joined."""
+        ...
+
+    @property
+    def reasons(self) -> Mapping[int, str]:
+        """Why, for some of the rows."""
+        ...
+
+
+class Joiner(Protocol):
+    """joiner.client.JoinerClient."""
+
+    def join(self, batch: ForeignColumns) -> Outcomes:
+        """UnavailableError: nothing is known of any event of the batch; OverloadedError: nothing was done."""
+        ...
+
+
+HELD_BACKOFF: Final = Backoff(0.02, 1.0)
 CUT_AFTER_FAILURES: Final = 4  # while it was on its way: a joiner may have died of another batch
 CUT: Final = 8  # each failure may be a joiner's death: few are to be enough
 TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is not worth a line
-UNDER_WAY_BACKOFF: Final = Backoff(10_000, 80_000)
+UNDER_WAY_BACKOFF: Final = Backoff(0.01, 0.08)
 UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
+
+
+_LOOK_S: Final = 0.1  # a thread that waits looks so often whether it is time to stop
+
+
+class Gate:
+    """Holds the threads of a dispatcher to its one pacing: each asks and tells it behind this lock."""
+
+    def __init__(self, pacing: Pacing, clock: Clock) -> None:
+        self._pacing = pacing
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._inside = 0
+
+    @property
+    def size(self) -> int:
+        return self._pacing.requests_max
+
+    @contextlib.contextmanager
+    def pacing(self) -> Iterator[Pacing]:
+        with self._changed:
+            yield self._pacing
+
+    def enter(self, stopping: Callable[[], bool]) -> bool:
+        """Wait for room for a request; `request` must follow. False if it was time to stop before."""
+        with self._changed:
+            while self._inside >= self._pacing.requests_max:
+                if stopping():
+                    return False
+                self._changed.wait(_LOOK_S)
+            self._inside += 1
+            return True
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """Around a request, after `enter`: what becomes of it is learned, and the thread leaves."""
+        sent_at = self._clock.monotonic()
+        refused = False
+        try:
+            yield
+        except OverloadedError:
+            refused = True
+            raise
+        finally:
+            now = self._clock.monotonic()
+            with self._changed:
+                self._inside -= 1
+                if refused:
+                    self._pacing.request_refused(sent_at, now)
+                else:
+                    self._pacing.request_answered(sent_at, now)
+                self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -55,7 +140,7 @@ class Sender:
         wait: Callable[[float], bool],
         notice: Callable[[str], None],
         gate: Gate,
-        is_recovered: Callable[[str], bool] = lambda _: False,
+        is_recovered: Callable[[str], bool],
     ) -> None:
         """`registry`: None to send without looking up first. `gate`: over requests to both. `is_recovered`:
         whether the file of that name holds what recovery released (dispatcher.inbox)."""
@@ -68,7 +153,6 @@ class Sender:
         self._gate = gate
         self._is_recovered = is_recovered
         self._lookup_at = float("-inf")
-        self._share = LookupShare()
 
     def send(self, events: Events) -> Answer | None:
         """Verdicts of all events; None if it was time to stop before anything was known of any."""
@@ -92,7 +176,7 @@ class Sender:
         tries = 0
         while len(rows := np.flatnonzero(answer.verdicts == Verdict.UNDER_WAY)):
             tries += 1
-            if self._wait(UNDER_WAY_BACKOFF.delay_us(tries, self._rng) / 1e6):
+            if self._wait(UNDER_WAY_BACKOFF.delay_s(tries, self._rng.uniform)):
                 return False
             verdicts = self._ask(events.take(rows))
             if verdicts is None:
@@ -128,13 +212,15 @@ class Sender:
                         answer.verdicts[part] = Joined.RETRY_UNAVAILABLE
                         position += 1
                     size = max(1, len(part) // CUT)
-                if self._wait(HELD_BACKOFF.delay_us(failures, self._rng) / 1e6):
+                if self._wait(HELD_BACKOFF.delay_s(failures, self._rng.uniform)):
                     return False
             else:
                 position += len(part)
                 size = min(2 * size, len(rows))
                 failures = 0
-        self._share.joined(int(np.count_nonzero(answer.verdicts[rows] == Joined.DUPLICATE)), len(rows))
+        with self._gate.pacing() as pacing:
+            in_vain = int(np.count_nonzero(answer.verdicts[rows] == Joined.DUPLICATE))
+            pacing.joined_in_vain(in_vain, len(rows))
         return True
 
     def _stopping(self) -> bool:
@@ -142,12 +228,17 @@ class Sender:
 
     def _look_up(self, events: Events) -> Verdicts | None:
         """Where that pays; all are to be sent where it does not. None: stopped."""
-        if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._share.pays():
+        if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._lookup_pays():
             return np.full(len(events), Verdict.SEND, np.uint8)
         verdicts = self._ask(events)
         if verdicts is not None:
-            self._share.observe(int(np.count_nonzero(verdicts != Verdict.SEND)), len(events))
+            with self._gate.pacing() as pacing:
+                pacing.looked_up(int(np.count_nonzero(verdicts != Verdict.SEND)), len(events))
         return verdicts
+
+    def _lookup_pays(self) -> bool:
+        with self._gate.pacing() as pacing:
+            return pacing.lookup_pays()
 
     def _ask(self, events: Events) -> Verdicts | None:
         """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""

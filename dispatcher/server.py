@@ -3,37 +3,123 @@
 import contextlib
 import os
 import random
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from dispatcher.adoption import adopt
-from dispatcher.agreement import await_agreement
-from dispatcher.claims import FileClaims
-from dispatcher.counts import all_read, counted, of_workers, read_totals
-from dispatcher.driver import Driver, Sharing, backoffs_of
+import grpc
+import msgspec
+
+from dispatcher.driver import Driver, await_agreement, backoffs_of
 from dispatcher.inbox import Inbox
-from dispatcher.ledger import Group, Ledger
-from dispatcher.membership import Membership
-from dispatcher.ports import Joiner, Registry
+from dispatcher.ledger import Ledger
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
-from dispatcher.retries import RetryQueue
-from dispatcher.sender import Sender
-from dispatcher.service import DispatcherService
-from dispatcher.stopped import Watch
-from dispatcher.totals import Totals
-from dispatcher.waiting import find_waiting
-from dispatcher.window import Gate, Window
+from dispatcher.recorder import RetryQueue
+from dispatcher.rules.assignment import mine_of
+from dispatcher.rules.events import due_us_of, unpack_id, unpack_values
+from dispatcher.rules.pacing import Pacing
+from dispatcher.sender import Gate, Joiner, Registry, Sender
+from dispatcher.workers import counted, fix_workers, worker_directory
 from photon.core.clock import Clock
+from photon.core.columns import split_ids
+from photon.core.errors import StorageError
+from photon.core.ids import ID_BYTES
 from photon.core.notices import Notices
 from photon.core.settings import Settings
 from photon.logs.files import check_patterns
 from photon.logs.formats import json_lines
-from photon.rpc import dispatcher_pb2_grpc
+from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
 
-__all__ = ["DispatcherServer", "read_totals"]
+# --- What is known of events that wait for their retry (for `photon explain`).
+
+SCANNED_MAX: Final = 16_384
+"""Entries looked through in a read transaction: a long one would keep old pages from being used again."""
+
+
+def find_waiting(ledger: Ledger, ids: bytes) -> list[dict[str, Any] | None]:
+    """16 x N ids -> of each that waits, what its entry says; None of others.
+
+    Looks through all entries: about a second a million. CorruptStateError for one that is no entry.
+    """
+    asked = split_ids(ids)
+    wanted = set(asked)
+    found: dict[bytes, dict[str, Any]] = {}
+    key = b""
+    while len(found) < len(wanted) and (page := _page(ledger, key, wanted)) is not None:
+        key, entries = page
+        for entry_key, value in entries:
+            found.setdefault(unpack_id(value), _described(ledger, entry_key, value))
+    return [found.get(id_) for id_ in asked]
+
+
+def _page(ledger: Ledger, after: bytes, wanted: set[bytes]) -> tuple[bytes, list[tuple[bytes, bytes]]] | None:
+    """The wanted ones of the entries behind `after`, and the last key that was looked at; None at the end."""
+    entries: list[tuple[bytes, bytes]] = []
+    with ledger.file.read() as rows, rows.retries() as cursor:
+        more = cursor.set_range(after) if after else cursor.first()
+        if more and cursor.key() == after:
+            more = cursor.next()
+        if not more:
+            return None
+        last = after
+        for _ in range(SCANNED_MAX):
+            last, value = cursor.item()
+            if unpack_id(value) in wanted:
+                entries.append((last, value))
+            if not cursor.next():
+                break
+    return last, entries
+
+
+def _described(ledger: Ledger, key: bytes, value: bytes) -> dict[str, Any]:
+    try:
+        event = unpack_values([value])
+    except ValueError as error:  # UnicodeDecodeError too
+        raise ledger.corrupt(f"a retry entry: {error}") from error
+    return {
+        "waiting_since_us": int(event.first_seen[0]),
+        "tries": int(event.tries[0]),
+        "sends": int(event.sends[0]),
+        "due_us": due_us_of(key),
+        "file": event.name(0),
+        "offset": int(event.offsets[0]),
+        "worker": ledger.worker,
+        "line": event.lines[0].decode("utf-8", "replace"),
+    }
+
+
+# --- The dispatcher's gRPC service: only what it has to say of itself.
+
+
+class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):
+    """`status` gives the answer as a dict of plain values, `waiting` one for each of 16 x N ids."""
+
+    def __init__(
+        self, status: Callable[[], dict[str, Any]], waiting: Callable[[bytes], list[dict[str, Any] | None]]
+    ) -> None:
+        self._status = status
+        self._waiting = waiting
+
+    def Status(
+        self, request: dispatcher_pb2.StatusRequest, context: grpc.ServicerContext
+    ) -> dispatcher_pb2.StatusResponse:
+        del request, context
+        return dispatcher_pb2.StatusResponse(json=msgspec.json.encode(self._status()))
+
+    def Pending(
+        self, request: dispatcher_pb2.PendingRequest, context: grpc.ServicerContext
+    ) -> dispatcher_pb2.PendingResponse:
+        if len(request.ids) % ID_BYTES:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"'ids' is {ID_BYTES} bytes an id")
+        try:
+            waiting = self._waiting(request.ids)
+        except StorageError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return dispatcher_pb2.PendingResponse(json=msgspec.json.encode(waiting))
+
 
 _RPC_WORKERS: Final = 2
 _CALLS_MAX: Final = 64
@@ -43,11 +129,11 @@ _REQUEST_BYTES_MAX: Final = 1 << 20
 class DispatcherServer:
     """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
 
-    `directory` holds its state: its own, or with 'dispatcher.workers' above 1 shared by so many processes,
-    each of which reads some of the files (paper 3.2). `dead_letters` gets the events that end otherwise than
-    joined or duplicate; `drain`: the logs will grow no more; `agree`: JoinerClient's, asked before anything
-    is read. Constructing opens the state: UsageError for a pattern that can never match, LockedError,
-    CorruptStateError, DiskFullError.
+    `directory` is of the datacenter's `workers` dispatchers, each of which reads the files whose names say
+    so (paper 3.2); the state of this one, the `worker`th, is within. `dead_letters` gets the events that end
+    otherwise than joined or duplicate; `drain`: the logs will grow no more; `agree`: JoinerClient's, asked
+    before anything is read. Constructing opens the state: UsageError for a pattern that can never match,
+    SettingsError for another number of workers, LockedError, CorruptStateError, DiskFullError.
     """
 
     def __init__(
@@ -66,28 +152,27 @@ class DispatcherServer:
         drain: bool = False,
         network: Network = LOOPBACK,
         agree: Callable[[], None] = lambda: None,
+        worker: int = 0,
+        workers: int = 1,
     ) -> None:
         check_patterns(patterns)
         own = settings.dispatcher
         self._identity = {"name": name, "datacenter": datacenter}
+        self._worker = {"slot": worker, "name": name, "process": os.getpid()}
         self._drain = drain
         self._stopped = False
-        self._watch: Watch | None = None
         self._notices = Notices("dispatcher")
-        group = Group(own.workers, own.lease_s, clock, name) if own.workers > 1 else None
-        self._ledger = Ledger(directory, dead_letters, own.state_bytes_max, group)
+        fix_workers(directory, workers)
+        place = worker_directory(directory, worker)
+        self._ledger = Ledger(place, dead_letters, own.state_bytes_max, worker)
         with contextlib.ExitStack() as undo:
             undo.callback(self._ledger.close)
-            sharing = self._shared(group) if group else None
             inbox = Inbox(directory, self._ledger.file.sync)
-            if group is None:
-                while adopt(self._ledger):
-                    pass  # of workers that there were once
             states = self._ledger.files()
             inbox.sweep(states)
             self._reader = LogReader(
                 [*patterns, inbox.pattern],
-                directory / "spool",
+                place / "spool",
                 json_lines(settings),
                 settings.logs,
                 own.batch_events_max,
@@ -95,29 +180,31 @@ class DispatcherServer:
                 states,
                 drain,
                 inbox.notices(self._notices.tell),
-                sharing.claims if sharing else None,
+                mine_of(worker, workers),
             )
-            self._gate = Gate(Window(own.batches_in_flight_max), clock)
-
-            def make_sender(wait: Callable[[float], bool]) -> Sender:
-                looked_up = registry if own.lookup_before_send else None
-                told = self._notices.tell
-                return Sender(looked_up, joiner, clock, rng, wait, told, self._gate, inbox.is_recovered)
-
+            pacing = Pacing(
+                own.batches_in_flight_max,
+                own.batch_events_max,
+                settings.logs.chunk_bytes,
+                own.retry_queue_events_max,
+            )
+            self._gate = Gate(pacing, clock)
+            stopping, told = threading.Event(), self._notices.tell
+            looked_up = registry if own.lookup_before_send else None
             self._driver = Driver(
                 own,
                 settings.logs.poll_interval_ms / 1000,
-                settings.logs.chunk_bytes,
                 self._ledger,
                 self._reader,
                 RetryQueue(self._ledger, backoffs_of(own).delay_us_max, BATCH_BYTES_MAX),
-                make_sender,
+                self._gate,
+                Sender(looked_up, joiner, clock, rng, stopping.wait, told, self._gate, inbox.is_recovered),
+                stopping,
                 clock,
                 rng,
-                self._notices.tell,
+                told,
                 inbox.sweep,
-                sharing,
-                lambda wait: await_agreement(agree, wait, rng, self._notices.tell),
+                lambda: await_agreement(agree, stopping.wait, rng, told),
             )
             undo.pop_all()
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
@@ -136,8 +223,6 @@ class DispatcherServer:
     def start(self) -> None:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
-        if self._watch:
-            self._watch.start()
         self._driver.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -157,40 +242,19 @@ class DispatcherServer:
         self._reader.close()
         self._rpc.stop()
         self._ledger.close()
-        if self._watch:
-            self._watch.stop()
 
     def status(self) -> dict[str, Any]:
-        """Counts of all workers since the directory was made, and how it goes now here. Plain values."""
-        totals, workers, drained = self._whole()
-        own = next((worker for worker in workers if worker["slot"] == self._ledger.slot), {})
+        """Counts since the ledger was made, and how it goes now. Plain values."""
         return {
             **self._identity,
-            **counted(totals),
+            **counted(self._ledger.totals),
             "in_flight": self._driver.in_flight,
             "requests_max": self._gate.size,
-            "drained": drained,
+            "drained": self._drain and self._driver.idle,
             "paused": self._driver.paused,
             "notices": self._notices.lines(),
             "unended": self._reader.unended(),
             "unreadable": self._reader.unreadable(),
             "storage_error": self._driver.storage_error,
-            "worker": own,
-            "workers": workers,
+            "worker": {**self._worker, "files": self._reader.files},
         }
-
-    def _whole(self) -> tuple[Totals, list[dict[str, Any]], bool]:
-        """Of the directory: totals, workers, and whether all is drained."""
-        if self._ledger.group is None or self._stopped:
-            own = {"slot": self._ledger.slot, "name": self._identity["name"], "process": os.getpid()}
-            drained = self._drain and self._driver.idle and self._ledger.group is None
-            return self._ledger.totals, [own | {"files": len(self._ledger.held)}], drained
-        at_rest = self._driver.at_rest
-        with self._ledger.file.read() as rows:
-            drained = self._drain and at_rest and all_read(rows)
-            return rows.known_state().totals, of_workers(rows), drained
-
-    def _shared(self, group: Group) -> Sharing:
-        assert self._ledger.marks is not None
-        self._watch = Watch(self._ledger.marks, group.lease_s, self._notices.tell)
-        return Sharing(FileClaims(self._ledger), Membership(self._ledger, group, self._notices.tell))

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from dispatcher.initialise import Start
     from photon.core.settings import Settings
 
-_Place = tuple[Path, list[str]]
-"""The directory of a datacenter's dispatchers, and the patterns of their logs."""
+_Place = tuple[Path, list[str], int]
+"""The directory of a datacenter's dispatchers, the patterns of their logs, and how many they are."""
 
 _FILES_SHOWN: Final = 20
 
@@ -51,15 +51,15 @@ def init(
 
     begin = _start(start)
     settings, places = _where(work, datacenter, foreign, config)
-    for _, patterns in places:  # all of them before the first place is set
+    for _, patterns, _ in places:  # all of them before the first place is set
         check_patterns(patterns)
     empty = []
-    for number, (directory, patterns) in enumerate(places):
+    for number, (directory, patterns, workers) in enumerate(places):
         try:
-            offsets = initialise(directory, patterns, settings, begin, SystemClock(), _tell)
+            offsets = initialise(directory, patterns, settings, begin, SystemClock(), _tell, workers)
         except (PhotonError, OSError):
             if number:
-                done = ", ".join(str(directory) for directory, _ in places[:number])
+                done = ", ".join(str(directory) for directory, *_ in places[:number])
                 _tell(f"set already, and they stay so: {done}; not {directory}, nor what comes after it")
             raise
         click.echo(f"{directory}: {len(offsets):,} files")
@@ -95,7 +95,9 @@ def _where(
     pipelines = topology.pipelines if datacenter is None else [topology.pipeline(datacenter)]
     if not pipelines:
         raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
-    places = [(Path(p.directory) / "dispatcher", topology.foreign_of(p)) for p in pipelines]
+    places = [
+        (Path(p.directory) / "dispatcher", topology.foreign_of(p), len(p.dispatchers)) for p in pipelines
+    ]
     return topology.checked_settings(), places
 
 
@@ -109,15 +111,16 @@ def _of_new_run(
     if work is None:
         raise UsageError("--foreign is for a new work directory: name it by --work")
     settings = load_settings(config)
-    known = tuple(n for n, place in settings.datacenters.items() if place.dispatchers) or DATACENTER_NAMES
+    named = {n: len(place.dispatchers) for n, place in settings.datacenters.items() if place.dispatchers}
+    known = named or dict.fromkeys(DATACENTER_NAMES, settings.dispatcher.workers)
     if datacenter is not None and datacenter not in known:
         raise UsageError(
             f"no datacenter '{datacenter}'; there are: {', '.join(known)}. Others are named in settings "
             "(--config) under [datacenters]"
         )
-    names = known if datacenter is None else (datacenter,)
+    names = list(known) if datacenter is None else [datacenter]
     patterns = [str(Path.cwd() / pattern) for pattern in foreign]
-    return settings, [(work.absolute() / name / "dispatcher", patterns) for name in names]
+    return settings, [(work.absolute() / name / "dispatcher", patterns, known[name]) for name in names]
 
 
 def _tell(notice: str) -> None:

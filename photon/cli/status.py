@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from photon.cluster.running_system import find_system, system_options
-from photon.cluster.summary import fates_of, furthest
+from photon.cluster.summary import fates_of, whole
 
 Status = Mapping[str, Any]
 
@@ -31,7 +31,7 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
         _, _, _, dispatchers = reader.read(("registry", "eventstore", "joiner", "dispatcher"))
         statuses, silent = dict(reader.named()), reader.silent()
         why = {name: reader.why_silent(name) for name in silent}
-    fates = {status["datacenter"]: fates_of(status) for status in furthest(dispatchers)}
+    fates = {status["datacenter"]: fates_of(status) for status in whole(dispatchers)}
     if as_json:
         click.echo(json.dumps({**statuses, **dict.fromkeys(silent), "fates": fates}))
     else:

@@ -131,7 +131,7 @@ def check_apart(
             out / "dead-letters" / name / "foreign-000000.jsonl",
             out / "dead-letters" / name / "foreign-w1-000000.jsonl",
             out / "dead-letters" / name / "primary-000000.jsonl",
-            work / name / "dispatcher" / "spool" / "0.log",
+            work / name / "dispatcher" / "worker-0" / "spool" / "0.log",
             work / name / "dispatcher" / "inbox" / "replay-0.jsonl",
         ]
     for pattern in patterns:

@@ -238,6 +238,8 @@ def _dispatcher(topology: Topology, name: str, network: Network, clock: Clock, f
         drain=topology.drain,
         network=network,
         agree=joiner.agree,
+        worker=place.number,
+        workers=len(place.pipeline.dispatchers),
     )
     return _Watched(server, fail)
 

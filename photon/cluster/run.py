@@ -35,7 +35,7 @@ from photon.cluster.running import (
     termination,
     why_stalled,
 )
-from photon.cluster.summary import furthest, merge_fates, run_summary
+from photon.cluster.summary import merge_fates, run_summary, whole
 from photon.cluster.topology import DATACENTER_NAMES, PIPELINE_ROLES, Topology
 from photon.core.fates import Fate
 from photon.core.settings import Settings, load_settings
@@ -102,7 +102,7 @@ def _watch(
         dispatchers, eventstores, joiners = reader.read()
         now = time.monotonic()
         tell_all(cluster, reader, display.notice)
-        counts = merge_fates(furthest(dispatchers), sum(j.get("joined", 0) for j in joiners))
+        counts = merge_fates(whole(dispatchers), sum(j.get("joined", 0) for j in joiners))
         display.update(counts, counts["joined"] / (now - began))
         answered = not reader.silent(PIPELINE_ROLES)
         # What a joiner still has in hand may yet be written.
@@ -152,7 +152,7 @@ def _await_complete(
 def _unpacking(work: Path) -> int:
     """Bytes of compressed logs that are unpacked, or being unpacked: slow, but not a stall."""
     written = 0
-    for path in work.glob("*/*/spool/*"):
+    for path in work.glob("*/**/spool/*"):
         with contextlib.suppress(FileNotFoundError):
             written += path.stat().st_size
     return written

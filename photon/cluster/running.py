@@ -37,13 +37,17 @@ def running(
     notice: Callable[[str], None],
     replace: bool = True,
 ) -> Iterator["StatusReader"]:
-    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again.
+    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again;
+    SettingsError for another number of workers than before.
 
     `remembered`: as many ids must the registry know; `replace`: replicas that lost their disks.
     """
+    from dispatcher.workers import check_workers
     from photon.cluster.statuses import StatusReader  # while the nursery imports the same
 
     topology = cluster.topology
+    for pipeline in topology.pipelines:
+        check_workers(Path(pipeline.directory) / "dispatcher", len(pipeline.dispatchers))
     replacing = Replacing(topology, members_of(work, len(topology.replicas)).lost, notice)
     try:
         cluster.start()
@@ -114,7 +118,7 @@ def why_stalled(reader: "StatusReader", seconds: float) -> str:
 
 def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
     """What a dispatcher that has ended left on disk: the truth, however it ended."""
-    from dispatcher.counts import read_totals
+    from dispatcher.workers import read_totals
 
     bytes_max = topology.checked_settings().dispatcher.state_bytes_max
     letters = topology.dead_letters_directory(pipeline.datacenter)

@@ -1,24 +1,28 @@
 """What a run came to: pure sums over what the processes say and what stands in the output."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, Final
 
 from photon.core.fates import LETTERS, Fate
 
+_SUMMED: Final = ("foreign_events", "pending", "in_flight", "wasted_joins")
 
-def furthest(dispatchers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Of each datacenter's workers, which all tell the same totals, the one that was asked last."""
-    chosen: dict[str, Mapping[str, Any]] = {}
+
+def whole(dispatchers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each datacenter what its workers that answered count together."""
+    sums: dict[str, dict[str, Any]] = {}
     for status in dispatchers:
-        known = chosen.get(status["datacenter"])
-        if known is None or _progress(status) > _progress(known):
-            chosen[status["datacenter"]] = status
-    return list(chosen.values())
-
-
-def _progress(status: Mapping[str, Any]) -> tuple[int, int]:
-    return status["foreign_events"], sum(status["fates"].values())
+        known = sums.get(status["datacenter"], {})
+        fates = Counter(known.get("fates", {}))
+        fates.update(status["fates"])
+        sums[status["datacenter"]] = {
+            "datacenter": status["datacenter"],
+            "fates": dict(fates),
+            **{count: known.get(count, 0) + status.get(count, 0) for count in _SUMMED},
+        }
+    return list(sums.values())
 
 
 def fates_of(dispatcher: Mapping[str, Any]) -> dict[str, Any]:

@@ -193,9 +193,7 @@ class Dispatcher:
     """[dispatcher]: reading, sending and retrying foreign events (paper 3.2)."""
 
     workers: int = _bounded(1, 1, 64)
-    """Processes of a datacenter that share the foreign logs."""
-    lease_s: float = _bounded(5.0, 0.2, 600)
-    """A worker that was not heard of for so long loses its files to the others."""
+    """Processes of a datacenter, each for some of the foreign logs; it stands from the first start on."""
     batch_events_max: int = _bounded(4096, 1, 65_536)
     batches_in_flight_max: int = _bounded(3, 1, 256)
     lookup_before_send: bool = True

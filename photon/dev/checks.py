@@ -30,7 +30,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a datacenter ended: its ledger as in dispatcher.counts; lines in its copy of the generated logs.
+    """How a datacenter ended: its ledger as in dispatcher.workers; lines in its copy of the generated logs.
 
     `written` None: its logs are not the generator's. `seen`: events that were recorded or in hand when it was
     last seen; None where nobody looked.

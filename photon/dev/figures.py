@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from photon.cluster.summary import fates_of, furthest, percentiles_ms
+from photon.cluster.summary import fates_of, percentiles_ms, whole
 from photon.cluster.topology import PIPELINE_ROLES, Topology, process_name
 from photon.core.fates import Fate
 
@@ -126,11 +126,10 @@ def _pipeline(topology: Topology, window: Window, datacenter: str) -> PipelineFi
     answers = [status for name in workers if (status := window.last(name))]
     if not answers:
         return PipelineFigures(datacenter, region, silent)
-    # All workers tell of the whole datacenter: one that answered all the while tells the most.
-    chosen = max(workers, key=lambda name: (window.last(name) is not None, len(list(window.steps(name)))))
-    (now,) = furthest(answers)
-    joined = _grown(window.steps(chosen), lambda s: s["fates"][Fate.JOINED.value])
-    wasted = _grown(window.steps(chosen), lambda s: s["wasted_joins"])
+    (now,) = whole(answers)
+    steps = [step for name in workers for step in window.steps(name)]
+    joined = _grown(steps, lambda s: s["fates"][Fate.JOINED.value])
+    wasted = _grown(steps, lambda s: s["wasted_joins"])
     caches = _processes(topology, "eventstore", datacenter)
     hits = sum(_grown(window.steps(name), lambda s: s["cache"]["hits"]) for name in caches)
     misses = sum(_grown(window.steps(name), lambda s: s["cache"]["misses"]) for name in caches)
@@ -142,11 +141,11 @@ def _pipeline(topology: Topology, window: Window, datacenter: str) -> PipelineFi
         joined_per_s=_per_s(joined, window.seconds),
         foreign_events=now["foreign_events"],
         pending=now["pending"],
-        in_flight=sum(status["in_flight"] for status in answers),
+        in_flight=now["in_flight"],
         wasted_joins=now["wasted_joins"],
         wasted_ratio=_share(wasted, joined + wasted),
         cache_hit_ratio=_share(hits, hits + misses),
-        latency_ms=_latency(window.steps(chosen)),
+        latency_ms=_latency(steps),
         adds_up=fates_of(now)["adds_up"],
     )
 

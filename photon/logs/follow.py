@@ -18,10 +18,8 @@ from photon.core.clock import Clock
 from photon.core.settings import Logs
 from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at, read_chunk, read_unended_line
 from photon.logs.files import TAIL_BYTES, FileState, shown
-from photon.logs.inventory import Claims, Followed, Inventory, Share, file_size
+from photon.logs.inventory import Followed, Inventory, file_size
 from photon.logs.watch import Finder, Polling
-
-__all__ = ["Claims", "LogFollower", "Share"]
 
 _NOW: Final = float("-inf")
 
@@ -31,9 +29,10 @@ class LogFollower:
 
     `drain`: the logs will grow no more, so a last line without its newline counts if it is a JSON object.
     `notice` is told, in a line, of files that were replaced, shrank, vanished or could not be read.
-    `claims`: None is all files. `wake` is called, from another thread, when there is something to `poll` for.
-    `keep_copies`: False deletes the unpacked copy of an archive that is read and recorded.
-    For one thread, but for `advanced` and `release`.
+    `mine`: by its name, whether a file is read here; None is all. `wake` is called, from another thread, when
+    there is something to `poll` for. `keep_copies`: False deletes the unpacked copy of an archive that is
+    read and recorded.
+    For one thread, but for `advanced`.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class LogFollower:
         states: Iterable[FileState] = (),
         drain: bool = False,
         notice: Callable[[str], None] = lambda _: None,
-        claims: Claims | None = None,
+        mine: Callable[[str], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
         keep_copies: bool = True,
     ) -> None:
@@ -56,17 +55,13 @@ class LogFollower:
         self._clock = clock
         self._drain = drain
         self._notice = tell
-        self._claims = claims
-        states = list(states)
+        self._mine = mine
         bound = settings.spool_bytes_max
         self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, tell, wake)
-        self._next_number = max([s.number for s in states], default=-1) + 1
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
         self._next_scan = _NOW
-        self._share = Share(frozenset(), (), frozenset())
-        self._released: deque[int] = deque()
         self._growing: deque[Followed] = deque()
         self._failed: set[Followed] = set()
         self._unlisted: dict[str, str] = {}
@@ -92,8 +87,8 @@ class LogFollower:
 
     @property
     def settling(self) -> frozenset[str]:
-        """Names of files that are left for a later scan: archives that seem to be written to still or are
-        being unpacked, and what another process goes on with."""
+        """Names of archives that are left for a later scan: they seem to be written to still or are being
+        unpacked."""
         return frozenset(map(shown, self._inventory.settling))
 
     @property
@@ -102,11 +97,9 @@ class LogFollower:
         return self._finder.news
 
     @property
-    def leaving(self) -> frozenset[int]:
-        """Files of which no more is handed out, until they are released."""
-        files = self._inventory.files  # one that is gone stays: its copy may turn up
-        leave = self._share.leave.difference(self._released) & files.keys()
-        return frozenset([number for number in leave if not files[number].state.gone])
+    def files(self) -> int:
+        """How many are followed."""
+        return len(self._inventory.current)
 
     @property
     def patience_s(self) -> float:
@@ -132,7 +125,7 @@ class LogFollower:
         try:
             return self._scan(now)
         except BaseException:
-            self._scan_now()  # what was taken or found has not been looked through yet
+            self._scan_now()  # what was found has not been looked through yet
             raise
 
     def poll(self) -> None:
@@ -161,7 +154,7 @@ class LogFollower:
         while self._growing:
             file = self._growing.popleft()
             file.waiting = False
-            if file.state.gone or file.paused:
+            if file.state.gone:
                 continue
             chunk = self._read_on(file)
             if chunk is not None:
@@ -189,13 +182,6 @@ class LogFollower:
         self._note_place(file, offset)
         return self._inventory.advanced(number, offset)
 
-    def release(self, number: int) -> None:
-        """Forget a file that is to be left (Share.leave) and of which all that was handed out is recorded.
-
-        Any thread, but not during a scan.
-        """
-        self._released.append(number)
-
     def unended(self) -> dict[str, int]:
         """Files whose end can't be read, mostly as their last record is not whole -> bytes so far."""
         return {
@@ -210,21 +196,17 @@ class LogFollower:
         return bool(self._failed or self._unlisted or self._inventory.settling)
 
     def _scan(self, now: float) -> list[FileState]:
-        self._forget_released()
         whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
         self._next_scan = now + self._settings.scan_interval_s
-        if whole:
-            self._finder.find()
-        shared = self._take_share()
-        if not whole and not shared:
-            return []
         if not whole:
-            self._finder.find()  # of files that were not this process's nothing was noted
-        mine = self._share.mine if self._claims else None
-        elsewhere = self._claims.held_elsewhere if self._claims else None
-        changed = self._inventory.update(self._finder.found, mine, self._number, elsewhere)
+            return []
+        self._finder.find()
+        found, elsewhere = self._finder.found, []
+        if self._mine is not None:
+            elsewhere = [file.source for file in found if not self._mine(file.name)]
+            found = [file for file in found if self._mine(file.name)]
+        changed = self._inventory.update(found, frozenset(elsewhere))
         self._tell_unlisted()
-        self._pause()
         self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
         for state in changed:
             if not state.gone:
@@ -236,36 +218,6 @@ class LogFollower:
         if not self._growing:
             self._caught_up = not self._inventory.settling
         return changed
-
-    def _number(self) -> int:
-        if self._claims is not None:
-            return self._claims.number()
-        self._next_number += 1
-        return self._next_number - 1
-
-    def _take_share(self) -> bool:
-        """Ask what is this process's. Whether that is news."""
-        if self._claims is None:
-            return False
-        before, self._share = self._share, self._claims.share(self._finder.found)
-        self._inventory.take(self._share.taken)
-        known = before.mine == self._share.mine and before.leave == self._share.leave
-        return bool(self._share.taken) or not known
-
-    def _pause(self) -> None:
-        if self._claims is None:
-            return
-        mine, leave = self._share.mine, self._share.leave
-        seen = {file.source for file in self._finder.found}
-        for file in self._inventory.current:
-            elsewhere = file.state.source in seen and file.state.source not in mine
-            file.paused = elsewhere or file.state.number in leave
-
-    def _forget_released(self) -> None:
-        while self._released:
-            number = self._released.popleft()
-            self._inventory.forget(number)
-            self._polling.forget(number)
 
     def _tell_unlisted(self) -> None:
         unlisted = self._finder.unreadable | self._inventory.unlisted
@@ -281,7 +233,7 @@ class LogFollower:
 
     def _look(self, file: Followed, size: int) -> None:
         """Note that a file has `size` bytes now; it waits to be read if that is news."""
-        if size <= file.read or file.waiting or file.paused:
+        if size <= file.read or file.waiting:
             return
         if file.stalled_at == size and not (file.failed and _readable(file.state.path, file.read)):
             return

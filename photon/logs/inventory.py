@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
@@ -17,9 +17,6 @@ from photon.logs.files import TAIL_BYTES, FileState, SeenFile, Source, same_cont
 from photon.logs.packed import SMALL_BYTES, Spool, TruncatedError, Unpacker, is_packed
 
 # --- A file that is followed, and how to look for it where it was (paper 3.2).
-
-GONE_DEVICE: Final = (1 << 64) - 1
-"""Of the source of a file that is gone; the inode is its number, as its own may be another file's by now."""
 
 
 @dataclass(slots=True, eq=False)
@@ -33,7 +30,6 @@ class Followed:
     seen: SeenFile | None = None  # as the last scan found it
     linked: bool = True  # it may be written through a name elsewhere
     suspect: bool = False  # not the file it was, says a read
-    paused: bool = False
     waiting: bool = False
     stalled_at: int = -1  # size at which nothing could be read on
     failed: str = ""
@@ -64,7 +60,6 @@ class Content:
 
     def __init__(self, file: SeenFile) -> None:
         """OSError."""
-        self._file = file
         self._head = read_at(file.path, 0, HEAD_BYTES)
         self._digests: dict[int, bytes] = {}
 
@@ -75,10 +70,6 @@ class Content:
         if length not in self._digests:
             self._digests[length] = digest(self._head[:length])
         return self._digests[length] == state.head
-
-    def holds(self, state: FileState) -> bool:
-        """As same_content. OSError."""
-        return self.begins_as(state) and same_content(self._file, state)
 
 
 def goes_on(seen: SeenFile, file: Followed) -> bool:
@@ -183,15 +174,19 @@ class Inventory:
         self.by_path: dict[str, Followed] = {}
         self._current: dict[Source, Followed] = {}
         self._archives: dict[Source, Followed] = {}
-        self._ended: dict[int, Followed] = {}  # what became of them may turn up later
         self._changed: list[FileState] = []  # not told yet
         self._twins: dict[str, str] = {}  # name of an archive -> of the plain file that is read instead
         self.unlisted: dict[str, str] = {}
         """Names of archives that can't be read -> why."""
         self.settling: set[str] = set()
-        """Names of files that are left for later: archives that seem to be written to still or are being
-        unpacked, and what another process goes on with."""
-        self.take(states)
+        """Names of archives that are left for later: being written to still, it seems, or being unpacked."""
+        self._next_number = 0
+        for state in states:
+            self._next_number = max(self._next_number, state.number + 1)
+            file = Followed(state, state.offset)
+            self.files[state.number] = file
+            if not state.gone:
+                self._index(file)
 
     @property
     def news(self) -> bool:
@@ -202,22 +197,6 @@ class Inventory:
     def current(self) -> Collection[Followed]:
         """Those that are there."""
         return self._current.values()
-
-    def take(self, states: Iterable[FileState]) -> None:
-        """Files that were read before, by this process or another."""
-        for state in states:
-            file = Followed(state, state.offset)
-            self.files[state.number] = file
-            if not state.gone:
-                self._index(file)
-
-    def forget(self, number: int) -> None:
-        """A file that another process goes on with."""
-        file = self.files.pop(number, None)
-        self._ended.pop(number, None)
-        if file is not None:
-            self._unindex(file)
-            file.state = dataclasses.replace(file.state, gone=True)
 
     def advanced(self, number: int, offset: int) -> FileState:
         """As LogFollower.advanced. Any thread."""
@@ -233,25 +212,18 @@ class Inventory:
     def set_head(self, file: Followed, length: int, head: bytes) -> None:
         self._change(file, head_bytes=length, head=head)
 
-    def update(
-        self,
-        found: Sequence[SeenFile],
-        mine: frozenset[Source] | None,
-        number: Callable[[], int],
-        held_elsewhere: Callable[[SeenFile], bool] | None = None,
-    ) -> list[FileState]:
-        """Take in what a scan found; the states that are new or changed. `mine`: None is all.
+    def update(self, found: Sequence[SeenFile], elsewhere: Collection[Source] = ()) -> list[FileState]:
+        """Take in what a scan found; the states that are new or changed.
 
-        `held_elsewhere` as Claims; with it, one that is gone is known again by its content. What that or
-        `number` raises is passed on: the next call does the rest.
+        `elsewhere`: files that match, too, and are another process's: one that was read here until it got
+        such a name is let go.
         """
         self.unlisted, self.settling, self._unpacker.news = {}, set(), False
         changed = self._changed
         present = {file.source for file in found if not is_packed(file.name)}
         archives = {file.source for file in found if is_packed(file.name)}
         present |= {held.key for source, held in self._archives.items() if source in archives}
-        readable = [self._readable(file) for file in found if mine is None or file.source in mine]
-        seen = [file for file in readable if file is not None]
+        seen = [file for file in map(self._readable, found) if file is not None]
         present |= set(map(key_of, seen))
         new, lost = [], []
         for file in seen:
@@ -267,16 +239,14 @@ class Inventory:
                 lost.append(
                     (old, f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten")
                 )
-        lost += self._missing(present, changed)
+        lost += self._missing(present, elsewhere, changed)
         making = bool(self.settling)
-        try:
-            for file in new:
-                self._adopt(file, lost, changed, number, held_elsewhere)
-        finally:  # the place of one that is lost may be taken already
-            for old, what in lost:
-                self._lose(old, what, making, changed)
+        for file in new:
+            self._adopt(file, lost, changed)
+        for old, what in lost:
+            self._lose(old, what, making, changed)
         if found or self._archives:
-            self._sweep(found, sole=mine is None)
+            self._sweep(found)
         self._changed = []
         return changed
 
@@ -338,21 +308,13 @@ class Inventory:
         if new == known and not old.gone:
             return
         self._unindex(file)
-        self._ended.pop(old.number, None)
         names = ("path", "name", "device", "inode", "source", "version", "unpacked")
         changed.append(self._change(file, gone=False, **dict(zip(names, new, strict=True))))
         if old.version and old.path != seen.path:
             self._spool.remove(old.path)
         self._index(file)
 
-    def _adopt(
-        self,
-        file: SeenFile,
-        lost: list[tuple[Followed, str]],
-        changed: list[FileState],
-        number: Callable[[], int],
-        held_elsewhere: Callable[[SeenFile], bool] | None,
-    ) -> None:
+    def _adopt(self, file: SeenFile, lost: list[tuple[Followed, str]], changed: list[FileState]) -> None:
         """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
         with contextlib.suppress(OSError):  # reading will tell the reason
             for row, (old, _) in enumerate(lost):
@@ -360,18 +322,11 @@ class Inventory:
                     del lost[row]
                     self._refresh(old, file, changed)
                     return
-            content = Content(file)
-            if file.path != file.name and self._is_twin(file, content):
+            if file.path != file.name and self._is_twin(file, Content(file)):
                 return
-            ended = self._ended_as(file, content) if held_elsewhere else None
-            if ended is not None:
-                self._refresh(ended, file, changed)
-                return
-        if held_elsewhere and held_elsewhere(file):
-            self.settling.add(file.name)
-            return
         packed = file.path != file.name
-        state = FileState(number(), file.path, file.name, file.device, file.inode, source=file.source)
+        number, self._next_number = self._next_number, self._next_number + 1
+        state = FileState(number, file.path, file.name, file.device, file.inode, source=file.source)
         if packed:
             state = dataclasses.replace(state, version=version_of(file), unpacked=file.size)
         followed = Followed(state, 0, seen=file)
@@ -392,25 +347,20 @@ class Inventory:
                 return True
         return False
 
-    def _ended_as(self, file: SeenFile, content: Content) -> Followed | None:
-        """The one that was lost at an earlier scan and has turned up as this file: all that was read of it
-        stands there."""
-        for old in self._ended.values():
-            if content.begins_as(old.state) and same_content(file, old.state_now):
-                return old
-        return None
-
-    def _missing(self, present: set[Source], changed: list[FileState]) -> list[tuple[Followed, str]]:
+    def _missing(
+        self, present: set[Source], elsewhere: Collection[Source], changed: list[FileState]
+    ) -> list[tuple[Followed, str]]:
         """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
         missing = []
         listings: dict[str, dict[int, str]] = {}
         for file in [file for key, file in self._current.items() if key not in present]:
             size, what = file_size(file.state.path, file.identity), ""
             if file.packed:
-                if size is not None and file.state.offset < size:
-                    self._spool.keep(file.state.path)  # what was unpacked is read to its end
-                else:
+                if size is None or file.state.offset >= size:  # else what was unpacked is read to its end
                     missing.append((file, ""))
+                continue
+            if file.identity in elsewhere:
+                missing.append((file, "has a name now by which another worker reads it"))
                 continue
             if size is None and (path := renamed_to(file, listings)) is not None:
                 self._unindex(file)
@@ -443,14 +393,12 @@ class Inventory:
         self._unindex(file)
         if file.packed:
             self._spool.remove(file.state.path)
-        number = file.state.number
-        self._ended[number] = file
-        return self._change(file, gone=True, source=(GONE_DEVICE, number))
+        return self._change(file, gone=True)
 
-    def _sweep(self, found: Sequence[SeenFile], sole: bool) -> None:
+    def _sweep(self, found: Sequence[SeenFile]) -> None:
         packed = {self._spool.version(file) for file in found if is_packed(file.name)}
         held = {file.state.path for file in self._archives.values()}
-        self._spool.sweep(packed, held, None if sole else self._clock.now_us() / 1e6)
+        self._spool.sweep(packed, held)
 
     def _change(self, file: Followed, **values: Any) -> FileState:
         with self._mutex:
@@ -474,46 +422,3 @@ class Inventory:
 def _discard(index: dict[Any, Followed], key: object, file: Followed) -> None:
     if index.get(key) is file:
         del index[key]
-
-
-# --- Which process reads which log file, where several share the reading (paper 3.2). A port: no rules
-# here.
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What this process reads from now on.
-
-    `mine`: SeenFile.source of the files that it may read now; others are not even unpacked. A file that it
-    holds and that was seen, but is neither in `mine` nor in `leave`, is paused until it is in `mine` again.
-    `taken`: of these, the records of files that it did not hold before: they are read on from their offsets.
-    `leave`: numbers of files of which no more is handed out, until the owner calls `release(number)`.
-    """
-
-    mine: frozenset[tuple[int, int]]
-    taken: Sequence[FileState]
-    leave: frozenset[int]
-
-
-class Claims(Protocol):
-    """Asked by one follower, in its thread (LogFollower.scan_if_due)."""
-
-    def share(self, seen: Sequence[SeenFile]) -> Share:
-        """Called once a scan with all files that match, whoever reads them; compressed ones still packed.
-
-        The same object as last time if nothing was found to have changed. A file that this process holds and
-        no pattern matches any more (renamed) is not in `seen` and stays with it.
-        """
-        ...
-
-    def held_elsewhere(self, file: SeenFile) -> bool:
-        """Whether another process knows what this file holds (a rotated log that was compressed or copied).
-
-        That one then goes on with it, and it is not to be read here. Asked of each file that is in `mine` and
-        of which nothing is known here, before anything of it is read; `path` is what is read, unpacked.
-        """
-        ...
-
-    def number(self) -> int:
-        """A file number that nobody of the group has used."""
-        ...

@@ -26,7 +26,6 @@ _BROKEN: Final = ".broken"
 _PARTIAL: Final = ".partial"
 _STEP_BYTES: Final = 1 << 20
 _ZSTD_STEP_BYTES: Final = 2048  # a bomb makes at most 64 MiB of it
-_UNHELD_S: Final = 3600.0  # what nobody has used for so long is nobody's
 
 _numbers: Final = itertools.count()
 
@@ -91,23 +90,14 @@ class Spool:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
-    def keep(self, path: str) -> None:
-        """Others shall not sweep it away, though its archive is gone."""
-        with contextlib.suppress(OSError):
-            os.utime(path)
-
-    def sweep(self, present: set[str], held: set[str], now_s: float | None) -> None:
-        """Delete what is left of archives that are gone. `present`: versions; `held`: paths of copies in use.
-
-        `now_s`: wall clock, where others use the spool too: what they may still read stays for an hour.
-        """
+    def sweep(self, present: set[str], held: set[str]) -> None:
+        """Delete what is left of archives that are gone. `present`: versions; `held`: copies in use."""
         for entry in self._entries():
             version = entry.name.partition(".")[0]
             if version in present or entry.path in held or entry.path in self._making:
                 continue
             with contextlib.suppress(OSError):
-                if now_s is None or now_s - entry.stat().st_mtime > _UNHELD_S:
-                    os.unlink(entry.path)
+                os.unlink(entry.path)
         for version in self._refused.keys() - present:
             self._refused.pop(version, None)
 

@@ -255,7 +255,7 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _TROUBLE,
     ),
     "dispatcher": (
-        _counter("events", "foreign_events", "Foreign events read, by all workers of the datacenter."),
+        _counter("events", "foreign_events", "Foreign events read."),
         _counter("fated_events", "fates.*", "Events by their fate.", "fate"),
         _gauge("pending_events", "pending", "Events without a fate yet."),
         _counter("wasted_joins", "wasted_joins", "Joins of events that another had registered first."),

@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from dispatcher.rows import LedgerFile
+from dispatcher.ledger import LedgerFile
+from dispatcher.rules.verdicts import NOTHING
+from dispatcher.workers import worker_directories
 from photon.cluster.statuses import StatusReader
 from photon.cluster.summary import fates_of
 from photon.cluster.topology import read_topology
@@ -18,7 +20,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.cluster
 
 CLICKS = 60_000
-SETTINGS = "[dispatcher]\nworkers = 2\nlease_s = 1.0\nbatch_events_max = 512\n[joiner]\nprocesses = 2\n"
+SETTINGS = "[dispatcher]\nworkers = 2\nbatch_events_max = 512\n[joiner]\nprocesses = 2\n"
 
 
 class Sampler:
@@ -27,7 +29,8 @@ class Sampler:
     def __init__(self, out):
         topology = read_topology(out / ".photon" / "topology.json")
         self._reader = StatusReader(topology)
-        self._ledger = LedgerFile(out / ".photon" / "east" / "dispatcher", 1 << 30)
+        places = worker_directories(out / ".photon" / "east" / "dispatcher")
+        self._ledgers = [LedgerFile(place, 1 << 30) for place in places.values()]
         self._out = out
         self.told, self.read, self.last = 0, 0, 0
 
@@ -37,12 +40,15 @@ class Sampler:
             row = fates_of(status)
             assert row["adds_up"], row
             self.told += 1
-        with self._ledger.read() as rows:
-            state, waiting = rows.state(), rows.waiting()
-        if state is None:
-            return
-        totals = state.totals
-        assert totals.foreign_events == sum(totals.fates.values()) + waiting, (totals, waiting)
+        totals = NOTHING
+        for ledger in self._ledgers:
+            with ledger.read() as rows:
+                state, waiting = rows.state(), rows.waiting()
+            if state is None:
+                return
+            own = state.totals
+            assert own.foreign_events == sum(own.fates.values()) + waiting, (own, waiting)
+            totals = totals.plus(own)
         assert self.last <= totals.foreign_events <= CLICKS * 1.1
         lines = sum(path.read_bytes().count(b"\n") for path in (self._out / "joined").rglob("*.jsonl"))
         assert totals.fates["joined"] <= lines
@@ -53,7 +59,8 @@ class Sampler:
         self.read += 1
 
     def close(self):
-        self._ledger.close()
+        for ledger in self._ledgers:
+            ledger.close()
 
 
 @pytest.mark.long
@@ -70,7 +77,8 @@ def test_the_counts_add_up_at_every_moment_under_load_and_kills(tmp_path):
     process = start_photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml"))
     sampler = None
     try:
-        wait_until(lambda: (out / ".photon" / "east" / "dispatcher" / "ledger").exists(), 60)
+        ledgers = out / ".photon" / "east" / "dispatcher"
+        wait_until(lambda: len(list(ledgers.glob("worker-*/ledger/data.mdb"))) == 2, 60)
         sampler = made = Sampler(out)
         victims = ["dispatcher-east", "joiner-east", "dispatcher-east/1", "registry-r1", "eventstore-east"]
         kill_at = time.monotonic() + 0.7

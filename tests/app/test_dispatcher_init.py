@@ -5,10 +5,12 @@ import random
 
 import pytest
 
-from dispatcher.rows import LedgerFile
-from dispatcher.slots import hold_directory
+from dispatcher.ledger import LedgerFile
+from dispatcher.rules.assignment import worker_of
+from dispatcher.workers import worker_directories
 from photon.cli.main import main
 from photon.cluster.topology import write_topology
+from photon.core.disk import DirectoryLock
 from photon.core.settings import Settings
 from photon.dev.plan import logs_of, plan_dev
 
@@ -52,8 +54,11 @@ def write_clicks(directory, count):
 
 def places(dispatcher):
     """Log -> where the dispatchers will read on."""
-    with LedgerFile(dispatcher, Settings().dispatcher.state_bytes_max).read() as rows:
-        return {file.name: file.offset for file in rows.files()}
+    found = {}
+    for place in worker_directories(dispatcher).values():
+        with LedgerFile(place, Settings().dispatcher.state_bytes_max).read() as rows:
+            found |= {file.name: file.offset for file in rows.files()}
+    return found
 
 
 @pytest.fixture
@@ -145,7 +150,7 @@ def test_what_does_not_name_the_datacenters_is_refused(tmp_path, system, init):
 
 def test_where_a_later_datacenter_is_in_use_what_is_set_already_is_said(init, dev):
     sizes = {name: write_clicks(clicks_of(dev, name), 3) for name in ("east", "west")}
-    lock = hold_directory(dev / "west" / "dispatcher", alone=True)
+    lock = DirectoryLock(dev / "west" / "dispatcher" / "worker-0")
     try:
         status, _, told = init("--work", dev)
     finally:
@@ -153,8 +158,31 @@ def test_where_a_later_datacenter_is_in_use_what_is_set_already_is_said(init, de
     assert status != 0
     assert f"set already, and they stay so: {dev / 'east' / 'dispatcher'}; not {dev / 'west'}" in told
     assert places(dev / "east" / "dispatcher") == {str(clicks_of(dev, "east") / "a.jsonl"): sizes["east"]}
-    lock = hold_directory(dev / "east" / "dispatcher", alone=True)
+    lock = DirectoryLock(dev / "east" / "dispatcher" / "worker-0")
     try:
         assert "set already" not in init("--work", dev)[2]
     finally:
         lock.release()
+
+
+def test_each_of_several_workers_begins_where_its_own_files_shall(tmp_path, system, init):
+    config = tmp_path / "two.toml"
+    config.write_text(
+        system.read_text().replace('["127.0.0.1:7430"]', '["127.0.0.1:7430", "127.0.0.1:7431"]')
+    )
+    logs = tmp_path / "tokyo" / "clicks"
+    sizes = {}
+    for name in "abcdef":
+        size = write_clicks(tmp_path / name, 4)
+        logs.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name / "a.jsonl").rename(logs / f"{name}.jsonl")
+        sizes[str(logs / f"{name}.jsonl")] = size
+    status, told, _ = init("--config", config, "--datacenter", "tokyo")
+    assert (status, ": 6 files" in told) == (0, True)
+    dispatcher = tmp_path / "work" / "tokyo" / "dispatcher"
+    assert places(dispatcher) == sizes
+    for worker, place in worker_directories(dispatcher).items():
+        with LedgerFile(place, 1 << 30).read() as rows:
+            assert {worker_of(file.name, 2) for file in rows.files()} == {worker}
+    status, _, why = init("--config", system, "--datacenter", "tokyo")
+    assert (status, "begun with 2 dispatcher workers, not 1" in why) == (2, True)

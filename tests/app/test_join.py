@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from dispatcher.workers import fix_workers
 from tests.app.kit import (
     fates_add_up,
     join,
@@ -229,6 +230,17 @@ def test_what_a_backfill_wrote_into_the_same_output_is_not_counted_as_the_runs(t
         summary = join(tmp_path, out)
         assert (summary["joined"], summary["foreign_events"], summary["pending"]) == (20, 20, 0)
         assert (summary["joined_this_run"], summary["joined_by_datacenter"]) == (joined, {"east": 20})
+
+
+def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "a.jsonl", [])
+    write_lines(logs / "clicks" / "a.jsonl", [])
+    fix_workers(out / ".photon" / "east" / "dispatcher", 2)
+    done = photon(*join_arguments(logs, out))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_another_number_of_shards_on_the_same_state_is_refused(tmp_path):

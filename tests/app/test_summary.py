@@ -1,4 +1,4 @@
-from photon.cluster.summary import fates_of, furthest, merge_fates, percentiles_ms
+from photon.cluster.summary import fates_of, merge_fates, percentiles_ms, whole
 
 
 def ledger(events, **fates):
@@ -52,9 +52,12 @@ def status(datacenter, events, pending=0, **fates):
     return {"datacenter": datacenter, "pending": pending, **ledger(events, **fates)}
 
 
-def test_workers_of_one_datacenter_count_once_and_the_newest_word_is_taken():
-    old, new, west = status("east", 5, joined=5), status("east", 9, joined=8), status("west", 7)
-    assert furthest([new, old, west]) == furthest([old, new, west]) == [new, west]
+def test_what_the_workers_of_a_datacenter_count_is_summed():
+    one, other, west = status("east", 5, joined=5), status("east", 9, pending=1, joined=8), status("west", 7)
+    (east, alone) = whole([one, west, other])
+    assert (east["foreign_events"], east["pending"], east["fates"]) == (14, 1, {"joined": 13})
+    assert (east["datacenter"], alone["datacenter"], alone["foreign_events"]) == ("east", "west", 7)
+    assert fates_of(east)["adds_up"]
 
 
 def test_the_fates_of_a_datacenter_add_up_or_it_is_said():

@@ -1,6 +1,6 @@
 """A dispatcher in a process of its own, to be killed.
 
-`child ROOT REGISTRY JOINER SEED [drain] [workers=N]`
+`child ROOT REGISTRY JOINER SEED [drain] [worker=N workers=M]`
 """
 
 import random
@@ -15,18 +15,14 @@ from photon.core.clock import SystemClock
 from photon.rpc.servers import on_termination
 from tests.dispatcher.fakes import fast_settings
 
-LEASE_S = 1.0
 
-
-def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, workers: int) -> None:
+def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, worker: int, workers: int) -> None:
     clock, rng = SystemClock(), random.Random(seed)
     server = DispatcherServer(
         fast_settings(
             batch_events_max=40,
             batches_in_flight_max=3,
             request_timeout_s=5.0,
-            workers=workers,
-            lease_s=LEASE_S,
         ),
         f"d{seed}",
         "dc0",
@@ -39,6 +35,8 @@ def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, workers
         clock,
         rng,
         drain,
+        worker=worker,
+        workers=workers,
     )
     stopping = []
     on_termination(lambda: stopping.append(True))
@@ -52,5 +50,6 @@ def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, workers
 
 
 if __name__ == "__main__":
-    group = [int(arg.removeprefix("workers=")) for arg in sys.argv if arg.startswith("workers=")]
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "drain" in sys.argv, *(group or [1]))
+    group = {name: int(n) for name, _, n in (arg.partition("=") for arg in sys.argv) if n}
+    worker, workers = group.get("worker", 0), group.get("workers", 1)
+    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "drain" in sys.argv, worker, workers)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dispatcher.events import Events
+from dispatcher.rules.events import Events
 from dispatcher.server import DispatcherServer
 from joiner.client import ForeignColumns
 from photon.core.clock import SystemClock

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dispatcher.agreement import await_agreement
+from dispatcher.driver import await_agreement
 from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Fate
 from tests.dispatcher.fakes import Site, adds_up, clicks, fast_settings

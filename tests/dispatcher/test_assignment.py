@@ -1,55 +1,80 @@
-"""Which worker reads which file: pure rules."""
+"""Whose a file is: by its name, whatever rotation makes of it; and the number of workers, which stands."""
 
 from collections import Counter
 
-from hypothesis import given
-from hypothesis import strategies as st
+import pytest
 
-from dispatcher.assignment import owners, plan
-
-sources_ = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2**64 - 1)), unique=True, max_size=40)
-slots_ = st.sets(st.integers(0, 63), min_size=1, max_size=8)
+from dispatcher.rules.assignment import SLOTS, mine_of, slot_of, unrotated, worker_of
+from dispatcher.workers import check_workers, fix_workers, worker_directories
+from photon.core.errors import SettingsError
 
 
-@given(sources_, slots_)
-def test_every_file_belongs_to_one_worker_that_is_there_whatever_the_order(sources, slots):
-    of = dict(zip(sources, owners(sources, slots), strict=True))
-    assert set(of.values()) <= slots
-    turned = sources[::-1]
-    assert dict(zip(turned, owners(turned, sorted(slots, reverse=True)), strict=True)) == of
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("a.log", "a.log"),
+        ("a.log.1", "a.log"),
+        ("a.log.12", "a.log"),
+        ("a.log.1.gz", "a.log"),
+        ("a.log.2.zst", "a.log"),
+        ("a.log.gz", "a.log"),
+        ("a.log-20260101", "a.log"),
+        ("a.log-2026010112.gz", "a.log"),
+        ("a.log-1767225600", "a.log"),
+        ("a.log.20260101", "a.log"),
+        ("a.log.2026-01-01", "a.log"),
+        ("a.log-2026-01-01.zst", "a.log"),
+        ("a.log.2026-01-01_12", "a.log"),
+        ("a.log.2026-01-01_12-30-59.gz", "a.log"),
+        ("a.log-20260101.1.gz", "a.log"),
+        # Names of logs of their own.
+        ("clicks-0.jsonl", "clicks-0.jsonl"),
+        ("clicks-20260101.jsonl", "clicks-20260101.jsonl"),
+        ("clicks-1", "clicks-1"),
+        ("host-12.jsonl.3", "host-12.jsonl"),
+        ("1", "1"),
+        (".1", ".1"),
+        (".gz", ".gz"),
+        ("recovered-0123456789abcdef.jsonl", "recovered-0123456789abcdef.jsonl"),
+        ("a\udcff.log.1", "a\udcff.log"),
+    ],
+)
+def test_what_rotation_makes_of_a_log_belongs_to_its_worker(name, base):
+    assert unrotated(f"/logs.1/{name}") == f"/logs.1/{base}"
+    for workers in (1, 2, 3, 64):
+        assert worker_of(f"/logs.1/{name}", workers) == worker_of(f"/logs.1/{base}", workers)
 
 
-@given(sources_, slots_, st.integers(0, 63))
-def test_a_worker_that_comes_takes_only_what_becomes_its_own(sources, slots, newcomer):
-    before = owners(sources, slots)
-    after = owners(sources, slots | {newcomer})
-    assert all(new in (old, newcomer) for old, new in zip(before, after, strict=True))
+def test_slots_are_the_same_in_every_process_and_version():
+    assert [slot_of(f"/logs/{n}.jsonl") for n in range(5)] == [15, 16, 36, 15, 61]
 
 
-@given(sources_, slots_)
-def test_a_file_stays_with_its_worker_when_its_device_is_mounted_under_another_number(sources, slots):
-    assert owners(sources, slots) == owners([(device + 7, inode) for device, inode in sources], slots)
-
-
-def test_neighbouring_inodes_are_spread_evenly():
-    counts = Counter(owners([(1, inode) for inode in range(100_000, 103_000)], range(4)))
+def test_each_file_has_one_worker_and_workers_have_about_the_same_number():
+    names = [f"/logs/{n}.jsonl" for n in range(3_000)]
+    counts = Counter(worker_of(name, 4) for name in names)
     assert sorted(counts) == [0, 1, 2, 3]
-    assert all(650 < count < 850 for count in counts.values())
+    assert all(600 < count < 900 for count in counts.values())
+    own = [mine_of(worker, 4) for worker in range(4)]
+    assert all(sum(mine(name) for mine in own) == 1 for name in names)
+    assert {slot_of(name) for name in names} == set(range(SLOTS))
+    assert mine_of(0, 1) is None
 
 
-@given(sources_, slots_, st.data())
-def test_what_somebody_holds_is_claimed_by_nobody_and_what_is_free_by_just_one(sources, slots, data):
-    holders = {
-        source: data.draw(st.sampled_from(sorted(slots))) for source in sources if data.draw(st.booleans())
-    }
-    seen = {source for source in sources if data.draw(st.booleans())}
-    claimed, left = [], []
-    for slot in slots:
-        todo = plan(slot, slots, holders, sources, seen)
-        assert all(holders.get(source) is None for source in todo.claim)
-        assert all(holders[source] == slot and source in seen for source in todo.leave)
-        claimed += todo.claim
-        left += todo.leave
-    assert sorted(claimed) == sorted(set(sources) - holders.keys())
-    owner = dict(zip(sources, owners(sources, slots), strict=True))
-    assert set(left) == {s for s in seen & holders.keys() if owner[s] != holders[s]}
+def test_the_number_of_workers_stands_from_the_first_start_on(tmp_path):
+    place = tmp_path / "dispatcher"
+    check_workers(place, 5)
+    fix_workers(place, 3)
+    fix_workers(place, 3)
+    for act in (check_workers, fix_workers):
+        with pytest.raises(
+            SettingsError, match=r"begun with 3 dispatcher workers, not 2; set .* to 3 again"
+        ) as told:
+            act(place, 2)
+        assert "\n" not in str(told.value) and told.value.exit_status == 2
+    assert [path.name for path in place.iterdir()] == ["workers"]
+    (place / "worker-10").mkdir()
+    (place / "worker-2").mkdir()
+    assert list(worker_directories(place)) == [2, 10]
+    (place / "workers").write_text("")
+    with pytest.raises(SettingsError, match="no number"):
+        check_workers(place, 3)

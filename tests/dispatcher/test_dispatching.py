@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher import sender
 from dispatcher.client import DispatcherClient
-from dispatcher.read_ahead import PER_SENDER
+from dispatcher.rules.pacing import PER_SENDER
 from photon.core.columns import split_ids
 from photon.core.errors import LockedError, OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Joined

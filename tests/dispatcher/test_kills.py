@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.ledger import Ledger
+from dispatcher.workers import worker_directories
 from idregistry.rules.sharding import BEGINNING, Configuration, Interval
 from joiner.client import ForeignColumns
 from photon.core.fates import Fate, Joined
@@ -90,17 +91,18 @@ def start(site: Site, address: str, seed: int, *more: str) -> subprocess.Popen:
 
 def check_ledger(site: Site) -> int:
     """Counted are exactly the lines before the recorded offsets; each has a fate or waits. Their number."""
-    ledger = Ledger(site.root / "state", site.dead_letters, 1 << 30)
-    try:
+    events = kept = 0
+    for worker, place in worker_directories(site.root / "state").items():
+        ledger = Ledger(place, site.dead_letters, 1 << 30, worker)
         passed = sum(Path(f.path).read_bytes()[: f.offset].count(b"\n") for f in ledger.files())
-        waiting = len(ledger.retries_from(bytes(16), lambda _: True, 1 << 30))
+        waiting = len(ledger.retries_from(b"", lambda _: True, 1 << 30))
         totals = ledger.totals
-    finally:
         ledger.close()
-    assert totals.foreign_events == passed == sum(totals.fates.values()) + waiting
-    kept = totals.fates[Fate.FILTERED] + totals.fates[Fate.MALFORMED]
+        assert totals.foreign_events == passed == sum(totals.fates.values()) + waiting
+        events += passed
+        kept += totals.fates[Fate.FILTERED] + totals.fates[Fate.MALFORMED]
     assert len(site.letters()) == kept
-    return passed
+    return events
 
 
 @pytest.mark.long

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dispatcher.ledger import Entry, Ledger
-from dispatcher.retry_entries import pack_keys, pack_values
-from dispatcher.totals import Totals
+from dispatcher.rules.events import pack_keys, pack_values
+from dispatcher.rules.verdicts import Totals
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS
@@ -51,7 +51,7 @@ def dead(tmp_path) -> bytes:
 
 
 def everything(ledger: Ledger) -> list:
-    return ledger.retries_from(bytes(16), lambda _: True, 1 << 30)
+    return ledger.retries_from(b"", lambda _: True, 1 << 30)
 
 
 def test_what_was_recorded_is_there_after_reopening(opened, tmp_path):
@@ -208,3 +208,25 @@ def test_a_damaged_state_is_told_with_what_to_do(tmp_path):
     data.write_bytes(b"\x55" * data.stat().st_size)
     with pytest.raises(CorruptStateError, match="restore it, or delete the directory"):
         Ledger(tmp_path / "state", tmp_path / "dead", ROOMY)
+
+
+READER = """
+import sys, time
+from pathlib import Path
+from dispatcher.ledger import LedgerFile
+with LedgerFile(Path(sys.argv[1]), 1 << 26).read() as rows:
+    rows.state()
+    print("reads", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.cluster
+def test_who_starts_lets_go_of_what_its_killed_predecessor_was_reading(opened, tmp_path):
+    """Else the pages that it read could not be used again."""
+    opened().close()
+    command = [sys.executable, "-c", READER, str(tmp_path / "state")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"reads\n"
+        child.kill()
+    assert str(child.pid) not in opened().file._environment.readers()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.offsets import OffsetTracker, Span
+from dispatcher.rules.events import OffsetTracker, Span
 
 
 @st.composite

@@ -1,7 +1,6 @@
 """Lines of growing files as batches: nothing left out, nothing twice, everything traced to its place."""
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,11 @@ from photon.core.fates import Fate
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
 from photon.logs.formats import JsonLines
-from photon.logs.inventory import Share
 from tests.dispatcher.fakes import clicks, lines
 
 
 class Reading:
-    def __init__(
-        self, root, batch_events_max=4096, states=(), pattern="*.jsonl", claims=None, **logs
-    ) -> None:
+    def __init__(self, root, batch_events_max=4096, states=(), pattern="*.jsonl", **logs) -> None:
         root.mkdir(exist_ok=True)
         self.root = root
         self.clock = ManualClock()
@@ -38,7 +34,6 @@ class Reading:
             states,
             False,
             self.notices.append,
-            claims,
         )
 
     def all(self) -> list:
@@ -174,78 +169,3 @@ def test_states_that_changed_come_with_the_offset_that_is_recorded_not_read(tmp_
 
 def ids_of(batches) -> list[str]:
     return [json.loads(line)["id"] for batch in batches for line in batch.events.lines]
-
-
-class Claimed:
-    """All files are mine but `leave`."""
-
-    def __init__(self) -> None:
-        self.mine = True
-        self.taken = []
-        self.leave = set()
-
-    def share(self, seen):
-        mine = frozenset(file.source for file in seen if self.mine)
-        taken, self.taken = self.taken, []
-        return Share(mine, tuple(taken), frozenset(self.leave))
-
-    def held_elsewhere(self, file):
-        return False
-
-    def number(self):
-        return 7
-
-
-def test_a_file_is_let_go_of_when_all_that_was_read_of_it_is_recorded(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(clicks(0, 10))
-    one, other = Claimed(), Claimed()
-    other.mine = False
-    left, right = Reading(tmp_path, 4, claims=one), Reading(tmp_path, 4, claims=other)
-    batches = left.all()
-    released = []
-    one.leave = {7}
-    path.write_bytes(clicks(0, 12))
-    assert left.all() == right.all() == []
-    assert not left.reader.left()
-    left.reader.leave(released.extend)
-    for batch in batches:
-        left.reader.finished(batch.number)
-    (state,) = left.reader.states([7])
-    assert left.reader.left()
-    left.reader.leave(released.extend)
-    assert released == [7]
-    assert not left.reader.left()
-    left.reader.leave(released.extend)
-    assert released == [7]
-    one.leave, one.mine, other.mine, other.taken = set(), False, True, [state]
-    assert left.all() == []
-    (batch,) = right.all()
-    assert ids_of([batch]) == ["click-10", "click-11"]
-    assert right.reader.finished(batch.number) == [batch.number]
-
-
-def test_what_is_read_but_not_yet_a_batch_keeps_its_file(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(clicks(0, 2))
-    claims = Claimed()
-    reading = Reading(tmp_path, claims=claims)
-    claims.leave = {7}
-    reading.clock.advance(2)
-    claims.leave = set()
-    reading.reader.look()
-    assert reading.reader._next_part() is not None
-    claims.leave = {7}
-    reading.clock.advance(2)
-    reading.reader.look()
-    assert not reading.reader.left()
-
-
-def test_it_is_told_when_logs_have_grown(tmp_path):
-    reading, rung = Reading(tmp_path), threading.Event()
-    reading.reader.ring(rung.set)
-    reading.all()
-    (tmp_path / "a.jsonl").write_bytes(clicks(0, 1))
-    assert rung.wait(20)
-    reading.reader.look()
-    assert reading.reader.patience_s < 0.1  # a new file is to be looked for
-    reading.reader.close()

@@ -5,10 +5,9 @@ import errno
 import numpy as np
 import pytest
 
-from dispatcher.batches import Resolved
 from dispatcher.ledger import Ledger
-from dispatcher.recorder import Recorder
-from dispatcher.retries import RetryQueue
+from dispatcher.recorder import Recorder, RetryQueue
+from dispatcher.rules.events import Resolved
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Fate
 from photon.core.histogram import no_latencies
@@ -42,7 +41,7 @@ class Scene:
         self.ledger.failures = failures
         self.waits: list[int] = []
         queue = RetryQueue(self.ledger, 1000, 1000)
-        self.recorder = Recorder(self.ledger, self.reading.reader, queue, self._wait)
+        self.recorder = Recorder(self.ledger, self.reading.reader, queue, self._wait, lambda _: None)
         self._stop = stop
 
     def _wait(self, tries: int) -> bool:

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.ledger import Entry, Ledger
-from dispatcher.retries import GATHER_US, RetryQueue
-from dispatcher.retry_entries import due_us_of, pack_keys, pack_values, unpack_values
-from dispatcher.totals import Totals
+from dispatcher.recorder import GATHER_US, RetryQueue
+from dispatcher.rules.events import due_us_of, pack_keys, pack_values, unpack_values
+from dispatcher.rules.verdicts import Totals
 from photon.core.fates import Fate
 from photon.core.histogram import BUCKETS
 from tests.dispatcher.fakes import click_number, some_events

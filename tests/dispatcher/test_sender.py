@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Sender
-from dispatcher.window import Gate, Window
+from dispatcher.rules.pacing import Pacing
+from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
 from photon.core.clock import ManualClock
 from photon.core.columns import split_ids
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
@@ -31,7 +31,8 @@ class Bench:
             random.Random(3),
             self._wait,
             self.notices.append,
-            Gate(Window(16), self.clock),
+            Gate(Pacing(16, 4096, 1 << 20, 1_000_000), self.clock),
+            lambda _: False,
         )
 
     def _wait(self, seconds: float) -> bool:

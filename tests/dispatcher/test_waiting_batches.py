@@ -1,9 +1,8 @@
 import random
 import threading
 
-from dispatcher.batches import RetryBatch
-from dispatcher.events import NO_EVENTS
-from dispatcher.waiting_batches import WaitingBatches
+from dispatcher.driver import WaitingBatches
+from dispatcher.rules.events import NO_EVENTS, RetryBatch
 
 
 def filled(rng_seed, fresh, retries=0, in_order=False):

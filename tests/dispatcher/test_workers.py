@@ -1,22 +1,18 @@
-"""Several dispatcher processes over one directory, killed and stopped: each line counted once, none lost."""
+"""Several dispatcher processes of a datacenter, killed and stopped: each line counted once, none lost."""
 
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.ledger import Group, Ledger
-from photon.core.clock import SystemClock
+from dispatcher.rules.assignment import worker_of
 from photon.core.fates import Joined
-from tests.dispatcher.child import LEASE_S
 from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks
 from tests.dispatcher.test_kills import REPOSITORY, backends, check_ledger
 from tests.seeds import seeds
@@ -33,50 +29,56 @@ WORKERS = 3
 class Crew:
     """The worker processes over a site."""
 
-    def __init__(self, site: Site, address: str, workers: int = WORKERS) -> None:
-        self.site, self.address, self.workers = site, address, workers
-        self.processes: list[subprocess.Popen] = []
+    def __init__(self, site: Site, address: str) -> None:
+        self.site, self.address = site, address
+        self.processes: dict[int, subprocess.Popen] = {}
         self.started = 0
 
-    def start(self, *more: str) -> subprocess.Popen:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.dispatcher.child",
-            str(self.site.root),
-            self.address,
-            self.address,
-        ]
+    def start(self, worker: int, *more: str) -> subprocess.Popen:
         self.started += 1
         process = subprocess.Popen(
-            [*command, str(self.started), f"workers={self.workers}", *more],
+            [
+                *(sys.executable, "-m", "tests.dispatcher.child"),
+                *(str(self.site.root), self.address, self.address, str(self.started)),
+                *(f"worker={worker}", f"workers={WORKERS}", *more),
+            ],
             cwd=REPOSITORY,
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.processes.append(process)
+        self.processes[worker] = process
         return process
 
-    def client(self, number: int) -> DispatcherClient:
-        """Of the worker that was started as the `number`th."""
-        address = self.site.root / f"address-{number}"
+    def client(self) -> DispatcherClient:
+        """Of the worker that was started last."""
+        address = self.site.root / f"address-{self.started}"
         wait_until(address.exists)
         return DispatcherClient(address.read_text())
 
-    def kill(self, process: subprocess.Popen) -> None:
+    def start_all(self, *more: str) -> list[DispatcherClient]:
+        clients = []
+        for worker in range(WORKERS):
+            self.start(worker, *more)
+            clients.append(self.client())
+        return clients
+
+    def kill(self, worker: int) -> None:
+        process = self.processes.pop(worker)
         process.kill()
         process.wait()
         process.stderr.close()
-        self.processes.remove(process)
 
-    def drain(self) -> None:
-        for process in list(self.processes):
-            self.kill(process)
-        drainers = [self.start("drain") for _ in range(2)]
-        for process in drainers:
+    def ended(self) -> None:
+        """All end by themselves."""
+        for process in self.processes.values():
             assert process.wait(40) == 0, process.stderr.read()
             process.stderr.close()
-            self.processes.remove(process)
+        self.processes.clear()
+
+    def drain(self) -> None:
+        for worker in range(WORKERS):
+            self.start(worker, "drain")
+        self.ended()
 
 
 @pytest.fixture
@@ -85,17 +87,8 @@ def crew(tmp_path, backends):
     site.joiner = backends[0]
     crew = Crew(site, backends[1])
     yield crew
-    for process in list(crew.processes):
-        crew.kill(process)
-
-
-@pytest.fixture
-def writer(crew):
-    writer = Writer(crew.site.logs, FILES, bad_every=7, pause_s=0.008)
-    writer.start()
-    yield writer
-    writer.stopping.set()
-    writer.join()
+    for worker in list(crew.processes):
+        crew.kill(worker)
 
 
 def check_all(site: Site, writer: Writer) -> None:
@@ -114,185 +107,106 @@ def check_all(site: Site, writer: Writer) -> None:
 
 
 @seeds(0, 2, 4)
-def test_workers_killed_and_stopped_at_any_moment_lose_nothing_and_count_nothing_twice(crew, writer, seed):
+def test_workers_killed_and_stopped_at_any_moment_lose_nothing_and_count_nothing_twice(crew, seed):
     rng = random.Random(seed)
-    for _ in range(WORKERS):
-        crew.start()
-    time.sleep(1.0)
-    stopped: list[tuple[float, subprocess.Popen]] = []
-    end = time.monotonic() + 7
-    while time.monotonic() < end:
-        time.sleep(rng.random() * 0.5)
-        for process in list(crew.processes):
-            if process.poll() is None:
-                continue
-            told = process.stderr.read()
-            # One that stood still ends by itself, or was ended because it held the others up.
-            assert process.returncode == -signal.SIGKILL or "FencedError" in told, told
-            process.stderr.close()
-            crew.processes.remove(process)
-            stopped = [(when, p) for when, p in stopped if p is not process]
-        asleep = [process for _, process in stopped]
-        awake = [process for process in crew.processes if process not in asleep]
-        for when, process in list(stopped):
-            if time.monotonic() > when:
-                os.kill(process.pid, signal.SIGCONT)
-                stopped.remove((when, process))
-        if len(crew.processes) < WORKERS:
-            crew.start()
-        elif len(awake) > 1:
-            victim = rng.choice(awake)
+    writer = Writer(crew.site.logs, FILES, bad_every=7, pause_s=0.008)
+    writer.start()
+    try:
+        for worker in range(WORKERS):
+            crew.start(worker)
+        end = time.monotonic() + 7
+        while time.monotonic() < end:
+            time.sleep(rng.random() * 0.5)
+            worker = rng.randrange(WORKERS)
             if rng.random() < 0.5:
-                crew.kill(victim)
+                crew.kill(worker)
+                crew.start(worker)
             else:
-                os.kill(victim.pid, signal.SIGSTOP)
-                stopped.append((time.monotonic() + LEASE_S * rng.choice([0.5, 2, 3]), victim))
-    writer.stopping.set()
-    writer.join()
+                process = crew.processes[worker]
+                os.kill(process.pid, signal.SIGSTOP)
+                time.sleep(rng.random())
+                os.kill(process.pid, signal.SIGCONT)
+                assert process.poll() is None, process.stderr.read()
+    finally:
+        writer.stopping.set()
+        writer.join()
+    for worker in range(WORKERS):
+        crew.kill(worker)
     crew.drain()
     check_all(crew.site, writer)
 
 
-def test_a_killed_workers_files_are_read_on_by_the_others_within_seconds(crew):
-    site = crew.site
+def test_a_rename_while_the_workers_are_away_loses_nothing_and_joins_nothing_twice(crew):
+    logs = crew.site.logs
     for number in range(FILES):
-        (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 10))
-    first, second = crew.start(), crew.start()
-    told = crew.client(1), crew.client(2)
-    wait_until(lambda: all(len(client.status()["workers"]) == 2 for client in told))
-    wait_until(lambda: min(worker["files"] for worker in told[0].status()["workers"]) > 0)
-    wait_until(lambda: sum(worker["files"] for worker in told[0].status()["workers"]) == FILES)
-    wait_until(lambda: told[1].status()["worker"]["slot"] != told[0].status()["worker"]["slot"])
-    killed = time.monotonic()
-    crew.kill(first)
+        (logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 10))
+    clients = crew.start_all()
+    wait_until(lambda: sum(client.status()["foreign_events"] for client in clients) == FILES * 10)
+    for worker in range(WORKERS):
+        crew.kill(worker)
     for number in range(FILES):
-        with (site.logs / f"{number}.jsonl").open("ab") as file:
+        log = logs / f"{number}.jsonl"
+        with log.open("ab") as file:
             file.write(clicks(100 * number + 10, 100 * number + 20))
-    wanted = {line for number in range(FILES) for line in range(100 * number, 100 * number + 20)}
-    wait_until(lambda: {click_number(line) for line in dict(site.joiner.handed)} == wanted)
-    assert time.monotonic() - killed < 8
-    wait_until(lambda: told[1].status()["worker"]["files"] == FILES)
-    assert any("has ended" in notice for notice in told[1].status()["notices"])
-    assert second.poll() is None
+        log.rename(logs / f"{number}.jsonl.1.jsonl")
+        log.write_bytes(clicks(100 * number + 20, 100 * number + 30))
+    # By these names some belong to another worker, which reads them whole.
+    moved = [
+        n
+        for n in range(FILES)
+        if worker_of(f"{logs}/{n}.jsonl", WORKERS) != worker_of(f"{logs}/{n}.jsonl.1.jsonl", WORKERS)
+    ]
+    assert 0 < len(moved) < FILES
+    crew.drain()
+    assert set(crew.site.joiner.joined.values()) == {1}
+    assert {click_number(line) for line in crew.site.joiner.handed} == {
+        100 * n + i for n in range(FILES) for i in range(30)
+    }
 
 
-def test_a_worker_that_stood_still_ends_when_it_wakes_and_has_recorded_nothing(crew):
-    site = crew.site
-    for number in range(FILES):
-        (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 10))
-    zombie = crew.start()
-    wait_until(lambda: len(dict(site.joiner.handed)) >= FILES * 10)
-    client = crew.client(1)
-    wait_until(lambda: client.status()["pending"] == 0 and client.status()["foreign_events"] == FILES * 10)
-    os.kill(zombie.pid, signal.SIGSTOP)
-    other = crew.start()
-    client = crew.client(2)
-    wait_until(lambda: client.status()["worker"].get("files") == FILES)
-    for number in range(FILES):
-        with (site.logs / f"{number}.jsonl").open("ab") as file:
-            file.write(clicks(100 * number + 10, 100 * number + 20))
-    wait_until(lambda: client.status()["foreign_events"] == FILES * 20)
-    os.kill(zombie.pid, signal.SIGCONT)
-    assert zombie.wait(10) == 1
-    assert "taken over its slot" in zombie.stderr.read()
-    zombie.stderr.close()
-    crew.processes.remove(zombie)
-    wait_until(lambda: client.status()["pending"] == 0)
-    assert client.status()["foreign_events"] == FILES * 20 and other.poll() is None
-    crew.kill(other)
-    assert check_ledger(site) == FILES * 20
-    assert set(site.joiner.joined.values()) == {1}
-
-
-STOPS_ITSELF = """
-import os, signal, sys
-from pathlib import Path
-from dispatcher.ledger import Group, Ledger
-from photon.core.clock import SystemClock
-group = Group(3, float(sys.argv[2]), SystemClock(), "stops")
-ledger = Ledger(Path(sys.argv[1]) / "state", Path(sys.argv[1]) / "dead-letters", 16 << 30, group)
-with ledger.file.write() as rows:
-    os.kill(os.getpid(), signal.SIGSTOP)
-"""
-
-
-@pytest.mark.long
-def test_a_worker_that_is_stopped_while_it_writes_does_not_hold_the_others_up(crew):
-    site = crew.site
-    (site.logs / "0.jsonl").write_bytes(clicks(0, 100))
-    crew.start()
-    client = crew.client(1)
-    wait_until(lambda: client.status()["foreign_events"] == 100)
-    command = [sys.executable, "-c", STOPS_ITSELF, str(site.root), str(LEASE_S)]
-    stopped = subprocess.Popen(command, cwd=REPOSITORY, stderr=subprocess.PIPE, text=True)
-    crew.processes.append(stopped)
-    wait_until(lambda: Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T")
-    with (site.logs / "0.jsonl").open("ab") as file:
-        file.write(clicks(100, 200))
-    wait_until(lambda: client.status()["foreign_events"] == 200, 10)
-    assert stopped.wait(5) == -signal.SIGKILL
-    assert any("stopped while it wrote" in notice for notice in client.status()["notices"])
-
-
-def test_a_slot_that_is_held_by_one_who_sleeps_is_not_given_away(tmp_path):
-    """Its dead letters have one writer."""
-    group = Group(2, 0.2, SystemClock(), "here")
-    code = STOPS_ITSELF.replace("with ledger.file.write() as rows:", "if True:")
-    sleeper = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), "0.2"], cwd=REPOSITORY)
-    try:
-        wait_until(lambda: Path(f"/proc/{sleeper.pid}/stat").read_text().split()[2] == "T")
-        ledger = Ledger(tmp_path / "state", tmp_path / "dead-letters", 16 << 30, group)
-        assert ledger.slot == 1
-        ledger.close()
-    finally:
-        sleeper.kill()
-        sleeper.wait()
-
-
-@pytest.mark.long
-def test_workers_say_drained_only_when_all_of_the_directory_is(crew, backends):
-    site = crew.site
-    held = threading.Event()
+def test_workers_say_drained_when_what_is_theirs_has_its_fate(crew):
+    site, held = crew.site, [True]
     site.joiner.answer = lambda line, _tries: (
-        Joined.RETRY_ABSENT if click_number(line) == 5 and not held.is_set() else Joined.JOINED,
+        Joined.RETRY_ABSENT if click_number(line) == 5 and held[0] else Joined.JOINED,
         None,
     )
     for number in range(FILES):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 50))
-    workers = [crew.start("drain") for _ in range(WORKERS)]
-    clients = [crew.client(number + 1) for number in range(WORKERS)]
-    wait_until(lambda: clients[0].status()["foreign_events"] == FILES * 50)
-    deadline = time.monotonic() + 1.0
-    while time.monotonic() < deadline:
-        for client in clients:
-            status = client.status()
-            assert not status["drained"] and adds_up(status) and status["pending"] == 1
-        assert all(worker.poll() is None for worker in workers)
-        time.sleep(0.02)
-    held.set()
-    for worker in workers:
-        assert worker.wait(20) == 0, worker.stderr.read()
+    waits = worker_of(f"{site.logs}/0.jsonl", WORKERS)
+    clients = crew.start_all("drain")
+    wait_until(lambda: clients[waits].status()["foreign_events"] and clients[waits].status()["pending"] == 1)
+    for worker, process in crew.processes.items():
+        if worker != waits:
+            assert process.wait(20) == 0
+    status = clients[waits].status()
+    assert (status["drained"], status["pending"], adds_up(status)) == (False, 1, True)
+    assert 0 < status["worker"]["files"] < FILES
+    held[0] = False
+    crew.ended()
     assert check_ledger(site) == FILES * 50
 
 
 @pytest.mark.long
 def test_workers_stopped_in_good_order_leave_everything_to_who_comes_next(crew):
     site = crew.site
-    workers = [crew.start() for _ in range(2)]
-    for number in range(len(workers)):
-        crew.client(number + 1).close()
+    crew.start_all()
     for number in range(FILES):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(1000 * number, 1000 * number + 500))
     wait_until(lambda: len(site.joiner.handed) > 1_000)
-    for worker in workers:
-        worker.send_signal(signal.SIGTERM)
-    for worker in workers:
-        assert worker.wait(20) == 0, worker.stderr.read()
+    for process in crew.processes.values():
+        process.send_signal(signal.SIGTERM)
+    crew.ended()
     assert 0 < check_ledger(site) < FILES * 500
-    crew.processes.clear()
-    crew.workers = 1
-    alone = crew.start("drain")
-    assert alone.wait(40) == 0, alone.stderr.read()
-    crew.processes.clear()
+    crew.drain()
     assert check_ledger(site) == FILES * 500
     assert set(site.joiner.joined.values()) == {1}
+
+
+def test_another_number_of_workers_is_refused_and_nothing_is_read(crew):
+    site = crew.site
+    (site.logs / "0.jsonl").write_bytes(clicks(0, 10))
+    crew.drain()
+    process = crew.start(0, "workers=2")
+    assert process.wait(20) != 0
+    assert "was begun with 3 dispatcher workers, not 2; set 'dispatcher.workers'" in process.stderr.read()
+    assert check_ledger(site) == 10

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.counts import read_totals
+from dispatcher.workers import read_totals
 from photon.cluster.topology import Replica, write_topology
 from tests.app.kit import photon
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined

@@ -177,9 +177,8 @@ def _mark_joiner(armed: Armed) -> None:
 
 
 def _mark_dispatcher(armed: Armed) -> None:
-    from dispatcher.ledger import Ledger
-    from dispatcher.retries import RetryQueue
-    from dispatcher.rows import LedgerFile, Rows
+    from dispatcher.ledger import Ledger, LedgerFile, Rows
+    from dispatcher.recorder import RetryQueue
     from dispatcher.sender import Sender
 
     _mark_letters(armed)

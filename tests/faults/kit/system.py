@@ -24,12 +24,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
-from dispatcher.counts import read_totals
+from dispatcher.workers import read_totals
 from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
 from photon.cluster.launching import Launcher
 from photon.cluster.nursery import Nursery
 from photon.cluster.statuses import StatusReader
+from photon.cluster.summary import whole
 from photon.cluster.topology import Topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
@@ -65,7 +66,6 @@ QUICK: Final[Mapping[str, Mapping[str, Any]]] = {
     "registry": {"shards": 2, "lease_s": 2.5, "election_timeout_ms": 300, "request_timeout_s": 5.0},
     "logs": {"scan_interval_s": 0.2},
     "dispatcher": {
-        "lease_s": 2.0,
         "request_timeout_s": 10.0,
         "retry_delay_ms_max": 500,
         "absent_delay_ms_max": 500,
@@ -423,7 +423,7 @@ class FaultSystem:
 
     def _dispatchers(self) -> dict[str, dict[str, Any]]:
         """Datacenter -> what its dispatchers count together."""
-        return {status["datacenter"]: status for status in self.statuses(("dispatcher-",)).values()}
+        return {counts["datacenter"]: counts for counts in whole(self.statuses(("dispatcher-",)).values())}
 
     def _joiners_rest(self, datacenters: Iterable[str]) -> bool:
         """Whether those that are not kept down have nothing in hand."""

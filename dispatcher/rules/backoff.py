@@ -1,34 +1,23 @@
-"""How long to wait before the next try (paper 3.2.1), with jitter and a cap. Pure.
+"""How long an event waits before its next try (paper 3.2.1), with jitter and a cap. Pure.
 
-After a failure the wait doubles. What waits for its primary is tried again when half its age has passed once
-more: an event early by T seconds is joined T/2 after its primary at the latest, be that a moment or hours.
+After a failure the wait doubles (photon.core.backoff). What waits for its primary is tried again when half
+its age has passed once more: an event early by T seconds is joined T/2 after its primary at the latest, be
+that a moment or hours.
 """
 
-import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-_DOUBLINGS_MAX: Final = 40  # keeps the shift small; the cap decides long before
+from photon.core.backoff import Backoff
 
+Uniform = Callable[[float, float], float]
+"""A random.Random's."""
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Delays of `delay_us_min` doubling up to `delay_us_max`."""
-
-    delay_us_min: int
-    delay_us_max: int
-
-    def delay_us(self, tries: int, rng: random.Random) -> int:
-        """The wait after `tries` failed tries (1 or more), at random in the upper half of the full delay.
-
-        Equal jitter: never so short that a failing server is hammered, never all at one moment.
-        """
-        full = min(self.delay_us_max, self.delay_us_min << min(max(tries - 1, 0), _DOUBLINGS_MAX))
-        half = full // 2
-        return full - int(rng.random() * half)
+_DOUBLINGS_MAX: Final = 40  # keeps the power small; the cap decides long before
 
 
 AGE_STEPS: Final = 8
@@ -45,7 +34,7 @@ class AgeBackoff:
     delay_us_max: int
 
     def delays_us(
-        self, ages_us: npt.NDArray[np.int64], tries: npt.NDArray[np.uint32], rng: random.Random
+        self, ages_us: npt.NDArray[np.int64], tries: npt.NDArray[np.uint32], uniform: Uniform
     ) -> npt.NDArray[np.int64]:
         """The waits of events that were tried together, after `tries` (1 or more) in vain each.
 
@@ -56,7 +45,7 @@ class AgeBackoff:
         octaves: npt.NDArray[np.float64] = np.log2(np.maximum(ages_us, 1))
         ages = np.exp2(np.floor(octaves * AGE_STEPS) / AGE_STEPS)
         slowest, fastest = self.delay_us_min * _SLOWEST**doublings, self.delay_us_min * 2.0**doublings
-        delays = (ages / 2 * (1 - AGE_JITTER * rng.random())).clip(slowest, fastest)
+        delays = (ages / 2 * (1 - AGE_JITTER * uniform(0.0, 1.0))).clip(slowest, fastest)
         return delays.clip(self.delay_us_min, self.delay_us_max).astype(np.int64)
 
 
@@ -70,4 +59,4 @@ class Backoffs:
 
     @property
     def delay_us_max(self) -> int:
-        return max(self.absent.delay_us_max, self.failed.delay_us_max)
+        return max(self.absent.delay_us_max, int(self.failed.delay_s_max * 1e6))

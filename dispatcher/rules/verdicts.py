@@ -4,16 +4,17 @@ A batch's verdicts are a byte an event: a core.fates.Joined or a core.fates.Verd
 """
 
 import dataclasses
-import random
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.backoff import Backoff, Backoffs
-from dispatcher.batches import Resolved
-from dispatcher.events import Events, Rows
+from dispatcher.rules.backoff import Backoffs, Uniform
+from dispatcher.rules.events import Events, Resolved, Rows
+from photon.core.backoff import Backoff
 from photon.core.errors import UnavailableError
 from photon.core.fates import (
     FATE_OF_VERDICT,
@@ -27,6 +28,37 @@ from photon.core.fates import (
 )
 from photon.core.histogram import count_latencies, no_latencies
 from photon.logs.writer import DeadLetter
+
+# --- All that a dispatcher counts.
+
+COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """All that is counted since the ledger was made. `latencies`: counts by latency.EDGES_US."""
+
+    foreign_events: int
+    fates: dict[Fate, int]
+    wasted_joins: int
+    latencies: list[int]
+
+    @property
+    def ended(self) -> int:
+        """Events that have their fate."""
+        return sum(self.fates.values())
+
+    def plus(self, other: "Totals") -> "Totals":
+        return Totals(
+            self.foreign_events + other.foreign_events,
+            {fate: self.fates.get(fate, 0) + other.fates.get(fate, 0) for fate in COUNTED},
+            self.wasted_joins + other.wasted_joins,
+            [a + b for a, b in zip_longest(self.latencies, other.latencies, fillvalue=0)],
+        )
+
+
+NOTHING: Final = Totals(0, dict.fromkeys(COUNTED, 0), 0, [])
+
 
 Verdicts = npt.NDArray[np.uint8]
 
@@ -64,7 +96,7 @@ def resolve(
     reasons: Mapping[int, str],
     backoffs: Backoffs,
     at_us: npt.NDArray[np.int64],
-    rng: random.Random,
+    uniform: Uniform,
     due_us: npt.NDArray[np.int64] | None = None,
 ) -> Resolved:
     """Verdicts -> fates, dead letters and retries. `at_us` (N,): when the verdicts came.
@@ -80,7 +112,7 @@ def resolve(
     latencies = no_latencies()
     if counts[Joined.JOINED]:
         latencies = count_latencies((at_us - events.first_seen)[verdicts == Joined.JOINED])
-    retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, rng, due_us)
+    retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, uniform, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
     return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, next_due_us)
@@ -105,7 +137,7 @@ def _retries(
     counts: list[int],
     backoffs: Backoffs,
     at_us: npt.NDArray[np.int64],
-    rng: random.Random,
+    uniform: Uniform,
     due_us: npt.NDArray[np.int64] | None,
 ) -> tuple[Events | None, npt.NDArray[np.int64]]:
     if not any(counts[verdict] for verdict in RETRIED):
@@ -118,16 +150,18 @@ def _retries(
     if due_us is None:
         tries, sends = kept.tries + absent, kept.sends + np.uint32(1)
         ages_us = (now_us - kept.first_seen)[absent]
-        due[absent] = now_us[absent] + backoffs.absent.delays_us(ages_us, tries[absent], rng)
+        due[absent] = now_us[absent] + backoffs.absent.delays_us(ages_us, tries[absent], uniform)
     else:
         tries, sends = kept.tries, kept.sends + ~absent
         due[absent] = due_us[rows][absent]
     failures = np.maximum(sends, tries) - tries
-    due[~absent] = now_us[~absent] + _delays(failures[~absent], backoffs.failed, rng)
+    due[~absent] = now_us[~absent] + _delays(failures[~absent], backoffs.failed, uniform)
     return dataclasses.replace(kept, tries=tries, sends=sends), due
 
 
-def _delays(counts: npt.NDArray[np.uint32], backoff: Backoff, rng: random.Random) -> npt.NDArray[np.int64]:
+def _delays(counts: npt.NDArray[np.uint32], backoff: Backoff, uniform: Uniform) -> npt.NDArray[np.int64]:
     """One draw for all that were tried equally often: they fall due together and travel together."""
     distinct, place = np.unique(counts, return_inverse=True)
-    return np.array([backoff.delay_us(int(count), rng) for count in distinct], np.int64)[place]
+    return np.array([backoff.delay_s(int(count), uniform) * 1e6 for count in distinct]).astype(np.int64)[
+        place
+    ]
