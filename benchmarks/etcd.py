@@ -27,7 +27,7 @@ import grpc
 
 from benchmarks.processes import BenchError, Child, cpu_seconds, end
 from benchmarks.registry_load import WARM_S, Seen, keep_calling
-from photon.cluster.ports import free_ports
+from photon.cluster.placing import free_ports
 from photon.cluster.supervisor import die_with_parent
 from photon.core.ids import Token
 

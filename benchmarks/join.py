@@ -8,8 +8,8 @@ from typing import Any, Final
 from benchmarks.join_live import live
 from benchmarks.join_peers import beside_peers
 from benchmarks.join_runs import MIB, Drain, Plan, drain, generated
+from benchmarks.machine import describe_machine
 from benchmarks.tables import Row
-from photon.cluster.machine import describe_machine
 
 LIVE_QUERIES_PER_S: Final = 2_000.0
 LIVE_CLICKS_PER_S: Final = 400.0

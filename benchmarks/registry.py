@@ -17,10 +17,10 @@ from typing import Any, Final, Self
 import psutil
 
 from benchmarks.etcd import HOW_TO_GET, EtcdCluster, version
+from benchmarks.machine import describe_machine
 from benchmarks.processes import BenchError, percentiles
 from benchmarks.registry_cluster import Cluster, has_toxiproxy
 from benchmarks.registry_load import Clients, Measured, measure
-from photon.cluster.machine import describe_machine
 
 QUICK_S: Final = 0.7
 TARGET_IDS_PER_S: Final = 200_000

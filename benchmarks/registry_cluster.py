@@ -23,7 +23,7 @@ from typing import Any, Final, Self, TypeVar
 from benchmarks.processes import BenchError, cpu_seconds, end, start_module
 from idregistry.client import RegistryClient
 from idregistry.server import RegistryServer
-from photon.cluster.ports import free_ports
+from photon.cluster.placing import free_ports
 from photon.cluster.supervisor import die_with_parent
 from photon.core.clock import SystemClock
 from photon.core.errors import PhotonError

@@ -16,7 +16,7 @@ import click
 from benchmarks.figures import registry, system
 from benchmarks.figures.drawing import draw
 from benchmarks.figures.page import page
-from photon.cluster.machine import describe_machine
+from benchmarks.machine import describe_machine
 from tests.faults.kit.toxiproxy import ToxiproxyError
 
 PARTS: Final[dict[str, Callable[[Path, bool], dict[str, Any]]]] = {

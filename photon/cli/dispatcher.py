@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.running_system import find_system
+from photon.cluster.system import find_system
 from photon.core.errors import PhotonError, UsageError
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ class LazyGroup(click.Group):
         if args[1:2] != ["serve"]:
             # What gRPC notes of handshakes goes to stderr, among the words of a command which tells of them
             # itself. In the log of a server that is started by itself it is the only word of whom it refused;
-            # those that `join` and `dev` start have it from photon.cluster.launching and are quiet too.
+            # those that `join` and `dev` start have it from photon.cluster.supervisor and are quiet too.
             os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         return super().resolve_command(ctx, args)
 

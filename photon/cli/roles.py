@@ -5,8 +5,7 @@ from pathlib import Path
 import click
 
 from photon.cli.dispatcher import init
-from photon.cli.registry import replace_replica, scan
-from photon.cli.registry_export import export
+from photon.cli.registry import export, replace_replica, scan
 
 _NAMES = "Datacenter (`east`); the second process of its kind there is `east/1`."
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from photon.cluster.running_system import find_system, system_options
 from photon.cluster.summary import fates_of, furthest
+from photon.cluster.system import find_system, system_options
 
 Status = Mapping[str, Any]
 

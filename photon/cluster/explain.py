@@ -17,7 +17,7 @@ from eventstore.client import EventStoreClient
 from joiner.joined_lines import blocks_of, joined_files
 from joiner.output_files import PARQUET
 from photon.cluster.dead_letters import Filter, read_letters, text_at
-from photon.cluster.registry_named import registry_of
+from photon.cluster.registry_access import registry_of
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.errors import PhotonError, UnavailableError
 from photon.core.fates import Found

@@ -8,11 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from photon.cluster.completion import grace_s, unlisted_files
-from photon.cluster.launching import Launcher
 from photon.cluster.placing import Placing
-from photon.cluster.registry_disks import DiskWatch
-from photon.cluster.registry_members import members_of
-from photon.cluster.supervisor import Supervisor
+from photon.cluster.registry_replicas import DiskWatch, members_of
+from photon.cluster.supervisor import Launcher, Supervisor
 from photon.cluster.topology import (
     DATACENTER_NAMES,
     Topology,

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from photon.cluster.launching import FreshLauncher, Process, child_environment
+from photon.cluster.supervisor import FreshLauncher, Process, child_environment
 
 START_S_MAX: Final = 30.0
 SILENCE_S_MAX: Final = 1.0

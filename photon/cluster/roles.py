@@ -12,12 +12,12 @@ import random
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from photon.cluster.expiry import watch_expiry
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.cluster.system import split_address
 from photon.cluster.topology import Replica, Topology, process_name
@@ -27,10 +27,10 @@ from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError
 from photon.core.settings import identity_digest
 from photon.rpc.network import Network
 from photon.rpc.servers import on_termination
+from photon.rpc.tls import Tls, expiry_complaint
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-
 
 _LOOK_AFTER_S: Final = 1.0
 
@@ -282,3 +282,23 @@ _MAKERS: Final = {
     "joiner": _joiner,
     "dispatcher": _dispatcher,
 }
+
+
+LOOK_EVERY_S: Final = 6 * 3600.0
+
+
+def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
+    """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
+    file counts after a restart only."""
+    if tls is None:
+        return
+    log = logging.getLogger("photon.tls")
+
+    def watch() -> None:
+        while True:
+            complaint = expiry_complaint(tls, now_s())
+            if complaint is not None:
+                log.warning("%s", complaint)
+            time.sleep(LOOK_EVERY_S)
+
+    threading.Thread(target=watch, name="expiry", daemon=True).start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from photon.cluster.completion import Backlog, unlisted_files
 from photon.cluster.console import RunDisplay
 from photon.cluster.local_cluster import JoinJob, LocalCluster, plan
-from photon.cluster.ports import on_free_ports
+from photon.cluster.placing import on_free_ports
 from photon.cluster.preflight import (
     check_apart,
     check_directories,
@@ -21,7 +21,7 @@ from photon.cluster.preflight import (
     check_run,
     check_same_run,
 )
-from photon.cluster.registry_members import clear_unfounded
+from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.running import (
     POLL_S,
     STALL_S,

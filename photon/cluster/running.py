@@ -11,7 +11,7 @@ from joiner.output_files import count_joined
 from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.preflight import RegistryMemory
-from photon.cluster.registry_members import Replacing, members_of
+from photon.cluster.registry_replicas import Replacing, members_of
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, Pipeline, Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError

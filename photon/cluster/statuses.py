@@ -9,7 +9,7 @@ from typing import Any, Final
 from dispatcher.client import DispatcherClient
 from eventstore.client import EventStoreClient
 from joiner.client import JoinerClient
-from photon.cluster.registry_named import registry_of
+from photon.cluster.registry_access import registry_of
 from photon.cluster.topology import Topology
 from photon.core.errors import UnavailableError
 

@@ -3,12 +3,15 @@
 Every process of it is started with the same photon.toml; `photon join` plans its own.
 """
 
+import dataclasses
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import click
 
 from photon.cluster.topology import (
     PIPELINE_ROLES,
@@ -22,7 +25,7 @@ from photon.cluster.topology import (
 )
 from photon.core.addresses import joined, split
 from photon.core.errors import SettingsError, UsageError
-from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings
+from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings, reading_fingerprint
 
 SECRET_BYTES_MIN: Final = 16
 _OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
@@ -260,3 +263,43 @@ def _grpc_servers(settings: Settings) -> Iterable[tuple[str, str]]:
         for key in ("eventstores", "joiners", "dispatchers"):
             for address in getattr(place, key):
                 yield f"'datacenters.{name}.{key}'", address
+
+
+def system_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--work and --config, of which one must be given."""
+    with_config = click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="Settings (photon.toml) that name the system's processes: [replicas], [datacenters].",
+    )(command)
+    return click.option(
+        "--work",
+        type=click.Path(path_type=Path),
+        help="Work directory of a `photon join` or `photon dev` (OUT/.photon).",
+    )(with_config)
+
+
+def find_system(work: Path | None, config: Path | None) -> Topology:
+    """UsageError unless one of the two is given, and it tells of a system."""
+    from photon.cluster.system import topology_of
+    from photon.cluster.topology import read_topology
+    from photon.core.settings import load_settings
+
+    if (work is None) == (config is None):
+        raise UsageError("name the system by one of --work (of a run here) and --config (its photon.toml)")
+    if work is not None:
+        return read_topology(work / "topology.json")
+    settings = load_settings(config)
+    # Replicas alone prove to each other that they have the secret; who asks need not be able to read it.
+    asked = dataclasses.replace(settings, system=dataclasses.replace(settings.system, secret_file=""))
+    return topology_of(asked, str(config))
+
+
+def check_reads_alike(settings: Settings, config: Path, runs: Settings, work: Path) -> None:
+    """SettingsError where `settings`, of the file `config`, read events otherwise than those of the run in
+    `work`: they would be taken for other ones, and joined twice."""
+    if reading_fingerprint(settings) != reading_fingerprint(runs):
+        raise SettingsError(
+            f"{config}: [foreign], [primary], ids.key and logs.line_bytes_max must be those of the run in "
+            f"{work}, or events would be joined twice; leave --config out to use them"
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from photon.cluster.placing import Placing
-from photon.cluster.registry_members import Members, members_of
+from photon.cluster.registry_replicas import Members, members_of
 from photon.cluster.system import check_processes, topology_of
 from photon.cluster.topology import Pipeline, Topology, absolute, document_of, read_topology
 from photon.core.errors import UsageError

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from photon.cluster.launching import Launcher
-from photon.cluster.ports import PORT_TRIES_MAX, on_free_ports
+from photon.cluster.placing import PORT_TRIES_MAX, on_free_ports
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
-from photon.cluster.registry_members import clear_unfounded
+from photon.cluster.registry_replicas import clear_unfounded
 from photon.cluster.running import (
     POLL_S,
     STALL_S,
@@ -24,6 +23,7 @@ from photon.cluster.running import (
     termination,
     why_stalled,
 )
+from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import Topology
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings

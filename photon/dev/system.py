@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from photon.cluster.launching import Launcher
 from photon.cluster.local_cluster import LocalCluster
-from photon.cluster.supervisor import Supervisor
+from photon.cluster.supervisor import Launcher, Supervisor
 from photon.cluster.topology import PIPELINE_ROLES, Topology, process_name
 from photon.core.disk import make_directory
 from photon.core.errors import UsageError

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from photon.cli.dev import command
-from photon.cluster.registry_members import Members
+from photon.cluster.registry_replicas import Members
 from photon.cluster.topology import write_topology
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Settings, load_settings

@@ -21,9 +21,8 @@ from idregistry.rules.directory_commands import Row
 from photon.cli.registry import _write_joining_topology, parse_time_us
 from photon.cluster.certificates import Authority
 from photon.cluster.preflight import _check_replicas
-from photon.cluster.registry_disks import DiskWatch
-from photon.cluster.registry_members import Replacing, members_of
-from photon.cluster.registry_named import Named
+from photon.cluster.registry_access import Named
+from photon.cluster.registry_replicas import DiskWatch, Replacing, members_of
 from photon.cluster.topology import Replica, Topology, read_topology, write_topology
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, UnavailableError, UsageError

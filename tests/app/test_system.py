@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from photon.cluster.running_system import find_system
-from photon.cluster.system import read_system, topology_of
+from photon.cluster.system import find_system, read_system, topology_of
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
 from photon.rpc.network import Network

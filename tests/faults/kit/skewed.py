@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from photon.cluster.launching import Launcher, Process, child_environment
+from photon.cluster.supervisor import Launcher, Process, child_environment
 from photon.cluster.topology import process_name
 from photon.core.clock import SystemClock
 

@@ -27,9 +27,9 @@ from typing import Any, Final, TypeVar
 from dispatcher.counts import read_totals
 from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
-from photon.cluster.launching import Launcher
 from photon.cluster.nursery import Nursery
 from photon.cluster.statuses import StatusReader
+from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import Topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError

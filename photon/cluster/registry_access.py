@@ -1,30 +1,105 @@
-"""The registry for a command that needs its answers: the one that runs, or that of a run which has ended.
+"""Which registry a command means: that of a run here, the one at some addresses, or that of the settings.
 
 The replicas of `photon join` end with it. A command that asks them something then starts them on their
 directories, for as long as it needs them, and holds the run's lock, so that no run begins beside it.
 """
 
 import contextlib
+import functools
 import random
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from photon.cluster.console import RunDisplay
-from photon.cluster.ports import free_ports, on_free_ports
-from photon.cluster.registry_members import members_of
-from photon.cluster.registry_named import Named, registry_of
+import click
+
+from photon.cluster.placing import free_ports, on_free_ports
+from photon.cluster.registry_replicas import members_of
 from photon.cluster.supervisor import Supervisor
 from photon.cluster.topology import Replica, Topology, process_name, read_topology, write_topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, UnavailableError, UsageError
+from photon.core.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt
+
+_Result = TypeVar("_Result")
+
+_WHICH: Final = (
+    "say which registry: either --work DIR or --registry HOST:PORT,..., or a --config that names [replicas]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """`work`: a run's work directory. `addresses`: comma-separated; else the [replicas] of `settings`, whose
+    [tls] goes for both. Of a run it is its own that counts."""
+
+    work: Path | None = None
+    addresses: str | None = None
+    settings: Settings = field(default_factory=Settings)
+
+    def check(self) -> None:
+        """UsageError if it names none, or two."""
+        given = (self.work is not None) + (self.addresses is not None)
+        if given > 1 or not (given or self.settings.replicas):
+            raise UsageError(_WHICH)
+
+    def at(self) -> "RegistryAt":
+        """UsageError; SettingsError for TLS files that can't be used."""
+        from idregistry.client import RegistryAt
+        from photon.cluster.topology import network_of, read_topology
+
+        self.check()
+        if self.work is not None:
+            return registry_of(read_topology(self.work / "topology.json"))
+        if self.addresses is None:
+            known = tuple(replica.grpc for replica in self.settings.replicas.values())
+        else:
+            known = tuple(address for address in self.addresses.split(",") if address)
+        if not known:
+            raise UsageError("--registry names no address; give HOST:PORT,...")
+        return RegistryAt(known, network_of(self.settings, ""))
+
+
+def registry_of(topology: Topology) -> "RegistryAt":
+    """The topology's. SettingsError for TLS files that can't be used."""
+    from idregistry.client import RegistryAt
+
+    return RegistryAt(tuple(replica.grpc for replica in topology.replicas), topology.network(""))
+
+
+def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
+    """Decorator of a click command: --work, --registry and --config become one argument, `named`."""
+
+    @click.option(
+        "--work",
+        type=click.Path(path_type=Path),
+        help="Work directory of the run (OUT/.photon).",
+    )
+    @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
+    @click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="Settings (photon.toml): [replicas] that are asked without --registry, [tls] to ask them with.",
+    )
+    @functools.wraps(command)
+    def with_options(
+        *arguments: Any, work: Path | None, addresses: str | None, config: Path | None, **others: Any
+    ) -> _Result:
+        if work is not None and config is not None:
+            raise UsageError("--work has the settings of its run; leave --config out")
+        named = Named(work, addresses, load_settings(config))
+        named.check()
+        return command(*arguments, named=named, **others)
+
+    return with_options
+
 
 START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.05
@@ -41,8 +116,8 @@ class Asked:
 
 
 @contextmanager
-def asked_registry(named: Named) -> Iterator[Asked]:
-    """Valid within the block.
+def asked_registry(named: Named, notice: Callable[[str], None]) -> Iterator[Asked]:
+    """Valid within the block. `notice` is told of what takes longer than it should.
 
     UsageError if it is not named, or by no work directory; LockedError while another command has borrowed it;
     UnavailableError if the registry can't be started, or has no quorum.
@@ -60,7 +135,7 @@ def asked_registry(named: Named) -> Iterator[Asked]:
             borrowing.release()
             yield Asked(registry_of(topology))
         else:
-            yield Asked(held.enter_context(_started(work, topology)), started=True)
+            yield Asked(held.enter_context(_started(work, topology, notice)), started=True)
 
 
 def _borrowing(work: Path) -> DirectoryLock:
@@ -73,7 +148,7 @@ def _borrowing(work: Path) -> DirectoryLock:
 
 
 @contextmanager
-def _started(work: Path, topology: Topology) -> Iterator["RegistryAt"]:
+def _started(work: Path, topology: Topology, notice: Callable[[str], None]) -> Iterator["RegistryAt"]:
     members = members_of(work, len(topology.replicas))
     if members.mostly_lost:
         raise UsageError(f"{work / 'registry'}: no registry, or most of it is lost; `photon join` says more")
@@ -94,7 +169,7 @@ def _started(work: Path, topology: Topology) -> Iterator["RegistryAt"]:
         return registry
 
     try:
-        yield on_free_ports(start, RunDisplay().notice)
+        yield on_free_ports(start, notice)
     finally:
         supervisor.stop([list(supervisor.children)])
         path.unlink(missing_ok=True)
