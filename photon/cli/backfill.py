@@ -131,7 +131,7 @@ def _settings(config: Path | None, work: Path | None) -> Settings:
     from photon.cluster.system import check_reads_alike
     from photon.cluster.topology import read_topology
 
-    runs = read_topology(work / "topology.json").checked_settings()
+    runs = read_topology(work / "topology.json").settings
     if config is None:
         return runs
     settings = load_settings(config)

@@ -96,7 +96,7 @@ def _where(
     if not pipelines:
         raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
     places = [(Path(p.directory) / "dispatcher", topology.foreign_of(p)) for p in pipelines]
-    return topology.checked_settings(), places
+    return topology.settings, places
 
 
 def _of_new_run(

@@ -152,7 +152,7 @@ def _settings(options: Options, topology: Topology | None) -> Settings:
 
     if options.work is None or topology is None:
         return load_settings(options.config)
-    runs = topology.checked_settings()
+    runs = topology.settings
     if options.config is not None:
         check_reads_alike(load_settings(options.config), options.config, runs, options.work)
     return runs

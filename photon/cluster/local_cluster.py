@@ -15,8 +15,8 @@ from photon.cluster.topology import (
     DATACENTER_NAMES,
     Topology,
     absolute,
-    document_of,
     process_name,
+    with_absolute_paths,
     write_topology,
 )
 from photon.core.settings import Settings
@@ -87,7 +87,7 @@ def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
     members = members_of(job.work, settings.registry.replicas)
     places = Placing(settings, len(members.names), len(names), job.work, rng)
     topology = Topology(
-        settings=document_of(settings),
+        settings=with_absolute_paths(settings),
         primary=[absolute(pattern) for pattern in job.primary],
         foreign=[absolute(pattern) for pattern in job.foreign],
         output=str(job.out.absolute()),

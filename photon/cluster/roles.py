@@ -139,7 +139,7 @@ def _registry(topology: Topology, name: str, network: Network, clock: Clock, fai
     from idregistry.server import RegistryServer
 
     me = topology.replica(name)
-    settings = topology.checked_settings()
+    settings = topology.settings
     return RegistryServer(
         settings.registry,
         node=me.name,
@@ -165,7 +165,7 @@ def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
 
 
 def _eventstore(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
-    settings = topology.checked_settings()
+    settings = topology.settings
     place = topology.place("eventstore", name)
     if place.number:
         from eventstore.server import CacheServer
@@ -191,7 +191,7 @@ def _joiner(topology: Topology, name: str, network: Network, clock: Clock, fail:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
 
-    settings = topology.checked_settings()
+    settings = topology.settings
     place = topology.place("joiner", name)
     home = place.pipeline.eventstores[0]
     return JoinerServer(
@@ -215,7 +215,7 @@ def _dispatcher(topology: Topology, name: str, network: Network, clock: Clock, f
     from dispatcher.server import DispatcherServer
     from joiner.client import JoinerClient
 
-    settings = topology.checked_settings()
+    settings = topology.settings
     place = topology.place("dispatcher", name)
     joiner = JoinerClient(
         place.pipeline.joiners,
@@ -269,7 +269,7 @@ def _registry_client(topology: Topology, datacenter: str, clock: Clock, network:
 
     return RegistryClient(
         [replica.grpc for replica in topology.nearest_first(datacenter)],
-        topology.checked_settings().registry.request_timeout_s,
+        topology.settings.registry.request_timeout_s,
         clock,
         random.Random(),
         network,

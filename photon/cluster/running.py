@@ -116,7 +116,7 @@ def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
     """What a dispatcher that has ended left on disk: the truth, however it ended."""
     from dispatcher.counts import read_totals
 
-    bytes_max = topology.checked_settings().dispatcher.state_bytes_max
+    bytes_max = topology.settings.dispatcher.state_bytes_max
     letters = topology.dead_letters_directory(pipeline.datacenter)
     return read_totals(Path(pipeline.directory) / "dispatcher", letters, bytes_max)
 

@@ -19,9 +19,9 @@ from photon.cluster.topology import (
     Replica,
     Topology,
     absolute,
-    document_of,
     process_name,
     read_topology,
+    with_absolute_paths,
 )
 from photon.core.addresses import joined, split
 from photon.core.errors import SettingsError, UsageError
@@ -55,7 +55,7 @@ def _topology_of(settings: Settings) -> Topology:
     own = settings.system
     work, out = Path(own.work).absolute(), Path(own.out).absolute()
     topology = Topology(
-        settings=document_of(settings),
+        settings=with_absolute_paths(settings),
         primary=[],
         foreign=[],
         output=str(out),

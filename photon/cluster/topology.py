@@ -1,7 +1,7 @@
 """Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -9,7 +9,7 @@ import msgspec
 
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, parse_settings, to_document
+from photon.core.settings import Settings, parse_settings
 from photon.rpc.network import Network
 from photon.rpc.tls import load_tls
 
@@ -91,7 +91,7 @@ def process_name(role: str, name: str) -> str:
 class Topology:
     """One system. `drain`: the logs grow no more. `secret` (hex) authenticates the replicas to each other."""
 
-    settings: dict[str, Any]
+    settings: Settings
     primary: list[str]
     foreign: list[str]
     output: str
@@ -104,12 +104,9 @@ class Topology:
     regions: dict[str, str] = field(default_factory=dict)
     """Datacenter -> region."""
 
-    def checked_settings(self) -> Settings:
-        return parse_settings(self.settings, "topology")
-
     def network(self, datacenter: str) -> Network:
         """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
-        return network_of(self.checked_settings(), datacenter)
+        return network_of(self.settings, datacenter)
 
     def nearest_first(self, datacenter: str) -> list[Replica]:
         """The replicas as a client in the datacenter asks them: its own, its region's, the others."""
@@ -158,13 +155,15 @@ def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -
     return items[names.index(name)]
 
 
-def document_of(settings: Settings) -> dict[str, Any]:
-    """Settings as a topology has them: with absolute paths, as it is read in other directories too."""
-    document = to_document(settings)
-    joiner, tls = document["joiner"], document["tls"]
-    joiner["output_roots"] = [absolute(root) for root in joiner["output_roots"]]
-    tls.update({name: absolute(tls[name]) for name in ("cert", "key", "ca") if tls[name]})
-    return document
+def with_absolute_paths(settings: Settings) -> Settings:
+    """As a topology has them, which is read in other directories too."""
+    joiner, tls = settings.joiner, settings.tls
+    files = {name: absolute(file) for name in ("cert", "key", "ca") if (file := getattr(tls, name))}
+    return replace(
+        settings,
+        joiner=replace(joiner, output_roots=tuple(absolute(root) for root in joiner.output_roots)),
+        tls=replace(tls, **files),
+    )
 
 
 def absolute(path: str) -> str:
@@ -194,9 +193,11 @@ def write_topology(topology: Topology, path: Path) -> None:
 
 
 def read_topology(path: Path) -> Topology:
-    """UsageError if there is none or it is no topology."""
+    """UsageError if there is none or it is no topology; SettingsError for its settings."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Topology)
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        settings = parse_settings(document.pop("settings", {}), "topology")
+        return replace(msgspec.convert({**document, "settings": {}}, Topology), settings=settings)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); `photon join` writes one") from error
     except msgspec.DecodeError as error:

@@ -10,7 +10,7 @@ from typing import Any, Final
 from photon.cluster.placing import Placing
 from photon.cluster.registry_replicas import Members, members_of
 from photon.cluster.system import check_processes, topology_of
-from photon.cluster.topology import Pipeline, Topology, absolute, document_of, read_topology
+from photon.cluster.topology import Pipeline, Topology, absolute, read_topology, with_absolute_paths
 from photon.core.errors import UsageError
 from photon.core.settings import DatacenterPlace, Settings
 from photon.rpc.network import is_loopback
@@ -55,7 +55,7 @@ def plan_dev(
     places = Placing(settings, len(members.names), datacenters, work, rng)
     sites = replica_sites(members, replicas, _sites_before(work))
     topology = Topology(
-        settings=document_of(settings),
+        settings=with_absolute_paths(settings),
         primary=[absolute(pattern) for pattern in primary],
         foreign=[absolute(pattern) for pattern in foreign],
         output=str(out.absolute()),

@@ -295,7 +295,7 @@ def _plan(job: DevJob, joined_before: int) -> Topology:
 
 
 def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
-    settings = topology.checked_settings()
+    settings = topology.settings
     as_generated = (settings.primary, settings.foreign) == (Primary(), Foreign())
     if not as_generated and fed_datacenters(topology, job.work):
         raise UsageError(

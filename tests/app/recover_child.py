@@ -29,7 +29,7 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
             left -= 1
 
     topology = read_topology(work / "topology.json")
-    roots = [out, *map(Path, topology.checked_settings().joiner.output_roots)]
+    roots = [out, *map(Path, topology.settings.joiner.output_roots)]
     inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
     job = Job(roots, work, inbox, work / "recovery", apply=apply, gone=gone, settle_s=0.0)
     with asked_registry(Named(work), RunDisplay().notice) as asked, asked.registry.client(20.0) as client:

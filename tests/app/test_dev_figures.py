@@ -5,6 +5,7 @@ import io
 import pytest
 
 from photon.cluster.topology import Pipeline, Replica, Topology
+from photon.core.settings import Settings
 from photon.dev.figures import WINDOW_S, Sample, Window, figures_of
 from photon.dev.view import Look, document_of, lines_of, tables_of
 
@@ -19,7 +20,7 @@ def topology():
     ]
     pipelines = [Pipeline(name, ["e:1"], ["j:1"], ["d:1"], "/p") for name in ("east", "west")]
     regions = {"east": "us-east", "west": "us-west", "central": "central"}
-    return Topology({}, [], [], "/out", "", False, replicas, pipelines, regions=regions)
+    return Topology(Settings(), [], [], "/out", "", False, replicas, pipelines, regions=regions)
 
 
 def dispatcher(name, joined, pending=0, wasted=0, latencies=()):

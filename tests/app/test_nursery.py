@@ -17,6 +17,7 @@ import pytest
 from photon.cluster.nursery import Nursery
 from photon.cluster.supervisor import Supervisor, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
+from photon.core.settings import Settings
 from tests.ports import free_ports
 from tests.waiting import wait_until
 
@@ -57,7 +58,9 @@ def serving(nursery, tmp_path):
         Replica(f"r{n}", f"127.0.0.1:{next(ports)}", "127.0.0.1", next(ports), str(tmp_path / f"r{n}"))
         for n in range(3)
     ]
-    write_topology(Topology({}, [], [], str(tmp_path), "00" * 32, True, replicas, []), tmp_path / "t.json")
+    write_topology(
+        Topology(Settings(), [], [], str(tmp_path), "00" * 32, True, replicas, []), tmp_path / "t.json"
+    )
     started = []
 
     def start(launcher=nursery, name="r0"):

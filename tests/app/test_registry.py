@@ -27,7 +27,7 @@ from photon.cluster.topology import Replica, Topology, read_topology, write_topo
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
-from photon.core.settings import load_settings
+from photon.core.settings import Settings, load_settings
 from photon.raft.home import Home
 from photon.rpc import idregistry_pb2 as pb
 from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
@@ -235,7 +235,9 @@ def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: 
     def replica(name: str) -> Replica:
         return Replica(name, f"{name}:1", f"raft-{name}", 2, f"/somewhere/{name}")
 
-    began = Topology({}, [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], [])
+    began = Topology(
+        Settings(), [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], []
+    )
     now = [
         pb.Replica(name=name, grpc=f"{name}:1", raft_host=f"raft-{name}", raft_port=2)
         for name in ("r1", "r2", "r3")  # r4 may not have come to who was asked
@@ -319,7 +321,7 @@ roles._MAKERS["registry"] = lambda topology, name, network, clock, fail: Role(fa
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
     r1 = Replica("r1", "127.0.0.1:1", "127.0.0.1", 2, str(tmp_path))
-    write_topology(Topology({}, [], [], "/out", "00", True, [r1], []), tmp_path / "topology.json")
+    write_topology(Topology(Settings(), [], [], "/out", "00", True, [r1], []), tmp_path / "topology.json")
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "topology.json"],
         capture_output=True,
@@ -339,7 +341,7 @@ def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(tmp_pa
             told.append((old, new, raft))
 
     r3 = Replica("r3", "[::1]:7400", "::1", 7401, str(tmp_path), joining=True)
-    run = Topology({}, [], [], "/out", "00", True, [r3], [])
+    run = Topology(Settings(), [], [], "/out", "00", True, [r3], [])
     Replacing(run, [("r0", "r3")], told.append)._replace(Client(), "r0", "r3")
     assert told == [("r0", "r3", "[::1]:7401")]
 
@@ -404,7 +406,7 @@ def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_pa
 
                 wait_until(lambda: replicas() == ["r1"], 60.0)
             topology = read_topology(tmp_path / "topology-r1.json")
-            assert topology.settings["tls"]["key"] == str(tmp_path / "node.key")  # it is read elsewhere, too
+            assert topology.settings.tls.key == str(tmp_path / "node.key")  # it is read elsewhere, too
             made = topology.replica("r1")
             assert (made.datacenter, made.joining) == ("east", True)
             assert (Path(made.directory), Path(made.directory).exists()) == (

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from photon.cluster import roles
-from photon.cluster.topology import Pipeline, Replica, Topology, document_of
+from photon.cluster.topology import Pipeline, Replica, Topology
 from photon.core.errors import AddressInUseError
 from photon.core.settings import Settings
 from photon.rpc.network import LOOPBACK, Network
@@ -46,9 +46,7 @@ def topology(metrics, role="registry", **replica):
     found = Replica("r0", "r0.photon.test:7400", "r0.photon.test", 7401, "/nowhere", **replica)
     east = Pipeline("east", [], ["127.0.0.1:7420"], [], "/nowhere")
     process = "registry-r0" if role == "registry" else "joiner-east"
-    return Topology(
-        document_of(Settings()), [], [], "/nowhere", "", False, [found], [east], {process: metrics}
-    )
+    return Topology(Settings(), [], [], "/nowhere", "", False, [found], [east], {process: metrics})
 
 
 def test_metrics_of_a_replica_are_bound_where_its_grpc_is(address):

@@ -81,7 +81,7 @@ def stop_a_leader(system: FaultSystem, rng: random.Random) -> None:
 def stop_a_joiner_for_longer_than_its_lease(system: FaultSystem, rng: random.Random) -> None:
     """SIGSTOP of one, wherever it stands; nobody fences it, so SIGCONT lets it go on."""
     place = rng.choice(system.topology.places("joiner"))
-    lease_s = system.topology.checked_settings().registry.lease_s
+    lease_s = system.topology.settings.registry.lease_s
     with standing_still(system, place.process("joiner")):
         system.run_for(lease_s * rng.uniform(1.1, 1.5))
         goes_on(system)

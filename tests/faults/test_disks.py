@@ -164,7 +164,7 @@ def _check_what_was_passed_over(system, datacenter, lines):
     """All that it has read was written after these."""
     place = Path(system.topology.pipeline(datacenter).directory) / "dispatcher"
     letters = system.topology.dead_letters_directory(datacenter)
-    limit = system.topology.checked_settings().dispatcher.state_bytes_max
+    limit = system.topology.settings.dispatcher.state_bytes_max
     read = read_totals(place, letters, limit)["foreign_events"]
     assert 0 < read <= system.feeder.written[datacenter] - lines
 

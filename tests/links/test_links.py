@@ -153,7 +153,7 @@ def port(address):
 
 def test_nobody_reaches_another_datacenter_but_through_its_proxy(system):
     """Replicas each other, a joiner the leader, a dispatcher a replica elsewhere when its own is away."""
-    via = {name: set(map(port, there.values())) for name, there in system.topology.settings["via"].items()}
+    via = {name: set(map(port, there.values())) for name, there in system.topology.settings.via.items()}
     proxies = set().union(*via.values())
     local = next(r.name for r in system.topology.replicas if r.datacenter == AWAY)
 

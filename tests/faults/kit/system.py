@@ -390,7 +390,7 @@ class FaultSystem:
         for pipeline in self.topology.pipelines:
             if pipeline.datacenter in wanted:
                 letters = self.topology.dead_letters_directory(pipeline.datacenter)
-                limit = self.topology.checked_settings().dispatcher.state_bytes_max
+                limit = self.topology.settings.dispatcher.state_bytes_max
                 counted = read_totals(Path(pipeline.directory) / "dispatcher", letters, limit)
                 facts.ledgers[pipeline.datacenter] = ledger_of(counted)
         assert facts.ledgers.keys() == wanted, f"there is no such pipeline: {sorted(wanted)}"

@@ -84,11 +84,10 @@ class Proxies:
         self._links = {link.name: link for link in links_between(topology)}
         upstreams = {link.name: link.upstream for link in self._links.values()}
         listens = self._server.create(upstreams, _ports_of(topology))
-        before = topology.settings.get("via", {})
-        via = {datacenter: dict(addresses) for datacenter, addresses in before.items()}
+        via = {datacenter: dict(addresses) for datacenter, addresses in topology.settings.via.items()}
         for link in self._links.values():
             via.setdefault(link.source, {})[link.advertised] = listens[link.name]
-        return replace(topology, settings={**topology.settings, "via": via})
+        return replace(topology, settings=replace(topology.settings, via=via))
 
     def links(
         self, a: str | None = None, b: str | None = None, kind: Kind | None = None, replica: str | None = None
