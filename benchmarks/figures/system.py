@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from photon.cluster.topology import PIPELINE_ROLES
+from photon.cluster.roles import PIPELINE_ROLES
 from photon.core.fates import Fate
 from photon.dev.figures import Sample, Status
 from tests.faults.kit.feeder import Feed

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from photon.cluster.registry_replicas import Members
+from photon.cluster.roles import PIPELINE_ROLES, ROLES
 from photon.cluster.supervisor import PortTakenError
 from photon.cluster.topology import Pipeline, Replica, Topology
 from photon.core.errors import UnavailableError
@@ -63,9 +64,7 @@ class Placing:
     ) -> None:
         self._settings = settings
         self._work = work.absolute()
-        of_a_pipeline = (
-            settings.eventstore.processes + settings.joiner.processes + settings.dispatcher.workers
-        )
+        of_a_pipeline = sum(ROLES[role].processes(settings) for role in PIPELINE_ROLES)
         processes = replicas + pipelines * of_a_pipeline
         needed = replicas + processes * (2 if settings.metrics.serve else 1)
         self._ports: Iterator[int] = iter(free_ports(needed, rng))
@@ -89,10 +88,11 @@ class Placing:
         return [
             Pipeline(
                 datacenter=name,
-                eventstores=self._addresses(self._settings.eventstore.processes),
-                joiners=self._addresses(self._settings.joiner.processes),
-                dispatchers=self._addresses(self._settings.dispatcher.workers),
                 directory=str(self._work / name),
+                **{
+                    ROLES[role].places: self._addresses(ROLES[role].processes(self._settings))
+                    for role in PIPELINE_ROLES
+                },
             )
             for name in names
         ]
@@ -100,7 +100,7 @@ class Placing:
     def metrics(self, topology: Topology) -> None:
         """An address more for each process, where metrics are served."""
         if self._settings.metrics.serve:
-            topology.metrics.update({process: self._address() for process in topology.processes()})
+            topology.metrics.update({title: self._address() for title in topology.titles()})
 
     def _addresses(self, count: int) -> list[str]:
         return [self._address() for _ in range(count)]

@@ -19,8 +19,9 @@ import click
 
 from photon.cluster.placing import free_ports, on_free_ports
 from photon.cluster.registry_replicas import members_of
+from photon.cluster.roles import process_name
 from photon.cluster.supervisor import Supervisor
-from photon.cluster.topology import Replica, Topology, process_name, read_topology, write_topology
+from photon.cluster.topology import Replica, Topology, read_topology, write_topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, UnavailableError, UsageError
 from photon.core.settings import Settings, load_settings

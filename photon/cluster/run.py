@@ -22,6 +22,7 @@ from photon.cluster.preflight import (
     check_same_run,
 )
 from photon.cluster.registry_replicas import clear_unfounded
+from photon.cluster.roles import PIPELINE_ROLES
 from photon.cluster.running import (
     POLL_S,
     STALL_S,
@@ -36,7 +37,7 @@ from photon.cluster.running import (
     why_stalled,
 )
 from photon.cluster.summary import furthest, merge_fates, run_summary
-from photon.cluster.topology import DATACENTER_NAMES, PIPELINE_ROLES, Topology
+from photon.cluster.topology import DATACENTER_NAMES, Topology
 from photon.core.fates import Fate
 from photon.core.settings import Settings, load_settings
 

@@ -13,13 +13,12 @@ from typing import Any, Final
 
 import click
 
+from photon.cluster.roles import PIPELINE_ROLES, ROLES
 from photon.cluster.topology import (
-    PIPELINE_ROLES,
     Pipeline,
     Replica,
     Topology,
     absolute,
-    process_name,
     read_topology,
     with_absolute_paths,
 )
@@ -28,6 +27,7 @@ from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings, reading_fingerprint
 
 SECRET_BYTES_MIN: Final = 16
+_PLACES: Final = tuple(ROLES[role].places for role in PIPELINE_ROLES)
 _OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
 """Files of a work directory and of the joined logs: the directories of a datacenter lie beside them."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -75,7 +75,7 @@ def _topology_of(settings: Settings) -> Topology:
 
 def check_processes(topology: Topology) -> None:
     """SettingsError: the third joiner of `east` is `joiner-east-2`, and so is the first of `east-2`."""
-    names = topology.processes()
+    names = topology.titles()
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise SettingsError(
@@ -108,10 +108,8 @@ def _replica(name: str, place: ReplicaPlace, work: Path) -> Replica:
 def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
     return Pipeline(
         datacenter=name,
-        eventstores=list(place.eventstores),
-        joiners=list(place.joiners),
-        dispatchers=list(place.dispatchers),
         directory=str(work / name),
+        **{key: list(getattr(place, key)) for key in _PLACES},
         primary=[absolute(pattern) for pattern in place.primary],
         foreign=[absolute(pattern) for pattern in place.foreign],
     )
@@ -119,11 +117,8 @@ def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
 
 def _metrics(topology: Topology, settings: Settings) -> dict[str, str]:
     """Process -> the advertised host, and the port that is so far above the gRPC port."""
-    addresses = {process_name("registry", replica.name): replica.grpc for replica in topology.replicas}
-    for role in PIPELINE_ROLES:
-        addresses |= {place.process(role): place.address(role) for place in topology.places(role)}
     found = {}
-    for process, address in addresses.items():
+    for process, address in ((each.title, each.address) for each in topology.processes()):
         host, port = split_address(address, process)
         if port + settings.metrics.port_offset >= 1 << 16:
             raise SettingsError(f"'metrics.port_offset' leads {process} past port 65535; set a smaller one")
@@ -181,15 +176,13 @@ def _check(settings: Settings) -> None:
 
 def _check_pipeline(name: str, place: DatacenterPlace) -> None:
     where = f"datacenters.{name}"
-    needed = {
-        key: getattr(place, key) for key in ("eventstores", "joiners", "dispatchers", "primary", "foreign")
-    }
+    needed = {key: getattr(place, key) for key in (*_PLACES, "primary", "foreign")}
     missing = [key for key, values in needed.items() if not values]
     if missing and len(missing) < len(needed):
         raise SettingsError(
             f"[{where}] lacks {', '.join(missing)}: a pipeline has all of {', '.join(needed)}"
         )
-    for key in ("eventstores", "joiners", "dispatchers"):
+    for key in _PLACES:
         for address in needed[key]:
             split_address(address, f"'{where}.{key}'")
 
@@ -260,7 +253,7 @@ def _grpc_servers(settings: Settings) -> Iterable[tuple[str, str]]:
     for name, replica in settings.replicas.items():
         yield f"'replicas.{name}.grpc'", replica.grpc
     for name, place in settings.datacenters.items():
-        for key in ("eventstores", "joiners", "dispatchers"):
+        for key in _PLACES:
             for address in getattr(place, key):
                 yield f"'datacenters.{name}.{key}'", address
 

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from photon.cluster.roles import ROLES, process_name
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, parse_settings
@@ -16,7 +17,6 @@ from photon.rpc.tls import load_tls
 _Item = TypeVar("_Item")
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
-PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class Pipeline:
     """Patterns of its own copy of the logs; empty: the topology's."""
 
     def addresses(self, role: str) -> list[str]:
-        return {"eventstore": self.eventstores, "joiner": self.joiners, "dispatcher": self.dispatchers}[role]
+        found: list[str] = getattr(self, ROLES[role].places)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +79,24 @@ class Place:
 
     def directory(self, role: str) -> Path:
         """Dispatchers share one; each joiner has its own, an event store beside the first keeps nothing."""
-        shared = self.number == 0 or role == "dispatcher"
+        shared = self.number == 0 or ROLES[role].shares_directory
         return Path(self.pipeline.directory) / (role if shared else f"{role}-{self.number}")
 
 
-def process_name(role: str, name: str) -> str:
-    """What a process is called in statuses, logs and metrics."""
-    return f"{role}-{name.replace('/', '-')}"
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of any role: `name` as `--name` has it, `title` as statuses, logs and metrics have it."""
+
+    role: str
+    name: str
+    address: str
+    datacenter: str
+    listen: str = ""
+    """What it binds, if that is another address."""
+
+    @property
+    def title(self) -> str:
+        return process_name(self.role, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +146,26 @@ class Topology:
         """All processes of a role, datacenter by datacenter."""
         return [Place(p, number) for p in self.pipelines for number in range(len(p.addresses(role)))]
 
-    def processes(self) -> list[str]:
-        """The names of all."""
-        replicas = [process_name("registry", replica.name) for replica in self.replicas]
-        return replicas + [place.process(role) for role in PIPELINE_ROLES for place in self.places(role)]
+    def processes(self, *roles: str) -> list[Process]:
+        """All of these roles, or of every one, in the order in which they are started."""
+        return [process for role in ROLES if not roles or role in roles for process in self._of(role)]
+
+    def titles(self, *roles: str) -> list[str]:
+        return [process.title for process in self.processes(*roles)]
+
+    def process(self, role: str, name: str) -> Process:
+        """UsageError if there is none."""
+        kind = role if ROLES[role].places else f"{role} replica"
+        found = self._of(role)
+        return _named(found, [process.name for process in found], name, kind)
+
+    def _of(self, role: str) -> list[Process]:
+        if not ROLES[role].places:
+            return [Process(role, r.name, r.grpc, r.datacenter, r.listen_grpc) for r in self.replicas]
+        return [
+            Process(role, place.name, place.address(role), place.pipeline.datacenter)
+            for place in self.places(role)
+        ]
 
     def primary_of(self, pipeline: Pipeline) -> list[str]:
         return pipeline.primary or self.primary

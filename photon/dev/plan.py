@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from photon.cluster.placing import Placing
 from photon.cluster.registry_replicas import Members, members_of
+from photon.cluster.roles import PIPELINE_ROLES
 from photon.cluster.system import check_processes, topology_of
 from photon.cluster.topology import Pipeline, Topology, absolute, read_topology, with_absolute_paths
 from photon.core.errors import UsageError
@@ -145,9 +146,7 @@ def check_on_this_machine(topology: Topology) -> None:
     addresses = {f"replica {r.name}": [r.grpc, f"{r.raft_host}:{r.raft_port}"] for r in topology.replicas}
     for pipeline in topology.pipelines:
         addresses[f"datacenter {pipeline.datacenter}"] = [
-            *pipeline.eventstores,
-            *pipeline.joiners,
-            *pipeline.dispatchers,
+            address for role in PIPELINE_ROLES for address in pipeline.addresses(role)
         ]
     for who, its in addresses.items():
         for address in its:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from photon.cluster.placing import PORT_TRIES_MAX, on_free_ports
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
+from photon.cluster.roles import ROLES
 from photon.cluster.running import (
     POLL_S,
     STALL_S,
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from photon.cluster.statuses import StatusReader
 
 SAMPLE_S: Final = 0.5
-_ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class _Sampler:
         now = time.monotonic()
         if self._answer is None and now - self._asked_s >= SAMPLE_S:
             self._asked_s = now
-            self._answer = self._pool.submit(self.reader.read, _ROLES)
+            self._answer = self._pool.submit(self.reader.read, tuple(ROLES))
         return found
 
 

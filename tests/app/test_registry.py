@@ -310,6 +310,7 @@ def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
     """It is told so by the log that it reads; a supervisor must not start it again for ever."""
     program = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from photon.cluster import roles
 from photon.cluster.topology import read_topology
@@ -317,7 +318,9 @@ from photon.core.errors import UsageError
 class Role:
     def __init__(self, fail): self.fail = fail
     def start(self): self.fail(UsageError("r1 has been replaced"))
-roles._MAKERS["registry"] = lambda topology, name, network, clock, fail: Role(fail)
+roles.ROLES["registry"] = replace(
+    roles.ROLES["registry"], make=lambda topology, name, network, clock, fail: Role(fail)
+)
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
     r1 = Replica("r1", "127.0.0.1:1", "127.0.0.1", 2, str(tmp_path))

@@ -53,7 +53,7 @@ def system(more: str = "", without: str = "") -> dict[str, Any]:
 
 def test_every_process_has_its_place():
     topology = topology_of(parse_settings(system()))
-    assert topology.processes() == [
+    assert topology.titles() == [
         "registry-r0",
         "registry-r1",
         "registry-r2",
