@@ -13,7 +13,7 @@ import click
 
 from photon.cluster.console import RunDisplay
 from photon.cluster.registry_access import Named, asked_registry, registry_options
-from photon.core.addresses import split
+from photon.core.addresses import joined
 from photon.core.errors import PhotonError, UsageError
 from spark.engine.options import (
     SCAN_TIMEOUT_S,
@@ -185,13 +185,20 @@ def _write_joining_topology(
     """`replicas`: as the directory has them by now, which may be others than the run began with."""
     from photon.cluster.topology import Replica, write_topology
 
-    others = {r.name: (r.grpc, r.raft_host, r.raft_port) for r in replicas}
+    others = {r.name: (r.grpc, joined(r.raft_host, r.raft_port)) for r in replicas}
     sites = {r.name: r.datacenter for r in topology.replicas}
     sites[name] = sites.get(old, "")
     homes = Path(topology.replicas[0].directory).parent
     known = [
-        Replica(one, *where, str(homes / one), joining=one == name, datacenter=sites.get(one, ""))
-        for one, where in {**others, name: (grpc, *split(raft))}.items()
+        Replica(
+            name=one,
+            datacenter=sites.get(one, ""),
+            grpc=its_grpc,
+            raft=its_raft,
+            directory=str(homes / one),
+            joining=one == name,
+        )
+        for one, (its_grpc, its_raft) in {**others, name: (grpc, raft)}.items()
     ]
     path = directory / f"topology-{name}.json"
     write_topology(replace(topology, replicas=known), path)

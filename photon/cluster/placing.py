@@ -4,7 +4,7 @@ import random
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from photon.cluster.registry_replicas import Members
 from photon.cluster.roles import PIPELINE_ROLES, ROLES
@@ -75,8 +75,7 @@ class Placing:
             Replica(
                 name=name,
                 grpc=self._address(),
-                raft_host="127.0.0.1",
-                raft_port=next(self._ports),
+                raft=self._address(),
                 directory=str(self._work / "registry" / name),
                 joining=name in members.joining,
                 datacenter=datacenters.get(name, ""),
@@ -86,24 +85,21 @@ class Placing:
 
     def pipelines(self, names: Sequence[str]) -> list[Pipeline]:
         return [
-            Pipeline(
-                datacenter=name,
-                directory=str(self._work / name),
-                **{
-                    ROLES[role].places: self._addresses(ROLES[role].processes(self._settings))
-                    for role in PIPELINE_ROLES
-                },
-            )
-            for name in names
+            Pipeline(datacenter=name, directory=str(self._work / name), **self._processes()) for name in names
         ]
+
+    def _processes(self) -> dict[str, Any]:
+        """An address for each, by the keys of [datacenters.NAME]."""
+        return {
+            role.places: tuple(self._address() for _ in range(role.processes(self._settings)))
+            for role in ROLES.values()
+            if role.places
+        }
 
     def metrics(self, topology: Topology) -> None:
         """An address more for each process, where metrics are served."""
         if self._settings.metrics.serve:
             topology.metrics.update({title: self._address() for title in topology.titles()})
-
-    def _addresses(self, count: int) -> list[str]:
-        return [self._address() for _ in range(count)]
 
     def _address(self) -> str:
         return f"127.0.0.1:{next(self._ports)}"

@@ -180,7 +180,13 @@ def _placed(names: Sequence[str], work: Path, topology: Topology) -> Topology:
     """The replicas of these names on free ports, and a secret of their own."""
     ports = free_ports(2 * len(names), random.Random())
     replicas = [
-        Replica(name, f"127.0.0.1:{grpc}", "127.0.0.1", raft, str(work.absolute() / "registry" / name))
+        Replica(
+            name=name,
+            datacenter="",
+            grpc=f"127.0.0.1:{grpc}",
+            raft=f"127.0.0.1:{raft}",
+            directory=str(work.absolute() / "registry" / name),
+        )
         for name, grpc, raft in zip(names, ports[::2], ports[1::2], strict=True)
     ]
     return replace(topology, replicas=replicas, secret=secrets.token_hex(32), metrics={})

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from photon.cluster.topology import Topology
-from photon.core.addresses import joined
 from photon.core.disk import DirectoryLock, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, LockedError, StorageError, UnavailableError, UsageError
 from photon.raft.home import read_groups, read_identity, read_peers
@@ -290,7 +289,7 @@ class Replacing:
         row = self._topology.replica(new)
         while not self._stop.is_set():
             try:
-                client.replace(old, new, joined(row.raft_host, row.raft_port), row.grpc)
+                client.replace(old, new, row.raft, row.grpc)
                 return
             except UnavailableError:
                 continue  # it is starting; it has waited for its answer

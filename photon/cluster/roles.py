@@ -184,8 +184,8 @@ def _registry(topology: "Topology", name: str, network: "Network", clock: Clock,
         node=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
         raft_listen=_raft_listen(me, network),
-        raft_dialed=(me.raft_host, me.raft_port),
-        peers={r.name: (r.raft_host, r.raft_port) for r in topology.replicas if r.name != me.name},
+        raft_dialed=me.raft_address,
+        peers={r.name: r.raft_address for r in topology.replicas if r.name != me.name},
         addresses={r.name: r.grpc for r in topology.replicas},
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
@@ -202,7 +202,8 @@ def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
 
     if replica.listen_raft:
         return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
-    return network.bind.strip("[]") or replica.raft_host, replica.raft_port
+    host, port = replica.raft_address
+    return network.bind.strip("[]") or host, port
 
 
 def _eventstore(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:

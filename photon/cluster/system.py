@@ -92,27 +92,13 @@ def split_address(address: str, where: str) -> tuple[str, int]:
 
 
 def _replica(name: str, place: ReplicaPlace, work: Path) -> Replica:
-    host, port = split_address(place.raft, f"'replicas.{name}.raft'")
-    return Replica(
-        name=name,
-        grpc=place.grpc,
-        raft_host=host,
-        raft_port=port,
-        directory=str(work / "registry" / name),
-        datacenter=place.datacenter,
-        listen_grpc=place.listen_grpc,
-        listen_raft=place.listen_raft,
-    )
+    return Replica(**dataclasses.asdict(place), name=name, directory=str(work / "registry" / name))
 
 
 def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
-    return Pipeline(
-        datacenter=name,
-        directory=str(work / name),
-        **{key: list(getattr(place, key)) for key in _PLACES},
-        primary=[absolute(pattern) for pattern in place.primary],
-        foreign=[absolute(pattern) for pattern in place.foreign],
-    )
+    primary, foreign = (tuple(map(absolute, patterns)) for patterns in (place.primary, place.foreign))
+    here = dataclasses.replace(place, primary=primary, foreign=foreign)
+    return Pipeline(**dataclasses.asdict(here), datacenter=name, directory=str(work / name))
 
 
 def _metrics(topology: Topology, settings: Settings) -> dict[str, str]:

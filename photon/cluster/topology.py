@@ -8,9 +8,10 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from photon.cluster.roles import ROLES, process_name
+from photon.core.addresses import split
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, parse_settings
+from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, parse_settings
 from photon.rpc.network import Network
 from photon.rpc.tls import load_tls
 
@@ -19,41 +20,32 @@ _Item = TypeVar("_Item")
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One registry process: it hosts a replica of every shard."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica(ReplicaPlace):
+    """One registry process, in its place: it hosts a replica of every shard."""
 
     name: str
-    grpc: str
-    raft_host: str
-    raft_port: int
     directory: str
     joining: bool = False
     """It founds nothing, but waits until `photon registry replace` gives it a place."""
-    datacenter: str = ""
-    listen_grpc: str = ""
-    listen_raft: str = ""
-    """What it binds, if not `grpc` and the Raft address, by which the others know it."""
+
+    @property
+    def raft_address(self) -> tuple[str, int]:
+        return split(self.raft)
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """The processes of one datacenter (paper, Fig. 5): the addresses of each role's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline(DatacenterPlace):
+    """The processes of one datacenter (paper, Fig. 5). Without patterns of its own it reads the topology's.
 
     Of the event stores the first reads the logs and keeps the map; the others hold shares of the cache.
     """
 
     datacenter: str
-    eventstores: list[str]
-    joiners: list[str]
-    dispatchers: list[str]
     directory: str
-    primary: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-    """Patterns of its own copy of the logs; empty: the topology's."""
 
-    def addresses(self, role: str) -> list[str]:
-        found: list[str] = getattr(self, ROLES[role].places)
+    def addresses(self, role: str) -> tuple[str, ...]:
+        found: tuple[str, ...] = getattr(self, ROLES[role].places)
         return found
 
 
@@ -168,10 +160,10 @@ class Topology:
         ]
 
     def primary_of(self, pipeline: Pipeline) -> list[str]:
-        return pipeline.primary or self.primary
+        return list(pipeline.primary) or self.primary
 
     def foreign_of(self, pipeline: Pipeline) -> list[str]:
-        return pipeline.foreign or self.foreign
+        return list(pipeline.foreign) or self.foreign
 
     def dead_letters_directory(self, datacenter: str) -> Path:
         return Path(self.output) / "dead-letters" / datacenter

@@ -78,7 +78,7 @@ def logs_of(work: Path, datacenter: str) -> Path:
 
 def fed_datacenters(topology: Topology, work: Path) -> list[str]:
     """Whose logs the generator has to write."""
-    return [p.datacenter for p in topology.pipelines if p.primary == [_patterns(work, p.datacenter)[0]]]
+    return [p.datacenter for p in topology.pipelines if p.primary == (_patterns(work, p.datacenter)[0],)]
 
 
 def named_replicas(document: Mapping[str, Any]) -> int:
@@ -109,7 +109,7 @@ def _reading(pipeline: Pipeline, work: Path, primary: Sequence[str]) -> Pipeline
     if primary:
         return pipeline
     queries, clicks = _patterns(work, pipeline.datacenter)
-    return dataclasses.replace(pipeline, primary=[queries], foreign=[clicks])
+    return dataclasses.replace(pipeline, primary=(queries,), foreign=(clicks,))
 
 
 def _patterns(work: Path, datacenter: str) -> tuple[str, str]:
@@ -143,7 +143,7 @@ def _read_by(
 
 def check_on_this_machine(topology: Topology) -> None:
     """UsageError for an address that is not of loopback."""
-    addresses = {f"replica {r.name}": [r.grpc, f"{r.raft_host}:{r.raft_port}"] for r in topology.replicas}
+    addresses = {f"replica {r.name}": [r.grpc, r.raft] for r in topology.replicas}
     for pipeline in topology.pipelines:
         addresses[f"datacenter {pipeline.datacenter}"] = [
             address for role in PIPELINE_ROLES for address in pipeline.addresses(role)

@@ -86,7 +86,7 @@ def test_files_that_no_manifest_lists_are_found_in_every_root(tmp_path, east):
         path.with_suffix(".parquet").write_text("y")
     (east / "joiner-j-000003.parquet.tmp").write_text("y")
     (east / "backfill-000000.jsonl").write_text("z")
-    pipelines = [Pipeline("east", [], [], [], "")]
+    pipelines = [Pipeline(datacenter="east", directory="")]
     topology = Topology(
         Settings(joiner=Joiner(output_roots=(str(tmp_path / "two"),))), [], [], str(tmp_path / "out"), "", True, [], pipelines
     )  # fmt: skip

@@ -55,7 +55,13 @@ def serving(nursery, tmp_path):
     """Starts registry replicas that wait for two others for ever."""
     ports = iter(free_ports(6))
     replicas = [
-        Replica(f"r{n}", f"127.0.0.1:{next(ports)}", "127.0.0.1", next(ports), str(tmp_path / f"r{n}"))
+        Replica(
+            "",
+            f"127.0.0.1:{next(ports)}",
+            f"127.0.0.1:{next(ports)}",
+            name=f"r{n}",
+            directory=str(tmp_path / f"r{n}"),
+        )
         for n in range(3)
     ]
     write_topology(

@@ -233,7 +233,7 @@ def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: 
     """Who leads may be one of them, and nobody speaks to a stranger."""
 
     def replica(name: str) -> Replica:
-        return Replica(name, f"{name}:1", f"raft-{name}", 2, f"/somewhere/{name}")
+        return Replica("", f"{name}:1", f"raft-{name}:2", name=name, directory=f"/somewhere/{name}")
 
     began = Topology(
         Settings(), [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], []
@@ -243,11 +243,11 @@ def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: 
         for name in ("r1", "r2", "r3")  # r4 may not have come to who was asked
     ]
     made = read_topology(_write_joining_topology(began, tmp_path, now, "r1", "r4", "[::1]:7", "[::1]:8"))
-    assert [(r.name, r.raft_host, r.joining) for r in made.replicas] == [
-        *((name, f"raft-{name}", False) for name in ("r1", "r2", "r3")),
-        ("r4", "::1", True),
+    assert [(r.name, r.raft, r.joining) for r in made.replicas] == [
+        *((name, f"raft-{name}:2", False) for name in ("r1", "r2", "r3")),
+        ("r4", "[::1]:7", True),
     ]
-    assert (made.replica("r4").raft_port, made.replica("r4").grpc) == (7, "[::1]:8")
+    assert made.replica("r4").grpc == "[::1]:8"
     assert made.replica("r4").directory == "/somewhere/r4"
 
 
@@ -323,7 +323,7 @@ roles.ROLES["registry"] = replace(
 )
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
-    r1 = Replica("r1", "127.0.0.1:1", "127.0.0.1", 2, str(tmp_path))
+    r1 = Replica("", "127.0.0.1:1", "127.0.0.1:2", name="r1", directory=str(tmp_path))
     write_topology(Topology(Settings(), [], [], "/out", "00", True, [r1], []), tmp_path / "topology.json")
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "topology.json"],
@@ -343,7 +343,7 @@ def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(tmp_pa
             check_replica(new, raft, grpc)
             told.append((old, new, raft))
 
-    r3 = Replica("r3", "[::1]:7400", "::1", 7401, str(tmp_path), joining=True)
+    r3 = Replica("", "[::1]:7400", "[::1]:7401", name="r3", directory=str(tmp_path), joining=True)
     run = Topology(Settings(), [], [], "/out", "00", True, [r3], [])
     Replacing(run, [("r0", "r3")], told.append)._replace(Client(), "r0", "r3")
     assert told == [("r0", "r3", "[::1]:7401")]

@@ -43,8 +43,10 @@ def address():
 
 
 def topology(metrics, role="registry", **replica):
-    found = Replica("r0", "r0.photon.test:7400", "r0.photon.test", 7401, "/nowhere", **replica)
-    east = Pipeline("east", [], ["127.0.0.1:7420"], [], "/nowhere")
+    found = Replica(
+        "", "r0.photon.test:7400", "r0.photon.test:7401", name="r0", directory="/nowhere", **replica
+    )
+    east = Pipeline(datacenter="east", joiners=("127.0.0.1:7420",), directory="/nowhere")
     process = "registry-r0" if role == "registry" else "joiner-east"
     return Topology(Settings(), [], [], "/nowhere", "", False, [found], [east], {process: metrics})
 
@@ -72,5 +74,5 @@ def test_a_process_whose_metrics_have_no_port_serves_nobody(address):
 
 @pytest.mark.parametrize(("bind", "host"), [("[::]", "::"), ("::", "::"), ("0.0.0.0", "0.0.0.0"), ("", "r0")])
 def test_raft_listens_where_grpc_does(bind, host):
-    replica = Replica("r0", "r0:7400", "r0", 7401, "/nowhere")
+    replica = Replica("", "r0:7400", "r0:7401", name="r0", directory="/nowhere")
     assert roles._raft_listen(replica, Network(bind=bind)) == (host, 7401)

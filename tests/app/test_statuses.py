@@ -29,8 +29,14 @@ from tests.waiting import wait_until
 
 
 def system(joiner="127.0.0.1:4"):
-    replica = Replica("r0", "127.0.0.1:1", "127.0.0.1", 2, "/nowhere")
-    east = Pipeline("east", ["127.0.0.1:3"], [joiner], ["127.0.0.1:5"], "/nowhere")
+    replica = Replica("", "127.0.0.1:1", "127.0.0.1:2", name="r0", directory="/nowhere")
+    east = Pipeline(
+        datacenter="east",
+        eventstores=("127.0.0.1:3",),
+        joiners=(joiner,),
+        dispatchers=("127.0.0.1:5",),
+        directory="/nowhere",
+    )
     return Topology(Settings(), [], [], "/out", "", False, [replica], [east])
 
 

@@ -67,7 +67,7 @@ def test_every_process_has_its_place():
     ]
     assert topology.place("eventstore", "east/1").address("eventstore") == "es-1:7410"
     assert topology.primary_of(topology.pipeline("west")) == ["/logs/queries*"]
-    assert (topology.replica("r2").raft_host, topology.replica("r2").raft_port) == ("fd00::2", 7401)
+    assert topology.replica("r2").raft_address == ("fd00::2", 7401)
     assert topology.replica("r1").listen_grpc == "0.0.0.0:17400"
 
 

@@ -178,7 +178,7 @@ def assert_not_straight(system, via, proxies):
         peers = peers_of(system, process)
         assert peers & proxies <= via[mine], f"{process} dials the proxy of another datacenter"
         for replica in elsewhere(system)[mine]:
-            straight = {replica.raft_port, port(replica.grpc)} & peers
+            straight = {port(replica.raft), port(replica.grpc)} & peers
             assert not straight, f"{process} has a connection to {replica.name} past its proxy"
 
 
