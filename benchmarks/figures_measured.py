@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.registry_load import connect, measure, running
-from photon.cluster.topology import PIPELINE_ROLES
+from photon.cluster.roles import PIPELINE_ROLES
 from photon.core.fates import Fate
 from photon.core.ids import Token
 from photon.dev.figures import Sample, Status

@@ -21,6 +21,7 @@ from typing import Any, Final, Self
 import grpc
 import psutil
 
+from benchmarks.machine import describe_machine
 from benchmarks.measuring import BenchError, Row, cpu_seconds
 from benchmarks.registry_load import (
     WARM_S,
@@ -33,8 +34,7 @@ from benchmarks.registry_load import (
     measure,
     running,
 )
-from photon.cluster.machine import describe_machine
-from photon.cluster.ports import free_ports
+from photon.cluster.placing import free_ports
 from photon.core.ids import Token
 
 # Ids a request, requests in flight, requests a second (None: each follows the last one's answer).

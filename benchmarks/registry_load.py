@@ -22,15 +22,15 @@ from typing import Any, Final
 
 from benchmarks.measuring import BenchError, Row, cpu_seconds, percentiles
 from idregistry.client import RegistryClient
-from photon.cluster.launching import child_environment
-from photon.cluster.ports import free_ports
-from photon.cluster.supervisor import die_with_parent, last_message
+from photon.cluster.placing import free_ports
+from photon.cluster.supervisor import child_environment, die_with_parent, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.errors import PhotonError
 from photon.core.fates import Committed
 from photon.core.ids import Token
+from photon.core.settings import parse_settings
 
 NODES: Final = ("r0", "r1", "r2")
 _READY_S: Final = 60.0
@@ -61,8 +61,10 @@ class Cluster:
         replicas = []
         for node, grpc in self.grpc.items():
             directory, bound = str(self._directory / node), f"127.0.0.1:{self.raft[node]}"
-            replicas.append(Replica(node, grpc, "127.0.0.1", dialed[node], directory, listen_raft=bound))
-        registry = {"registry": dict(settings)}
+            raft = f"127.0.0.1:{dialed[node]}"
+            place = {"name": node, "grpc": grpc, "raft": raft, "directory": directory, "listen_raft": bound}
+            replicas.append(Replica(datacenter="", **place))
+        registry = parse_settings({"registry": dict(settings)})
         topology = Topology(registry, [], [], "", os.urandom(16).hex(), False, replicas, [])
         write_topology(topology, self._directory / "topology.json")
         for node in NODES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.console import working
+from photon.cluster.console import RunDisplay, working
 from photon.core.errors import UsageError
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.engine.options import SparkOptions, spark_options
@@ -71,8 +71,7 @@ def command(
     Live pipelines on the same registry may run meanwhile, over the same logs too. A backfill that was stopped
     or killed is resumed by the same command.
     """
-    from photon.cluster.borrowed_registry import asked_registry
-    from photon.cluster.registry_named import Named
+    from photon.cluster.registry_access import Named, asked_registry
     from spark.backfill.job import Place
 
     if not _NAME.fullmatch(datacenter):
@@ -86,7 +85,7 @@ def command(
         from spark.engine.session import check_requirements
 
         check_requirements()
-    with asked_registry(Named(work, addresses, settings)) as asked:
+    with asked_registry(Named(work, addresses, settings), RunDisplay().notice) as asked:
         if abandon:
             return _abandon(place, asked.registry, as_json)
         from spark.backfill.run import Order, backfill
@@ -129,10 +128,10 @@ def _settings(config: Path | None, work: Path | None) -> Settings:
     """Those of the run, where it is known: events that are read otherwise would be joined twice."""
     if work is None:
         return load_settings(config)
-    from photon.cluster.run_settings import check_reads_alike
+    from photon.cluster.system import check_reads_alike
     from photon.cluster.topology import read_topology
 
-    runs = read_topology(work / "topology.json").checked_settings()
+    runs = read_topology(work / "topology.json").settings
     if config is None:
         return runs
     settings = load_settings(config)

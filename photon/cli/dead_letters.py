@@ -133,7 +133,7 @@ def _filter(which: dict[str, Any]) -> Any:
     fates = tuple(Fate(fate) for fate in which["fates"])
     if which["event_id"] is None:
         return Filter(fates, which["reason"])
-    path = _topology(which).checked_settings().foreign.id
+    path = _topology(which).settings.foreign.id
     return Filter(fates, which["reason"], which["event_id"], path)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.running_system import find_system
+from photon.cluster.system import find_system
 from photon.core.errors import PhotonError, UsageError
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _where(
     places = [
         (Path(p.directory) / "dispatcher", topology.foreign_of(p), len(p.dispatchers)) for p in pipelines
     ]
-    return topology.checked_settings(), places
+    return topology.settings, places
 
 
 def _of_new_run(

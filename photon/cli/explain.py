@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from photon.cluster.running_system import find_system, system_options
+from photon.cluster.system import find_system, system_options
 from photon.core.errors import UsageError
 
 

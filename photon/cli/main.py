@@ -12,7 +12,7 @@ from photon import __version__
 from photon.core.disk import storage_error
 from photon.core.errors import PhotonError
 
-# name -> (module with a click command called `command`, one line of help)
+# name -> (module with a click command called `command`, or its attribute, or one of several; a line of help)
 _COMMANDS: Final = {
     "join": ("photon.cli.join", "Join logs with the whole system embedded on this machine."),
     "generate": ("photon.cli.generate", "Write query and click logs with their ground truth."),
@@ -33,10 +33,10 @@ _COMMANDS: Final = {
     "adapter": ("photon.cli.adapter:adapter", "Try an adapter on sample lines (`adapter test`)."),
     "certs": ("photon.cli.certs", "Make a CA and certificates for [tls]."),
     "reshard": ("photon.cli.registry:reshard", "Change the number of shards of the IdRegistry."),
-    "registry": ("photon.cli.roles:registry", "The IdRegistry (`registry serve`, `replace`, `scan`)."),
-    "eventstore": ("photon.cli.roles:eventstore", "The EventStore (`eventstore serve`)."),
-    "joiner": ("photon.cli.roles:joiner", "The joiner (`joiner serve`)."),
-    "dispatcher": ("photon.cli.roles:dispatcher", "The dispatcher (`dispatcher serve`, `init`)."),
+    "registry": ("photon.cli.roles:GROUPS", "The IdRegistry (`registry serve`, `replace`, `scan`)."),
+    "eventstore": ("photon.cli.roles:GROUPS", "The EventStore (`eventstore serve`)."),
+    "joiner": ("photon.cli.roles:GROUPS", "The joiner (`joiner serve`)."),
+    "dispatcher": ("photon.cli.roles:GROUPS", "The dispatcher (`dispatcher serve`, `init`)."),
 }
 
 
@@ -57,7 +57,8 @@ class LazyGroup(click.Group):
             # child now and then, before it becomes a JVM. Read when gRPC is first imported.
             os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
         module, _, attribute = _COMMANDS[cmd_name][0].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute or "command")
+        found: Any = getattr(importlib.import_module(module), attribute or "command")
+        command: click.Command = found[cmd_name] if isinstance(found, dict) else found
         return command
 
     def resolve_command(
@@ -66,7 +67,7 @@ class LazyGroup(click.Group):
         if args[1:2] != ["serve"]:
             # What gRPC notes of handshakes goes to stderr, among the words of a command which tells of them
             # itself. In the log of a server that is started by itself it is the only word of whom it refused;
-            # those that `join` and `dev` start have it from photon.cluster.launching and are quiet too.
+            # those that `join` and `dev` start have it from photon.cluster.supervisor and are quiet too.
             os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
         return super().resolve_command(ctx, args)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.console import working
+from photon.cluster.console import RunDisplay, working
 from photon.cluster.topology import Topology, read_topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
@@ -80,8 +80,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
 
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
-    from photon.cluster.borrowed_registry import asked_registry
-    from photon.cluster.registry_named import Named
+    from photon.cluster.registry_access import Named, asked_registry
     from spark.engine.options import check_requirements
 
     options = Options(**given)
@@ -99,7 +98,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
         check_new(options.details)
     began = time.monotonic()
     named = Named(options.work, options.registry, settings)
-    with working("starting") as tell, asked_registry(named) as asked:
+    with working("starting") as tell, asked_registry(named, RunDisplay().notice) as asked:
         job = replace(job, ended=asked.started)
         report = _run(job, settings, options, outs, asked.registry, spark, tell)
     seconds = round(time.monotonic() - began, 2)
@@ -149,11 +148,11 @@ def _topology(work: Path) -> Topology:
 
 def _settings(options: Options, topology: Topology | None) -> Settings:
     """The run's own, where it is known: what is read otherwise seems lost. SettingsError."""
-    from photon.cluster.run_settings import check_reads_alike
+    from photon.cluster.system import check_reads_alike
 
     if options.work is None or topology is None:
         return load_settings(options.config)
-    runs = topology.checked_settings()
+    runs = topology.settings
     if options.config is not None:
         check_reads_alike(load_settings(options.config), options.config, runs, options.work)
     return runs

@@ -1,4 +1,4 @@
-"""`photon reshard` and `photon registry replace|scan`: the registry's administration (paper 2.2.2, 3.3.3)."""
+"""`photon reshard` and `photon registry replace|scan|export`: its administration (paper 2.2.2, 3.3.3)."""
 
 import json
 import sys
@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.registry_named import Named, registry_options
-from photon.core.addresses import split
+from photon.cluster.console import RunDisplay
+from photon.cluster.registry_access import Named, asked_registry, registry_options
+from photon.core.addresses import joined
 from photon.core.errors import PhotonError, UsageError
-from spark.engine.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX
+from spark.engine.options import (
+    SCAN_TIMEOUT_S,
+    SCAN_TIMEOUT_S_MAX,
+    SparkOptions,
+    scan_timeout_option,
+    spark_options,
+)
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
@@ -178,13 +185,20 @@ def _write_joining_topology(
     """`replicas`: as the directory has them by now, which may be others than the run began with."""
     from photon.cluster.topology import Replica, write_topology
 
-    others = {r.name: (r.grpc, r.raft_host, r.raft_port) for r in replicas}
+    others = {r.name: (r.grpc, joined(r.raft_host, r.raft_port)) for r in replicas}
     sites = {r.name: r.datacenter for r in topology.replicas}
     sites[name] = sites.get(old, "")
     homes = Path(topology.replicas[0].directory).parent
     known = [
-        Replica(one, *where, str(homes / one), joining=one == name, datacenter=sites.get(one, ""))
-        for one, where in {**others, name: (grpc, *split(raft))}.items()
+        Replica(
+            name=one,
+            datacenter=sites.get(one, ""),
+            grpc=its_grpc,
+            raft=its_raft,
+            directory=str(homes / one),
+            joining=one == name,
+        )
+        for one, (its_grpc, its_raft) in {**others, name: (grpc, raft)}.items()
     ]
     path = directory / f"topology-{name}.json"
     write_topology(replace(topology, replicas=known), path)
@@ -212,3 +226,29 @@ def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Na
             times = unpack_times(part.times).tolist()
             rows = zip(split_ids(part.ids), times, part.tokens, strict=True)
             sys.stdout.write("".join(f"{i.hex()} {t} {token.hex()}\n" for i, t, token in rows))
+
+
+@click.command("export")
+@click.argument("directory", metavar="DIR")
+@registry_options
+@scan_timeout_option
+@spark_options
+def export(directory: str, named: Named, scan_timeout: float, spark: SparkOptions) -> None:
+    """Keep what all shards hold now as Parquet in DIR, a new directory or a URI for Spark (needs Java).
+
+    Of a run that is over (--work) the replicas are started meanwhile.
+    """
+    from spark.engine.session import check_requirements, open_session, spark_failures
+
+    check_requirements()
+    from spark.reading.paths import check_new
+    from spark.registered import write_export
+
+    check_new(directory, "DIR")
+    with (
+        asked_registry(named, RunDisplay().notice) as asked,
+        open_session(spark) as session,
+        spark_failures(),
+    ):
+        ids = write_export(session, asked.registry, directory, scan_timeout)
+    click.echo(f"{ids:,} ids in {directory}")

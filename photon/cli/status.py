@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from photon.cluster.running_system import find_system, system_options
+from photon.cluster.roles import ROLES
 from photon.cluster.summary import fates_of, whole
+from photon.cluster.system import find_system, system_options
 
 Status = Mapping[str, Any]
 
@@ -28,7 +29,7 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     from photon.cluster.statuses import StatusReader
 
     with contextlib.closing(StatusReader(find_system(work, config))) as reader:
-        _, _, _, dispatchers = reader.read(("registry", "eventstore", "joiner", "dispatcher"))
+        dispatchers = dict(zip(ROLES, reader.read(tuple(ROLES)), strict=True))["dispatcher"]
         statuses, silent = dict(reader.named()), reader.silent()
         why = {name: reader.why_silent(name) for name in silent}
     fates = {status["datacenter"]: fates_of(status) for status in whole(dispatchers)}

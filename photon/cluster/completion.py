@@ -43,7 +43,7 @@ def unlisted_files(topology: Topology) -> list[Path]:
 
     CorruptStateError, StorageError.
     """
-    roots = [topology.output, *topology.checked_settings().joiner.output_roots]
+    roots = [topology.output, *topology.settings.joiner.output_roots]
     places = [Path(root) / "joined" / p.datacenter for root in roots for p in topology.pipelines]
     return sorted(path for place in places for path in _unlisted_in(place))
 

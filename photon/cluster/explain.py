@@ -17,7 +17,7 @@ from eventstore.client import EventStoreClient
 from joiner.joined_lines import blocks_of, joined_files
 from joiner.output_files import PARQUET
 from photon.cluster.dead_letters import Filter, read_letters, text_at
-from photon.cluster.registry_named import registry_of
+from photon.cluster.registry_access import registry_of
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.errors import PhotonError, UnavailableError
 from photon.core.fates import Found
@@ -50,7 +50,7 @@ def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[s
     `unreadable`: joined logs that can't be read, and why; `not_here`: directories of joined logs and dead
     letters that are not on this machine; the others as their functions say.
     """
-    settings = topology.checked_settings()
+    settings = topology.settings
     packer = IdPacker(settings.ids.key.encode())
     asked = Asked(event_id, packer.pack([event_id]), settings.foreign.id, settings.foreign.primary_id)
     unreadable: dict[str, str] = {}

@@ -2,23 +2,20 @@
 
 import random
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from photon.cluster.completion import grace_s, unlisted_files
-from photon.cluster.launching import Launcher
 from photon.cluster.placing import Placing
-from photon.cluster.registry_disks import DiskWatch
-from photon.cluster.registry_members import members_of
-from photon.cluster.supervisor import Supervisor
+from photon.cluster.registry_replicas import DiskWatch, members_of
+from photon.cluster.roles import ROLES
+from photon.cluster.supervisor import Launcher, Supervisor
 from photon.cluster.topology import (
     DATACENTER_NAMES,
     Topology,
     absolute,
-    document_of,
-    process_name,
+    with_absolute_paths,
     write_topology,
 )
 from photon.core.settings import Settings
@@ -49,12 +46,7 @@ class LocalCluster:
 
     def start(self) -> None:
         """Everything at once but the dispatchers: each waits for whom it needs."""
-        for replica in self.topology.replicas:
-            has_lost_disk = partial(self._disks.has_lost, replica.name)
-            self._serve("registry", replica.name, has_lost_disk)
-        for role in ("eventstore", "joiner"):
-            for place in self.topology.places(role):
-                self._serve(role, place.name)
+        self._start(reads_on=False)
 
     def poll(self) -> None:
         """Restart what died, tell who lost its disk. ProcessFailedError, CorruptStateError: it is over."""
@@ -62,25 +54,30 @@ class LocalCluster:
         self.supervisor.poll()
 
     def start_dispatchers(self) -> None:
-        for place in self.topology.places("dispatcher"):
-            self._serve("dispatcher", place.name)
+        self._start(reads_on=True)
 
     def stop(self) -> None:
         """Down the stream, so that nobody loses whom it still needs."""
-        self.supervisor.stop([self._running("dispatcher")])
-        self.supervisor.stop([self._running("joiner")], grace_s(unlisted_files(self.topology)))
-        self.supervisor.stop([self._running("eventstore", "registry")])
+        for tier in sorted({role.stops for role in ROLES.values()}):
+            roles = [role for role in ROLES.values() if role.stops == tier]
+            names = self.topology.titles(*(role.name for role in roles))
+            if any(role.completes_files for role in roles):
+                self.supervisor.stop([names], grace_s(unlisted_files(self.topology)))
+            else:
+                self.supervisor.stop([names])
 
     def kill(self) -> None:
         self.supervisor.kill()
 
-    def _running(self, *roles: str) -> list[str]:
-        return [name for name in self.supervisor.children if name.startswith(roles)]
-
-    def _serve(self, role: str, name: str, stays_down: Callable[[], bool] | None = None) -> None:
-        # The name first: `ps` may cut a long path off.
-        arguments = [role, "serve", "--name", name, "--topology", str(self._path)]
-        self.supervisor.start(process_name(role, name), arguments, stays_down)
+    def _start(self, *, reads_on: bool) -> None:
+        for role in ROLES.values():
+            if role.reads_on != reads_on:
+                continue
+            for process in self.topology.processes(role.name):
+                # The name first: `ps` may cut a long path off.
+                arguments = [role.name, "serve", "--name", process.name, "--topology", str(self._path)]
+                lost_disk = None if role.places else partial(self._disks.has_lost, process.name)
+                self.supervisor.start(process.title, arguments, lost_disk)
 
 
 def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
@@ -89,7 +86,7 @@ def plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
     members = members_of(job.work, settings.registry.replicas)
     places = Placing(settings, len(members.names), len(names), job.work, rng)
     topology = Topology(
-        settings=document_of(settings),
+        settings=with_absolute_paths(settings),
         primary=[absolute(pattern) for pattern in job.primary],
         foreign=[absolute(pattern) for pattern in job.foreign],
         output=str(job.out.absolute()),

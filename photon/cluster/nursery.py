@@ -22,7 +22,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
-from photon.cluster.launching import FreshLauncher, Process, child_environment
+from photon.cluster.roles import ROLES
+from photon.cluster.supervisor import FreshLauncher, Process, child_environment
 
 START_S_MAX: Final = 30.0
 SILENCE_S_MAX: Final = 1.0
@@ -32,13 +33,6 @@ _ONE_THREAD: Final = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 """Other threads do not live on in a fork, whatever the user wants of NumPy elsewhere."""
 _TITLE_BYTES_MAX: Final = 1024
 _REQUEST_BYTES_MAX: Final = 1 << 16
-_ROLES: Final = {
-    "registry": ("photon.cli.roles", "photon.cluster.roles", "idregistry.server"),
-    "eventstore": ("photon.cluster.roles", "eventstore.server"),
-    "joiner": ("photon.cluster.roles", "eventstore.client", "idregistry.client", "joiner.server"),
-    "dispatcher": ("photon.cluster.roles", "idregistry.client", "joiner.client", "dispatcher.server"),
-}
-"""What each imports, in the order in which the roles are started: elections take longest."""
 
 
 class NurseryChild:
@@ -227,7 +221,7 @@ def serve(channel: socket.socket) -> None:
     children: dict[int, int] = {}
     poller = select.poll()
     poller.register(channel, select.POLLIN)
-    ahead = list(_ROLES)
+    ahead = list(ROLES)
     while True:
         news = poller.poll(0 if ahead else None)
         if not news:
@@ -276,7 +270,7 @@ def _forked(
 
 
 def _import_for(role: str) -> None:
-    for module in _ROLES.get(role, ()):
+    for module in ROLES[role].imports if role in ROLES else ():
         if module not in sys.modules:
             with contextlib.suppress(Exception):  # the process that needs it says what is wrong with it
                 importlib.import_module(module)

@@ -1,4 +1,6 @@
-"""One process of a topology: its parts made from the settings, served until SIGTERM.
+"""The roles that processes of a system have: a table of all that differs between them, and how one is served.
+
+A process is made of its parts from the settings, and serves until SIGTERM.
 
 Exit status 2 for settings that can't be used, 3 for state that can't be trusted (a restart mends neither), 4
 where the address to listen on is taken, 1 for anything else (a restart may mend it).
@@ -12,25 +14,24 @@ import random
 import resource
 import sys
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from photon.cluster.expiry import watch_expiry
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
-from photon.cluster.system import split_address
-from photon.cluster.topology import Replica, Topology, process_name
 from photon.core.addresses import joined, parts
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
-from photon.core.settings import identity_digest
-from photon.rpc.network import Network
-from photon.rpc.servers import on_termination
+from photon.core.settings import Settings, identity_digest
+from photon.rpc.tls import Tls, expiry_complaint
 
+# The nursery imports this before all else, and the rooms take long: they are imported, where they are needed.
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-
+    from photon.cluster.topology import Replica, Topology
+    from photon.rpc.network import Network
 
 _LOOK_AFTER_S: Final = 1.0
 
@@ -41,7 +42,7 @@ _COLLECT_AFTER: Final = 20_000
 _Fail = Callable[[BaseException], None]
 
 
-class _Role(Protocol):
+class _Server(Protocol):
     def start(self) -> None: ...
 
     def stop(self) -> object: ...
@@ -49,8 +50,52 @@ class _Role(Protocol):
     def status(self) -> dict[str, Any]: ...
 
 
-def serve_role(role: str, topology: Topology, name: str) -> None:
+class _Asks(Protocol):
+    """A client that asks one process for its status."""
+
+    def status(self) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """A kind of process. Its metrics are in photon.rpc.metrics, its section in photon.core.settings."""
+
+    name: str
+    """First word of the command that serves it, and of what its processes are called."""
+    text: str
+    """Of that command's help."""
+    imports: tuple[str, ...]
+    """What the nursery imports before it forks one."""
+    client: str
+    """The module of its client."""
+    make: "Callable[[Topology, str, Network, Clock, _Fail], _Server]"
+    stops: int
+    """Its place among those that are stopped, down the stream, so that nobody loses whom it still needs."""
+    reads_on: bool = False
+    """It sends new events into the system: started once all else is known to be well."""
+    completes_files: bool = False
+    """Before it ends; that may take its time."""
+    places: str = ""
+    """The key of its addresses in [datacenters.NAME]; none: it is a registry replica, of [replicas]."""
+    processes: Callable[[Settings], int] = lambda settings: settings.registry.replicas
+    """How many of them a datacenter has, or, of replicas, the system."""
+    shares_directory: bool = False
+    """Its processes in a datacenter have one together."""
+    asks: "Callable[[str, float, Network], _Asks] | None" = None
+    """A client of the process at the address; None: replicas are asked by the registry's."""
+
+
+def process_name(role: str, name: str) -> str:
+    """What a process is called in statuses, logs and metrics."""
+    return f"{role}-{name.replace('/', '-')}"
+
+
+def serve_role(role: str, topology: "Topology", name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
+    from photon.rpc.servers import on_termination
+
     _raise_descriptor_limit()
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     failure: list[BaseException] = []
@@ -61,8 +106,8 @@ def serve_role(role: str, topology: Topology, name: str) -> None:
         told.set()
 
     try:
-        network = topology.network(_datacenter(topology, role, name))
-        server = _MAKERS[role](topology, name, network, SystemClock(), fail)
+        network = topology.network(topology.process(role, name).datacenter)
+        server = ROLES[role].make(topology, name, network, SystemClock(), fail)
         on_termination(told.set)
         _tame_collector()
         _start(topology, role, name, server, network)
@@ -84,7 +129,7 @@ def _tame_collector() -> None:
     gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
 
 
-def _start(topology: Topology, role: str, name: str, server: _Role, network: Network) -> None:
+def _start(topology: "Topology", role: str, name: str, server: _Server, network: "Network") -> None:
     """AddressInUseError if one of its ports is taken; for that of metrics before anybody is served."""
     watch_expiry(network.tls)
     process = process_name(role, name)
@@ -98,19 +143,13 @@ def _start(topology: Topology, role: str, name: str, server: _Role, network: Net
             return server.status()
 
         address = topology.metrics[process]
-        own = topology.replica(name).listen_grpc if role == "registry" else ""
+        own = topology.process(role, name).listen
         if own:  # metrics have no such setting: they are bound where gRPC is
             address = joined(parts(own)[0], parts(address)[1])
             network = replace(network, bind="")
         serve_metrics(address, role, process, status, network)
     server.start()
     started.set()
-
-
-def _datacenter(topology: Topology, role: str, name: str) -> str:
-    if role == "registry":
-        return topology.replica(name).datacenter
-    return topology.place(role, name).pipeline.datacenter
 
 
 def _status_after(error: BaseException) -> int:
@@ -135,18 +174,18 @@ def _end(error: BaseException, status: int) -> None:
     os._exit(status)
 
 
-def _registry(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+def _registry(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
     from idregistry.server import RegistryServer
 
     me = topology.replica(name)
-    settings = topology.checked_settings()
+    settings = topology.settings
     return RegistryServer(
         settings.registry,
         node=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
         raft_listen=_raft_listen(me, network),
-        raft_dialed=(me.raft_host, me.raft_port),
-        peers={r.name: (r.raft_host, r.raft_port) for r in topology.replicas if r.name != me.name},
+        raft_dialed=me.raft_address,
+        peers={r.name: r.raft_address for r in topology.replicas if r.name != me.name},
         addresses={r.name: r.grpc for r in topology.replicas},
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
@@ -158,14 +197,17 @@ def _registry(topology: Topology, name: str, network: Network, clock: Clock, fai
     )
 
 
-def _raft_listen(replica: Replica, network: Network) -> tuple[str, int]:
+def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
+    from photon.cluster.system import split_address
+
     if replica.listen_raft:
         return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
-    return network.bind.strip("[]") or replica.raft_host, replica.raft_port
+    host, port = replica.raft_address
+    return network.bind.strip("[]") or host, port
 
 
-def _eventstore(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
-    settings = topology.checked_settings()
+def _eventstore(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
+    settings = topology.settings
     place = topology.place("eventstore", name)
     if place.number:
         from eventstore.server import CacheServer
@@ -187,11 +229,11 @@ def _eventstore(topology: Topology, name: str, network: Network, clock: Clock, f
     )
 
 
-def _joiner(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+def _joiner(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
 
-    settings = topology.checked_settings()
+    settings = topology.settings
     place = topology.place("joiner", name)
     home = place.pipeline.eventstores[0]
     return JoinerServer(
@@ -211,11 +253,11 @@ def _joiner(topology: Topology, name: str, network: Network, clock: Clock, fail:
     )
 
 
-def _dispatcher(topology: Topology, name: str, network: Network, clock: Clock, fail: _Fail) -> _Role:
+def _dispatcher(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
     from dispatcher.server import DispatcherServer
     from joiner.client import JoinerClient
 
-    settings = topology.checked_settings()
+    settings = topology.settings
     place = topology.place("dispatcher", name)
     joiner = JoinerClient(
         place.pipeline.joiners,
@@ -244,7 +286,7 @@ def _dispatcher(topology: Topology, name: str, network: Network, clock: Clock, f
     return _Watched(server, fail)
 
 
-class _Dispatches(_Role, Protocol):
+class _Dispatches(_Server, Protocol):
     def wait(self) -> object: ...
 
 
@@ -266,21 +308,105 @@ class _Watched:
             self._fail(error)
 
 
-def _registry_client(topology: Topology, datacenter: str, clock: Clock, network: Network) -> "RegistryClient":
+def _registry_client(
+    topology: "Topology", datacenter: str, clock: Clock, network: "Network"
+) -> "RegistryClient":
     from idregistry.client import RegistryClient
 
     return RegistryClient(
         [replica.grpc for replica in topology.nearest_first(datacenter)],
-        topology.checked_settings().registry.request_timeout_s,
+        topology.settings.registry.request_timeout_s,
         clock,
         random.Random(),
         network,
     )
 
 
-_MAKERS: Final = {
-    "registry": _registry,
-    "eventstore": _eventstore,
-    "joiner": _joiner,
-    "dispatcher": _dispatcher,
-}
+LOOK_EVERY_S: Final = 6 * 3600.0
+
+
+def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
+    """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
+    file counts after a restart only."""
+    if tls is None:
+        return
+    log = logging.getLogger("photon.tls")
+
+    def watch() -> None:
+        while True:
+            complaint = expiry_complaint(tls, now_s())
+            if complaint is not None:
+                log.warning("%s", complaint)
+            time.sleep(LOOK_EVERY_S)
+
+    threading.Thread(target=watch, name="expiry", daemon=True).start()
+
+
+def _asks_eventstore(address: str, timeout_s: float, network: "Network") -> _Asks:
+    from eventstore.client import EventStoreClient
+
+    return EventStoreClient(address, timeout_s, network=network)
+
+
+def _asks_joiner(address: str, timeout_s: float, network: "Network") -> _Asks:
+    from joiner.client import JoinerClient
+
+    return JoinerClient([address], timeout_s, network=network)
+
+
+def _asks_dispatcher(address: str, timeout_s: float, network: "Network") -> _Asks:
+    from dispatcher.client import DispatcherClient
+
+    return DispatcherClient(address, timeout_s, network)
+
+
+_ROWS: Final = (
+    Role(
+        name="registry",
+        text="The IdRegistry: one process hosts a replica of every shard.",
+        imports=("photon.cli.roles", "photon.cluster.system", "idregistry.server"),
+        client="idregistry.client",
+        make=_registry,
+        stops=2,
+    ),
+    Role(
+        name="eventstore",
+        text="The EventStore: finds primary events in cache and logs.",
+        imports=("photon.cluster.system", "eventstore.server"),
+        client="eventstore.client",
+        make=_eventstore,
+        stops=2,
+        places="eventstores",
+        processes=lambda settings: settings.eventstore.processes,
+        asks=_asks_eventstore,
+    ),
+    Role(
+        name="joiner",
+        text="The joiner: joins, registers, writes.",
+        imports=("photon.cluster.system", "eventstore.client", "idregistry.client", "joiner.server"),
+        client="joiner.client",
+        make=_joiner,
+        stops=1,
+        completes_files=True,
+        places="joiners",
+        processes=lambda settings: settings.joiner.processes,
+        asks=_asks_joiner,
+    ),
+    Role(
+        name="dispatcher",
+        text="The dispatcher: reads foreign events and keeps them until joined.",
+        imports=("photon.cluster.system", "idregistry.client", "joiner.client", "dispatcher.server"),
+        client="dispatcher.client",
+        make=_dispatcher,
+        stops=0,
+        reads_on=True,
+        places="dispatchers",
+        processes=lambda settings: settings.dispatcher.workers,
+        shares_directory=True,
+        asks=_asks_dispatcher,
+    ),
+)
+ROLES: Final = {role.name: role for role in _ROWS}
+"""In the order in which they are started: elections take longest."""
+PIPELINE_ROLES: Final = tuple(role.name for role in _ROWS if role.places)
+"""Those that datacenters have processes of."""

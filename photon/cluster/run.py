@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from photon.cluster.completion import Backlog, unlisted_files
 from photon.cluster.console import RunDisplay
 from photon.cluster.local_cluster import JoinJob, LocalCluster, plan
-from photon.cluster.ports import on_free_ports
+from photon.cluster.placing import on_free_ports
 from photon.cluster.preflight import (
     check_apart,
     check_directories,
@@ -21,7 +21,8 @@ from photon.cluster.preflight import (
     check_run,
     check_same_run,
 )
-from photon.cluster.registry_members import clear_unfounded
+from photon.cluster.registry_replicas import clear_unfounded
+from photon.cluster.roles import PIPELINE_ROLES
 from photon.cluster.running import (
     POLL_S,
     STALL_S,
@@ -36,7 +37,7 @@ from photon.cluster.running import (
     why_stalled,
 )
 from photon.cluster.summary import merge_fates, run_summary, whole
-from photon.cluster.topology import DATACENTER_NAMES, PIPELINE_ROLES, Topology
+from photon.cluster.topology import DATACENTER_NAMES, Topology
 from photon.core.fates import Fate
 from photon.core.settings import Settings, load_settings
 

@@ -11,7 +11,7 @@ from joiner.output_files import count_joined
 from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.preflight import RegistryMemory
-from photon.cluster.registry_members import Replacing, members_of
+from photon.cluster.registry_replicas import Replacing, members_of
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, Pipeline, Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError
@@ -120,7 +120,7 @@ def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
     """What a dispatcher that has ended left on disk: the truth, however it ended."""
     from dispatcher.workers import read_totals
 
-    bytes_max = topology.checked_settings().dispatcher.state_bytes_max
+    bytes_max = topology.settings.dispatcher.state_bytes_max
     letters = topology.dead_letters_directory(pipeline.datacenter)
     return read_totals(Path(pipeline.directory) / "dispatcher", letters, bytes_max)
 

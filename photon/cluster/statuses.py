@@ -1,15 +1,14 @@
 """Asks every process of a topology for its status; one that does not answer is left out, not waited for."""
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from dispatcher.client import DispatcherClient
-from eventstore.client import EventStoreClient
-from joiner.client import JoinerClient
-from photon.cluster.registry_named import registry_of
+from photon.cluster.registry_access import registry_of
+from photon.cluster.roles import ROLES
 from photon.cluster.topology import Topology
 from photon.core.errors import UnavailableError
 
@@ -19,6 +18,10 @@ WHY_CHARS_MAX: Final = 320
 """The longest hint of photon.rpc.network, after the name of who does not answer."""
 
 
+for _role in ROLES.values():  # with this module: it is imported while a nursery imports the same
+    importlib.import_module(_role.client)
+
+
 class StatusReader:
     """Holds a client of each process. Name -> last status, or None while it does not answer."""
 
@@ -26,20 +29,15 @@ class StatusReader:
         network = topology.network("")
         self._closing = contextlib.ExitStack()
         registry = self._closing.enter_context(registry_of(topology).client(TIMEOUT_S))
-        self._calls: dict[str, Callable[[], dict[str, Any]]] = {
-            f"registry-{replica.name}": partial(registry.status, replica.grpc)
-            for replica in topology.replicas
-        }
-        clients: dict[str, Callable[[str], Any]] = {
-            "eventstore": lambda address: EventStoreClient(address, TIMEOUT_S, network=network),
-            "joiner": lambda address: JoinerClient([address], TIMEOUT_S, network=network),
-            "dispatcher": lambda address: DispatcherClient(address, TIMEOUT_S, network),
-        }
-        for role, client in clients.items():
-            for place in topology.places(role):
-                asked = client(place.address(role))
+        self._calls: dict[str, Callable[[], dict[str, Any]]] = {}
+        for process in topology.processes():
+            asks = ROLES[process.role].asks
+            if asks is None:
+                self._calls[process.title] = partial(registry.status, process.address)
+            else:
+                asked = asks(process.address, TIMEOUT_S, network)
                 self._closing.callback(asked.close)
-                self._calls[place.process(role)] = asked.status
+                self._calls[process.title] = asked.status
         self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
         self._last: dict[str, dict[str, Any] | None] = dict.fromkeys(self._calls)
         self._why: dict[str, str] = {}

@@ -3,28 +3,31 @@
 Every process of it is started with the same photon.toml; `photon join` plans its own.
 """
 
+import dataclasses
 import ipaddress
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import click
+
+from photon.cluster.roles import PIPELINE_ROLES, ROLES
 from photon.cluster.topology import (
-    PIPELINE_ROLES,
     Pipeline,
     Replica,
     Topology,
     absolute,
-    document_of,
-    process_name,
     read_topology,
+    with_absolute_paths,
 )
 from photon.core.addresses import joined, split
 from photon.core.errors import SettingsError, UsageError
-from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings
+from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings, reading_fingerprint
 
 SECRET_BYTES_MIN: Final = 16
+_PLACES: Final = tuple(ROLES[role].places for role in PIPELINE_ROLES)
 _OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
 """Files of a work directory and of the joined logs: the directories of a datacenter lie beside them."""
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -52,7 +55,7 @@ def _topology_of(settings: Settings) -> Topology:
     own = settings.system
     work, out = Path(own.work).absolute(), Path(own.out).absolute()
     topology = Topology(
-        settings=document_of(settings),
+        settings=with_absolute_paths(settings),
         primary=[],
         foreign=[],
         output=str(out),
@@ -72,7 +75,7 @@ def _topology_of(settings: Settings) -> Topology:
 
 def check_processes(topology: Topology) -> None:
     """SettingsError: the third joiner of `east` is `joiner-east-2`, and so is the first of `east-2`."""
-    names = topology.processes()
+    names = topology.titles()
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise SettingsError(
@@ -89,38 +92,19 @@ def split_address(address: str, where: str) -> tuple[str, int]:
 
 
 def _replica(name: str, place: ReplicaPlace, work: Path) -> Replica:
-    host, port = split_address(place.raft, f"'replicas.{name}.raft'")
-    return Replica(
-        name=name,
-        grpc=place.grpc,
-        raft_host=host,
-        raft_port=port,
-        directory=str(work / "registry" / name),
-        datacenter=place.datacenter,
-        listen_grpc=place.listen_grpc,
-        listen_raft=place.listen_raft,
-    )
+    return Replica(**dataclasses.asdict(place), name=name, directory=str(work / "registry" / name))
 
 
 def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
-    return Pipeline(
-        datacenter=name,
-        eventstores=list(place.eventstores),
-        joiners=list(place.joiners),
-        dispatchers=list(place.dispatchers),
-        directory=str(work / name),
-        primary=[absolute(pattern) for pattern in place.primary],
-        foreign=[absolute(pattern) for pattern in place.foreign],
-    )
+    primary, foreign = (tuple(map(absolute, patterns)) for patterns in (place.primary, place.foreign))
+    here = dataclasses.replace(place, primary=primary, foreign=foreign)
+    return Pipeline(**dataclasses.asdict(here), datacenter=name, directory=str(work / name))
 
 
 def _metrics(topology: Topology, settings: Settings) -> dict[str, str]:
     """Process -> the advertised host, and the port that is so far above the gRPC port."""
-    addresses = {process_name("registry", replica.name): replica.grpc for replica in topology.replicas}
-    for role in PIPELINE_ROLES:
-        addresses |= {place.process(role): place.address(role) for place in topology.places(role)}
     found = {}
-    for process, address in addresses.items():
+    for process, address in ((each.title, each.address) for each in topology.processes()):
         host, port = split_address(address, process)
         if port + settings.metrics.port_offset >= 1 << 16:
             raise SettingsError(f"'metrics.port_offset' leads {process} past port 65535; set a smaller one")
@@ -178,15 +162,13 @@ def _check(settings: Settings) -> None:
 
 def _check_pipeline(name: str, place: DatacenterPlace) -> None:
     where = f"datacenters.{name}"
-    needed = {
-        key: getattr(place, key) for key in ("eventstores", "joiners", "dispatchers", "primary", "foreign")
-    }
+    needed = {key: getattr(place, key) for key in (*_PLACES, "primary", "foreign")}
     missing = [key for key, values in needed.items() if not values]
     if missing and len(missing) < len(needed):
         raise SettingsError(
             f"[{where}] lacks {', '.join(missing)}: a pipeline has all of {', '.join(needed)}"
         )
-    for key in ("eventstores", "joiners", "dispatchers"):
+    for key in _PLACES:
         for address in needed[key]:
             split_address(address, f"'{where}.{key}'")
 
@@ -257,6 +239,46 @@ def _grpc_servers(settings: Settings) -> Iterable[tuple[str, str]]:
     for name, replica in settings.replicas.items():
         yield f"'replicas.{name}.grpc'", replica.grpc
     for name, place in settings.datacenters.items():
-        for key in ("eventstores", "joiners", "dispatchers"):
+        for key in _PLACES:
             for address in getattr(place, key):
                 yield f"'datacenters.{name}.{key}'", address
+
+
+def system_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--work and --config, of which one must be given."""
+    with_config = click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        help="Settings (photon.toml) that name the system's processes: [replicas], [datacenters].",
+    )(command)
+    return click.option(
+        "--work",
+        type=click.Path(path_type=Path),
+        help="Work directory of a `photon join` or `photon dev` (OUT/.photon).",
+    )(with_config)
+
+
+def find_system(work: Path | None, config: Path | None) -> Topology:
+    """UsageError unless one of the two is given, and it tells of a system."""
+    from photon.cluster.system import topology_of
+    from photon.cluster.topology import read_topology
+    from photon.core.settings import load_settings
+
+    if (work is None) == (config is None):
+        raise UsageError("name the system by one of --work (of a run here) and --config (its photon.toml)")
+    if work is not None:
+        return read_topology(work / "topology.json")
+    settings = load_settings(config)
+    # Replicas alone prove to each other that they have the secret; who asks need not be able to read it.
+    asked = dataclasses.replace(settings, system=dataclasses.replace(settings.system, secret_file=""))
+    return topology_of(asked, str(config))
+
+
+def check_reads_alike(settings: Settings, config: Path, runs: Settings, work: Path) -> None:
+    """SettingsError where `settings`, of the file `config`, read events otherwise than those of the run in
+    `work`: they would be taken for other ones, and joined twice."""
+    if reading_fingerprint(settings) != reading_fingerprint(runs):
+        raise SettingsError(
+            f"{config}: [foreign], [primary], ids.key and logs.line_bytes_max must be those of the run in "
+            f"{work}, or events would be joined twice; leave --config out to use them"
+        )

@@ -1,59 +1,52 @@
 """Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
+from photon.cluster.roles import ROLES, process_name
+from photon.core.addresses import split
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
-from photon.core.settings import Settings, parse_settings, to_document
+from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, parse_settings
 from photon.rpc.network import Network
 from photon.rpc.tls import load_tls
 
 _Item = TypeVar("_Item")
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
-PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
 
 
-@dataclass(frozen=True, slots=True)
-class Replica:
-    """One registry process: it hosts a replica of every shard."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica(ReplicaPlace):
+    """One registry process, in its place: it hosts a replica of every shard."""
 
     name: str
-    grpc: str
-    raft_host: str
-    raft_port: int
     directory: str
     joining: bool = False
     """It founds nothing, but waits until `photon registry replace` gives it a place."""
-    datacenter: str = ""
-    listen_grpc: str = ""
-    listen_raft: str = ""
-    """What it binds, if not `grpc` and the Raft address, by which the others know it."""
+
+    @property
+    def raft_address(self) -> tuple[str, int]:
+        return split(self.raft)
 
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
-    """The processes of one datacenter (paper, Fig. 5): the addresses of each role's.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline(DatacenterPlace):
+    """The processes of one datacenter (paper, Fig. 5). Without patterns of its own it reads the topology's.
 
     Of the event stores the first reads the logs and keeps the map; the others hold shares of the cache.
     """
 
     datacenter: str
-    eventstores: list[str]
-    joiners: list[str]
-    dispatchers: list[str]
     directory: str
-    primary: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
-    """Patterns of its own copy of the logs; empty: the topology's."""
 
-    def addresses(self, role: str) -> list[str]:
-        return {"eventstore": self.eventstores, "joiner": self.joiners, "dispatcher": self.dispatchers}[role]
+    def addresses(self, role: str) -> tuple[str, ...]:
+        found: tuple[str, ...] = getattr(self, ROLES[role].places)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +71,31 @@ class Place:
 
     def directory(self, role: str) -> Path:
         """Dispatchers share one; each joiner has its own, an event store beside the first keeps nothing."""
-        shared = self.number == 0 or role == "dispatcher"
+        shared = self.number == 0 or ROLES[role].shares_directory
         return Path(self.pipeline.directory) / (role if shared else f"{role}-{self.number}")
 
 
-def process_name(role: str, name: str) -> str:
-    """What a process is called in statuses, logs and metrics."""
-    return f"{role}-{name.replace('/', '-')}"
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One process of any role: `name` as `--name` has it, `title` as statuses, logs and metrics have it."""
+
+    role: str
+    name: str
+    address: str
+    datacenter: str
+    listen: str = ""
+    """What it binds, if that is another address."""
+
+    @property
+    def title(self) -> str:
+        return process_name(self.role, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
     """One system. `drain`: the logs grow no more. `secret` (hex) authenticates the replicas to each other."""
 
-    settings: dict[str, Any]
+    settings: Settings
     primary: list[str]
     foreign: list[str]
     output: str
@@ -104,12 +108,9 @@ class Topology:
     regions: dict[str, str] = field(default_factory=dict)
     """Datacenter -> region."""
 
-    def checked_settings(self) -> Settings:
-        return parse_settings(self.settings, "topology")
-
     def network(self, datacenter: str) -> Network:
         """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
-        return network_of(self.checked_settings(), datacenter)
+        return network_of(self.settings, datacenter)
 
     def nearest_first(self, datacenter: str) -> list[Replica]:
         """The replicas as a client in the datacenter asks them: its own, its region's, the others."""
@@ -137,16 +138,32 @@ class Topology:
         """All processes of a role, datacenter by datacenter."""
         return [Place(p, number) for p in self.pipelines for number in range(len(p.addresses(role)))]
 
-    def processes(self) -> list[str]:
-        """The names of all."""
-        replicas = [process_name("registry", replica.name) for replica in self.replicas]
-        return replicas + [place.process(role) for role in PIPELINE_ROLES for place in self.places(role)]
+    def processes(self, *roles: str) -> list[Process]:
+        """All of these roles, or of every one, in the order in which they are started."""
+        return [process for role in ROLES if not roles or role in roles for process in self._of(role)]
+
+    def titles(self, *roles: str) -> list[str]:
+        return [process.title for process in self.processes(*roles)]
+
+    def process(self, role: str, name: str) -> Process:
+        """UsageError if there is none."""
+        kind = role if ROLES[role].places else f"{role} replica"
+        found = self._of(role)
+        return _named(found, [process.name for process in found], name, kind)
+
+    def _of(self, role: str) -> list[Process]:
+        if not ROLES[role].places:
+            return [Process(role, r.name, r.grpc, r.datacenter, r.listen_grpc) for r in self.replicas]
+        return [
+            Process(role, place.name, place.address(role), place.pipeline.datacenter)
+            for place in self.places(role)
+        ]
 
     def primary_of(self, pipeline: Pipeline) -> list[str]:
-        return pipeline.primary or self.primary
+        return list(pipeline.primary) or self.primary
 
     def foreign_of(self, pipeline: Pipeline) -> list[str]:
-        return pipeline.foreign or self.foreign
+        return list(pipeline.foreign) or self.foreign
 
     def dead_letters_directory(self, datacenter: str) -> Path:
         return Path(self.output) / "dead-letters" / datacenter
@@ -158,13 +175,15 @@ def _named(items: Sequence[_Item], names: Sequence[str], name: str, what: str) -
     return items[names.index(name)]
 
 
-def document_of(settings: Settings) -> dict[str, Any]:
-    """Settings as a topology has them: with absolute paths, as it is read in other directories too."""
-    document = to_document(settings)
-    joiner, tls = document["joiner"], document["tls"]
-    joiner["output_roots"] = [absolute(root) for root in joiner["output_roots"]]
-    tls.update({name: absolute(tls[name]) for name in ("cert", "key", "ca") if tls[name]})
-    return document
+def with_absolute_paths(settings: Settings) -> Settings:
+    """As a topology has them, which is read in other directories too."""
+    joiner, tls = settings.joiner, settings.tls
+    files = {name: absolute(file) for name in ("cert", "key", "ca") if (file := getattr(tls, name))}
+    return replace(
+        settings,
+        joiner=replace(joiner, output_roots=tuple(absolute(root) for root in joiner.output_roots)),
+        tls=replace(tls, **files),
+    )
 
 
 def absolute(path: str) -> str:
@@ -194,9 +213,11 @@ def write_topology(topology: Topology, path: Path) -> None:
 
 
 def read_topology(path: Path) -> Topology:
-    """UsageError if there is none or it is no topology."""
+    """UsageError if there is none or it is no topology; SettingsError for its settings."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Topology)
+        document = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        settings = parse_settings(document.pop("settings", {}), "topology")
+        return replace(msgspec.convert({**document, "settings": {}}, Topology), settings=settings)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); `photon join` writes one") from error
     except msgspec.DecodeError as error:

@@ -10,8 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
-from photon.cluster.launching import child_environment
-from photon.cluster.supervisor import last_message
+from photon.cluster.supervisor import child_environment, last_message
 from photon.core.errors import PhotonError
 from photon.dev.generated_live import ERROR_MARK, Feed, last_life
 

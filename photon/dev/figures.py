@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from photon.cluster.roles import PIPELINE_ROLES, process_name
 from photon.cluster.summary import fates_of, percentiles_ms, whole
-from photon.cluster.topology import PIPELINE_ROLES, Topology, process_name
+from photon.cluster.topology import Topology
 from photon.core.fates import Fate
 
 Status = Mapping[str, Any]
@@ -120,9 +121,9 @@ def figures_of(topology: Topology, window: Window) -> Figures:
 
 def _pipeline(topology: Topology, window: Window, datacenter: str) -> PipelineFigures:
     region = topology.regions.get(datacenter, "")
-    own = [name for role in PIPELINE_ROLES for name in _processes(topology, role, datacenter)]
+    own = _processes(topology, datacenter, *PIPELINE_ROLES)
     silent = [name for name in own if window.last(name) is None]
-    workers = _processes(topology, "dispatcher", datacenter)
+    workers = _processes(topology, datacenter, "dispatcher")
     answers = [status for name in workers if (status := window.last(name))]
     if not answers:
         return PipelineFigures(datacenter, region, silent)
@@ -130,7 +131,7 @@ def _pipeline(topology: Topology, window: Window, datacenter: str) -> PipelineFi
     steps = [step for name in workers for step in window.steps(name)]
     joined = _grown(steps, lambda s: s["fates"][Fate.JOINED.value])
     wasted = _grown(steps, lambda s: s["wasted_joins"])
-    caches = _processes(topology, "eventstore", datacenter)
+    caches = _processes(topology, datacenter, "eventstore")
     hits = sum(_grown(window.steps(name), lambda s: s["cache"]["hits"]) for name in caches)
     misses = sum(_grown(window.steps(name), lambda s: s["cache"]["misses"]) for name in caches)
     return PipelineFigures(
@@ -150,8 +151,8 @@ def _pipeline(topology: Topology, window: Window, datacenter: str) -> PipelineFi
     )
 
 
-def _processes(topology: Topology, role: str, datacenter: str) -> list[str]:
-    return [p.process(role) for p in topology.places(role) if p.pipeline.datacenter == datacenter]
+def _processes(topology: Topology, datacenter: str, *roles: str) -> list[str]:
+    return [each.title for each in topology.processes(*roles) if each.datacenter == datacenter]
 
 
 def _latency(steps: Iterable[tuple[Status, Status]]) -> dict[str, float | None]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from photon.cluster.placing import Placing
-from photon.cluster.registry_members import Members, members_of
+from photon.cluster.registry_replicas import Members, members_of
+from photon.cluster.roles import PIPELINE_ROLES
 from photon.cluster.system import check_processes, topology_of
-from photon.cluster.topology import Pipeline, Topology, absolute, document_of, read_topology
+from photon.cluster.topology import Pipeline, Topology, absolute, read_topology, with_absolute_paths
 from photon.core.errors import UsageError
 from photon.core.settings import DatacenterPlace, Settings
 from photon.rpc.network import is_loopback
@@ -55,7 +56,7 @@ def plan_dev(
     places = Placing(settings, len(members.names), datacenters, work, rng)
     sites = replica_sites(members, replicas, _sites_before(work))
     topology = Topology(
-        settings=document_of(settings),
+        settings=with_absolute_paths(settings),
         primary=[absolute(pattern) for pattern in primary],
         foreign=[absolute(pattern) for pattern in foreign],
         output=str(out.absolute()),
@@ -77,7 +78,7 @@ def logs_of(work: Path, datacenter: str) -> Path:
 
 def fed_datacenters(topology: Topology, work: Path) -> list[str]:
     """Whose logs the generator has to write."""
-    return [p.datacenter for p in topology.pipelines if p.primary == [_patterns(work, p.datacenter)[0]]]
+    return [p.datacenter for p in topology.pipelines if p.primary == (_patterns(work, p.datacenter)[0],)]
 
 
 def named_replicas(document: Mapping[str, Any]) -> int:
@@ -108,7 +109,7 @@ def _reading(pipeline: Pipeline, work: Path, primary: Sequence[str]) -> Pipeline
     if primary:
         return pipeline
     queries, clicks = _patterns(work, pipeline.datacenter)
-    return dataclasses.replace(pipeline, primary=[queries], foreign=[clicks])
+    return dataclasses.replace(pipeline, primary=(queries,), foreign=(clicks,))
 
 
 def _patterns(work: Path, datacenter: str) -> tuple[str, str]:
@@ -142,12 +143,10 @@ def _read_by(
 
 def check_on_this_machine(topology: Topology) -> None:
     """UsageError for an address that is not of loopback."""
-    addresses = {f"replica {r.name}": [r.grpc, f"{r.raft_host}:{r.raft_port}"] for r in topology.replicas}
+    addresses = {f"replica {r.name}": [r.grpc, r.raft] for r in topology.replicas}
     for pipeline in topology.pipelines:
         addresses[f"datacenter {pipeline.datacenter}"] = [
-            *pipeline.eventstores,
-            *pipeline.joiners,
-            *pipeline.dispatchers,
+            address for role in PIPELINE_ROLES for address in pipeline.addresses(role)
         ]
     for who, its in addresses.items():
         for address in its:

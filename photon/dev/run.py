@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from photon.cluster.launching import Launcher
-from photon.cluster.ports import PORT_TRIES_MAX, on_free_ports
+from photon.cluster.placing import PORT_TRIES_MAX, on_free_ports
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
-from photon.cluster.registry_members import clear_unfounded
+from photon.cluster.registry_replicas import clear_unfounded
+from photon.cluster.roles import ROLES
 from photon.cluster.running import (
     POLL_S,
     STALL_S,
@@ -24,6 +24,7 @@ from photon.cluster.running import (
     termination,
     why_stalled,
 )
+from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import Topology
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from photon.cluster.statuses import StatusReader
 
 SAMPLE_S: Final = 0.5
-_ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +265,7 @@ class _Sampler:
         now = time.monotonic()
         if self._answer is None and now - self._asked_s >= SAMPLE_S:
             self._asked_s = now
-            self._answer = self._pool.submit(self.reader.read, _ROLES)
+            self._answer = self._pool.submit(self.reader.read, tuple(ROLES))
         return found
 
 
@@ -295,7 +295,7 @@ def _plan(job: DevJob, joined_before: int) -> Topology:
 
 
 def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
-    settings = topology.checked_settings()
+    settings = topology.settings
     as_generated = (settings.primary, settings.foreign) == (Primary(), Foreign())
     if not as_generated and fed_datacenters(topology, job.work):
         raise UsageError(

@@ -47,7 +47,7 @@ def summary_of(
     lines = joined_lines(out)
     joined = sum(lines.values())
     logs = {name: logs_of(work, name) for name in fed} if len(fed) == len(ended) else {}
-    checks = checks_of(out, topology.checked_settings(), ended, joined, logs, waited)
+    checks = checks_of(out, topology.settings, ended, joined, logs, waited)
     if feeder_failed:
         checks.append(Check(False, feeder_failed))
     ledgers = [one.ledger for one in ended.values()]

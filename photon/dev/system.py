@@ -2,10 +2,9 @@
 
 from pathlib import Path
 
-from photon.cluster.launching import Launcher
 from photon.cluster.local_cluster import LocalCluster
-from photon.cluster.supervisor import Supervisor
-from photon.cluster.topology import PIPELINE_ROLES, Topology, process_name
+from photon.cluster.supervisor import Launcher, Supervisor
+from photon.cluster.topology import Topology
 from photon.core.disk import make_directory
 from photon.core.errors import UsageError
 from photon.dev.plan import fed_datacenters, logs_of
@@ -52,17 +51,7 @@ class DevSystem:
 
     def processes_of(self, datacenter: str) -> list[str]:
         """`registry-r0`, `joiner-east`, ... UsageError if there is no such datacenter."""
-        found = [
-            process_name("registry", replica.name)
-            for replica in self.topology.replicas
-            if replica.datacenter == datacenter
-        ]
-        found += [
-            place.process(role)
-            for role in PIPELINE_ROLES
-            for place in self.topology.places(role)
-            if place.pipeline.datacenter == datacenter
-        ]
+        found = [each.title for each in self.topology.processes() if each.datacenter == datacenter]
         if not found:
             raise UsageError(
                 f"no process runs in a datacenter '{datacenter}'; there are: {', '.join(self.datacenters())}"

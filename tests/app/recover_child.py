@@ -10,8 +10,8 @@ import sys
 import threading
 from pathlib import Path
 
-from photon.cluster.borrowed_registry import asked_registry
-from photon.cluster.registry_named import Named
+from photon.cluster.console import RunDisplay
+from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.topology import read_topology
 from photon.core.clock import SystemClock
 from photon.recovery.recover import Job, recover
@@ -29,10 +29,10 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
             left -= 1
 
     topology = read_topology(work / "topology.json")
-    roots = [out, *map(Path, topology.checked_settings().joiner.output_roots)]
+    roots = [out, *map(Path, topology.settings.joiner.output_roots)]
     inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
     job = Job(roots, work, inbox, work / "recovery", apply=apply, gone=gone, settle_s=0.0)
-    with asked_registry(Named(work)) as asked, asked.registry.client(20.0) as client:
+    with asked_registry(Named(work), RunDisplay().notice) as asked, asked.registry.client(20.0) as client:
         reading = PlainReading(asked.registry.addresses, roots, clicks)
         report = recover(job, client, reading, SystemClock(), checkpoint=checkpoint)
     print(json.dumps(report.as_document()))

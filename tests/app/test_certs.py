@@ -14,7 +14,7 @@ import pytest
 from cryptography import x509
 
 from photon.cluster.certificates import Authority, check_name
-from photon.cluster.expiry import watch_expiry
+from photon.cluster.roles import watch_expiry
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
 from photon.rpc.tls import EXPIRES_SOON_S, Tls, expiry_complaint, load_tls

@@ -13,6 +13,7 @@ from photon.cluster.console import RunDisplay
 from photon.cluster.local_cluster import JoinJob
 from photon.cluster.run import run_join
 from photon.cluster.topology import Pipeline, Topology
+from photon.core.settings import Joiner, Settings
 from tests.app.kit import join, join_arguments, photon
 
 SLOW = """
@@ -85,9 +86,9 @@ def test_files_that_no_manifest_lists_are_found_in_every_root(tmp_path, east):
         path.with_suffix(".parquet").write_text("y")
     (east / "joiner-j-000003.parquet.tmp").write_text("y")
     (east / "backfill-000000.jsonl").write_text("z")
-    pipelines = [Pipeline("east", [], [], [], "")]
+    pipelines = [Pipeline(datacenter="east", directory="")]
     topology = Topology(
-        {"joiner": {"output_roots": [str(tmp_path / "two")]}}, [], [], str(tmp_path / "out"), "", True, [], pipelines
+        Settings(joiner=Joiner(output_roots=(str(tmp_path / "two"),))), [], [], str(tmp_path / "out"), "", True, [], pipelines
     )  # fmt: skip
     found = unlisted_files(topology)
     assert found == [half_made, growing, east / "joiner-j-000006.parquet", second / "joiner-j-000007.jsonl"]

@@ -5,6 +5,7 @@ import io
 import pytest
 
 from photon.cluster.topology import Pipeline, Replica, Topology
+from photon.core.settings import Settings
 from photon.dev.figures import WINDOW_S, Sample, Window, figures_of
 from photon.dev.view import Look, document_of, lines_of, tables_of
 
@@ -14,12 +15,17 @@ EDGES = [1_000, 10_000, 100_000]
 @pytest.fixture
 def topology():
     replicas = [
-        Replica(f"r{n}", f"h{n}:1", f"h{n}", 2, "/r", datacenter=site)
+        Replica(site, f"h{n}:1", f"h{n}:2", name=f"r{n}", directory="/r")
         for n, site in enumerate(("east", "west", "central"))
     ]
-    pipelines = [Pipeline(name, ["e:1"], ["j:1"], ["d:1"], "/p") for name in ("east", "west")]
+    pipelines = [
+        Pipeline(
+            datacenter=name, eventstores=("e:1",), joiners=("j:1",), dispatchers=("d:1",), directory="/p"
+        )
+        for name in ("east", "west")
+    ]
     regions = {"east": "us-east", "west": "us-west", "central": "central"}
-    return Topology({}, [], [], "/out", "", False, replicas, pipelines, regions=regions)
+    return Topology(Settings(), [], [], "/out", "", False, replicas, pipelines, regions=regions)
 
 
 def dispatcher(name, joined, pending=0, wasted=0, latencies=()):

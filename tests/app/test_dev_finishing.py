@@ -8,6 +8,7 @@ import pytest
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
+from photon.core.settings import Settings
 from photon.dev import run as dev_run
 from photon.dev.feeder import FeederEndedError
 from photon.dev.figures import PipelineFigures
@@ -69,7 +70,7 @@ class WaitsForEver(dev_run._Run):
     """A run whose processes never have anything new to say."""
 
     def __init__(self, tmp_path, told_to_stop, seconds=0.0):
-        topology = Topology({}, [], [], str(tmp_path), "", False, [], [])
+        topology = Topology(Settings(), [], [], str(tmp_path), "", False, [], [])
         job = dev_run.DevJob(tmp_path, tmp_path, seconds=seconds)
         super().__init__(job, topology, None, None, told_to_stop)
         self.turns = 0

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from photon.cli.dev import command
-from photon.cluster.registry_members import Members
+from photon.cluster.registry_replicas import Members
 from photon.cluster.topology import write_topology
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import Settings, load_settings
@@ -61,16 +61,14 @@ def test_two_pipelines_are_in_two_regions_and_each_reads_its_own_logs(plan, tmp_
     topology = plan()
     assert [topology.regions[p.datacenter] for p in topology.pipelines] == ["us-east", "us-west"]
     east, west = topology.pipelines
-    assert east.primary == [str(logs_of(tmp_path / "work", "east") / "queries" / "*.jsonl")]
-    assert west.foreign == [str(logs_of(tmp_path / "work", "west") / "clicks" / "*.jsonl")]
+    assert east.primary == (str(logs_of(tmp_path / "work", "east") / "queries" / "*.jsonl"),)
+    assert west.foreign == (str(logs_of(tmp_path / "work", "west") / "clicks" / "*.jsonl"),)
     assert fed_datacenters(topology, tmp_path / "work") == ["east", "west"]
 
 
 def test_every_process_has_an_address_of_its_own(plan):
     topology = plan(datacenters=5)
-    addresses = [r.grpc for r in topology.replicas] + [
-        f"{r.raft_host}:{r.raft_port}" for r in topology.replicas
-    ]
+    addresses = [r.grpc for r in topology.replicas] + [r.raft for r in topology.replicas]
     addresses += [a for p in topology.pipelines for a in p.eventstores + p.joiners + p.dispatchers]
     assert len(addresses) == len({*addresses}) == 5 * 2 + 5 * 3
 
@@ -82,7 +80,7 @@ def test_every_process_has_an_address_of_its_own(plan):
 def test_another_number_of_replicas_is_spread_over_the_regions(plan, replicas, regions):
     topology = plan(replicas=replicas)
     found = Counter(topology.regions[r.datacenter] for r in topology.replicas)
-    assert found.total() == replicas == topology.checked_settings().registry.replicas
+    assert found.total() == replicas == topology.settings.registry.replicas
     assert found == regions if regions else max(found.values()) <= replicas // 2
 
 
@@ -119,7 +117,7 @@ def test_a_system_of_settings_is_used_as_it_is(plan, tmp_path):
     topology = plan(described(tmp_path))
     assert [(r.name, r.grpc, r.datacenter) for r in topology.replicas] == [("a", "127.0.0.1:7400", "here")]
     (here,) = topology.pipelines
-    assert (here.joiners, topology.regions) == (["127.0.0.1:7420", "127.0.0.1:7421"], {"here": "home"})
+    assert (here.joiners, topology.regions) == (("127.0.0.1:7420", "127.0.0.1:7421"), {"here": "home"})
     assert fed_datacenters(topology, tmp_path / "work") == ["here"]
     assert topology.output == str(tmp_path / "out")
 
@@ -143,7 +141,7 @@ def test_logs_that_the_settings_name_are_not_written(plan, tmp_path):
     text = DESCRIBED + 'primary = ["/q/*.jsonl"]\nforeign = ["/c/*.jsonl"]\n'
     topology = plan(described(tmp_path, text))
     assert fed_datacenters(topology, tmp_path / "work") == []
-    assert topology.pipelines[0].primary == ["/q/*.jsonl"]
+    assert topology.pipelines[0].primary == ("/q/*.jsonl",)
 
 
 @pytest.mark.parametrize("elsewhere", ['grpc = "r0:7400"', 'raft = "10.0.0.1:7401"'])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from photon.cluster.topology import Topology, document_of
+from photon.cluster.topology import Topology
 from photon.core.settings import Settings
 from photon.dev import summary as dev_summary
 from photon.dev.checks import Check
@@ -28,7 +28,7 @@ def test_a_run_of_no_time_has_no_rate(seconds, shown, capsys):
 def test_a_feeder_that_failed_is_a_check_that_is_not_ok_beside_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(dev_summary, "checks_of", lambda *_: [Check(True, "every event is read")])
     (tmp_path / "joined").mkdir()
-    topology = Topology(document_of(Settings()), [], [], str(tmp_path), "", True, [], [])
+    topology = Topology(Settings(), [], [], str(tmp_path), "", True, [], [])
     arguments = (topology, tmp_path, [], 0, 6.0, 0, True, {})
     assert summary_of(*arguments)["ok"]
     failed = summary_of(*arguments, "the feeder was killed by signal 9")

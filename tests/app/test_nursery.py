@@ -17,6 +17,7 @@ import pytest
 from photon.cluster.nursery import Nursery
 from photon.cluster.supervisor import Supervisor, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
+from photon.core.settings import Settings
 from tests.ports import free_ports
 from tests.waiting import wait_until
 
@@ -54,10 +55,18 @@ def serving(nursery, tmp_path):
     """Starts registry replicas that wait for two others for ever."""
     ports = iter(free_ports(6))
     replicas = [
-        Replica(f"r{n}", f"127.0.0.1:{next(ports)}", "127.0.0.1", next(ports), str(tmp_path / f"r{n}"))
+        Replica(
+            "",
+            f"127.0.0.1:{next(ports)}",
+            f"127.0.0.1:{next(ports)}",
+            name=f"r{n}",
+            directory=str(tmp_path / f"r{n}"),
+        )
         for n in range(3)
     ]
-    write_topology(Topology({}, [], [], str(tmp_path), "00" * 32, True, replicas, []), tmp_path / "t.json")
+    write_topology(
+        Topology(Settings(), [], [], str(tmp_path), "00" * 32, True, replicas, []), tmp_path / "t.json"
+    )
     started = []
 
     def start(launcher=nursery, name="r0"):

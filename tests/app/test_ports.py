@@ -5,11 +5,10 @@ from random import Random
 
 import pytest
 
-from photon.cluster import borrowed_registry, placing
-from photon.cluster.borrowed_registry import asked_registry
+from photon.cluster import placing, registry_access
 from photon.cluster.console import RunDisplay
-from photon.cluster.ports import PORT_TRIES_MAX, free_ports
-from photon.cluster.registry_named import Named
+from photon.cluster.placing import PORT_TRIES_MAX, free_ports
+from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.run import JoinJob, run_join
 from photon.cluster.supervisor import PortTakenError
 from tests.app.kit import joined_pairs, write_lines
@@ -74,9 +73,12 @@ def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(jo
     with RunDisplay() as display:
         run_join(job, display)
     chooser = TakenAt(RAFT, times=1)
-    monkeypatch.setattr(borrowed_registry, "free_ports", chooser)
+    monkeypatch.setattr(registry_access, "free_ports", chooser)
     try:
-        with asked_registry(Named(job.work)) as asked, asked.registry.client(10.0) as client:
+        with (
+            asked_registry(Named(job.work), RunDisplay().notice) as asked,
+            asked.registry.client(10.0) as client,
+        ):
             assert all(client.directory().leaders)
     finally:
         chooser.close()

@@ -21,14 +21,13 @@ from idregistry.rules.directory_commands import Row
 from photon.cli.registry import _write_joining_topology, parse_time_us
 from photon.cluster.certificates import Authority
 from photon.cluster.preflight import _check_replicas
-from photon.cluster.registry_disks import DiskWatch
-from photon.cluster.registry_members import Replacing, members_of
-from photon.cluster.registry_named import Named
+from photon.cluster.registry_access import Named
+from photon.cluster.registry_replicas import DiskWatch, Replacing, members_of
 from photon.cluster.topology import Replica, Topology, read_topology, write_topology
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
-from photon.core.settings import load_settings
+from photon.core.settings import Settings, load_settings
 from photon.raft.home import Home
 from photon.rpc import idregistry_pb2 as pb
 from tests.app.kit import PHOTON, children_of, join_arguments, joined_pairs, photon, start_photon, write_lines
@@ -234,19 +233,21 @@ def test_a_new_replica_is_told_of_those_that_came_since_the_run_began(tmp_path: 
     """Who leads may be one of them, and nobody speaks to a stranger."""
 
     def replica(name: str) -> Replica:
-        return Replica(name, f"{name}:1", f"raft-{name}", 2, f"/somewhere/{name}")
+        return Replica("", f"{name}:1", f"raft-{name}:2", name=name, directory=f"/somewhere/{name}")
 
-    began = Topology({}, [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], [])
+    began = Topology(
+        Settings(), [], [], "/out", "00", True, [replica("r0"), replica("r1"), replica("r2")], []
+    )
     now = [
         pb.Replica(name=name, grpc=f"{name}:1", raft_host=f"raft-{name}", raft_port=2)
         for name in ("r1", "r2", "r3")  # r4 may not have come to who was asked
     ]
     made = read_topology(_write_joining_topology(began, tmp_path, now, "r1", "r4", "[::1]:7", "[::1]:8"))
-    assert [(r.name, r.raft_host, r.joining) for r in made.replicas] == [
-        *((name, f"raft-{name}", False) for name in ("r1", "r2", "r3")),
-        ("r4", "::1", True),
+    assert [(r.name, r.raft, r.joining) for r in made.replicas] == [
+        *((name, f"raft-{name}:2", False) for name in ("r1", "r2", "r3")),
+        ("r4", "[::1]:7", True),
     ]
-    assert (made.replica("r4").raft_port, made.replica("r4").grpc) == (7, "[::1]:8")
+    assert made.replica("r4").grpc == "[::1]:8"
     assert made.replica("r4").directory == "/somewhere/r4"
 
 
@@ -309,6 +310,7 @@ def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
     """It is told so by the log that it reads; a supervisor must not start it again for ever."""
     program = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from photon.cluster import roles
 from photon.cluster.topology import read_topology
@@ -316,11 +318,13 @@ from photon.core.errors import UsageError
 class Role:
     def __init__(self, fail): self.fail = fail
     def start(self): self.fail(UsageError("r1 has been replaced"))
-roles._MAKERS["registry"] = lambda topology, name, network, clock, fail: Role(fail)
+roles.ROLES["registry"] = replace(
+    roles.ROLES["registry"], make=lambda topology, name, network, clock, fail: Role(fail)
+)
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
-    r1 = Replica("r1", "127.0.0.1:1", "127.0.0.1", 2, str(tmp_path))
-    write_topology(Topology({}, [], [], "/out", "00", True, [r1], []), tmp_path / "topology.json")
+    r1 = Replica("", "127.0.0.1:1", "127.0.0.1:2", name="r1", directory=str(tmp_path))
+    write_topology(Topology(Settings(), [], [], "/out", "00", True, [r1], []), tmp_path / "topology.json")
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "topology.json"],
         capture_output=True,
@@ -339,8 +343,8 @@ def test_the_place_of_a_lost_replica_is_taken_by_one_with_an_ipv6_address(tmp_pa
             check_replica(new, raft, grpc)
             told.append((old, new, raft))
 
-    r3 = Replica("r3", "[::1]:7400", "::1", 7401, str(tmp_path), joining=True)
-    run = Topology({}, [], [], "/out", "00", True, [r3], [])
+    r3 = Replica("", "[::1]:7400", "[::1]:7401", name="r3", directory=str(tmp_path), joining=True)
+    run = Topology(Settings(), [], [], "/out", "00", True, [r3], [])
     Replacing(run, [("r0", "r3")], told.append)._replace(Client(), "r0", "r3")
     assert told == [("r0", "r3", "[::1]:7401")]
 
@@ -405,7 +409,7 @@ def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_pa
 
                 wait_until(lambda: replicas() == ["r1"], 60.0)
             topology = read_topology(tmp_path / "topology-r1.json")
-            assert topology.settings["tls"]["key"] == str(tmp_path / "node.key")  # it is read elsewhere, too
+            assert topology.settings.tls.key == str(tmp_path / "node.key")  # it is read elsewhere, too
             made = topology.replica("r1")
             assert (made.datacenter, made.joining) == ("east", True)
             assert (Path(made.directory), Path(made.directory).exists()) == (

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 
 from photon.cluster import roles
-from photon.cluster.topology import Pipeline, Replica, Topology, document_of
+from photon.cluster.topology import Pipeline, Replica, Topology
 from photon.core.errors import AddressInUseError
 from photon.core.settings import Settings
 from photon.rpc.network import LOOPBACK, Network
@@ -43,12 +43,12 @@ def address():
 
 
 def topology(metrics, role="registry", **replica):
-    found = Replica("r0", "r0.photon.test:7400", "r0.photon.test", 7401, "/nowhere", **replica)
-    east = Pipeline("east", [], ["127.0.0.1:7420"], [], "/nowhere")
-    process = "registry-r0" if role == "registry" else "joiner-east"
-    return Topology(
-        document_of(Settings()), [], [], "/nowhere", "", False, [found], [east], {process: metrics}
+    found = Replica(
+        "", "r0.photon.test:7400", "r0.photon.test:7401", name="r0", directory="/nowhere", **replica
     )
+    east = Pipeline(datacenter="east", joiners=("127.0.0.1:7420",), directory="/nowhere")
+    process = "registry-r0" if role == "registry" else "joiner-east"
+    return Topology(Settings(), [], [], "/nowhere", "", False, [found], [east], {process: metrics})
 
 
 def test_metrics_of_a_replica_are_bound_where_its_grpc_is(address):
@@ -74,5 +74,5 @@ def test_a_process_whose_metrics_have_no_port_serves_nobody(address):
 
 @pytest.mark.parametrize(("bind", "host"), [("[::]", "::"), ("::", "::"), ("0.0.0.0", "0.0.0.0"), ("", "r0")])
 def test_raft_listens_where_grpc_does(bind, host):
-    replica = Replica("r0", "r0:7400", "r0", 7401, "/nowhere")
+    replica = Replica("", "r0:7400", "r0:7401", name="r0", directory="/nowhere")
     assert roles._raft_listen(replica, Network(bind=bind)) == (host, 7401)

@@ -17,7 +17,7 @@ from photon.cluster import statuses
 from photon.cluster.running import tell_all
 from photon.cluster.statuses import StatusReader
 from photon.cluster.supervisor import Supervisor
-from photon.cluster.topology import Pipeline, Replica, Topology, document_of, write_topology
+from photon.cluster.topology import Pipeline, Replica, Topology, write_topology
 from photon.core.errors import UnavailableError
 from photon.core.settings import Settings, load_settings
 from photon.rpc import network as failures
@@ -29,9 +29,15 @@ from tests.waiting import wait_until
 
 
 def system(joiner="127.0.0.1:4"):
-    replica = Replica("r0", "127.0.0.1:1", "127.0.0.1", 2, "/nowhere")
-    east = Pipeline("east", ["127.0.0.1:3"], [joiner], ["127.0.0.1:5"], "/nowhere")
-    return Topology(document_of(Settings()), [], [], "/out", "", False, [replica], [east])
+    replica = Replica("", "127.0.0.1:1", "127.0.0.1:2", name="r0", directory="/nowhere")
+    east = Pipeline(
+        datacenter="east",
+        eventstores=("127.0.0.1:3",),
+        joiners=(joiner,),
+        dispatchers=("127.0.0.1:5",),
+        directory="/nowhere",
+    )
+    return Topology(Settings(), [], [], "/out", "", False, [replica], [east])
 
 
 def test_a_reader_that_is_closed_does_not_wait_for_who_stands_still(monkeypatch):
@@ -105,7 +111,7 @@ def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path,
     settings = load_settings(tmp_path / "photon.toml")
     server = Server("127.0.0.1:0", 1, network=Network(tls=theirs) if ill == "other CA" else Network())
     server.start()
-    planned = dataclasses.replace(system(joiner=server.listen), settings=document_of(settings))
+    planned = dataclasses.replace(system(joiner=server.listen), settings=settings)
     write_topology(planned, tmp_path / "topology.json")
     done = photon("status", "--work", tmp_path)
     server.stop(0)

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from photon.cluster import supervisor as supervisor_module
-from photon.cluster.ports import free_ports
+from photon.cluster.placing import free_ports
 from photon.cluster.supervisor import PortTakenError, ProcessFailedError, Supervisor
 from photon.core.errors import StorageError
 from tests.waiting import wait_until

@@ -1,15 +1,19 @@
 """A system as photon.toml names it: what each process makes of it, and what is refused."""
 
+import dataclasses
+import json
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from photon.cluster.running_system import find_system
-from photon.cluster.system import read_system, topology_of
+from photon.cluster.roles import ROLES
+from photon.cluster.system import find_system, read_system, topology_of
+from photon.cluster.topology import read_topology, write_topology
 from photon.core.errors import SettingsError, UsageError
-from photon.core.settings import parse_settings
+from photon.core.settings import DatacenterPlace, parse_settings
+from photon.rpc.metrics import FAMILIES
 from photon.rpc.network import Network
 
 SYSTEM = """
@@ -54,7 +58,7 @@ def system(more: str = "", without: str = "") -> dict[str, Any]:
 
 def test_every_process_has_its_place():
     topology = topology_of(parse_settings(system()))
-    assert topology.processes() == [
+    assert topology.titles() == [
         "registry-r0",
         "registry-r1",
         "registry-r2",
@@ -68,7 +72,7 @@ def test_every_process_has_its_place():
     ]
     assert topology.place("eventstore", "east/1").address("eventstore") == "es-1:7410"
     assert topology.primary_of(topology.pipeline("west")) == ["/logs/queries*"]
-    assert (topology.replica("r2").raft_host, topology.replica("r2").raft_port) == ("fd00::2", 7401)
+    assert topology.replica("r2").raft_address == ("fd00::2", 7401)
     assert topology.replica("r1").listen_grpc == "0.0.0.0:17400"
 
 
@@ -248,3 +252,23 @@ def test_an_ipv6_address_is_found_among_what_is_dialed_instead():
 @pytest.mark.parametrize("bind", ["::1", "[::1]"])
 def test_an_ipv6_address_is_bound_with_its_brackets(bind):
     assert Network(bind=bind).bound("joiner:7420") == "[::1]:7420"
+
+
+def test_every_role_has_its_metrics_and_its_place_in_the_settings():
+    assert [*ROLES] == [*FAMILIES]
+    places = {role.places for role in ROLES.values() if role.places}
+    assert places < {field.name for field in dataclasses.fields(DatacenterPlace)}
+    counts = [role.processes(parse_settings({})) for role in ROLES.values()]
+    assert counts == [3, 1, 1, 1]
+
+
+def test_the_settings_of_a_topology_are_checked_where_it_is_read(tmp_path):
+    path = tmp_path / "topology.json"
+    topology = topology_of(parse_settings(system()))
+    write_topology(topology, path)
+    assert read_topology(path) == topology
+    document = json.loads(path.read_bytes())
+    document["settings"]["joiner"]["processes"] = 0
+    path.write_text(json.dumps(document))
+    with pytest.raises(SettingsError, match="'joiner\\.processes' must be from 1"):
+        read_topology(path)

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.cluster.registry_disks import Trace, never_founded, trace_of
-from photon.cluster.registry_members import clear_unfounded, members_of
+from photon.cluster.registry_replicas import Trace, clear_unfounded, members_of, never_founded, trace_of
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.raft.home import Home
@@ -226,7 +225,7 @@ def test_clearing_that_was_cut_short_is_finished(tmp_path: Path) -> None:
 def test_who_still_runs_is_waited_for_and_then_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("photon.cluster.registry_members.ENDING_S", 0.1)
+    monkeypatch.setattr("photon.cluster.registry_replicas.ENDING_S", 0.1)
     start_founder(tmp_path, "r0", "listed")
     with DirectoryLock(tmp_path / "registry" / "r0"), pytest.raises(LockedError):
         clear_unfounded(tmp_path, 3)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from photon.cluster.topology import PIPELINE_ROLES
+from photon.cluster.roles import PIPELINE_ROLES
 from tests.faults.kit.crashing import POINTS, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.system import FaultSystem
@@ -32,7 +32,7 @@ def kill_at_random_moments(system: FaultSystem, rng: random.Random, kills: int =
     restarts = system.dev.supervisor.restarts()
     for number in range(kills):
         role = roles[number % len(roles)]
-        victim = rng.choice([name for name in system.topology.processes() if name.startswith(role)])
+        victim = rng.choice([name for name in system.topology.titles() if name.startswith(role)])
         system.run_for(rng.uniform(*_PAUSE_S))
         until_up(system, victim)
         system.kill(victim)
@@ -81,7 +81,7 @@ def stop_a_leader(system: FaultSystem, rng: random.Random) -> None:
 def stop_a_joiner_for_longer_than_its_lease(system: FaultSystem, rng: random.Random) -> None:
     """SIGSTOP of one, wherever it stands; nobody fences it, so SIGCONT lets it go on."""
     place = rng.choice(system.topology.places("joiner"))
-    lease_s = system.topology.checked_settings().registry.lease_s
+    lease_s = system.topology.settings.registry.lease_s
     with standing_still(system, place.process("joiner")):
         system.run_for(lease_s * rng.uniform(1.1, 1.5))
         goes_on(system)
@@ -102,7 +102,7 @@ def crashing_at_points(launcher: CrashingNursery) -> Scenario:
     """For systems that `launcher` starts: some processes end, twice, at marked points between two steps."""
 
     def crash_at_random_points(system: FaultSystem, rng: random.Random) -> None:
-        victims = rng.sample(system.topology.processes(), CRASHING)
+        victims = rng.sample(system.topology.titles(), CRASHING)
         try:
             for victim in victims:
                 points = POINTS[victim.partition("-")[0]]

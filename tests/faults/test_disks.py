@@ -139,20 +139,19 @@ def _replace_replica(system, old, new):
     row = system.topology.replica(old)
     grpc, raft = free_ports(2)
     fresh = Replica(
-        new,
-        f"127.0.0.1:{grpc}",
-        "127.0.0.1",
-        raft,
-        str(system.work.absolute() / "registry" / new),
-        joining=True,
+        name=new,
         datacenter=row.datacenter,
+        grpc=f"127.0.0.1:{grpc}",
+        raft=f"127.0.0.1:{raft}",
+        directory=str(system.work.absolute() / "registry" / new),
+        joining=True,
     )
     topology = replace(system.topology, replicas=[*system.topology.replicas, fresh])
     path = system.work / f"topology-{new}.json"
     write_topology(topology, path)
     serve = ["registry", "serve", "--name", new, "--topology", str(path)]
     system.dev.supervisor.start(f"registry-{new}", serve)
-    system.registry().replace(old, new, f"127.0.0.1:{raft}", fresh.grpc)
+    system.registry().replace(old, new, fresh.raft, fresh.grpc)
     system.until(
         lambda: old not in {r.name for r in system.registry().directory().replicas},
         f"{new} to take its place",
@@ -164,7 +163,7 @@ def _check_what_was_passed_over(system, datacenter, lines):
     """All that it has read was written after these."""
     place = Path(system.topology.pipeline(datacenter).directory) / "dispatcher"
     letters = system.topology.dead_letters_directory(datacenter)
-    limit = system.topology.checked_settings().dispatcher.state_bytes_max
+    limit = system.topology.settings.dispatcher.state_bytes_max
     read = read_totals(place, letters, limit)["foreign_events"]
     assert 0 < read <= system.feeder.written[datacenter] - lines
 

@@ -64,7 +64,7 @@ def test_a_killed_supervisor_takes_all_with_it_and_the_next_one_goes_on_where_th
     with system:
         for _ in range(2):
             scenarios.goes_on(system, 100)
-            assert dev.roles() == len(system.topology.processes())
+            assert dev.roles() == len(system.topology.titles())
             dev.kill()
             deadline = time.monotonic() + 60
             while dev.survivors():

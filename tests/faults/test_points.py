@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from eventstore.client import EventStoreClient
-from photon.cluster.topology import PIPELINE_ROLES, Pipeline
+from photon.cluster.roles import PIPELINE_ROLES
+from photon.cluster.topology import Pipeline
 from photon.core.fates import Found
 from photon.core.ids import IdPacker
 from tests.faults import scenarios

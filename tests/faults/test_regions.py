@@ -30,7 +30,7 @@ def test_a_datacenter_that_is_cut_off_joins_nothing_alone_and_catches_up(tmp_pat
     feed = Feed(seed, LONG, 200.0)
     with FaultSystem(tmp_path, seed, feed, proxies=True, launcher=nursery) as system:
         system.until_joined(50)
-        lease_s = system.topology.checked_settings().registry.lease_s
+        lease_s = system.topology.settings.registry.lease_s
         with regions.healed(system):
             system.proxies.isolate("east")
             system.run_for(lease_s + 1.0)  # what was on its way, and its lease, are over

@@ -153,7 +153,7 @@ def port(address):
 
 def test_nobody_reaches_another_datacenter_but_through_its_proxy(system):
     """Replicas each other, a joiner the leader, a dispatcher a replica elsewhere when its own is away."""
-    via = {name: set(map(port, there.values())) for name, there in system.topology.settings["via"].items()}
+    via = {name: set(map(port, there.values())) for name, there in system.topology.settings.via.items()}
     proxies = set().union(*via.values())
     local = next(r.name for r in system.topology.replicas if r.datacenter == AWAY)
 
@@ -178,7 +178,7 @@ def assert_not_straight(system, via, proxies):
         peers = peers_of(system, process)
         assert peers & proxies <= via[mine], f"{process} dials the proxy of another datacenter"
         for replica in elsewhere(system)[mine]:
-            straight = {replica.raft_port, port(replica.grpc)} & peers
+            straight = {port(replica.raft), port(replica.grpc)} & peers
             assert not straight, f"{process} has a connection to {replica.name} past its proxy"
 
 

@@ -129,7 +129,7 @@ def test_each_link_that_crosses_datacenters_has_a_proxy_of_its_own(proxied):
         "grpc:east>r1", "grpc:east>r2", "grpc:west>r0", "grpc:west>r2", "grpc:central>r0", "grpc:central>r1",
     }  # fmt: skip
     assert {link.name for link in proxies.links()} == names
-    dialed = [there for via in topology.settings["via"].values() for there in via.values()]
+    dialed = [there for via in topology.settings.via.values() for there in via.values()]
     assert len(set(dialed)) == len(names)
     assert not set(dialed) & {replica.grpc for replica in plan.replicas}
     assert topology.network("").via == {}
@@ -272,7 +272,7 @@ def test_two_servers_are_told_apart(proxied):
     try:
         again = other.between(plan)
         proxies.heal()
-        assert again.settings["via"] != topology.settings["via"]
+        assert again.settings.via != topology.settings.via
         other.down(other.links("west"))
         proxies.down(proxies.links("central"))
         assert refuses(again, "west", plan.replicas[0])

@@ -6,7 +6,7 @@ import pytest
 
 from photon.cli.main import main
 from photon.cluster.topology import Topology, write_topology
-from photon.core.settings import parse_settings, to_document
+from photon.core.settings import parse_settings
 from tests.app.kit import write_lines
 
 pytest.importorskip("pyspark")
@@ -107,7 +107,7 @@ def test_the_run_in_out_is_the_one_whose_registry_it_is_unless_another_is_named(
 
 
 def test_settings_that_read_events_otherwise_than_the_run_are_refused(said, tmp_path):
-    runs = to_document(parse_settings({"foreign": {"id": "click"}}))
+    runs = parse_settings({"foreign": {"id": "click"}})
     topology = Topology(runs, [], [], str(tmp_path / "out"), "", True, [], [])
     (tmp_path / "out/.photon").mkdir(parents=True)
     write_topology(topology, tmp_path / "out/.photon/topology.json")

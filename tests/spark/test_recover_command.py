@@ -5,6 +5,7 @@ import json
 import pytest
 
 from photon.cluster.topology import Pipeline, Topology, write_topology
+from photon.core.settings import Settings
 from tests.app.kit import photon
 from tests.app.recovering import Run
 from tests.waiting import wait_until
@@ -79,8 +80,8 @@ def test_mistakes_are_told_in_a_line_before_spark_starts(tmp_path):
 def test_a_copied_run_is_told_from_the_one_it_was_copied_from(tmp_path):
     """Its topology names the other one's directories: that one's dispatcher would get the events."""
     old, new, logs = tmp_path / "old" / ".photon", tmp_path / "new" / ".photon", tmp_path / "clicks"
-    pipeline = Pipeline("east", [], [], [], str(old / "east"))
-    topology = Topology({}, [], [], str(tmp_path / "old"), "", False, [], [pipeline])
+    pipeline = Pipeline(datacenter="east", directory=str(old / "east"))
+    topology = Topology(Settings(), [], [], str(tmp_path / "old"), "", False, [], [pipeline])
     for work in (old, new):
         work.mkdir(parents=True)
         write_topology(topology, work / "topology.json")
@@ -109,9 +110,9 @@ def ended(tmp_path):
     (logs / "a.jsonl").write_text("{}\n")
     (tmp_path / "out" / "joined").mkdir()
     (tmp_path / "out" / "joined" / "run").touch()
-    pipeline = Pipeline("east", [], [], [], str(work / "east"))
+    pipeline = Pipeline(datacenter="east", directory=str(work / "east"))
     write_topology(
-        Topology({}, [], [], str(tmp_path / "out"), "", False, [], [pipeline]), work / "topology.json"
+        Topology(Settings(), [], [], str(tmp_path / "out"), "", False, [], [pipeline]), work / "topology.json"
     )
     return work, ["recover", "--foreign", logs, "--work", work]
 

@@ -13,9 +13,8 @@ from typing import Final
 
 import psutil
 
-from photon.cluster.launching import FreshLauncher, child_environment
 from photon.cluster.nursery import Nursery
-from photon.cluster.supervisor import die_with_parent
+from photon.cluster.supervisor import FreshLauncher, child_environment, die_with_parent
 from photon.cluster.topology import Topology, read_topology
 from photon.dev.system import DevSystem
 from photon.rpc.servers import on_termination

@@ -27,10 +27,10 @@ from typing import Any, Final, TypeVar
 from dispatcher.workers import read_totals
 from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
-from photon.cluster.launching import Launcher
 from photon.cluster.nursery import Nursery
 from photon.cluster.statuses import StatusReader
 from photon.cluster.summary import whole
+from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import Topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
@@ -390,7 +390,7 @@ class FaultSystem:
         for pipeline in self.topology.pipelines:
             if pipeline.datacenter in wanted:
                 letters = self.topology.dead_letters_directory(pipeline.datacenter)
-                limit = self.topology.checked_settings().dispatcher.state_bytes_max
+                limit = self.topology.settings.dispatcher.state_bytes_max
                 counted = read_totals(Path(pipeline.directory) / "dispatcher", letters, limit)
                 facts.ledgers[pipeline.datacenter] = ledger_of(counted)
         assert facts.ledgers.keys() == wanted, f"there is no such pipeline: {sorted(wanted)}"

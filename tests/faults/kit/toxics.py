@@ -50,7 +50,7 @@ def links_between(topology: Topology) -> list[Link]:
     sources = sorted({r.datacenter for r in replicas} | {p.datacenter for p in topology.pipelines})
     found = []
     for target in replicas:
-        raft = f"{target.raft_host}:{target.raft_port}"
+        raft = target.raft
         for source in sources:
             if source == target.datacenter:
                 continue
@@ -66,7 +66,7 @@ def _ports_of(topology: Topology) -> set[int]:
     """Where its processes listen, or will."""
     addresses = [a for p in topology.pipelines for a in (*p.eventstores, *p.joiners, *p.dispatchers)]
     addresses += [r.listen_grpc or r.grpc for r in topology.replicas]
-    addresses += [r.listen_raft or f"{r.raft_host}:{r.raft_port}" for r in topology.replicas]
+    addresses += [r.listen_raft or r.raft for r in topology.replicas]
     return {int(address.rpartition(":")[2]) for address in (*addresses, *topology.metrics.values())}
 
 
@@ -84,11 +84,10 @@ class Proxies:
         self._links = {link.name: link for link in links_between(topology)}
         upstreams = {link.name: link.upstream for link in self._links.values()}
         listens = self._server.create(upstreams, _ports_of(topology))
-        before = topology.settings.get("via", {})
-        via = {datacenter: dict(addresses) for datacenter, addresses in before.items()}
+        via = {datacenter: dict(addresses) for datacenter, addresses in topology.settings.via.items()}
         for link in self._links.values():
             via.setdefault(link.source, {})[link.advertised] = listens[link.name]
-        return replace(topology, settings={**topology.settings, "via": via})
+        return replace(topology, settings=replace(topology.settings, via=via))
 
     def links(
         self, a: str | None = None, b: str | None = None, kind: Kind | None = None, replica: str | None = None
