@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from joiner.adapter import Adapter, Event, Result, Skip, splice
+    from joiner.output_files import complete_files, count_joined, read_lives
     from photon.cluster.run import join
     from photon.core.clock import Clock, SystemClock
     from photon.core.errors import (
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 _HOMES: Final = {
     "joiner.adapter": ("Adapter", "Event", "Result", "Skip", "splice"),
+    "joiner.output_files": ("complete_files", "count_joined", "read_lives"),
     "photon.cluster.run": ("join",),
     "photon.core.clock": ("Clock", "SystemClock"),
     "photon.core.errors": (
@@ -75,9 +77,12 @@ __all__ = [
     "Tls",
     "UnavailableError",
     "UsageError",
+    "complete_files",
+    "count_joined",
     "join",
     "load_settings",
     "load_tls",
+    "read_lives",
     "splice",
 ]
 
