@@ -62,8 +62,11 @@ class Cluster:
         for node, grpc in self.grpc.items():
             directory, bound = str(self._directory / node), f"127.0.0.1:{self.raft[node]}"
             raft = f"127.0.0.1:{dialed[node]}"
-            place = {"name": node, "grpc": grpc, "raft": raft, "directory": directory, "listen_raft": bound}
-            replicas.append(Replica(datacenter="", **place))
+            replicas.append(
+                Replica(
+                    datacenter="", name=node, grpc=grpc, raft=raft, directory=directory, listen_raft=bound
+                )
+            )
         registry = parse_settings({"registry": dict(settings)})
         topology = Topology(registry, [], [], "", os.urandom(16).hex(), False, replicas, [])
         write_topology(topology, self._directory / "topology.json")

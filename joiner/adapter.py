@@ -132,9 +132,7 @@ def _make(use: str) -> Adapter:
     if found is None:
         raise AdapterError(f"{where}: module '{module_name}' has no '{class_name}'; check the class's name")
     if not (isinstance(found, type) and issubclass(found, Adapter)):
-        raise AdapterError(
-            f"{where}: '{class_name}' is no adapter; make it a subclass of joiner.adapter.Adapter"
-        )
+        raise AdapterError(f"{where}: '{class_name}' is no adapter; make it a subclass of photon.Adapter")
     try:
         return found()
     except _RAISED as error:

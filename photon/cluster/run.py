@@ -44,7 +44,31 @@ from photon.core.settings import Settings, load_settings
 if TYPE_CHECKING:
     from photon.cluster.statuses import StatusReader
 
-__all__ = ["JoinJob", "StalledError", "run_join"]
+__all__ = ["JoinJob", "StalledError", "join", "run_join"]
+
+
+def join(
+    primary: Sequence[str],
+    foreign: Sequence[str],
+    out: str | Path,
+    *,
+    config: str | Path | None = None,
+    work: str | Path | None = None,
+    datacenters: int = 1,
+    follow: bool = False,
+) -> dict[str, Any]:
+    """Does what `photon join` does and returns the summary that its `--json` prints (docs/api.md)."""
+    job = JoinJob(
+        primary=list(primary),
+        foreign=list(foreign),
+        out=Path(out),
+        config=None if config is None else Path(config),
+        work=Path(out) / ".photon" if work is None else Path(work),
+        datacenters=datacenters,
+        follow=follow,
+    )
+    with RunDisplay() as display:
+        return run_join(job, display)
 
 
 def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def test_the_examples_of_the_guide_give_what_the_guide_says(directory):
 @pytest.fixture
 def own(directory):
     (directory / "users_own.py").write_text(
-        "from joiner.adapter import Adapter, Skip\n"
+        "from photon import Adapter, Skip\n"
         "class Own(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        if 'skip' in primary.data: return Skip(primary.data['skip'])\n"
@@ -128,7 +128,7 @@ def test_what_is_not_said_clearly_is_refused(own):
 def test_ctrl_c_ends_the_test_of_an_adapter_that_never_does(directory, swallow):
     (directory / "users_own.py").write_text(
         "import sys, time\n"
-        "from joiner.adapter import Adapter\n"
+        "from photon import Adapter\n"
         "class Own(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        print('here', flush=True)\n"
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_test_of_an_adapter_that_never_does(directory, swallow):
 
 def test_an_adapter_that_interrupts_is_judged_as_any_other(own):
     (own / "users_own.py").write_text(
-        "from joiner.adapter import Adapter\n"
+        "from photon import Adapter\n"
         "class Own(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        raise KeyboardInterrupt('\\ud800')\n"
@@ -167,7 +167,7 @@ def test_an_adapter_that_interrupts_is_judged_as_any_other(own):
 def test_in_a_run_an_adapter_that_raises_costs_one_event_and_its_letter_says_where(own, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # where Photon is; the adapter is in the current directory
     (own / "users_own.py").write_text(
-        "from joiner.adapter import Adapter\n"
+        "from photon import Adapter\n"
         "class Own(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        if foreign.data['id'] == 'c7':\n"

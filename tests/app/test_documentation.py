@@ -45,6 +45,14 @@ def test_every_link_between_documents_leads_somewhere() -> None:
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
 
 
+def test_every_path_that_a_document_names_is_there() -> None:
+    rooms = "photon|joiner|dispatcher|eventstore|idregistry|spark|tests|benchmarks"
+    pages = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
+    for page in pages:
+        for path in re.findall(rf"`((?:{rooms})/[\w/.]*)`", page.read_text("utf-8")):
+            assert (ROOT / path).exists(), f"{page.relative_to(ROOT)} names {path}"
+
+
 def test_settings_are_frozen_all_the_way_down() -> None:
     sections = [getattr(Settings(), field.name) for field in dataclasses.fields(Settings)]
     for section in [*NAMED.values(), *(section for section in sections if section != {})]:

@@ -144,7 +144,7 @@ def test_the_users_adapter_changes_and_skips_events(tmp_path, monkeypatch):
         logs / "clicks" / "c.jsonl", [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)]
     )
     (tmp_path / "clickads.py").write_text(
-        "from joiner.adapter import Adapter, Skip\n"
+        "from photon import Adapter, Skip\n"
         "class Paid(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        if foreign.data['id'] == 'c4':\n"

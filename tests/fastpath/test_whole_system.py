@@ -63,7 +63,7 @@ def test_what_the_adapter_filters_is_left_to_the_log_path_which_writes_one_dead_
     run_of, tmp_path, monkeypatch
 ):
     (tmp_path / "fastads.py").write_text(
-        "from joiner.adapter import Adapter, Skip\n"
+        "from photon import Adapter, Skip\n"
         "class Paid(Adapter):\n"
         "    def join(self, primary, foreign):\n"
         "        return None if primary.data['paid'] else Skip('not paid')\n"

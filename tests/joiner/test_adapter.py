@@ -180,7 +180,11 @@ def test_without_a_setting_the_default_is_taken():
         ),
         ("users_adapters:Mine", "def broken(:", "importing 'users_adapters' raised SyntaxError"),
         ("users_adapters:Mine", "", "has no 'Mine'; check the class's name"),
-        ("users_adapters:Mine", "class Mine: pass", "'Mine' is no adapter; make it a subclass"),
+        (
+            "users_adapters:Mine",
+            "class Mine: pass",
+            "'Mine' is no adapter; make it a subclass of photon.Adapter",
+        ),
         ("users_adapters:Mine", "Mine = 3", "'Mine' is no adapter"),
         (
             "users_adapters:Mine",
