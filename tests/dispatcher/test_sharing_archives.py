@@ -18,8 +18,8 @@ from photon.core.settings import Logs
 from photon.logs.files import SeenFile
 from photon.logs.follow import LogFollower
 from photon.logs.inventory import Content
-from tests.core.following import append
 from tests.dispatcher.test_sharing import totals
+from tests.logs.following import append
 from tests.seeds import seeds
 
 FILES = 16

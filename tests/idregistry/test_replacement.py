@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import UsageError
-from tests.app.kit import photon
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.load import Load, assert_sound
+from tests.system import photon
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
