@@ -2,14 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 PHOTON = [sys.executable, "-m", "photon.cli.main"]
+ENDS_S = 60  # a machine that is busy takes its time
 
 
 def photon(
@@ -92,3 +94,80 @@ def children_of(pid: int) -> dict[str, int]:
         if "serve" in words:
             found[f"{words[words.index('serve') - 1]}-{words[words.index('--name') + 1]}"] = child.pid
     return found
+
+
+def environment() -> dict[str, str]:
+    """Of a process that is started elsewhere, and ends with the tests, however those end."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    more = {"PHOTON_PARENT": str(os.getpid()), "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+    return os.environ | more
+
+
+class Processes:
+    """Those of one system, each by its name (one word or several), with a log of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._processes: dict[Any, subprocess.Popen[bytes]] = {}
+
+    def launch(self, who: Any, command: Sequence[str]) -> None:
+        with self.log(who).open("ab") as log:
+            self._processes[who] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env=environment(),
+            )
+
+    def log(self, who: Any) -> Path:
+        name = who if isinstance(who, str) else "-".join(who)
+        return self.directory / f"{name.replace('/', '-')}.log"
+
+    def said(self, who: Any) -> str:
+        """All that it logged."""
+        return self.log(who).read_text()
+
+    def told(self) -> str:
+        """The end of all logs, for the message of a failed check."""
+        return "\n".join(f"--- {who}\n{self.said(who)[-2000:]}" for who in self._processes)
+
+    def process(self, who: Any) -> subprocess.Popen[bytes]:
+        return self._processes[who]
+
+    @property
+    def running(self) -> list[Any]:
+        return [who for who, process in self._processes.items() if process.poll() is None]
+
+    def signal(self, number: int, *those: Any) -> None:
+        for who in those:
+            self._processes[who].send_signal(number)
+
+    def pause(self, *those: Any) -> None:
+        """SIGSTOP: alive for the kernel, dead for everybody else."""
+        self.signal(signal.SIGSTOP, *those)
+
+    def resume(self, *those: Any) -> None:
+        self.signal(signal.SIGCONT, *those)
+
+    def kill(self, *those: Any) -> None:
+        """SIGKILL to these, or to all."""
+        for who in those or list(self._processes):
+            self._processes[who].kill()
+            self._processes[who].wait()
+
+    def terminate(self, *those: Any) -> list[int]:
+        """SIGTERM to all of them at once; their exit statuses."""
+        self.signal(signal.SIGTERM, *those)
+        return [self.ended(who) for who in those]
+
+    def ended(self, who: Any) -> int:
+        """The exit status of a process that is to end by itself."""
+        process = self._processes[who]
+        try:
+            return process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # its log tells then where it stands
+            process.wait()
+            raise AssertionError(f"{who} does not end:\n{self.said(who)[-6000:]}") from None

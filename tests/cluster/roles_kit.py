@@ -1,27 +1,23 @@
 """A system of two datacenters by one photon.toml, each process started alone, as an operator does."""
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 from collections import Counter
 
 from photon.core.clock import SystemClock
 from tests.health import health
 from tests.ports import paired_ports
-from tests.system import PHOTON, joined_pairs
+from tests.system import ENDS_S, PHOTON, Processes, joined_pairs
 from tests.waiting import wait_until
 
 METRICS_OFFSET = 1
-SECONDS = 60  # a machine that is busy takes its time
 
 
-class Roles:
+class Roles(Processes):
     """`names`: whether they are known by names (j-east.photon.test), and bound on loopback all the same."""
 
     def __init__(self, root, datacenters=("east", "west"), names=False, **tables):
+        super().__init__(root)
         self.root, self.out = root, root / "out"
         self._names = names
         (root / "secret").write_text("0123456789abcdef")
@@ -45,7 +41,6 @@ class Roles:
         for datacenter in self.places:
             for kind in ("queries", "clicks"):
                 (root / f"logs-{datacenter}" / kind).mkdir(parents=True)
-        self._processes = {}
 
     def _document(self, **tables):
         lines = []
@@ -98,55 +93,8 @@ class Roles:
 
     def start(self, *who, wrapped=()):
         for role, name in who or self.all:
-            log = self.log_of(role, name)
-            with log.open("ab") as output:
-                self._processes[role, name] = subprocess.Popen(
-                    [*wrapped, *PHOTON, role, "serve", "--config", str(self.config), "--name", name],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd=self.root,
-                    env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONFAULTHANDLER": "1"},
-                )
-
-    def log_of(self, role, name):
-        return self.root / f"{role}-{name.replace('/', '-')}.log"
-
-    def process(self, role, name):
-        return self._processes[role, name]
-
-    def running(self):
-        return [who for who, process in self._processes.items() if process.poll() is None]
-
-    def signal(self, number, *who):
-        for one in who:
-            self._processes[one].send_signal(number)
-
-    def kill(self, *who):
-        for one in who:
-            self._processes[one].kill()
-            self._processes[one].wait()
-
-    def terminate(self, *who):
-        """SIGTERM to all at once; their exit statuses."""
-        self.signal(signal.SIGTERM, *who)
-        return [self.ended(one) for one in who]
-
-    def ended(self, who):
-        """The exit status of a process that is to end by itself."""
-        process = self._processes[who]
-        try:
-            return process.wait(SECONDS)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)  # it tells then where it stands
-            process.wait()
-            raise AssertionError(f"{who} does not end:\n{self.log_of(*who).read_text()[-6000:]}") from None
-
-    def close(self):
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-            process.wait()
+            command = [*wrapped, *PHOTON, role, "serve", "--config", str(self.config), "--name", name]
+            self.launch((role, name), command)
 
     def health(self, role, name, service=""):
         return health(self.all[role, name], service)
@@ -156,7 +104,7 @@ class Roles:
             wait_until(
                 lambda role=role, name=name: self.health(role, name) == wanted,
                 what=lambda role=role, name=name: (
-                    f"{role} {name}: {self.health(role, name)}\n{self.log_of(role, name).read_text()[-2000:]}"
+                    f"{role} {name}: {self.health(role, name)}\n{self.said((role, name))[-2000:]}"
                 ),
             )
 
@@ -196,16 +144,13 @@ class Truth:
     def joined(self):
         return joined_pairs(self._roles.out)
 
-    def await_all(self, what="", seconds=2 * SECONDS):
+    def await_all(self, what="", seconds=2 * ENDS_S):
         """Until every pair was joined once, in one datacenter or the other."""
 
         def told():
             missing = self.pairs - self.joined().keys()
-            logs = [p.name + ": " + p.read_text()[-800:] for p in self._roles.root.glob("*.log")]
-            return (
-                f"{what}: {len(missing)} of {len(self.pairs)} missing: {sorted(missing)[:5]}\n"
-                + "\n".join(logs)
-            )
+            few = f"{len(missing)} of {len(self.pairs)} missing: {sorted(missing)[:5]}"
+            return f"{what}: {few}\n{self._roles.told()}"
 
         wait_until(lambda: self.joined().keys() >= self.pairs, seconds, told)
         assert self.joined() == Counter(self.pairs)

@@ -41,7 +41,7 @@ def roles(tmp_path_factory):
     for who in order:
         made.start(who)
     yield made
-    made.close()
+    made.kill()
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ TABLES = ['[ids]\nkey = "west"\n', '[foreign]\nid = "event"\n']
 def roles(tmp_path):
     made = Roles(tmp_path)
     yield made
-    made.close()
+    made.kill()
 
 
 def incarnation(roles):
@@ -41,7 +41,7 @@ def start_with(roles, table, who):
 
 
 def said(roles, who):
-    return [line for line in roles.log_of(*who).read_text().splitlines() if line.startswith("photon: ")]
+    return [line for line in roles.said(who).splitlines() if line.startswith("photon: ")]
 
 
 def status(roles, who):

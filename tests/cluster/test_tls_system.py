@@ -8,8 +8,8 @@ import pytest
 
 from photon.rpc.tls import Tls
 from tests.certificates import Authority
-from tests.fuzz.site import ROLES, Site, environment
-from tests.system import fates_add_up, join, joined_pairs, photon, write_lines
+from tests.fuzz.site import ROLES, Site
+from tests.system import environment, fates_add_up, join, joined_pairs, photon, write_lines
 
 EVENTS = 200
 
@@ -89,12 +89,11 @@ def test_no_role_listens_beyond_loopback_without_tls_unless_it_is_told_to(
 @pytest.mark.cluster
 def test_told_so_in_so_many_words_they_listen_everywhere(tmp_path: Path) -> None:
     more = '[network]\nbind = "0.0.0.0"\ninsecure_beyond_loopback = true\n'
-    site = Site(tmp_path / "site", more=more)
     (tmp_path / "secret").write_text("sixteen bytes or more of it")
-    site.secret = str(tmp_path / "secret")
+    site = Site(tmp_path / "site", more=more, secret=str(tmp_path / "secret"))
     try:
         site.start()
-        assert set(site.stop().values()) == {0}
+        assert set(site.terminate(*ROLES)) == {0}
     finally:
         site.kill()
 
@@ -117,7 +116,7 @@ def test_a_certificate_that_ends_soon_is_told_of_in_the_log(authority: Authority
     site = Site(tmp_path / "site", authority.issue("soon", days=3, tls_name="photon"))
     try:
         site.start()
-        assert "expires in 3.0 days: sign a new one" in site.log("dispatcher").read_text()
+        assert "expires in 3.0 days: sign a new one" in site.said("dispatcher")
     finally:
         site.kill()
 

@@ -106,7 +106,7 @@ def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(
     cluster.kill("r1")
     shutil.rmtree(tmp_path / "r1")
     cluster.start("r1")
-    wait_until(lambda: "replace" in cluster.log("r0") and "lost its disk" in cluster.log("r0"))
+    wait_until(lambda: "replace" in cluster.said("r0") and "lost its disk" in cluster.said("r0"))
     load.wait_for(10)
     load.end()
     assert cluster.shard_status("r1").get("ids", 0) == 0, "it was let in"
