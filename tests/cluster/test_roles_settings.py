@@ -62,7 +62,7 @@ def test_a_joiner_that_makes_other_ids_ends_with_2_and_the_first_goes_on(roles):
         assert len(told) == number
         assert "ids.key and all of [foreign] must be the same on all machines" in told[-1]
         assert "founded with others" in told[-1]
-        assert roles.process(*EAST).poll() is None
+        assert roles.process(EAST).poll() is None
     life = incarnation(roles)
     roles.await_health(SERVING, EAST)
     roles.start(WEST)
