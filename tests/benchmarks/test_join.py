@@ -16,7 +16,7 @@ from photon.cli import bench
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import write_topology
 from photon.core.errors import UsageError
-from tests.app.test_statuses import system
+from tests.cluster.test_statuses import system
 
 SMALL = Plan(Path("."), queries=300, clicks=100, steady_queries=100, steady_clicks=300, runs=1)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from photon.core.clock import SystemClock
 from photon.core.settings import Settings
 from photon.fastpath import FastPath
-from tests.app.kit import children_of, join_arguments, joined_pairs, start_photon
+from tests.system import children_of, join_arguments, joined_pairs, start_photon
 from tests.waiting import wait_until
 
 NOW_US = time.time_ns() // 1_000

@@ -8,8 +8,8 @@ from collections import Counter
 import pytest
 
 from photon.core.settings import parse_settings
-from tests.app.kit import fates_add_up, read_lines
 from tests.fastpath.kit import Run, click, join_by_fast_path, query
+from tests.system import fates_add_up, read_lines
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

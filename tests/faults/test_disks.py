@@ -11,13 +11,13 @@ import pytest
 
 from dispatcher.workers import read_totals
 from photon.cluster.topology import Replica, write_topology
-from tests.app.kit import photon
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined
 from tests.faults.kit.cutting import LONG, cut_short
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem, seed_for
 from tests.faults.scenarios import goes_on
 from tests.ports import free_ports
+from tests.system import photon
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.fuzz.site import Site, certified
+from tests.fuzz.site import ROLES, Site, certified
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +28,7 @@ def site(request: pytest.FixtureRequest) -> Site:
 def _running(site: Site) -> Iterator[Site]:
     try:
         yield site.start()
-        ended = site.stop()
-        assert set(ended.values()) == {0}, site.told()
+        assert set(site.terminate(*ROLES)) == {0}, site.told()
     finally:
         site.kill()
 

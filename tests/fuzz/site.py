@@ -1,12 +1,8 @@
 """A whole system for strangers to come to: a process for each role, by settings, plain or inside TLS."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +23,7 @@ from photon.rpc.servers import ask_status
 from photon.rpc.tls import Tls
 from tests.certificates import Authority
 from tests.ports import paired_ports
+from tests.system import PHOTON, Processes
 from tests.waiting import wait_until
 
 ROLES: Final = ("registry", "eventstore", "joiner", "dispatcher")
@@ -56,19 +53,15 @@ class Size:
     descriptors: int
 
 
-@dataclass(slots=True)
-class Site:
-    """One datacenter with one replica, on loopback. `start`, then `stop`."""
+class Site(Processes):
+    """One datacenter with one replica, on loopback. `start`, then `terminate`."""
 
-    directory: Path
-    tls: Tls | None = None
-    more: str = ""
-    """Settings beside those that say who runs where."""
-    secret: str = ""
-    """Name of the file that holds the replicas' secret."""
-    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
-    ports: dict[str, int] = field(default_factory=dict)
-    _pairs: int = 0
+    def __init__(self, directory: Path, tls: Tls | None = None, more: str = "", secret: str = "") -> None:
+        """`more`: settings beside those that say who runs where; `secret`: file of the replicas' secret."""
+        super().__init__(directory)
+        self.tls, self._more, self._secret = tls, more, secret
+        self.ports: dict[str, int] = {}
+        self._pairs = 0
 
     @property
     def network(self) -> Network:
@@ -88,47 +81,18 @@ class Site:
         (self.directory / "logs" / "clicks").mkdir()
         self.ports = dict(zip([*ROLES, "raft"], paired_ports(len(ROLES) + 1), strict=True))
         self.ports |= {f"{role} metrics": self.ports[role] + OFFSET for role in ROLES}
-        self.config.write_text(self._settings() + self.more)
+        self.config.write_text(self._settings() + self._more)
 
     def start(self) -> "Site":
         self.prepare()
         for role in ROLES:
-            self.start_role(role)
+            self.launch(role, self.command(role))
         self.join_more(20)
         return self
 
-    def start_role(self, role: str) -> None:
-        with self.log(role).open("wb") as log:
-            self.processes[role] = subprocess.Popen(
-                self.command(role),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self.directory,
-                env=environment(),
-            )
-
     def command(self, role: str) -> list[str]:
         name = "r0" if role == "registry" else "east"
-        photon = [sys.executable, "-m", "photon.cli.main"]
-        return [*photon, role, "serve", "--config", str(self.config), "--name", name]
-
-    def stop(self) -> dict[str, int]:
-        """SIGTERM to all; their exit statuses."""
-        for process in self.processes.values():
-            process.send_signal(signal.SIGTERM)
-        ended = {}
-        for role, process in self.processes.items():
-            try:
-                ended[role] = process.wait(WAIT_S)
-            except subprocess.TimeoutExpired:
-                process.send_signal(signal.SIGABRT)  # the log gets the stacks of its threads
-                ended[role] = process.wait()
-        return ended
-
-    def kill(self) -> None:
-        for process in self.processes.values():
-            process.kill()
-            process.wait()
+        return [*PHOTON, role, "serve", "--config", str(self.config), "--name", name]
 
     # -- whether all is well ----------------------------------------------------------------------------
 
@@ -178,22 +142,15 @@ class Site:
             stub = eventstore_pb2_grpc.EventStoreStub(channel)  # type: ignore[no-untyped-call]
             return list(stub.Members(eventstore_pb2.MembersRequest(), timeout=WAIT_S).caches)
 
-    def log(self, role: str) -> Path:
-        return self.directory / f"{role}.log"
-
-    def told(self) -> str:
-        """The end of all logs, for the message of a failed check."""
-        return "\n".join(f"--- {role}\n{self.log(role).read_text()[-2000:]}" for role in self.processes)
-
     def check_unharmed(self, before: Mapping[str, Size], facts: Mapping[str, Any] | None = None) -> None:
         """All processes live, work, are as large as before, and have written no traceback."""
         if facts is not None:
             now = self.facts()
             assert now == facts, f"{now} != {facts}"
         self.join_more()
-        for role, process in self.processes.items():
-            assert process.poll() is None, f"{role} has ended: {self.told()}"
-            log = self.log(role).read_text()
+        for role in ROLES:
+            assert role in self.running, f"{role} has ended: {self.told()}"
+            log = self.said(role)
             assert "Traceback" not in log and "Error in service handler" not in log, log[-3000:]
             wait_until(lambda role=role: self.size(role).descriptors <= before[role].descriptors + 8,  # type: ignore[misc]
                        what=f"descriptors of {role} closed: {before[role]}, {self.size(role)}")  # fmt: skip
@@ -202,10 +159,10 @@ class Site:
             assert size.threads <= before[role].threads + POOLS[role], (role, before[role], size)
 
     def sizes(self) -> dict[str, Size]:
-        return {role: self.size(role) for role in self.processes}
+        return {role: self.size(role) for role in ROLES}
 
     def size(self, role: str) -> Size:
-        process = psutil.Process(self.processes[role].pid)
+        process = psutil.Process(self.process(role).pid)
         return Size(process.memory_info().rss, process.num_threads(), process.num_fds())
 
     def _settings(self) -> str:
@@ -218,7 +175,7 @@ class Site:
 [system]
 out = "out"
 work = "work"
-secret_file = {json.dumps(self.secret)}
+secret_file = {json.dumps(self._secret)}
 [replicas.r0]
 datacenter = "east"
 grpc = {at["registry"]}
@@ -249,12 +206,3 @@ def _query(number: int) -> bytes:
 def _click(number: int) -> bytes:
     click = {"id": f"click-{number}", "primary_id": f"query-{number}", "ts_us": number}
     return json.dumps(click, separators=(",", ":")).encode() + b"\n"
-
-
-def environment() -> dict[str, str]:
-    """Of a process that is started elsewhere."""
-    root = str(Path(__file__).parents[2])
-    path = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
-    # With the tests their processes end, however those end.
-    parent = {"PHOTON_PARENT": str(os.getpid())}
-    return os.environ | parent | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}

@@ -31,11 +31,11 @@ def test_a_replica_with_another_secret_or_of_another_release_is_told_of_in_the_l
             assert stranger.recv(4096), "the hello was well formed: a challenge is the answer"
             stranger.sendall((40).to_bytes(2, "little") + bytes(40))
             assert stranger.recv(4096) == b""
-        return "does not know the cluster's secret" in plain.log("registry").read_text()
+        return "does not know the cluster's secret" in plain.said("registry")
 
     def release_told() -> bool:
         say(plain.ports["raft"], hello(version=1))
-        return "it speaks version 1 of the protocol" in plain.log("registry").read_text()
+        return "it speaks version 1 of the protocol" in plain.said("registry")
 
     wait_until(secret_told, what="the wrong secret")
     wait_until(release_told, what="the old release")
@@ -82,7 +82,7 @@ def test_bytes_that_are_no_message_are_answered_with_a_status_and_one_line(plain
             with pytest.raises(grpc.RpcError) as caught:
                 call(said, timeout=60)
             assert caught.value.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
-    assert f"{method}: 2 bytes that are no request" in plain.log(role).read_text()
+    assert f"{method}: 2 bytes that are no request" in plain.said(role)
     plain.check_unharmed(before)
 
 

@@ -2,8 +2,6 @@
 
 import json
 import random
-import signal
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,21 +11,20 @@ from idregistry.client import RegistryClient
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from tests.ports import free_ports
+from tests.system import Processes
 from tests.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 NODES = ("r0", "r1", "r2")
 
 
-class Cluster:
+class Cluster(Processes):
     """Same addresses and directories over all restarts."""
 
     def __init__(self, directory: Path, shards: int = 1, **settings: Any) -> None:
+        super().__init__(directory)
         self.grpc: dict[str, str] = {}
         self.raft: dict[str, int] = {}
-        self._directory = directory
         self._settings = {"shards": shards, **settings}
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._joining: set[str] = set()
         self._clients: list[RegistryClient] = []
         self._give_ports(*NODES)
@@ -51,13 +48,12 @@ class Cluster:
                 "node": node,
                 "grpc": {name: address for name, address in self.grpc.items() if name in known},
                 "raft": {name: port for name, port in self.raft.items() if name in known},
-                "directory": str(self._directory / node),
-                "log": str(self._directory / f"{node}.log"),
+                "directory": str(self.directory / node),
+                "log": str(self.log(node)),
                 "settings": self._settings,
                 "joining": node in self._joining,
             }
-            command = [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)]
-            self._processes[node] = subprocess.Popen(command, cwd=ROOT)
+            self.launch(node, [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)])
 
     def join(self, node: str) -> None:
         """Start an empty replica at an address of its own, which waits to take another's place."""
@@ -65,30 +61,10 @@ class Cluster:
         self._joining.add(node)
         self.start(node)
 
-    def kill(self, *nodes: str) -> None:
-        """SIGKILL."""
-        for node in nodes or tuple(self._processes):
-            process = self._processes.pop(node)
-            process.kill()
-            process.wait()
-
-    def terminate(self, node: str) -> int:
-        """SIGTERM; its exit status."""
-        process = self._processes.pop(node)
-        process.terminate()
-        return process.wait(15.0)
-
     def close(self) -> None:
         for client in self._clients:
             client.close()
         self.kill()
-
-    def pause(self, node: str) -> None:
-        """SIGSTOP: alive for the kernel, dead for everybody else."""
-        self._processes[node].send_signal(signal.SIGSTOP)
-
-    def resume(self, node: str) -> None:
-        self._processes[node].send_signal(signal.SIGCONT)
 
     def client(self, timeout_s: float = 15.0, nodes: Sequence[str] = NODES) -> RegistryClient:
         """One that knows these nodes only."""
@@ -111,20 +87,12 @@ class Cluster:
             self._statuses[node] = self.client(2.0, [node])
         return self._statuses[node].status(self.grpc[node])
 
-    @property
-    def running(self) -> list[str]:
-        return list(self._processes)
-
-    def log(self, node: str) -> str:
-        """What the replica logged."""
-        return (self._directory / f"{node}.log").read_text()
-
     def leader(self, shard: int = 0) -> str:
         """The node that leads, once there is one."""
         found: list[str] = []
 
         def look() -> bool:
-            found[:] = [n for n in tuple(self._processes) if self.shard_status(n, shard).get("is_leader")]
+            found[:] = [n for n in self.running if self.shard_status(n, shard).get("is_leader")]
             return len(found) == 1
 
         wait_until(look)

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import UsageError
-from tests.app.kit import photon
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.load import Load, assert_sound
+from tests.system import photon
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -106,7 +106,7 @@ def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(
     cluster.kill("r1")
     shutil.rmtree(tmp_path / "r1")
     cluster.start("r1")
-    wait_until(lambda: "replace" in cluster.log("r0") and "lost its disk" in cluster.log("r0"))
+    wait_until(lambda: "replace" in cluster.said("r0") and "lost its disk" in cluster.said("r0"))
     load.wait_for(10)
     load.end()
     assert cluster.shard_status("r1").get("ids", 0) == 0, "it was let in"

@@ -216,7 +216,7 @@ def test_a_terminated_replica_drains_and_exits_well(make_cluster) -> None:  # ty
     cluster = make_cluster()
     joiners = Joiners([cluster.client(5.0)], universe=10_000)
     joiners.wait_for(5)
-    assert cluster.terminate(cluster.leader()) == 0
+    assert cluster.terminate(cluster.leader()) == [0]
     joiners.wait_for(5)
     joiners.end()
     assert max(joiners.won.values()) == 1

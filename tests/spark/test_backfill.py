@@ -17,8 +17,8 @@ from photon.core.errors import FencedError, SettingsMismatchError, UsageError
 from photon.core.settings import parse_settings
 from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
-from tests.app.kit import joined_pairs, read_lines, write_lines
 from tests.spark.real_registry import RealRegistry
+from tests.system import joined_pairs, read_lines, write_lines
 from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")

@@ -7,7 +7,7 @@ import pytest
 from photon.cli.main import main
 from photon.cluster.topology import Topology, write_topology
 from photon.core.settings import parse_settings
-from tests.app.kit import write_lines
+from tests.system import write_lines
 
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.spark

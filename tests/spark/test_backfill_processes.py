@@ -19,8 +19,8 @@ from idregistry.client import RegistryAt
 from photon.core.settings import Settings
 from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
-from tests.app.kit import join_arguments, read_lines, start_photon, write_lines
 from tests.spark.real_registry import RealRegistry
+from tests.system import join_arguments, read_lines, start_photon, write_lines
 
 pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]

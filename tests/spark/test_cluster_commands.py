@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 
 from photon.cli.main import main
-from tests.app.kit import join, joined_pairs
 from tests.spark.cluster import ended, on_cluster, photon, poll, python_process
+from tests.system import join, joined_pairs
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a cluster on a busy machine is slow
 

@@ -6,8 +6,8 @@ import pytest
 
 from photon.cluster.topology import Pipeline, Topology, write_topology
 from photon.core.settings import Settings
-from tests.app.kit import photon
-from tests.app.recovering import Run
+from tests.recovery.recovering import Run
+from tests.system import photon
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark

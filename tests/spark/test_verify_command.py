@@ -10,8 +10,8 @@ import pytest
 from idregistry.client import RegistryAt
 from photon.cli.main import main
 from spark.verification.rules import make_report
-from tests.app.kit import join
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
+from tests.system import join
 
 
 def photon(*arguments):

@@ -15,9 +15,9 @@ from photon.core.columns import split_ids
 from photon.core.ids import IdPacker, parse_token
 from photon.recovery.recover import Job, recover
 from photon.recovery.rules import Report
-from tests.app.recovering import PlainLost, PlainReading
 from tests.faults.kit.checkers import read_joined
 from tests.faults.kit.system import FaultSystem
+from tests.recovery.recovering import PlainLost, PlainReading
 
 
 class _Named(msgspec.Struct):

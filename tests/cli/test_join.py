@@ -1,0 +1,290 @@
+"""`photon join` as a user runs it: real processes, files to files."""
+
+import gzip
+import json
+import os
+import signal
+
+import pytest
+
+from dispatcher.workers import fix_workers
+from tests.system import (
+    fates_add_up,
+    join,
+    join_arguments,
+    joined_pairs,
+    photon,
+    read_lines,
+    start_photon,
+    write_lines,
+)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+T0 = 1_700_000_000_000_000
+
+
+def generated(tmp_path, *options):
+    logs = tmp_path / "logs"
+    done = photon("generate", "--out", logs, "--seed", 11, *options)
+    assert done.returncode == 0, done.stderr
+    return logs, json.loads((logs / "truth.json").read_bytes())
+
+
+@pytest.mark.parametrize("datacenters", [1, 2])
+def test_every_joinable_click_is_joined_once_and_every_other_one_has_its_fate(tmp_path, datacenters):
+    logs, truth = generated(
+        tmp_path, "--queries", 20_000, "--clicks", 6_000, "--duplicates", 0.02, "--early", 0.05, "--orphans", 0.01,
+        "--malformed", 0.01,
+    )  # fmt: skip
+    out = tmp_path / "out"
+    summary = join(logs, out, "--datacenters", datacenters)
+    pairs = joined_pairs(out)
+    assert max(pairs.values()) == 1
+    assert len(pairs) == summary["joined"] == truth["distinct_joined_pairs"]
+    assert summary["malformed"] == truth["malformed"]
+    assert summary["unjoinable"] == truth["orphans"]
+    assert summary["pending"] == summary["filtered"] == summary["expired"] == 0
+    assert fates_add_up(summary)
+    for datacenter in ("east", "west")[:datacenters]:
+        letters = read_lines(out / "dead-letters" / datacenter)
+        fates = [letter["fate"] for letter in letters]
+        assert fates.count("malformed") == truth["malformed"]
+        assert fates.count("unjoinable") == truth["orphans"]
+        assert all(letter["reason"] for letter in letters)
+
+
+def test_a_joined_line_is_the_foreign_line_byte_for_byte_with_the_primary_object_added(tmp_path):
+    query = b'{ "id" : "q-1", "ts_us": 5, "text": "caf\\u00e9 \xc3\xa9", "n": 1.50 }'
+    click = b'{"zeta":1e3,"id":"c-1","primary_id":"q-1","ts_us":7,"list":[1, 2]}'
+    write_lines(tmp_path / "logs" / "queries" / "q.jsonl", [query + b"\n"])
+    write_lines(tmp_path / "logs" / "clicks" / "c.jsonl", [click + b"\n"])
+    join(tmp_path / "logs", tmp_path / "out")
+    (file,) = (tmp_path / "out" / "joined" / "east").glob("*.jsonl")
+    assert file.read_bytes() == click[:-1] + b',"primary":' + query + b"}\n"
+
+
+@pytest.mark.long
+def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(tmp_path):
+    logs, truth = generated(tmp_path, "--queries", 2_000, "--clicks", 500)
+    out = tmp_path / "out"
+    first = join(logs, out)
+    again = join(logs, out)
+    assert first["joined"] == again["joined"] == truth["distinct_joined_pairs"]
+    assert again["joined_this_run"] == 0
+    assert fates_add_up(again)
+    write_lines(logs / "queries" / "late.jsonl", [{"id": "q-new", "ts_us": T0}])
+    write_lines(logs / "clicks" / "late.jsonl", [{"id": "c-new", "primary_id": "q-new", "ts_us": T0 + 1}])
+    third = join(logs, out)
+    assert third["joined_this_run"] == 1
+    assert joined_pairs(out)["q-new", "c-new"] == 1
+    assert max(joined_pairs(out).values()) == 1
+
+
+def test_other_field_names_units_numeric_ids_and_compressed_logs(tmp_path):
+    logs = tmp_path / "logs"
+    (logs / "clicks").mkdir(parents=True)
+    write_lines(logs / "queries" / "q.jsonl", [{"qid": n, "at": 1_700_000_000.25 + n} for n in range(50)])
+    clicks = [{"cid": f"c{n}", "ref": n % 60, "at": -5_000 + n} for n in range(100)]
+    with gzip.open(logs / "clicks" / "c.jsonl.gz", "wb") as file:
+        file.write(b"".join(json.dumps(c).encode() + b"\n" for c in clicks))
+    config = tmp_path / "photon.toml"
+    config.write_text(
+        '[primary]\nid = "qid"\ntime = "at"\ntime_unit = "s"\n'
+        '[foreign]\nid = "cid"\nprimary_id = "ref"\ntime = "at"\ntime_unit = "ms"\n'
+    )
+    summary = join(logs, tmp_path / "out", "--config", config)
+    joinable = [c for c in clicks if c["ref"] < 50]
+    assert summary["joined"] == len(joinable)
+    assert summary["unjoinable"] == len(clicks) - len(joinable)
+    got = {(e["primary"]["qid"], e["cid"]) for e in read_lines(tmp_path / "out" / "joined")}
+    assert got == {(c["ref"], c["cid"]) for c in joinable}
+
+
+def test_bad_lines_are_kept_with_their_reason_and_the_rest_goes_on(tmp_path):
+    logs = tmp_path / "logs"
+    write_lines(
+        logs / "queries" / "q.jsonl",
+        [{"id": "q", "ts_us": 1}, b"not json\n", {"ts_us": 3}, {"id": "r", "ts_us": 4}],
+    )
+    bad = [
+        b'{"id":"c2","primary_id"\n',
+        b'{"id":"c3","ts_us":1}\n',
+        b'{"id":"c4","primary_id":"q","ts_us":1,"x":"\xff"}\n',
+        b"[1,2]\n",
+    ]
+    good = [{"id": f"g{n}", "primary_id": "q" if n % 2 else "r", "ts_us": n} for n in range(4)]
+    write_lines(
+        logs / "clicks" / "c.jsonl", [good[0], bad[0], b"\n", good[1], bad[1], bad[2], good[2], bad[3]]
+    )
+    write_lines(logs / "clicks" / "empty.jsonl", [])
+    with (logs / "clicks" / "c.jsonl").open("ab") as file:
+        file.write(json.dumps(good[3]).encode())  # whole, but its newline is missing
+    summary = join(logs, tmp_path / "out")
+    assert summary["joined"] == 4
+    assert summary["malformed"] == 4
+    assert summary["primary_malformed"] == 2
+    assert fates_add_up(summary)
+    letters = [
+        e for e in read_lines(tmp_path / "out" / "dead-letters" / "east") if e["file"].endswith("c.jsonl")
+    ]
+    assert len(letters) == 4
+    assert "primary_id" in letters[1]["reason"]
+    assert "UTF-8" in letters[2]["reason"]
+    assert letters[0]["event"] == bad[0].decode().rstrip("\n")
+
+
+def test_the_users_adapter_changes_and_skips_events(tmp_path, monkeypatch):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(
+        logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n, "paid": n % 2 == 0} for n in range(10)]
+    )
+    write_lines(
+        logs / "clicks" / "c.jsonl", [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)]
+    )
+    (tmp_path / "clickads.py").write_text(
+        "from photon import Adapter, Skip\n"
+        "class Paid(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        if foreign.data['id'] == 'c4':\n"
+        "            raise ValueError('no fours')\n"
+        "        if not primary.data['paid']:\n"
+        "            return Skip('not paid')\n"
+        "        return {'id': foreign.data['id'], 'query': primary.data['id']}\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
+    (tmp_path / "photon.toml").write_text("[adapter]\nuse = 'clickads:Paid'\n")
+    summary = join(logs, out, "--config", tmp_path / "photon.toml")
+    assert summary["joined"] == 4
+    assert summary["filtered"] == 6
+    assert sorted(e["query"] for e in read_lines(out / "joined")) == ["q0", "q2", "q6", "q8"]
+    reasons = [e["reason"] for e in read_lines(out / "dead-letters")]
+    assert reasons.count("not paid") == 5
+    assert any("no fours" in reason for reason in reasons)
+
+
+def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    for name in ("queries", "clicks"):
+        (logs / name).mkdir(parents=True)
+    process = start_photon(*join_arguments(logs, out, "--follow"))
+    try:
+        clicks = (logs / "clicks" / "c.jsonl").open("ab", buffering=0)
+        clicks.write(b'{"id":"early","primary_id":"q1","ts_us":1}\n{"id":"torn","prim')
+        wait_until(lambda: (out / ".photon" / "topology.json").exists())
+        (logs / "queries" / "q.jsonl").write_bytes(b'{"id":"q1","ts_us":1}\n')
+        wait_until(lambda: ("q1", "early") in joined_pairs(out))
+        clicks.write(b'ary_id":"q1","ts_us":2}\n')
+        wait_until(lambda: ("q1", "torn") in joined_pairs(out))
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    summary = json.loads(printed)
+    assert (summary["joined"], summary["malformed"], summary["pending"]) == (2, 0, 0)
+
+
+@pytest.mark.long
+def test_a_file_that_shrinks_is_read_again_and_said_so_and_nothing_is_doubled(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    clicks = [{"id": f"c{n}", "primary_id": "q", "ts_us": n} for n in range(10)]
+    write_lines(logs / "clicks" / "c.jsonl", clicks)
+    join(logs, out)
+    write_lines(logs / "clicks" / "c.jsonl", [clicks[3], {"id": "new", "primary_id": "q", "ts_us": 1}])
+    done = photon(*join_arguments(logs, out))
+    assert done.returncode == 0, done.stderr
+    assert "shrank" in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["joined"] == 11
+    assert summary["duplicate"] == 1
+    assert max(joined_pairs(out).values()) == 1
+
+
+def test_two_runs_on_one_work_directory_are_refused(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    for name in ("queries", "clicks"):
+        (logs / name).mkdir(parents=True)
+    process = start_photon(*join_arguments(logs, out, "--follow"))
+    try:
+        wait_until(lambda: (out / ".photon" / "topology.json").exists())
+        second = photon(*join_arguments(logs, out, "--follow"))
+        assert second.returncode != 0
+        assert "another photon runs" in second.stderr
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+def test_what_a_backfill_wrote_into_the_same_output_is_not_counted_as_the_runs(tmp_path):
+    write_lines(tmp_path / "queries" / "q.jsonl", [{"id": "q1"}])
+    clicks = [{"id": f"c{n}", "primary_id": "q1", "ts_us": T0} for n in range(20)]
+    write_lines(tmp_path / "clicks" / "c.jsonl", clicks)
+    out = tmp_path / "out"
+    others = [{**click, "id": f"b{n}", "primary": {"id": "q1"}} for n, click in enumerate(clicks)]
+    for datacenter in ("backfill", "east"):
+        write_lines(out / "joined" / datacenter / "backfill-000000.jsonl", others)
+    for joined in (20, 0):
+        summary = join(tmp_path, out)
+        assert (summary["joined"], summary["foreign_events"], summary["pending"]) == (20, 20, 0)
+        assert (summary["joined_this_run"], summary["joined_by_datacenter"]) == (joined, {"east": 20})
+
+
+def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "a.jsonl", [])
+    write_lines(logs / "clicks" / "a.jsonl", [])
+    fix_workers(out / ".photon" / "east" / "dispatcher", 2)
+    done = photon(*join_arguments(logs, out))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_another_number_of_shards_on_the_same_state_is_refused(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    write_lines(logs / "clicks" / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 1}])
+    join(logs, out)
+    (tmp_path / "photon.toml").write_text("[registry]\nshards = 2\n")
+    done = photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml"))
+    assert done.returncode == 2
+    assert "registry.shards was 1" in done.stderr
+
+
+@pytest.mark.long
+def test_several_shards_and_five_replicas_join_the_same_pairs(tmp_path):
+    logs, truth = generated(tmp_path, "--queries", 3_000, "--clicks", 1_000, "--duplicates", 0.05)
+    (tmp_path / "photon.toml").write_text("[registry]\nshards = 3\nreplicas = 5\n")
+    summary = join(logs, tmp_path / "out", "--config", tmp_path / "photon.toml", "--datacenters", 2)
+    assert summary["joined"] == truth["distinct_joined_pairs"]
+    assert max(joined_pairs(tmp_path / "out").values()) == 1
+
+
+def test_a_log_that_cannot_be_read_is_named_and_the_rest_is_joined(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    write_lines(logs / "clicks" / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 1}])
+    broken = logs / "clicks" / "d.jsonl.gz"
+    broken.write_bytes(gzip.compress(b'{"id":"d","primary_id":"q","ts_us":1}\n' * 99)[:-20])
+    done = photon(*join_arguments(logs, out))
+    assert done.returncode == 1
+    assert f"{broken} was not read" in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["unread_files"] == [str(broken)]
+    assert (summary["joined"], joined_pairs(out)) == (1, {("q", "c"): 1})
+
+
+def test_log_names_need_not_be_utf_8(tmp_path):
+    logs = tmp_path / "logs"
+    for kind, line in (
+        ("queries", {"id": "q", "ts_us": 1}),
+        ("clicks", {"id": "c", "primary_id": "q", "ts_us": 1}),
+    ):
+        (logs / kind).mkdir(parents=True)
+        path = os.fsencode(logs / kind) + b"/bad\xff.jsonl"
+        with open(path, "wb") as file:
+            file.write(json.dumps(line).encode() + b"\n")
+    assert join(logs, tmp_path / "out")["joined"] == 1

@@ -1,0 +1,223 @@
+"""What an operator asks of a running system: status, metrics, explain; several processes of each role."""
+
+import json
+import os
+import signal
+import urllib.request
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from photon.cli.status import fates_line, line_of
+from photon.rpc.metrics import FAMILIES
+from tests.system import (
+    children_of,
+    fates_add_up,
+    join_arguments,
+    joined_pairs,
+    photon,
+    read_lines,
+    start_photon,
+    write_lines,
+)
+from tests.waiting import wait_until
+
+SETTINGS = """
+[eventstore]
+processes = 2
+[joiner]
+processes = 2
+[dispatcher]
+workers = 2
+absent_delay_ms_max = 200
+[registry]
+lease_s = 1.5
+[metrics]
+serve = true
+"""
+PROCESSES = {
+    "registry-r0", "registry-r1", "registry-r2", "eventstore-east", "eventstore-east-1", "joiner-east",
+    "joiner-east-1", "dispatcher-east", "dispatcher-east-1",
+}  # fmt: skip
+
+
+def status(work):
+    return json.loads(photon("status", "--work", work, "--json").stdout)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    """A run that follows: 40 clicks joined, one malformed, one whose query is not there."""
+    home = tmp_path_factory.mktemp("running")
+    logs, out = home / "logs", home / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n} for n in range(20)])
+    for file in range(4):
+        clicks = [{"id": f"c{file}-{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(10)]
+        write_lines(logs / "clicks" / f"c{file}.jsonl", clicks)
+    early = {"id": "early", "primary_id": "q-late", "ts_us": 1}
+    write_lines(logs / "clicks" / "odd.jsonl", [early, b"not json\n"])
+    (home / "photon.toml").write_text(SETTINGS)
+    process = start_photon(*join_arguments(logs, out, "--follow", "--config", home / "photon.toml"))
+    try:
+        wait_until(lambda: len(joined_pairs(out)) == 40 and read_lines(out / "dead-letters"), 60)
+        yield process, logs, out
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+@pytest.mark.cluster
+def test_every_process_of_every_role_runs_and_the_fates_of_the_whole_add_up(running):
+    _, _, out = running
+    shown = status(out / ".photon")
+    assert shown.keys() == PROCESSES | {"fates"}
+    assert all(shown.values())
+    row = shown["fates"]["east"]
+    assert (row["foreign_events"], row["adds_up"]) == (42, True)
+    assert (row["fates"]["joined"], row["fates"]["malformed"], row["fates"]["pending"]) == (40, 1, 1)
+    text = photon("status", "--work", out / ".photon").stdout
+    assert "42 foreign events = joined 40 + malformed 1 + pending 1" in text
+    assert "cache: " in text
+
+
+@pytest.mark.cluster
+def test_every_process_answers_a_scrape_with_the_families_of_its_room(running):
+    _, _, out = running
+    addresses = json.loads((out / ".photon" / "topology.json").read_bytes())["metrics"]
+    assert addresses.keys() == PROCESSES
+    seen = {}
+    for process, address in addresses.items():
+        text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if family.name.startswith("photon_"):
+                    assert sample.labels["process"] == process
+                    assert sample.labels.keys() <= {"process", "shard", "fate", "tier", "le"}  # never an id
+                    seen.setdefault(family.name, []).append(sample.value)
+    assert max(seen["photon_dispatcher_events"]) == 42
+    assert sum(seen["photon_joiner_joined_events"]) == 40
+    missing = {
+        f"photon_{room}_{family.name}" for room, families in FAMILIES.items() for family in families
+    } - seen.keys()
+    assert not missing
+
+
+@pytest.mark.cluster
+def test_explain_says_where_an_event_is_and_why_it_waits(running):
+    _, logs, out = running
+
+    def explain(event, *more):
+        done = photon("explain", event, "--work", out / ".photon", "--json", *more)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    found = explain("c1-3")
+    (line,) = found["joined"]
+    assert json.loads(line["line"])["id"] == "c1-3"
+    assert (
+        found["registry"]["joiner"]
+        in json.loads((out / ".photon" / "topology.json").read_bytes())["pipelines"][0]["joiners"]
+    )
+    assert found["primary"]["datacenters"]["east"] == {"outcome": "found", "line": '{"id": "q3", "ts_us": 3}'}
+    assert found["pending"] == {"east": None}
+    waits = explain("early")
+    assert (waits["joined"], waits["registry"]) == ([], None)
+    assert waits["pending"]["east"]["file"] == str(logs / "clicks" / "odd.jsonl")
+    assert waits["pending"]["east"]["tries"] >= 1
+    assert waits["primary"]["datacenters"]["east"]["outcome"] == "absent"
+    text = photon("explain", "early", "--work", out / ".photon").stdout
+    assert text.startswith("early: waits to be tried again\n")
+    assert "tries" in text
+    nowhere = photon("explain", "nobody", "--work", out / ".photon")
+    assert nowhere.stdout.startswith("nobody: not seen")
+    write_lines(logs / "queries" / "late.jsonl", [{"id": "q-late", "ts_us": 1}])
+    wait_until(lambda: ("q-late", "early") in joined_pairs(out), 30)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running):
+    process, _, out = running
+    children = children_of(process.pid)
+    stopped = [children[f"registry-r{n}"] for n in (1, 2)]
+    try:
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+
+        def told():
+            shown = photon("status", "--work", out / ".photon").stdout
+            return shown.count("NO LEASE") == 2 and shown.count("does not answer") >= 2
+
+        wait_until(told, 40)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    wait_until(lambda: "LEASE" not in photon("status", "--work", out / ".photon").stdout, 30)
+
+
+def test_a_lease_is_told_of_only_while_something_is_wrong_with_it():
+    lease = {"incarnation": "ab", "seconds_left": 8.0, "fenced": False, "trouble": None}
+    assert line_of({"joined": 3, "lease": lease}) == "joined 3"
+    failing = {**lease, "trouble": "no leader"}
+    assert line_of({"lease": failing}) == "lease not renewed (no leader), 8.0 s left"
+    assert line_of({"lease": {**failing, "seconds_left": -1.0}}).startswith("NO LEASE (no leader)")
+    assert line_of({"lease": {**lease, "fenced": True}}).startswith("FENCED")
+
+
+def test_a_run_that_follows_its_logs_is_not_called_undrained():
+    assert line_of({"joined": 3, "drained": False}) == "joined 3"
+    assert line_of({"joined": 3, "drained": True}) == "joined 3, drained"
+
+
+def test_fates_that_do_not_add_up_stand_out():
+    row = {"foreign_events": 5, "fates": {"joined": 3, "pending": 1}, "adds_up": False}
+    assert fates_line(row) == "5 foreign events != (DOES NOT ADD UP) joined 3 + pending 1"
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    orphans = [{"id": f"o{n}", "primary_id": "p", "ts_us": n} for n in range(3)]
+    write_lines(logs / "clicks" / "c.jsonl", [*orphans, b"[]\n", {"id": "c", "primary_id": "q", "ts_us": 2}])
+    first = json.loads(photon(*join_arguments(logs, out)).stdout)
+    assert (first["joined"], first["unjoinable"], first["malformed"]) == (1, 3, 1)
+    listed = json.loads(photon("dead-letters", "list", "--out", out, "--json").stdout)
+    assert {(row["fate"], row["count"], row["datacenter"]) for row in listed} == {
+        ("unjoinable", 3, "east"),
+        ("malformed", 1, "east"),
+    }
+    shown = photon("dead-letters", "show", "--out", out, "--id", "o1", "--json").stdout
+    assert json.loads(shown)["event"]["id"] == "o1"
+    assert "unjoinable" in photon("explain", "o2", "--work", out / ".photon").stdout.splitlines()[0]
+    write_lines(logs / "queries" / "late.jsonl", [{"id": "p", "ts_us": 1}])
+    replayed = photon("dead-letters", "replay", "--out", out, "--json")
+    assert json.loads(replayed.stdout) == {"east": 3}, replayed.stderr
+    assert json.loads(photon("dead-letters", "replay", "--out", out, "--json").stdout) == {"east": 0}
+    second = json.loads(photon(*join_arguments(logs, out)).stdout)
+    assert (second["joined"], second["joined_this_run"], second["pending"]) == (4, 3, 0)
+    assert fates_add_up(second)
+    assert joined_pairs(out) == {("q", "c"): 1, ("p", "o0"): 1, ("p", "o1"): 1, ("p", "o2"): 1}
+    assert not list((out / ".photon" / "east" / "dispatcher" / "inbox").glob("*.jsonl"))
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_first_run_can_leave_out_what_is_old_and_fewer_joiners_than_before_are_refused(tmp_path):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    clicks = [{"id": f"c{n}", "primary_id": "q", "ts_us": n * 1_000_000} for n in range(1, 11)]
+    write_lines(logs / "clicks" / "c.jsonl", clicks)
+    done = photon(
+        "dispatcher", "init", "--from", 8, "--work", out / ".photon", "--foreign", logs / "clicks" / "*.jsonl"
+    )
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "photon.toml").write_text("[joiner]\nprocesses = 2\n")
+    first = json.loads(photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml")).stdout)
+    assert sorted(foreign for _, foreign in joined_pairs(out)) == ["c10", "c8", "c9"]
+    assert first["foreign_events"] == 3
+    fewer = photon(*join_arguments(logs, out))
+    assert fewer.returncode == 2
+    assert "joiner.processes = 2" in fewer.stderr

@@ -1,0 +1,232 @@
+"""What a hostile user found: state that went missing between two runs, logs that are the output itself."""
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from photon.cluster.preflight import RegistryMemory, check_apart
+from photon.core.disk import DirectoryLock
+from photon.core.errors import CorruptStateError, UsageError
+from photon.logs.files import glob_matches
+from tests.system import join, join_arguments, joined_pairs, photon, write_lines
+
+EVENTS = 200
+
+
+def make_logs(directory: Path) -> Path:
+    write_lines(directory / "queries" / "q.jsonl", [{"id": f"q{n}"} for n in range(EVENTS)])
+    write_clicks(directory, "c", EVENTS)
+    return directory
+
+
+def write_clicks(logs: Path, name: str, count: int) -> None:
+    clicks = [{"id": f"{name}{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(count)]
+    write_lines(logs / "clicks" / f"{name}.jsonl", clicks)
+
+
+@pytest.fixture(scope="module")
+def done_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with logs and the output of a run over them, not to be changed."""
+    directory = tmp_path_factory.mktemp("attacked")
+    join(make_logs(directory / "logs"), directory / "out")
+    return directory
+
+
+@pytest.fixture
+def attacked(done_run: Path, tmp_path: Path) -> Path:
+    """A copy of it, with a log more to join."""
+    copy = tmp_path / "run"
+    shutil.copytree(done_run, copy)
+    write_clicks(copy / "logs", "d", 10)
+    return copy
+
+
+def refusal(directory: Path) -> str:
+    """What a run says that must fail, in one line, and write nothing."""
+    before = joined_pairs(directory / "out")
+    run = photon(*join_arguments(directory / "logs", directory / "out"))
+    assert run.returncode in (1, 2)
+    assert run.stdout == ""
+    assert run.stderr.count("\n") == 1
+    assert joined_pairs(directory / "out") == before
+    return run.stderr
+
+
+@pytest.mark.parametrize("lost", [["r0", "r1"], ["r0", "r1", "r2"]])
+def test_a_registry_that_lost_most_replicas_is_not_asked_what_was_joined(
+    attacked: Path, lost: list[str]
+) -> None:
+    for name in lost:
+        shutil.rmtree(attacked / "out" / ".photon" / "registry" / name)
+    shutil.rmtree(attacked / "out" / ".photon" / "east" / "dispatcher")
+    assert "would be joined again" in refusal(attacked)
+
+
+@pytest.mark.long
+def test_a_registry_whose_journals_were_cut_short_is_found_to_remember_too_little(attacked: Path) -> None:
+    for journal in (attacked / "out" / ".photon" / "registry").rglob("journal-*.log"):
+        os.truncate(journal, 100)
+    assert "remembers 0 ids, but 200 joined lines" in refusal(attacked)
+
+
+def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(attacked: Path) -> None:
+    shutil.rmtree(attacked / "out" / ".photon")
+    assert "knows nothing of" in refusal(attacked)
+
+
+@pytest.mark.long
+def test_a_run_that_was_killed_before_the_registry_was_up_is_resumed(tmp_path: Path) -> None:
+    work = tmp_path / "out" / ".photon"
+    join(make_logs(tmp_path / "logs"), tmp_path / "out")
+    shutil.rmtree(work / "registry")
+    shutil.rmtree(work / "east")
+    shutil.rmtree(tmp_path / "out" / "joined")
+    assert join(tmp_path / "logs", tmp_path / "out")["joined"] == EVENTS
+
+
+def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(attacked: Path) -> None:
+    (attacked / "out" / ".photon" / "run.json").write_text("[]")
+    assert "run.json: cannot be read" in refusal(attacked)
+
+
+def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
+    shutil.rmtree(attacked / "out" / "joined")
+    run = photon(*join_arguments(attacked / "logs", attacked / "out"))
+    assert run.returncode == 0
+    assert "200 joined lines are not in" in run.stderr
+    assert json.loads(run.stdout)["joined"] == 10
+
+
+def test_two_runs_at_once_do_not_write_one_output(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path / "logs")
+    with DirectoryLock(tmp_path / "out" / "joined"):
+        run = photon(*join_arguments(logs, tmp_path / "out", "--work", tmp_path / "w"))
+    assert run.returncode == 1
+    assert run.stderr.count("\n") == 1
+    assert "another photon runs" in run.stderr
+
+
+def test_a_run_is_not_fed_with_its_own_output(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path / "logs")
+    run = photon(
+        *("join", "--primary", logs / "queries", "--foreign", tmp_path / "**" / "*.jsonl"),
+        *("--out", tmp_path / "out", "--json"),
+    )
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "matches what this run writes" in run.stderr
+
+
+@pytest.mark.parametrize("empty", ["--primary", "--foreign"])
+def test_an_empty_pattern_is_not_taken_for_the_current_directory(tmp_path: Path, empty: str) -> None:
+    logs = make_logs(tmp_path / "logs")
+    run = photon(*join_arguments(logs, tmp_path / "out", empty, ""))
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--foreign", "--work"])
+def test_a_path_that_is_no_utf_8_is_told_in_a_line(tmp_path: Path, option: str) -> None:
+    odd = os.fsdecode(os.fsencode(tmp_path) + b"/x\xff")
+    os.mkdir(odd)
+    run = photon(*join_arguments(make_logs(tmp_path / "logs"), tmp_path / "out", option, odd))
+    assert run.returncode == 2
+    assert run.stderr.count("\n") == 1
+    assert "not UTF-8" in run.stderr
+
+
+def test_a_pattern_next_to_the_output_is_not_refused(tmp_path: Path) -> None:
+    check_apart(
+        [f"{tmp_path}/*.jsonl", f"{tmp_path}/out/*/*.jsonl"], tmp_path / "out", tmp_path / "w", ["east"]
+    )
+
+
+@pytest.mark.parametrize("pattern", ["out/joined/east", "out/**", "out/*/*/foreign-*.jsonl", "w/logs/*"])
+def test_a_pattern_that_reaches_into_the_output_is_refused(tmp_path: Path, pattern: str) -> None:
+    (tmp_path / "out" / "joined" / "east").mkdir(parents=True)
+    with pytest.raises(UsageError, match="narrow the pattern"):
+        check_apart([f"{tmp_path}/{pattern}"], tmp_path / "out", tmp_path / "w", ["east"])
+
+
+def test_hidden_directories_are_found_by_their_name_alone() -> None:
+    assert not glob_matches(["**"], [".photon", "x"])
+    assert not glob_matches(["*", "x"], [".photon", "x"])
+    assert glob_matches([".photon", "**"], [".photon", "a", "x"])
+
+
+def shard(
+    ids: int, leads: bool = True, applied: int = 9, number: int = 0, expected: Sequence[int] = (0,)
+) -> dict[str, Any]:
+    state = {"is_leader": leads, "has_quorum": True, "applied_index": applied, "commit_index": 9, "term": 1}
+    return {"shards": [{"shard": number, "ids": ids, **state}], "shards_expected": list(expected)}
+
+
+def test_a_registry_is_given_time_to_read_its_journal(tmp_path: Path) -> None:
+    memory = RegistryMemory(100, tmp_path)
+    assert not memory.is_whole([], 0.0)
+    assert not memory.is_whole([shard(5, leads=False)], 50.0)
+    assert not memory.is_whole([shard(50, applied=4)], 60.0)
+    assert not memory.is_whole([shard(60)], 61.0)
+    assert not memory.is_whole([shard(99)], 63.9)
+    assert memory.is_whole([shard(100)], 66.0)
+
+
+def test_a_registry_that_comes_to_rest_with_too_few_ids_has_forgotten(tmp_path: Path) -> None:
+    memory = RegistryMemory(100, tmp_path)
+    assert not memory.is_whole([shard(99)], 1.0)
+    with pytest.raises(CorruptStateError, match="remembers 99 ids, but 100"):
+        memory.is_whole([shard(99)], 4.1)
+
+
+def test_a_registry_is_not_judged_before_all_its_shards_are_there(tmp_path: Path) -> None:
+    memory = RegistryMemory(100, tmp_path)
+    assert not memory.is_whole([shard(99, expected=(0, 1))], 1.0)
+    assert not memory.is_whole([shard(99, expected=(0, 1))], 50.0)
+
+
+def test_a_work_directory_goes_with_its_own_output_alone(attacked: Path) -> None:
+    other = attacked / "other"
+    run = photon(*join_arguments(attacked / "logs", other, "--work", attacked / "out" / ".photon"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "belongs to the output" in run.stderr
+    assert joined_pairs(other) == {}
+
+
+@pytest.mark.long
+def test_a_datacenter_cannot_be_left_out_of_a_resumed_run(tmp_path: Path) -> None:
+    """It may have registered what it has not written yet; the others would count that as duplicate."""
+    logs = make_logs(tmp_path / "logs")
+    join(logs, tmp_path / "out", "--datacenters", 2)
+    run = photon(*join_arguments(logs, tmp_path / "out"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "use --datacenters 2" in run.stderr
+    assert join(logs, tmp_path / "out", "--datacenters", 3)["joined"] == EVENTS
+
+
+def test_another_field_for_the_id_is_refused_on_a_resumed_run(attacked: Path) -> None:
+    config = attacked / "photon.toml"
+    config.write_text("[foreign]\nid = 'uid'\n")
+    run = photon(*join_arguments(attacked / "logs", attacked / "out", "--config", config))
+    assert run.returncode == 2
+    assert "foreign.id was id when" in run.stderr
+
+
+def test_primary_logs_that_are_not_there_end_a_run_before_it_gives_up_every_event(tmp_path: Path) -> None:
+    logs = make_logs(tmp_path / "logs")
+    (logs / "queries" / "q.jsonl").unlink()
+    run = photon(*join_arguments(logs, tmp_path / "out"))
+    assert run.returncode == 2
+    assert "no primary log matches" in run.stderr
+
+
+def test_output_that_a_pattern_reaches_through_a_link_is_refused(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for pattern, out in (("real/**/*.jsonl", "link/out"), ("link/**/*.jsonl", "real/out")):
+        with pytest.raises(UsageError, match="matches what this run writes"):
+            check_apart([f"{tmp_path}/{pattern}"], tmp_path / out, tmp_path / "w", ["east"])

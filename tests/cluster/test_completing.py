@@ -1,0 +1,159 @@
+"""No run ends with joined files that are not complete, but where it says so (photon/cluster/completion.py)."""
+
+import json
+import sys
+
+import pytest
+
+import joiner.parquet
+from joiner.output_files import complete_files, count_joined
+from photon.cluster import completion as completing
+from photon.cluster.completion import Backlog, grace_s, unlisted_files
+from photon.cluster.console import RunDisplay
+from photon.cluster.local_cluster import JoinJob
+from photon.cluster.run import run_join
+from photon.cluster.topology import Pipeline, Topology
+from photon.core.settings import Joiner, Settings
+from tests.system import join, join_arguments, photon
+
+SLOW = """
+import pathlib, time
+import joiner.parquet
+from joiner.adapter import Adapter
+
+real = joiner.parquet.convert
+
+def convert(source, target, rest):
+    for _ in range(5):
+        time.sleep(0.4)
+        rest()
+    while pathlib.Path({gate!r}).exists():
+        time.sleep(0.02)
+    return real(source, target, rest)
+
+joiner.parquet.convert = convert
+
+class Slow(Adapter):
+    def join(self, primary, foreign):
+        return None
+"""
+
+
+def says(waiting, progress=0, trouble=None):
+    return {"waiting": waiting, "progress": progress, "trouble": trouble}
+
+
+def test_files_are_waited_for_as_long_as_there_is_progress():
+    still = completing.STILL_S_MAX
+    backlog = Backlog()
+    assert backlog.goes_on([says(3), says(1)], 0, 1_000.0)
+    assert backlog.files == 4
+    assert backlog.goes_on([says(3), says(1)], 0, 1_000.0 + still)
+    assert backlog.goes_on([says(3, progress=1), says(1)], 0, 1_001.0 + still)
+    assert backlog.goes_on([says(2, progress=1), says(1)], 0, 1_001.0 + 2 * still)
+    assert not backlog.goes_on([says(2, progress=1), says(1)], 0, 1_002.0 + 3 * still)
+    assert not Backlog().goes_on([says(0), says(0)], 0, 5.0)
+
+
+def test_a_joiner_in_trouble_is_not_waited_for_and_one_that_is_restarted_is_for_a_while():
+    assert not Backlog().goes_on([says(2, trouble="no space left"), says(0)], 0, 5.0)
+    backlog = Backlog()
+    assert backlog.goes_on([says(0)], 1, 5.0)
+    assert not backlog.goes_on([says(0)], 1, 6.0 + completing.STILL_S_MAX)
+
+
+@pytest.fixture
+def east(tmp_path):
+    made = tmp_path / "out" / "joined" / "east"
+    made.mkdir(parents=True)
+    return made
+
+
+def test_files_that_no_manifest_lists_are_found_in_every_root(tmp_path, east):
+    second = tmp_path / "two" / "joined" / "east"
+    second.mkdir(parents=True)
+    entry = {"file": "", "bytes": 1, "lines": 1, "crc32": "0", "opened_us": None, "closed_us": 0}
+    listed = [
+        json.dumps(entry | {"file": name}) + "\n"
+        for name in ("joiner-j-000000.parquet", "joiner-j-000001.jsonl")
+    ]
+    (east / "joiner-j.manifest").write_text("".join(listed))
+    half_removed, whole, half_made, growing, empty = (east / f"joiner-j-00000{n}.jsonl" for n in range(5))
+    for path in (half_removed, whole, half_made, growing, second / "joiner-j-000007.jsonl"):
+        path.write_text("x" * 100)
+    empty.touch()
+    for path in (half_removed, half_made, east / "joiner-j-000006.jsonl"):
+        path.with_suffix(".parquet").write_text("y")
+    (east / "joiner-j-000003.parquet.tmp").write_text("y")
+    (east / "backfill-000000.jsonl").write_text("z")
+    pipelines = [Pipeline(datacenter="east", directory="")]
+    topology = Topology(
+        Settings(joiner=Joiner(output_roots=(str(tmp_path / "two"),))), [], [], str(tmp_path / "out"), "", True, [], pipelines
+    )  # fmt: skip
+    found = unlisted_files(topology)
+    assert found == [half_made, growing, east / "joiner-j-000006.parquet", second / "joiner-j-000007.jsonl"]
+
+
+def test_the_time_that_joiners_get_to_end_follows_what_they_have_to_complete(tmp_path):
+    for name, size in (("a", 256 << 20), ("b", 1 << 50)):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(min(size, 1 << 42))
+    assert grace_s([]) == completing.GRACE_S
+    assert grace_s([tmp_path / "a"]) == completing.GRACE_S + 64.0
+    assert grace_s([tmp_path / "a", tmp_path / "b"]) == completing.GRACE_S_MAX
+
+
+@pytest.fixture
+def slow_run(tmp_path, monkeypatch):
+    """Logs, and settings by which a file takes two seconds to be made Parquet, or until `gate` is gone."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr(joiner.parquet, "convert", joiner.parquet.convert)  # the adapter is loaded here, too
+    monkeypatch.delitem(sys.modules, "slowparquet", raising=False)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "slowparquet.py").write_text(SLOW.format(gate=str(tmp_path / "gate")))
+    (tmp_path / "photon.toml").write_text(
+        "[adapter]\nuse = 'slowparquet:Slow'\n"
+        "[joiner]\noutput_format = 'parquet'\noutput_file_bytes_max = 100000\n"
+        "[dispatcher]\nbatch_events_max = 250\n"
+    )
+    done = photon("generate", "--out", tmp_path / "logs", "--seed", 3, "--queries", 2_000, "--clicks", 2_000)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "logs", tmp_path / "out", tmp_path / "photon.toml"
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_a_drained_run_ends_when_all_its_files_are_made_parquet_however_long_it_takes(slow_run):
+    logs, out, config = slow_run
+    summary = join(logs, out, "--config", config)
+    assert summary["unlisted_files"] == []
+    east = out / "joined" / "east"
+    assert {path.suffix for path in east.iterdir()} == {".parquet", ".manifest", ".lives"}
+    assert len(complete_files(east)) >= 6
+    assert sum(entry.lines for entry in complete_files(east).values()) == summary["joined"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.cluster
+def test_files_that_are_left_are_told_and_the_next_run_completes_them(
+    slow_run, tmp_path, monkeypatch, capsys
+):
+    logs, out, config = slow_run
+    (tmp_path / "gate").touch()
+    for name in ("STILL_S_MAX", "GRACE_S", "GRACE_S_MAX"):
+        monkeypatch.setattr(completing, name, 0.5)
+    job = JoinJob([str(logs / "queries")], [str(logs / "clicks")], out, config, out / ".photon")
+    with RunDisplay() as display:
+        cut_off = run_join(job, display)
+    east = out / "joined" / "east"
+    assert cut_off["unlisted_files"] == [str(path) for path in sorted(east.glob("*.jsonl"))] != []
+    assert "not complete yet" in capsys.readouterr().err
+    assert complete_files(east) == {}
+    (tmp_path / "gate").unlink()
+    done = photon(*join_arguments(logs, out, "--config", config))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["unlisted_files"], summary["joined"]) == ([], cut_off["joined"])
+    assert not any(path.stat().st_size for path in east.glob("*.jsonl"))
+    assert sum(e.lines for e in complete_files(east).values()) == count_joined(east) == summary["joined"]

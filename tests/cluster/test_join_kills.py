@@ -1,0 +1,123 @@
+"""SIGKILL of any process in the middle of a run, and of the command itself: the same pairs, none twice."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from tests.system import (
+    children_of,
+    fates_add_up,
+    join,
+    join_arguments,
+    joined_pairs,
+    photon,
+    start_photon,
+)
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    logs = tmp_path_factory.mktemp("logs")
+    done = photon(
+        "generate", "--out", logs, "--seed", 3, "--queries", 100_000, "--clicks", 60_000, "--duplicates", 0.02,
+        "--orphans", 0.01, "--malformed", 0.005,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return logs, json.loads((logs / "truth.json").read_bytes())
+
+
+def lines_joined(out):
+    return sum(path.read_bytes().count(b"\n") for path in (out / "joined").rglob("*.jsonl"))
+
+
+def assert_exact(out, truth, summary):
+    pairs = joined_pairs(out)
+    assert max(pairs.values()) == 1
+    assert len(pairs) == truth["distinct_joined_pairs"]
+    assert summary["joined"] == truth["distinct_joined_pairs"]
+    assert summary["malformed"] == truth["malformed"]
+    assert summary["unjoinable"] == truth["orphans"]
+    assert summary["pending"] == 0
+    assert fates_add_up(summary)
+
+
+@pytest.mark.parametrize(
+    "victim",
+    [
+        "registry",
+        pytest.param("eventstore", marks=pytest.mark.long),
+        pytest.param("joiner", marks=pytest.mark.long),
+        "dispatcher",
+    ],
+)
+def test_a_killed_process_changes_nothing_in_what_is_joined(generated, tmp_path, victim):
+    logs, truth = generated
+    rng = random.Random(victim)
+    process = start_photon(*join_arguments(logs, tmp_path / "out", "--datacenters", 2))
+    try:
+        for share in (0.02, 0.3, 0.6):
+            wait_until(
+                lambda share=share: (
+                    lines_joined(tmp_path / "out") > share * 60_000 or process.poll() is not None
+                )
+            )
+            victims = [pid for name, pid in children_of(process.pid).items() if name.startswith(victim)]
+            if victims and process.poll() is None:
+                os.kill(rng.choice(victims), signal.SIGKILL)
+        printed, errors = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    summary = json.loads(printed)
+    assert summary["restarts"] >= 1
+    assert_exact(tmp_path / "out", truth, summary)
+
+
+@pytest.mark.long
+def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_what_was_left(
+    generated, tmp_path
+):
+    logs, truth = generated
+    out = tmp_path / "out"
+    for share in (0.1, 0.5):
+        process = start_photon(*join_arguments(logs, out))
+        wait_until(lambda share=share: lines_joined(out) > share * 60_000)
+        children = children_of(process.pid)
+        assert len(children) == 6
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        deadline = time.monotonic() + 10
+        while any(running(pid) for pid in children.values()):
+            assert time.monotonic() < deadline, "a process outlived the command"
+            time.sleep(0.02)
+    assert_exact(out, truth, join(logs, out))
+
+
+def running(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.long
+def test_ctrl_c_stops_everything_and_the_next_run_takes_up_what_was_left(generated, tmp_path):
+    logs, truth = generated
+    out = tmp_path / "out"
+    process = start_photon(*join_arguments(logs, out))
+    wait_until(lambda: lines_joined(out) > 5_000)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    stopped = json.loads(printed)
+    assert fates_add_up(stopped)
+    assert stopped["joined"] == lines_joined(out)
+    assert_exact(out, truth, join(logs, out))

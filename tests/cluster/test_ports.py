@@ -1,0 +1,85 @@
+"""A port that another program takes between its choice and its use: other ones are chosen."""
+
+import socket
+from random import Random
+
+import pytest
+
+from photon.cluster import placing, registry_access
+from photon.cluster.console import RunDisplay
+from photon.cluster.placing import PORT_TRIES_MAX, free_ports
+from photon.cluster.registry_access import Named, asked_registry
+from photon.cluster.run import JoinJob, run_join
+from photon.cluster.supervisor import PortTakenError
+from tests.system import joined_pairs, write_lines
+
+pytestmark = pytest.mark.cluster
+
+RAFT, DISPATCHER = 1, 8  # places in the plan of one datacenter
+
+
+@pytest.fixture
+def job(tmp_path):
+    write_lines(tmp_path / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    write_lines(tmp_path / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 2}])
+    out = tmp_path / "out"
+    return JoinJob([str(tmp_path / "q.jsonl")], [str(tmp_path / "c.jsonl")], out, None, out / ".photon")
+
+
+class TakenAt:
+    """Chooses ports of which one is taken by the time it is used, so many times."""
+
+    def __init__(self, place, times):
+        self._place, self.left = place, times
+        self._taken = []
+
+    def __call__(self, count, rng):
+        ports = free_ports(count, Random())
+        if self.left:
+            self.left -= 1
+            self._taken.append(socket.create_server(("127.0.0.1", ports[self._place])))
+        return ports
+
+    def close(self):
+        for one in self._taken:
+            one.close()
+
+
+@pytest.mark.parametrize("place", [RAFT, DISPATCHER])
+def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd, place):
+    chooser = TakenAt(place, times=1)
+    monkeypatch.setattr(placing, "free_ports", chooser)
+    try:
+        with RunDisplay() as display:
+            summary = run_join(job, display)
+    finally:
+        chooser.close()
+    assert (summary["joined"], joined_pairs(job.out)) == (1, {("q", "c"): 1})
+    assert "starting again on other ports" in capfd.readouterr().err
+
+
+def test_it_does_not_choose_for_ever(job, monkeypatch):
+    chooser = TakenAt(RAFT, times=9)
+    monkeypatch.setattr(placing, "free_ports", chooser)
+    try:
+        with pytest.raises(PortTakenError), RunDisplay() as display:
+            run_join(job, display)
+    finally:
+        chooser.close()
+    assert chooser.left == 9 - PORT_TRIES_MAX
+
+
+def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd):
+    with RunDisplay() as display:
+        run_join(job, display)
+    chooser = TakenAt(RAFT, times=1)
+    monkeypatch.setattr(registry_access, "free_ports", chooser)
+    try:
+        with (
+            asked_registry(Named(job.work), RunDisplay().notice) as asked,
+            asked.registry.client(10.0) as client,
+        ):
+            assert all(client.directory().leaders)
+    finally:
+        chooser.close()
+    assert chooser.left == 0 and "starting again on other ports" in capfd.readouterr().err

@@ -1,0 +1,141 @@
+"""Each role alone by `photon <role> serve --config photon.toml`: started in any order, killed, drained.
+
+One system of two datacenters and three registry replicas for all tests; each leaves it whole.
+"""
+
+import random
+import signal
+import urllib.request
+
+import pytest
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from joiner.client import JoinerClient
+from photon.rpc.network import LOOPBACK
+from tests.cluster.roles_kit import METRICS_OFFSET, Roles, Truth
+from tests.health import NOT_SERVING, SERVING, await_health
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(400)
+
+SERVICES = {
+    "registry": "photon.idregistry.v1.IdRegistry",
+    "eventstore": "photon.eventstore.v1.EventStore",
+    "joiner": "photon.joiner.v1.Joiner",
+    "dispatcher": "photon.dispatcher.v1.Dispatcher",
+}
+METRICS = {
+    "registry": "photon_registry_shard_quorum",
+    "eventstore": "photon_eventstore_",
+    "joiner": "photon_joiner_lease_left_seconds",
+    "dispatcher": "photon_dispatcher_pending_events",
+}
+
+
+@pytest.fixture(scope="module")
+def roles(tmp_path_factory):
+    made = Roles(tmp_path_factory.mktemp("system"))
+    order = list(made.all)
+    random.Random(5).shuffle(order)
+    order.sort(key=lambda who: who[0] == "registry")  # that all others need comes last
+    for who in order:
+        made.start(who)
+    yield made
+    made.kill()
+
+
+@pytest.fixture(scope="module")
+def truth(roles):
+    return Truth(roles)
+
+
+def test_processes_started_in_any_order_find_each_other_and_join_each_event_once(roles, truth):
+    truth.write(300)
+    roles.await_health(SERVING)
+    truth.write(300)
+    truth.await_all()
+
+
+def test_each_process_answers_health_checks_reflection_and_prometheus(roles):
+    for (role, name), address in roles.all.items():
+        await_health(SERVING, address)
+        await_health(SERVING, address, SERVICES[role])
+        with LOOPBACK.open(address) as channel:
+            assert SERVICES[role] in ProtoReflectionDescriptorDatabase(channel).get_services()
+        host, _, port = address.rpartition(":")
+        with urllib.request.urlopen(
+            f"http://{host}:{int(port) + METRICS_OFFSET}/metrics", timeout=60
+        ) as page:
+            assert METRICS[role] in page.read().decode() or (role, name) == ("eventstore", "east/1")
+
+
+def test_processes_that_are_killed_and_started_again_lose_and_double_nothing(roles, truth):
+    victims = [("eventstore", "west"), ("joiner", "east"), ("registry", "r0"), ("dispatcher", "east")]
+    truth.write(150)
+    roles.kill(*victims)
+    truth.write(150)
+    roles.start(*victims)
+    truth.await_all()
+    roles.await_health(SERVING)
+
+
+def test_processes_that_are_told_to_end_drain_and_lose_and_double_nothing(roles, truth):
+    victims = [("dispatcher", "west"), ("joiner", "west"), ("registry", "r1"), ("eventstore", "east")]
+    truth.write(150)
+    assert roles.terminate(*victims) == [0] * len(victims)
+    truth.write(150)
+    roles.start(*victims)
+    truth.await_all()
+    roles.await_health(SERVING)
+
+
+def test_without_a_majority_of_the_registry_those_that_need_it_say_so(roles, truth):
+    others = [("registry", "r1"), ("registry", "r2")]
+    roles.signal(signal.SIGSTOP, *others)
+    try:
+        roles.await_health(NOT_SERVING, ("registry", "r0"), ("joiner", "east"), ("joiner", "east/1"))
+        assert roles.health("eventstore", "east") == roles.health("dispatcher", "east") == SERVING
+        truth.write(50)
+    finally:
+        roles.signal(signal.SIGCONT, *others)
+    roles.await_health(SERVING)
+    truth.await_all()
+
+
+def test_a_second_sigterm_ends_a_joiner_that_waits_for_calls_to_end(roles, truth):
+    store, joiner = ("eventstore", "west"), ("joiner", "west")
+    client = JoinerClient([roles.all[joiner]], 20.0)
+    for _ in range(5):  # on a machine that is busy the calls may have ended when the second comes
+        roles.signal(signal.SIGSTOP, store)
+        truth.write(20)
+        wait_until(lambda: client.status()["in_flight"])
+        roles.signal(signal.SIGTERM, joiner)
+        wait_until(lambda: roles.health(*joiner) != SERVING)
+        roles.signal(signal.SIGTERM, joiner)
+        status = roles.ended(joiner)
+        roles.signal(signal.SIGCONT, store)
+        roles.start(joiner)
+        roles.await_health(SERVING, joiner)
+        if status:
+            break
+    client.close()
+    assert status == -signal.SIGTERM
+    truth.await_all()
+
+
+@pytest.mark.long
+def test_a_whole_system_that_was_drained_goes_on_where_it_was(roles, truth):
+    roles.await_health(SERVING)
+    truth.write(500)
+    assert roles.terminate(*roles.all) == [0] * len(roles.all)
+    truth.write(50)
+    roles.start()
+    truth.await_all()
+
+
+def test_all_that_are_told_to_end_at_once_end_well(roles, truth):
+    roles.await_health(SERVING)
+    truth.write(50)
+    assert roles.terminate(*roles.all) == [0] * len(roles.all)
+    joined = truth.joined()
+    assert set(joined) <= truth.pairs and set(joined.values()) == {1}

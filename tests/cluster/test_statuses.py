@@ -1,0 +1,142 @@
+"""Who asks all processes for their status leaves nothing behind."""
+
+import contextlib
+import dataclasses
+import json
+import socket
+import threading
+import time
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from photon.cli.status import command, line_of
+from photon.cluster import statuses
+from photon.cluster.running import tell_all
+from photon.cluster.statuses import StatusReader
+from photon.cluster.supervisor import Supervisor
+from photon.cluster.topology import Pipeline, Replica, Topology, write_topology
+from photon.core.errors import UnavailableError
+from photon.core.settings import Settings, load_settings
+from photon.rpc import network as failures
+from photon.rpc.network import Network
+from photon.rpc.servers import Server, to_photon_error
+from tests.certificates import Authority
+from tests.system import photon
+from tests.waiting import wait_until
+
+
+def system(joiner="127.0.0.1:4"):
+    replica = Replica("", "127.0.0.1:1", "127.0.0.1:2", name="r0", directory="/nowhere")
+    east = Pipeline(
+        datacenter="east",
+        eventstores=("127.0.0.1:3",),
+        joiners=(joiner,),
+        dispatchers=("127.0.0.1:5",),
+        directory="/nowhere",
+    )
+    return Topology(Settings(), [], [], "/out", "", False, [replica], [east])
+
+
+def test_a_reader_that_is_closed_does_not_wait_for_who_stands_still(monkeypatch):
+    monkeypatch.setattr(statuses, "TIMEOUT_S", 300.0)
+    with socket.create_server(("127.0.0.1", 0)) as standing:  # it accepts, and never answers
+        address = f"127.0.0.1:{standing.getsockname()[1]}"
+        reader = StatusReader(system(joiner=address))
+        asked = reader._pool.submit(lambda: reader._ask("joiner-east"))
+        wait_until(asked.running, 60)
+        began = time.monotonic()
+        reader.close()
+        assert asked.result(timeout=0) is None and time.monotonic() - began < 100.0
+
+
+def test_a_reader_that_is_closed_leaves_no_threads_and_no_channels():
+    before = {*threading.enumerate()}
+    reader = StatusReader(system())
+    reader.read(("registry", "joiner"))
+    assert len(reader.silent()) == 4
+    assert "127.0.0.1:4" in reader.why_silent("joiner-east") and not reader.why_silent("dispatcher-east")
+    assert all(len(reader.why_silent(name)) <= statuses.WHY_CHARS_MAX + 3 for name in reader.silent())
+    assert any(thread.name.startswith("status") for thread in {*threading.enumerate()} - before)
+    asked = [ask.__self__ for name, ask in reader._calls.items() if name == "joiner-east"]
+    reader.close()
+    assert not any(thread.name.startswith("status") for thread in {*threading.enumerate()} - before)
+    for client in asked:
+        with pytest.raises(UnavailableError, match="closed channel"):
+            client.status()
+
+
+def test_only_an_event_store_has_caches_beside_it():
+    assert line_of({"members": {"r0": "127.0.0.1:1", "r1": "127.0.0.1:2"}}) == ""
+    assert line_of({"members": ["127.0.0.1:3"]}) == "1 cache processes beside"
+
+
+def test_a_person_is_told_why_a_process_does_not_answer(tmp_path):
+    write_topology(system(), tmp_path / "topology.json")
+    told = CliRunner().invoke(command, ["--work", str(tmp_path)])
+    lines = {line.split()[0]: line for line in told.output.splitlines()}
+    assert told.exit_code == 1 and not any(t.name.startswith("status") for t in threading.enumerate())
+    assert "does not answer (" in lines["joiner-east"] and "127.0.0.1:4" in lines["joiner-east"]
+
+
+@pytest.mark.parametrize("mend", [mend for _, mend in failures._MENDS])
+def test_how_to_mend_tls_is_told_whole_whatever_grpc_adds(mend, monkeypatch):
+    class Refused(grpc.RpcError):
+        def code(self):
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self):
+            sign = next(sign for sign, known in failures._MENDS if known == mend)
+            return f"failed to connect to all addresses; last error: {'x' * 200} {sign} {'y' * 200}"
+
+    def refused():
+        raise to_photon_error(Refused(), "joiner j-east.central.photon.example:7403")
+
+    reader = StatusReader(system())
+    with contextlib.closing(reader):
+        monkeypatch.setitem(reader._calls, "joiner-east", refused)
+        reader.read()
+        told = reader.why_silent("joiner-east")
+    assert mend in told and len(told) <= statuses.WHY_CHARS_MAX + 3
+
+
+@pytest.mark.parametrize("ill", ["other CA", "no TLS"])
+def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path, ill):
+    ours, theirs = (Authority(tmp_path / who).issue("node", tls_name="photon") for who in ("ours", "theirs"))
+    (tmp_path / "photon.toml").write_text(
+        f'[tls]\ncert = "{ours.cert}"\nkey = "{ours.key}"\nca = "{ours.ca}"\n', "utf-8"
+    )
+    settings = load_settings(tmp_path / "photon.toml")
+    server = Server("127.0.0.1:0", 1, network=Network(tls=theirs) if ill == "other CA" else Network())
+    server.start()
+    planned = dataclasses.replace(system(joiner=server.listen), settings=settings)
+    write_topology(planned, tmp_path / "topology.json")
+    done = photon("status", "--work", tmp_path)
+    server.stop(0)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("joiner-east"))
+    assert ("take both from one CA" if ill == "other CA" else "set [tls] at both ends or at none") in line
+    assert done.returncode == 1 and done.stderr == ""
+
+
+def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(tmp_path, monkeypatch):
+    def status(events):
+        return {"datacenter": "east", "foreign_events": events, "fates": {"joined": events}, "pending": 0}
+
+    class Workers(StatusReader):
+        def read(self, roles):
+            return [], [], [], [status(9), status(5)]
+
+    monkeypatch.setattr(statuses, "StatusReader", Workers)
+    write_topology(system(), tmp_path / "topology.json")
+    told = CliRunner().invoke(command, ["--work", str(tmp_path), "--json"])
+    assert json.loads(told.output)["fates"]["east"]["foreign_events"] == 14
+
+
+def test_what_the_supervisor_noticed_is_told_in_the_order_in_which_it_happened(tmp_path):
+    reader, cluster, told = StatusReader(system()), SimpleNamespace(supervisor=Supervisor(tmp_path)), []
+    cluster.supervisor.notices += ["r0 ended", "r1 ended"]
+    with contextlib.closing(reader):
+        tell_all(cluster, reader, told.append)
+    assert told == ["r0 ended", "r1 ended"] and cluster.supervisor.notices == []

@@ -1,0 +1,217 @@
+"""`photon dev` as a user has it: a datacenter dies and comes back, and nothing is lost or doubled."""
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+
+import pytest
+from click.testing import CliRunner
+
+from photon.cli.dev import command, duration
+from photon.cli.explain import command as explain
+from photon.cluster.nursery import Nursery
+from photon.cluster.statuses import StatusReader
+from photon.core.errors import PhotonError, UsageError
+from photon.core.settings import Settings
+from photon.dev.plan import logs_of, plan_dev
+from photon.dev.system import DevSystem
+from tests.ports import free_ports
+from tests.system import children_of, joined_pairs, photon, read_lines, start_photon, write_lines
+from tests.waiting import wait_until
+
+ROLES = ("registry", "eventstore", "joiner", "dispatcher")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("20s", 20.0), ("500ms", 0.5), ("1.5m", 90.0), ("1h", 3600.0), ("7", 7.0)]
+)
+def test_durations_are_read_in_all_units(text, seconds):
+    assert duration(None, None, text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--for", "soon"], "no duration; write 20s"),
+        (
+            ["--for", "30s", "--kill-datacenter", "east", "--after", "20s", "--restore-after", "20s"],
+            "give it more",
+        ),
+        (["--restore-after", "20s"], "needs --kill-datacenter"),
+        (["--primary", "q"], "go together"),
+        (["--config", "none.toml"], "cannot be read"),
+    ],
+)
+def test_bad_usage_is_told_in_a_line(tmp_path, arguments, said):
+    result = CliRunner().invoke(command, ["--out", str(tmp_path / "out"), *arguments])
+    wrong = str(result.exception) if isinstance(result.exception, PhotonError) else result.output
+    assert said in wrong
+    assert getattr(result.exception, "exit_status", 2) == 2 and result.exit_code != 0
+
+
+@pytest.mark.cluster
+def test_an_outage_that_ends_when_the_run_does_neither_loses_nor_doubles_an_event(tmp_path):
+    out = tmp_path / "out"
+    rates = ("--queries-per-s", 300, "--clicks-per-s", 100)
+    outage = ("--for", "8s", "--kill-datacenter", "east", "--after", "3s", "--restore-after", "5s")
+    done = photon("dev", "--out", out, *rates, *outage, "--json")
+    assert done.returncode == 0, done.stderr + done.stdout
+    *looks, last = map(json.loads, done.stdout.splitlines())
+    killed = [look for look in looks if look["killed"] == ["east"]]
+    assert killed and {look["datacenters"]["east"]["state"] for look in killed} == {"killed"}
+    assert "datacenter east is killed" in done.stderr and "datacenter east is restored" in done.stderr
+
+    summary = last["summary"]
+    assert [check["ok"] for check in summary["checks"]] == [True] * 5
+    assert (summary["restarts"], summary["killed"], summary["pending"]) == (4, [], 0)
+    # What was written, read by other means: every click with its query, once in both datacenters together.
+    logs = out / ".photon"
+    written = read_lines(logs_of(logs, "east") / "clicks")
+    assert written == read_lines(logs_of(logs, "west") / "clicks")
+    truth = {(click["primary_id"], click["id"]) for click in written}
+    assert joined_pairs(out) == Counter(dict.fromkeys(truth, 1))
+    assert summary["joined"] == len(truth) > 100
+
+
+class Site:
+    """A DevSystem with logs that the test writes itself."""
+
+    def __init__(self, home):
+        self.work, self.out = home / "work", home / "out"
+        self.work.mkdir()
+        self.out.mkdir()
+        self.topology = plan_dev(Settings(), self.work, self.out, [], [], 2, random.Random())
+        self.nursery = Nursery()
+        self.system = DevSystem(self.topology, self.work, self.nursery)
+        self.system.start()
+        self.reader = StatusReader(self.topology)
+
+    def until(self, condition, seconds=90.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, f"did not happen in time: {self.system.supervisor.notices}"
+            self.system.poll()
+            time.sleep(0.02)
+
+    def silent(self):
+        self.reader.read(ROLES)
+        return {*self.reader.silent()}
+
+    def fates(self, datacenter):
+        return next((d["fates"] for d in self.reader.read(ROLES)[3] if d["datacenter"] == datacenter), {})
+
+    def write(self, number):
+        now_us = time.time_ns() // 1_000
+        for name in ("east", "west"):
+            logs, file = logs_of(self.work, name), f"{number}.jsonl"
+            write_lines(logs / "queries" / file, [{"id": f"q{number}", "ts_us": now_us}])
+            click = {"id": f"c{number}", "primary_id": f"q{number}", "ts_us": now_us}
+            write_lines(logs / "clicks" / file, [click])
+
+    def close(self):
+        self.reader.close()
+        self.system.kill()
+        self.nursery.close()
+
+
+@pytest.mark.cluster
+def test_the_other_datacenter_goes_on_alone_and_the_restored_one_catches_up(tmp_path):
+    site = Site(tmp_path)
+    try:
+        system, east = site.system, ["registry-r0", "eventstore-east", "joiner-east", "dispatcher-east"]
+        assert system.processes_of("east") == east and system.processes_of("central") == ["registry-r4"]
+        assert system.datacenters() == ["east", "west", "east-2", "west-2", "central"]
+        with pytest.raises(UsageError, match="no process runs in a datacenter 'north'"):
+            system.kill_datacenter("north")
+        site.until(lambda: not site.silent())
+        pids = [system.pid_of(name) for name in east]
+        system.kill_datacenter("east")
+        assert [system.pid_of(name) for name in east] == [None] * 4
+        for pid in pids:
+            with pytest.raises(ProcessLookupError):
+                os.kill(pid, 0)
+        site.write(1)
+        site.until(lambda: site.fates("west").get("joined") == 1)
+        assert site.silent() == {*east} and all(system.is_down(name) for name in east)
+        system.restore_datacenter("east")
+        site.until(lambda: site.fates("east").get("duplicate") == 1)
+        site.until(lambda: not site.silent())
+        before = system.pid_of("joiner-west")
+        system.kill_process("joiner-west")
+        site.until(lambda: system.pid_of("joiner-west") not in (before, None))
+        site.write(2)
+        site.until(lambda: sum(site.fates(name).get("joined", 0) for name in ("east", "west")) == 2)
+        system.stop()
+        assert joined_pairs(site.out) == {("q1", "c1"): 1, ("q2", "c2"): 1}
+    finally:
+        site.close()
+
+
+SETTINGS = """
+[system]
+out = "{home}/out"
+work = "{home}/work"
+[replicas.lone]
+datacenter = "attic"
+grpc = "127.0.0.1:{0}"
+raft = "127.0.0.1:{1}"
+[datacenters.attic]
+eventstores = ["127.0.0.1:{2}"]
+joiners = ["127.0.0.1:{3}"]
+dispatchers = ["127.0.0.1:{4}"]
+primary = ["{home}/q.jsonl"]
+foreign = ["{home}/c.jsonl"]
+"""
+
+
+def explained(event_id, config):
+    return CliRunner().invoke(explain, [event_id, "--config", str(config)], catch_exceptions=False).output
+
+
+@pytest.mark.cluster
+def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(tmp_path):
+    config, out = tmp_path / "photon.toml", tmp_path / "out"
+    config.write_text(SETTINGS.format(*free_ports(5), home=tmp_path))
+    write_lines(tmp_path / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    click = {"id": "c", "primary_id": "q", "ts_us": 2}
+    write_lines(tmp_path / "c.jsonl", [click, {**click, "id": "d", "primary_id": "later"}])
+    process = start_photon("dev", "--config", config)
+    try:
+        wait_until(lambda: out.exists() and joined_pairs(out) == {("q", "c"): 1}, 90)
+        shown = json.loads(photon("status", "--config", config, "--json").stdout)
+        assert shown.keys() == {f"{role}-attic" for role in ROLES[1:]} | {"registry-lone", "fates"}
+        assert shown["fates"]["attic"]["fates"]["joined"] == 1
+        found = photon("explain", "c", "--config", config).stdout
+        assert (
+            found.startswith("c: joined\n") and "registered in shard 0 by joiner-attic at 127.0.0.1" in found
+        )
+        assert "found in attic" in found and "waits to be tried" in explained("d", config)
+
+        # As on a machine that does not have the output.
+        elsewhere = tmp_path / "elsewhere.toml"
+        elsewhere.write_text(config.read_text().replace(f"{tmp_path}/out", f"{tmp_path}/away"))
+        found = explained("c", elsewhere)
+        assert "it may stand in a file that cannot be read here" in found
+        assert f"{tmp_path}/away/joined/attic: is not on this machine" in found
+
+        process.send_signal(signal.SIGTERM)
+        said, wrong = process.communicate(timeout=60)
+        assert process.returncode == 0, wrong
+        assert "attic      joined 1 of 2 events read, pending 1" in said and "WRONG" not in said
+        assert "no event is joined twice" in said
+
+        process = start_photon("dev", "--config", config)
+        wait_until(lambda: len(children_of(process.pid)) == 4, 60)
+        pids = children_of(process.pid).values()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 130
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in pids), 30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.communicate()

@@ -1,0 +1,304 @@
+"""Following growing, rotating, vanishing log files (paper 3.2)."""
+
+import dataclasses
+import gzip
+import os
+
+import pytest
+
+from photon.core.settings import Logs
+from tests.logs.following import Following, append
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+@pytest.fixture(params=["watched", "polled"])
+def following(request, logs, tmp_path):
+    def follow(*patterns, settings=Logs(), **options):
+        settings = dataclasses.replace(settings, watch=request.param == "watched")
+        patterns = patterns or [logs / "*.jsonl"]
+        return Following(*patterns, spool=tmp_path / "spool", settings=settings, **options)
+
+    return follow
+
+
+def test_growth_is_found_by_poll_without_a_scan(logs, following):
+    append(logs / "a.jsonl", b"1\n")
+    it = following()
+    assert it.read() == {"a.jsonl": b"1\n"}
+    append(logs / "a.jsonl", b"2\n3")
+    assert it.read(scan=False) == {"a.jsonl": b"2\n"}
+    append(logs / "a.jsonl", b"3\n")
+    assert it.read(scan=False) == {"a.jsonl": b"33\n"}
+    assert it.follower.caught_up
+
+
+def test_a_file_that_was_empty_when_found_is_polled_too(logs, following):
+    (logs / "a.jsonl").touch()
+    it = following()
+    assert it.read() == {}
+    append(logs / "a.jsonl", b"1\n")
+    assert it.read(scan=False) == {"a.jsonl": b"1\n"}
+
+
+def test_many_silent_files_are_each_polled_in_turn(logs, following):
+    for number in range(200):
+        append(logs / f"{number}.jsonl", b"1\n")
+    it = following()
+    it.read()
+    it.clock.advance(5.0)
+    append(logs / "150.jsonl", b"2\n")
+    read = {}
+    for _ in range(8):
+        read |= it.read(scan=False)
+    assert read == {"150.jsonl": b"2\n"}
+
+
+def test_files_take_turns_chunk_by_chunk(logs, following):
+    for name in "ab":
+        append(logs / f"{name}.jsonl", (name.encode() * 999 + b"\n") * 50)
+    it = following(settings=Logs(chunk_bytes=4096))
+    it.follower.scan_if_due()
+    turns = [os.path.basename(it.follower.next_chunk()[0].name) for _ in range(6)]
+    assert turns == ["a.jsonl", "b.jsonl"] * 3
+
+
+def test_reading_goes_on_where_it_stopped_and_not_where_it_was(logs, following):
+    append(logs / "a.jsonl", b"1\n2\n")
+    first = following()
+    first.read()
+    append(logs / "a.jsonl", b"3\n")
+    second = following(states=first.states.values())
+    assert second.read() == {"a.jsonl": b"3\n"}
+
+
+def test_what_was_handed_out_but_not_advanced_is_read_again_after_a_restart(logs, following):
+    append(logs / "a.jsonl", b"1\n2\n")
+    first = following()
+    first.keep(first.follower.scan_if_due())
+    assert first.follower.next_chunk() is not None
+    assert following(states=first.states.values()).read() == {"a.jsonl": b"1\n2\n"}
+
+
+def test_a_renamed_file_goes_on_and_its_successor_starts_at_its_beginning(logs, following):
+    append(logs / "a.jsonl", b"1\n2\n")
+    it = following(logs / "*")
+    it.read()
+    append(logs / "a.jsonl", b"3\n")
+    (logs / "a.jsonl").rename(logs / "a.jsonl.1")
+    append(logs / "a.jsonl", b"longer than what was read of the first\n")
+    # The name stands for another file before any scan could tell: nothing of it may be taken for the old one.
+    assert it.read(scan=False) == {}
+    assert not it.follower.caught_up
+    assert it.read() == {"a.jsonl.1": b"3\n", "a.jsonl": b"longer than what was read of the first\n"}
+    assert it.follower.caught_up
+    assert it.notices == []
+
+
+def test_a_file_renamed_out_of_the_pattern_is_read_to_its_end(logs, following):
+    append(logs / "a.jsonl", b"1\n")
+    it = following()
+    it.read()
+    append(logs / "a.jsonl", b"2\n")
+    (logs / "a.jsonl").rename(logs / "a.log.1")
+    append(logs / "a.jsonl", b"new\n")
+    assert it.read() == {"a.log.1": b"2\n", "a.jsonl": b"new\n"}
+    assert it.states[0].path.endswith("a.log.1")
+    assert not it.states[0].gone
+
+
+def test_a_file_that_shrank_is_another_file_and_is_read_from_its_start(logs, following):
+    append(logs / "a.jsonl", b"1\n2\n3\n")
+    it = following()
+    it.read()
+    (logs / "a.jsonl").write_bytes(b"4\n")
+    assert it.read() == {"a.jsonl": b"4\n"}
+    assert it.states[0].gone
+    assert not it.states[1].gone
+    assert any("shrank to 2 bytes" in notice for notice in it.notices)
+
+
+def test_a_file_that_shrank_to_between_stored_and_read_is_not_read_on_in_the_middle(logs, following):
+    append(logs / "a.jsonl", b"1\n2\n3\n")
+    it = following()
+    it.follower.scan_if_due()
+    it.follower.next_chunk()
+    (logs / "a.jsonl").write_bytes(b"44444")
+    append(logs / "a.jsonl", b"\n")
+    (logs / "a.jsonl").write_bytes(b"444\n")
+    assert it.read() == {"a.jsonl": b"444\n"}
+
+
+def test_a_file_overwritten_with_as_much_is_read_from_its_start(logs, following):
+    append(logs / "a.jsonl", b"1\n2\n")
+    it = following()
+    it.read()
+    (logs / "a.jsonl").write_bytes(b"3\n4\n5\n")
+    os.utime(logs / "a.jsonl", (0, 0))
+    assert it.read() == {"a.jsonl": b"3\n4\n5\n"}
+    assert any("overwritten" in notice for notice in it.notices)
+
+
+def test_a_deleted_file_is_gone_and_told(logs, following):
+    append(logs / "a.jsonl", b"1\n")
+    it = following()
+    it.read()
+    (logs / "a.jsonl").unlink()
+    assert it.read() == {}
+    assert it.states[0].gone
+    assert it.notices == [f"{logs}/a.jsonl is gone; 2 bytes of it were read"]
+    assert it.follower.caught_up
+
+
+def test_without_drain_a_partly_written_last_line_waits_and_is_told(logs, following):
+    append(logs / "a.jsonl", b'1\n{"id":1}')
+    it = following()
+    assert it.read() == {"a.jsonl": b"1\n"}
+    assert it.follower.caught_up
+    assert it.follower.unended() == {f"{logs}/a.jsonl": 8}
+
+
+def test_drain_takes_a_last_line_without_newline_if_it_is_an_object(logs, following):
+    append(logs / "a.jsonl", b'1\n{"id":1}')
+    append(logs / "b.jsonl", b'1\n{"id":')
+    it = following(drain=True)
+    assert it.read() == {"a.jsonl": b'1\n{"id":1}\n', "b.jsonl": b"1\n"}
+    it.read()
+    assert it.follower.caught_up
+    assert it.follower.unended() == {f"{logs}/b.jsonl": 6}
+
+
+def test_drain_ends_though_a_last_line_is_no_event(logs, following):
+    append(logs / "a.jsonl", b"[" * 100_000)
+    it = following(drain=True)
+    it.read()
+    assert it.rest() == {}
+    it.follower.scan_if_due()
+    assert it.follower.caught_up
+
+
+def test_drain_is_caught_up_only_after_a_scan_that_finds_nothing_new(logs, following):
+    append(logs / "a.jsonl", b"1\n")
+    it = following(drain=True)
+    assert it.read(scans=1) == {"a.jsonl": b"1\n"}
+    append(logs / "b.jsonl", b"2\n")
+    assert not it.follower.caught_up
+    it.follower.scan_if_due()
+    assert it.rest() == {"b.jsonl": b"2\n"}
+    it.follower.scan_if_due()
+    assert it.follower.caught_up
+
+
+def test_nothing_is_caught_up_before_the_first_scan(logs, following):
+    append(logs / "a.jsonl", b"1\n")
+    it = following()
+    assert it.follower.next_chunk() is None
+    assert not it.follower.caught_up
+
+
+def test_an_unreadable_file_is_told_once_and_does_not_keep_the_rest_from_ending(logs, following):
+    (logs / "a.jsonl.gz").write_bytes(b"no gzip at all")
+    append(logs / "b.jsonl", b"1\n")
+    it = following(logs / "*", drain=True)
+    assert it.read() == {"b.jsonl": b"1\n"}
+    it.read()
+    assert it.follower.caught_up
+    assert len(it.notices) == 1
+    assert "not a whole gzip file" in it.follower.unreadable[f"{logs}/a.jsonl.gz"]
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"2\n"))
+    assert it.read() == {"a.jsonl.gz": b"2\n"}
+    assert it.follower.unreadable == {}
+
+
+def test_a_file_that_fails_to_be_read_is_tried_again_at_scans_until_it_works(logs, following, monkeypatch):
+    import photon.logs.follow as module
+
+    append(logs / "a.jsonl", b"1\n")
+    real, allowed = module.read_chunk, []
+
+    def read_chunk(*arguments):
+        if not allowed:
+            raise PermissionError(13, "Permission denied")
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "read_chunk", read_chunk)
+    monkeypatch.setattr(module, "_readable", lambda *_: bool(allowed))
+    it = following(drain=True)
+    for _ in range(3):
+        assert it.read() == {}
+    assert it.follower.caught_up
+    assert it.follower.unreadable == {f"{logs}/a.jsonl": "Permission denied"}
+    assert len(it.notices) == 1
+    allowed.append(True)
+    assert it.read() == {"a.jsonl": b"1\n"}
+    assert it.follower.unreadable == {}
+
+
+def test_an_unchanged_file_costs_no_reading_of_its_head(logs, following, monkeypatch):
+    import photon.logs.inventory as module
+
+    append(logs / "a.jsonl", b"1\n")
+    it = following()
+    it.read()
+    it.read()
+    monkeypatch.setattr(module, "goes_on", None)  # would raise if it were called
+    assert it.read() == {}
+
+
+BODY = b"".join(b"%06d %s\n" % (n, b"x" * 40) for n in range(100))
+
+
+def cut_and_regrown(path):
+    """Its head is as it was, and it is longer than before."""
+    os.truncate(path, 48 * 40)
+    append(path, b"".join(b"new %03d %s\n" % (n, b"y" * 30) for n in range(200)))
+    return path.read_bytes()
+
+
+def test_a_file_that_was_cut_and_has_regrown_while_nobody_read_it_is_read_from_its_start(logs, following):
+    path = logs / "a.jsonl"
+    append(path, BODY)
+    first = following()
+    assert first.read() == {"a.jsonl": BODY}
+    now = cut_and_regrown(path)
+    it = following(states=first.states.values())
+    assert it.read() == {"a.jsonl": now}
+    assert it.states[0].gone
+    assert any("overwritten" in notice for notice in it.notices)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_a_file_that_was_cut_and_has_regrown_between_two_looks_is_read_from_its_start(logs, following, scan):
+    path = logs / "a.jsonl"
+    append(path, BODY)
+    it = following()
+    it.read()
+    now = cut_and_regrown(path)
+    assert scan or it.read(scan=False) == {}
+    assert it.read() == {"a.jsonl": now}
+    assert it.states[0].gone
+
+
+def test_a_file_that_is_renamed_while_its_tail_is_read_is_not_taken_for_another(logs, following, monkeypatch):
+    import photon.logs.follow as module
+
+    append(logs / "a.jsonl", BODY)
+    first = following(logs / "*")
+    first.read()
+    it = following(logs / "*", states=first.states.values())
+    append(logs / "a.jsonl", b"2\n")
+
+    def renamed(*_):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_at", renamed)
+        assert it.read() == {"a.jsonl": b"2\n"}
+    (logs / "a.jsonl").rename(logs / "b.jsonl")
+    append(logs / "b.jsonl", b"3\n")
+    assert it.read() == {"b.jsonl": b"3\n"}
+    assert not it.states[0].gone

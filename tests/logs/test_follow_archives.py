@@ -1,0 +1,281 @@
+"""Logs that are compressed, before or while they are followed (paper 3.2)."""
+
+import gzip
+import os
+import threading
+import time
+
+import pytest
+import zstandard
+
+from photon.core.clock import SystemClock
+from photon.core.settings import Logs
+from photon.logs import packed
+from photon.logs.follow import LogFollower
+from tests.logs.following import Following, append
+
+LINES = [b'{"id":"%d","text":"%s"}\n' % (n, b"x" * (n % 90)) for n in range(200)]
+TEXT = b"".join(LINES)
+ZSTD = zstandard.ZstdCompressor()
+
+
+@pytest.fixture
+def logs(tmp_path):
+    (tmp_path / "logs").mkdir()
+    return tmp_path / "logs"
+
+
+@pytest.fixture(params=[True, False], ids=["copies-kept", "copies-deleted"])
+def following(request, logs, tmp_path):
+    def follow(pattern="*.jsonl*", **options):
+        return Following(logs / pattern, spool=tmp_path / "spool", keep_copies=request.param, **options)
+
+    return follow
+
+
+def copies(tmp_path):
+    return sorted((tmp_path / "spool").glob("*.log"))
+
+
+def compress(path, old=None):
+    """As logrotate does: the archive is there whole before the plain file is deleted."""
+    packed = path.with_name(f"{path.name}.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes() if old is None else old))
+    os.utime(packed, ns=(path.stat().st_mtime_ns, path.stat().st_mtime_ns))
+    return packed
+
+
+def test_archives_of_both_kinds_are_read(logs, following):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"1\n") + gzip.compress(b"2\n"))
+    (logs / "b.jsonl.zst").write_bytes(ZSTD.compress(b"3\n") + ZSTD.compress(b"4\n"))
+    assert following().read() == {"a.jsonl.gz": b"1\n2\n", "b.jsonl.zst": b"3\n4\n"}
+
+
+@pytest.mark.parametrize("size", [3, 40, len(LINES)])
+def test_a_log_that_is_renamed_and_compressed_goes_on_where_it_was(logs, following, size):
+    path = logs / "a.jsonl"
+    path.write_bytes(b"".join(LINES[:size]))
+    it = following()
+    assert it.read() == {"a.jsonl": b"".join(LINES[:size])}
+    append(path, b"unread\n")
+    path.rename(logs / "a.jsonl.1")
+    compress(logs / "a.jsonl.1")
+    (logs / "a.jsonl.1").unlink()
+    append(path, b"new\n")
+    assert it.read() == {"a.jsonl.1.gz": b"unread\n", "a.jsonl": b"new\n"}
+    assert it.notices == []
+    assert sorted(it.states) == [0, 1]
+    assert not it.states[0].gone
+
+
+def test_a_log_that_is_compressed_while_nobody_reads_goes_on_where_it_was(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    first = following()
+    first.read()
+    append(path, b"unread\n")
+    compress(path)
+    path.unlink()
+    assert following(states=first.states.values()).read() == {"a.jsonl.gz": b"unread\n"}
+
+
+def test_while_both_are_there_the_archive_is_not_read_and_then_takes_over(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    it = following()
+    it.read()
+    compress(path)
+    assert it.read() == {}
+    assert it.notices == [f"{path}.gz holds what {path} holds and is not read again"]
+    path.unlink()
+    assert it.read() == {}
+    append(path, b"another\n")
+    assert it.read() == {"a.jsonl": b"another\n"}
+    assert (it.states[0].name, it.states[0].gone) == (f"{path}.gz", False)
+
+
+def test_an_archive_with_the_same_head_but_other_lines_is_read_from_its_start(logs, following):
+    (logs / "a.jsonl").write_bytes(TEXT)
+    it = following()
+    it.read()
+    (logs / "a.jsonl").unlink()
+    other = TEXT[:-20] + b"_" * 19 + b"\n"
+    (logs / "b.jsonl.gz").write_bytes(gzip.compress(other))
+    assert it.read() == {"b.jsonl.gz": other}
+    assert it.states[0].gone
+
+
+def test_a_log_that_is_copied_and_truncated_is_not_read_again_under_its_copys_name(logs, following):
+    path = logs / "a.jsonl"
+    path.write_bytes(TEXT)
+    it = following()
+    it.read()
+    append(path, b"unread\n")
+    (logs / "a.jsonl.1").write_bytes(path.read_bytes())
+    path.write_bytes(b"new\n")
+    assert it.read() == {"a.jsonl.1": b"unread\n", "a.jsonl": b"new\n"}
+
+
+def test_an_archive_that_got_another_member_is_read_on(logs, following, tmp_path):
+    path = logs / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    it = following()
+    assert it.read() == {"a.jsonl.gz": TEXT}
+    append(path, gzip.compress(b"more\n"))
+    assert it.read() == {"a.jsonl.gz": b"more\n"}
+    assert sorted(it.states) == [0]
+    assert len(copies(tmp_path)) <= 1
+
+
+def test_an_archive_under_another_name_or_after_a_restart_is_not_read_again(logs, following):
+    path = logs / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(TEXT))
+    it = following()
+    it.read()
+    path.rename(logs / "b.jsonl.gz")
+    assert it.read() == {}
+    assert it.states[0].name == f"{logs}/b.jsonl.gz"
+    assert following(states=it.states.values()).read() == {}
+    assert it.notices == []
+
+
+def test_the_last_line_of_an_archive_needs_no_newline(logs, following):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b'1\n{"id":1}'))
+    assert following().read() == {"a.jsonl.gz": b'1\n{"id":1}\n'}
+
+
+def test_a_copy_that_is_not_to_be_kept_is_deleted_once_it_is_recorded(logs, tmp_path):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(TEXT))
+    it = Following(logs / "*", spool=tmp_path / "spool", keep_copies=False)
+    it.follower.scan_if_due()
+    state, chunk = it.follower.next_chunk()
+    it.read()
+    assert len(copies(tmp_path)) == 1  # nothing of it is recorded
+    it.keep([it.follower.advanced(state.number, chunk.end)])
+    assert it.read() == {}
+    assert copies(tmp_path) == []
+    again = Following(logs / "*", spool=tmp_path / "spool", keep_copies=False, states=it.states.values())
+    assert again.read() == {}
+    assert again.follower.caught_up
+    assert copies(tmp_path) == []
+
+
+def test_an_archive_that_is_deleted_is_read_to_its_end_and_then_its_copy_is_deleted(
+    logs, following, tmp_path
+):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(TEXT))
+    it = following(settings=Logs(chunk_bytes=1024))
+    it.follower.scan_if_due()
+    state, chunk = it.follower.next_chunk()
+    it.keep([it.follower.advanced(state.number, chunk.end)])
+    (logs / "a.jsonl.gz").unlink()
+    rest = b"".join(it.rest().values())
+    assert chunk.data + rest + b"".join(it.read().values()) == TEXT
+    it.read()
+    assert it.states[0].gone
+    assert copies(tmp_path) == []
+
+
+def test_a_copy_that_was_taken_away_is_made_again_and_read_on(logs, following, tmp_path):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(TEXT))
+    it = following(settings=Logs(chunk_bytes=1024))
+    it.follower.scan_if_due()
+    state, chunk = it.follower.next_chunk()
+    it.keep([it.follower.advanced(state.number, chunk.end)])
+    copies(tmp_path)[0].unlink()
+    assert chunk.data + b"".join(it.read().values()) == TEXT
+    assert sorted(it.states) == [0]
+
+
+def test_an_archive_that_is_still_being_written_is_waited_for_without_a_word(logs, tmp_path):
+    clock, notices = SystemClock(), []
+    whole = gzip.compress(TEXT)
+    path = logs / "a.jsonl.gz"
+    path.write_bytes(whole[:-9])
+    settings = Logs(scan_interval_s=0.001)
+    follower = LogFollower([str(logs)], tmp_path / "spool", settings, clock, notice=notices.append)
+    follower.scan_if_due()
+    assert follower.next_chunk() is None
+    assert not follower.caught_up
+    assert follower.unreadable == {}
+    append(path, whole[-9:])
+    deadline = time.monotonic() + 20
+    while not follower.caught_up:
+        follower.scan_if_due()
+        while (found := follower.next_chunk()) is not None:
+            assert found[1].data == TEXT
+        assert time.monotonic() < deadline
+    assert notices == []
+
+
+def test_a_truncated_archive_that_nobody_writes_is_told(logs, following):
+    path = logs / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(TEXT)[:-9])
+    os.utime(path, (0, 0))
+    it = following()
+    assert it.read() == {}
+    assert "not a whole gzip file" in it.follower.unreadable[str(path)]
+    assert len(it.notices) == 1
+
+
+def test_an_archive_for_which_there_is_no_room_is_told_and_read_when_there_is(logs, tmp_path):
+    for name in "ab":
+        (logs / f"{name}.jsonl.gz").write_bytes(gzip.compress(name.encode() * 600 + b"\n"))
+    settings = Logs(spool_bytes_max=1 << 20)
+    assert settings.spool_bytes_max == 1 << 20
+    it = Following(logs / "*", spool=tmp_path / "spool", settings=settings, keep_copies=False)
+    it.follower._inventory._spool._bytes_max = 1000  # less than the settings allow
+    assert it.read(scans=1) == {"a.jsonl.gz": b"a" * 600 + b"\n"}
+    assert "spool_bytes_max" in it.follower.unreadable[f"{logs}/b.jsonl.gz"]
+    assert it.read() == {"b.jsonl.gz": b"b" * 600 + b"\n"}
+    assert it.follower.unreadable == {}
+
+
+def read_until_caught_up(follower):
+    read, deadline = {}, time.monotonic() + 20
+    while True:
+        follower.scan_if_due()
+        while (found := follower.next_chunk()) is not None:
+            name = os.path.basename(found[0].name)
+            read[name] = read.get(name, b"") + found[1].data
+        if follower.caught_up:
+            return read
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_other_logs_are_read_while_a_large_archive_is_unpacked(logs, tmp_path, monkeypatch, drain):
+    large = b"".join(os.urandom(512).hex().encode() + b"\n" for _ in range(3000))
+    for name in "ab":
+        (logs / f"{name}.jsonl.gz").write_bytes(gzip.compress(large))
+        os.utime(logs / f"{name}.jsonl.gz", (0, 0))
+    append(logs / "c.jsonl", b"1\n")
+    go, woken, real = threading.Event(), threading.Event(), packed.unpacked
+    monkeypatch.setattr(packed, "unpacked", lambda path: go.wait(20) and real(path))
+    settings = Logs(scan_interval_s=1000)  # no scan but the one that is due to the end of unpacking
+    follower = LogFollower(
+        [str(logs)], tmp_path / "spool", settings, SystemClock(), drain=drain, wake=woken.set
+    )
+    follower.scan_if_due()
+    assert follower.next_chunk()[1].data == b"1\n"
+    assert follower.next_chunk() is None
+    assert not follower.caught_up
+    assert not woken.is_set()
+    go.set()
+    assert woken.wait(20)
+    assert read_until_caught_up(follower) == {"a.jsonl.gz": large, "b.jsonl.gz": large}
+
+
+def test_a_large_archive_that_is_damaged_is_told_and_does_not_hold_up_the_end(logs, tmp_path):
+    damaged = bytearray(gzip.compress(os.urandom(3 << 20)))
+    damaged[1 << 20] ^= 255
+    (logs / "a.jsonl.gz").write_bytes(damaged)
+    append(logs / "c.jsonl", b"1\n")
+    notices: list[str] = []
+    follower = LogFollower(
+        [str(logs)], tmp_path / "spool", Logs(), SystemClock(), drain=True, notice=notices.append
+    )
+    assert read_until_caught_up(follower) == {"c.jsonl": b"1\n"}
+    assert list(follower.unreadable) == [f"{logs}/a.jsonl.gz"]
+    assert len(notices) == 1

@@ -1,0 +1,80 @@
+"""Names of logs are bytes: one that is no UTF-8 is read like any other, and told as text."""
+
+import gzip
+import os
+
+import msgspec
+import pytest
+
+from tests.logs.following import Following, append
+
+CUT = gzip.compress(b'{"n":1}\n' * 99)[:-20]
+
+
+@pytest.fixture
+def logs(tmp_path):
+    directory = tmp_path / "logs"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def following(logs, tmp_path):
+    return lambda **options: Following(logs / "*", spool=tmp_path / "spool", **options)
+
+
+def odd(directory, name):
+    return os.fsdecode(os.fsencode(directory) + b"/" + name)
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_name_that_is_no_utf_8_is_told_as_text_that_names_the_file_and_all_others_are_read(
+    logs, following, drain
+):
+    append(logs / "plain.jsonl", b'{"n":0}\n')
+    append(odd(logs, b"read\xe9.jsonl"), b'{"n":1}\n{"n":')
+    for name in (b"cut\xe9.jsonl.gz", b"cut\xea.jsonl.gz"):
+        append(odd(logs, name), CUT)
+    loop = odd(logs, b"loop\xe9.jsonl")
+    os.symlink(loop, loop)
+    for _ in range(2):  # whoever comes after the first goes by what stands in the spool
+        it = following(drain=drain)
+        assert sorted(it.read().values()) == [b'{"n":0}\n', b'{"n":1}\n']
+        told = it.follower.unreadable
+        names = [rf"{logs}/{name}" for name in (r"cut\xe9.jsonl.gz", r"cut\xea.jsonl.gz", r"loop\xe9.jsonl")]
+        assert sorted(told) == names
+        assert told[names[0]].startswith(f"{names[0]}: not a whole gzip file")
+        assert told[names[2]].startswith(f"{names[2]} cannot be read")
+        assert it.follower.unended() == {rf"{logs}/read\xe9.jsonl": 5}
+        assert sum(rf"{logs}/cut\xe9.jsonl.gz" in notice for notice in it.notices) == 1
+        msgspec.json.encode([told, it.follower.unended(), it.notices])
+
+
+def test_an_archive_that_is_left_for_later_is_told_as_text_too(logs, following):
+    it = following()
+    path = odd(logs, b"new\xe9.jsonl.gz")
+    append(path, CUT)
+    os.utime(path, (it.clock.now_us() / 1e6,) * 2)
+    it.follower.scan_if_due()
+    assert it.follower.settling == {rf"{logs}/new\xe9.jsonl.gz"}
+
+
+def test_a_file_renamed_to_a_name_that_is_no_utf_8_is_read_on(logs, following):
+    append(logs / "a.jsonl", b'{"n":0}\n')
+    it = following()
+    it.read()
+    append(logs / "a.jsonl", b'{"n":1}\n')
+    os.rename(logs / "a.jsonl", odd(logs, b"a\xe9.jsonl"))
+    assert list(it.read().values()) == [b'{"n":1}\n']
+
+
+def test_what_an_earlier_program_could_not_note_of_a_broken_archive_is_found_out_anew(
+    logs, following, tmp_path
+):
+    append(odd(logs, b"cut\xe9.jsonl.gz"), CUT)
+    following(drain=True).read()
+    (noted,) = (tmp_path / "spool").glob("*.broken")
+    noted.write_bytes(b"")
+    it = following(drain=True)
+    it.read()
+    assert "not a whole gzip file" in it.follower.unreadable[rf"{logs}/cut\xe9.jsonl.gz"]

@@ -1,0 +1,258 @@
+"""`photon recover` (paper 3.3.3), its drills with real processes: nothing is doubled, nothing is lost."""
+
+import os
+import signal
+
+import pytest
+
+from joiner.output_files import complete_files
+from tests.recovery.recovering import Run
+from tests.system import children_of
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.cluster
+
+EVENTS = 60
+
+
+@pytest.fixture
+def make_run(tmp_path):
+    runs = []
+
+    def make(**options):
+        runs.append(Run(tmp_path / f"run{len(runs)}", **options))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.kill()
+
+
+def with_loss(run, what="lose"):
+    """A run of which a batch is registered and, the joiner's disk being gone, written by nobody."""
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.told(what)
+    run.click(EVENTS)
+    wait_until(run.obeyed)
+    return run
+
+
+def lost_count(run):
+    return 2 * EVENTS - sum(run.joined().values())
+
+
+@pytest.mark.long
+def test_what_a_joiner_lost_with_its_disk_is_joined_again_by_the_run_that_goes_on(make_run):
+    run = with_loss(make_run())
+    run.until_over()
+    status, told = run.recover(apply=False)
+    assert (status, [one["state"] for one in told["incarnations"]]) == (1, ["over"])
+    assert told["lost"] > 0
+    assert told["recovered"] == 0
+    assert run.joined() != run.all_once()
+    status, report = run.recover()
+    assert status == 0, report
+    assert report["recovered"] > 0
+    assert report["remaining"] == 0
+    wait_until(lambda: run.joined() == run.all_once())
+    status, again = run.recover()
+    assert (status, again["lost"], again["recovered"]) == (0, 0, 0)
+    run.click(EVENTS)
+    wait_until(lambda: run.joined() == run.all_once())
+    summary = run.stop()
+    assert summary["pending"] == 0
+
+
+STEPS = [
+    "surveyed", "fenced", "tails mended", "read again", "lines kept", "planned", "some released", "released",
+    "lines copied", "injected", "forgotten",
+]  # fmt: skip
+
+
+@pytest.mark.long
+def test_recovery_that_is_killed_at_any_step_and_run_again_doubles_nothing_and_loses_nothing(make_run):
+    """One loss, and a kill at each step on the way to its end; the run goes on meanwhile."""
+    run = with_loss(make_run())
+    for step in STEPS:
+        status, report = run.recover(die_at=step)
+        assert (status, report) == (-signal.SIGKILL, {}), step
+        assert max(run.joined().values()) == 1
+    for step in ("injected", "planned"):  # of the second piece
+        run.recover(die_at=step)
+    status, report = run.recover()
+    assert (status, report["remaining"]) == (0, 0), report
+    wait_until(lambda: run.joined() == run.all_once())
+    assert not list((run.work / "recovery").glob("*.json*"))
+    assert run.stop()["pending"] == 0
+    assert run.joined() == run.all_once()
+
+
+@pytest.mark.long
+def test_a_recovery_that_is_killed_before_the_lines_are_injected_leaves_a_plan_that_a_later_one_finishes(
+    make_run,
+):
+    run = with_loss(make_run())
+    count = lost_count(run)
+    assert run.recover(die_at="released", passes=1)[0] == -signal.SIGKILL
+    status, told = run.recover(apply=False)
+    assert (status, told["plans_left"]) == (1, 1)  # what it had released no scan shows
+    status, report = run.recover()
+    assert (status, report["plans_finished"]) == (0, 1)
+    assert count > 1
+    wait_until(lambda: run.joined() == run.all_once())
+
+
+@pytest.mark.long
+def test_a_zombie_that_goes_on_after_the_release_writes_nothing(make_run):
+    # A request that the zombie got, and registered nothing of, is sent to the other one after that time.
+    more = "processes = 2\n[dispatcher]\nrequest_timeout_s = 3.0\n"
+    run = with_loss(make_run(joiner=more), "stop")
+    assert run.process is not None
+    joiners = {name: pid for name, pid in children_of(run.process.pid).items() if name.startswith("joiner")}
+    wait_until(lambda: "T" in map(state_of, joiners.values()))
+    (zombie,) = [pid for pid in joiners.values() if state_of(pid) == "T"]
+    assert lost_count(run) > 0, (run.recover(apply=False), run.joined() == run.all_once())
+    status, report = run.recover()
+    assert (status, report["remaining"]) == (0, 0), report
+    assert report["recovered"] > 0, report
+    wait_until(lambda: run.joined() == run.all_once(), what=str((report, lost_count(run))))
+    os.kill(zombie, signal.SIGCONT)
+    wait_until(lambda: state_of(zombie) == "Z", what="a fenced joiner must end")
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) >= 3 * EVENTS)
+    assert run.stop()["pending"] == 0
+    assert run.joined() == run.all_once()
+    assert run.recover()[1]["lost"] == 0
+
+
+def state_of(pid):
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(") ")[2][0]
+    except FileNotFoundError:
+        return "Z"
+
+
+def ended(run):
+    """A run that was killed: what it wrote last is in no manifest."""
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.kill()
+    run.process = None
+
+
+def grown(run):
+    return max((run.out / "joined" / "east").glob("*.jsonl"), key=lambda path: path.stat().st_size)
+
+
+def assert_joined_by_the_next_run(run):
+    run.start()
+    wait_until(lambda: run.joined() == run.all_once())
+    run.stop()
+    assert run.joined() == run.all_once()
+    assert run.recover()[1]["lost"] == 0
+
+
+@pytest.mark.long
+def test_joined_files_that_were_deleted_are_joined_again_by_the_next_run(make_run):
+    run = make_run()
+    ended(run)
+    grown(run).unlink()
+    status, report = run.recover()
+    assert (status, report["recovered"]) == (0, EVENTS), report
+    assert_joined_by_the_next_run(run)
+
+
+@pytest.mark.long
+def test_what_a_file_lost_that_was_cut_in_the_middle_of_a_line_is_joined_again_and_the_rest_stays(make_run):
+    run = make_run()
+    ended(run)
+    path = grown(run)
+    lines = path.read_bytes().splitlines(keepends=True)
+    os.truncate(path, sum(map(len, lines[:20])) + len(lines[20]) // 2)
+    status, report = run.recover()
+    assert (status, report["recovered"]) == (0, EVENTS - 20), report
+    assert path.read_bytes() == b"".join(lines[:20])
+    assert any("unfinished lines" in note for note in report["notes"])
+    assert_joined_by_the_next_run(run)
+
+
+@pytest.mark.long
+def test_a_line_that_lacks_only_its_newline_is_not_joined_twice(make_run):
+    run = make_run()
+    ended(run)
+    path = grown(run)
+    lines = path.read_bytes().splitlines(keepends=True)
+    os.truncate(path, sum(map(len, lines[:20])) - 1)
+    assert run.recover()[1]["recovered"] == EVENTS - 19
+    assert_joined_by_the_next_run(run)
+
+
+@pytest.mark.long
+def test_a_complete_file_that_was_taken_away_is_not_taken_for_lost(make_run):
+    run = make_run()
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.stop()
+    path = grown(run)
+    path.rename(run.root / path.name)
+    status, report = run.recover()
+    assert (status, report["recovered"], report["remaining"]) == (1, 0, EVENTS)
+    assert path.name in report["refused"]
+    assert "--gone-for-good" in report["refused"]
+    (run.root / path.name).rename(path)
+    assert run.recover()[:1] == (0,)
+
+
+@pytest.mark.long
+def test_a_complete_file_that_was_deleted_by_hand_is_joined_again(make_run):
+    run = make_run()
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    run.stop()
+    path = grown(run)
+    assert path.name in complete_files(path.parent)
+    path.unlink()
+    assert run.recover()[0] == 1, "it may have been moved"
+    status, report = run.recover(gone=True)
+    assert (status, report["recovered"], report["remaining"]) == (0, EVENTS, 0), report
+    assert_joined_by_the_next_run(run)
+
+
+@pytest.mark.long
+def test_what_a_living_joiner_lost_is_left_alone_until_it_is_restarted(make_run):
+    run = make_run()
+    run.start()
+    run.click(EVENTS)
+    wait_until(lambda: sum(run.joined().values()) == EVENTS)
+    grown(run).unlink()
+    status, report = run.recover()
+    assert [one["state"] for one in report["incarnations"]] == ["alive"]
+    assert report["recovered"] == 0
+    assert run.process is not None
+    os.kill(children_of(run.process.pid)["joiner-east"], signal.SIGKILL)
+    status, report = run.recover()
+    assert (status, report["recovered"]) == (0, EVENTS), report
+    wait_until(lambda: run.joined() == run.all_once())
+
+
+@pytest.mark.long
+def test_lost_events_of_which_no_input_has_the_line_stay_registered_and_are_told(make_run):
+    run = make_run()
+    ended(run)
+    grown(run).unlink()
+    (clicks,) = (run.logs / "clicks").glob("*.jsonl")
+    lines = clicks.read_bytes().splitlines(keepends=True)
+    clicks.write_bytes(b"".join(lines[:10]))
+    status, report = run.recover()
+    assert (status, report["recovered"], report["no_input"]) == (1, 10, EVENTS - 10)
+    assert report["remaining"] == EVENTS - 10
+    clicks.write_bytes(b"".join(lines))
+    status, report = run.recover()
+    assert (status, report["recovered"]) == (0, EVENTS - 10)
+    assert_joined_by_the_next_run(run)

@@ -1,0 +1,173 @@
+"""Running the photon command and systems of it as a user does, and reading what they left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PHOTON = [sys.executable, "-m", "photon.cli.main"]
+ENDS_S = 60  # a machine that is busy takes its time
+
+
+def photon(
+    *arguments: object, timeout: float = 100.0, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*PHOTON, *map(str, arguments)], capture_output=True, text=True, timeout=timeout, check=False, cwd=cwd
+    )
+
+
+def start_photon(*arguments: object, stderr: Any = subprocess.PIPE) -> subprocess.Popen[str]:
+    return subprocess.Popen([*PHOTON, *map(str, arguments)], stdout=subprocess.PIPE, stderr=stderr, text=True)
+
+
+def join_arguments(logs: Path, out: Path, *more: object) -> list[object]:
+    return [
+        "join",
+        "--primary",
+        logs / "queries",
+        "--foreign",
+        logs / "clicks",
+        "--out",
+        out,
+        "--json",
+        *more,
+    ]
+
+
+def join(logs: Path, out: Path, *more: object) -> dict[str, Any]:
+    """A `photon join` that must succeed; its summary."""
+    done = photon(*join_arguments(logs, out, *more))
+    assert done.returncode == 0, done.stderr
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def write_lines(path: Path, events: Iterable[Mapping[str, Any] | bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for event in events:
+            file.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
+
+
+def read_lines(directory: Path) -> list[dict[str, Any]]:
+    if not directory.exists():
+        return []
+    return [
+        json.loads(line)
+        for path in sorted(directory.rglob("*.jsonl"))
+        for line in path.read_bytes().splitlines()
+    ]
+
+
+def joined_pairs(out: Path) -> Counter[tuple[str, str]]:
+    """(primary id, foreign id) -> times, over the joined logs of all datacenters."""
+    return Counter((str(e["primary"]["id"]), str(e["id"])) for e in read_lines(out / "joined"))
+
+
+def fates_add_up(summary: Mapping[str, Any]) -> bool:
+    fates = ("joined", "duplicate", "unjoinable", "filtered", "expired", "malformed", "pending")
+    return summary["foreign_events"] == sum(summary[fate] for fate in fates)
+
+
+def shared_data() -> Path | None:
+    """The folder of real data sets, where there is one."""
+    candidates = [os.environ.get("PHOTON_SHARED_DATA"), Path(__file__).parents[2] / "shared" / "data"]
+    return next((Path(c) for c in candidates if c and Path(c).is_dir()), None)
+
+
+def children_of(pid: int) -> dict[str, int]:
+    """Name (role-name) -> process id of the processes that a `photon join` started."""
+    import psutil
+
+    found = {}
+    for child in psutil.Process(pid).children(recursive=True):
+        try:
+            words = child.cmdline()
+        except psutil.Error:
+            continue
+        if "serve" in words:
+            found[f"{words[words.index('serve') - 1]}-{words[words.index('--name') + 1]}"] = child.pid
+    return found
+
+
+def environment() -> dict[str, str]:
+    """Of a process that is started elsewhere, and ends with the tests, however those end."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    more = {"PHOTON_PARENT": str(os.getpid()), "PYTHONPATH": path, "PYTHONFAULTHANDLER": "1"}
+    return os.environ | more
+
+
+class Processes:
+    """Those of one system, each by its name (one word or several), with a log of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._processes: dict[Any, subprocess.Popen[bytes]] = {}
+
+    def launch(self, who: Any, command: Sequence[str]) -> None:
+        with self.log(who).open("ab") as log:
+            self._processes[who] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.directory,
+                env=environment(),
+            )
+
+    def log(self, who: Any) -> Path:
+        name = who if isinstance(who, str) else "-".join(who)
+        return self.directory / f"{name.replace('/', '-')}.log"
+
+    def said(self, who: Any) -> str:
+        """All that it logged."""
+        return self.log(who).read_text()
+
+    def told(self) -> str:
+        """The end of all logs, for the message of a failed check."""
+        return "\n".join(f"--- {who}\n{self.said(who)[-2000:]}" for who in self._processes)
+
+    def process(self, who: Any) -> subprocess.Popen[bytes]:
+        return self._processes[who]
+
+    @property
+    def running(self) -> list[Any]:
+        return [who for who, process in self._processes.items() if process.poll() is None]
+
+    def signal(self, number: int, *those: Any) -> None:
+        for who in those:
+            self._processes[who].send_signal(number)
+
+    def pause(self, *those: Any) -> None:
+        """SIGSTOP: alive for the kernel, dead for everybody else."""
+        self.signal(signal.SIGSTOP, *those)
+
+    def resume(self, *those: Any) -> None:
+        self.signal(signal.SIGCONT, *those)
+
+    def kill(self, *those: Any) -> None:
+        """SIGKILL to these, or to all."""
+        for who in those or list(self._processes):
+            self._processes[who].kill()
+            self._processes[who].wait()
+
+    def terminate(self, *those: Any) -> list[int]:
+        """SIGTERM to all of them at once; their exit statuses."""
+        self.signal(signal.SIGTERM, *those)
+        return [self.ended(who) for who in those]
+
+    def ended(self, who: Any) -> int:
+        """The exit status of a process that is to end by itself."""
+        process = self._processes[who]
+        try:
+            return process.wait(ENDS_S)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGABRT)  # its log tells then where it stands
+            process.wait()
+            raise AssertionError(f"{who} does not end:\n{self.said(who)[-6000:]}") from None
