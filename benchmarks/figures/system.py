@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from photon.cluster.summary import Sample, Status
 from photon.cluster.topology import PIPELINE_ROLES
 from photon.core.fates import Fate
-from photon.dev.figures import Sample, Status
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem
 

@@ -1,10 +1,29 @@
 """What a run came to: pure sums over what the processes say and what stands in the output."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from photon.core.fates import Fate
+
+Status = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What every process said at `at_s` (monotonic); None for one that did not answer."""
+
+    at_s: float
+    statuses: Mapping[str, Status | None]
+
+    def of(self, role: str) -> list[Status]:
+        """What the processes of a role said, of those that answered."""
+        return [status for name, status in self.statuses.items() if status and name.startswith(role)]
+
+    def silent(self, roles: tuple[str, ...] = ("",)) -> list[str]:
+        """Those (of these roles) that did not answer."""
+        return [name for name, status in self.statuses.items() if status is None and name.startswith(roles)]
 
 
 def furthest(dispatchers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

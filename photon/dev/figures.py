@@ -6,22 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from photon.cluster.summary import fates_of, furthest, percentiles_ms
+from photon.cluster.summary import Sample, Status, fates_of, furthest, percentiles_ms
 from photon.cluster.topology import PIPELINE_ROLES, Topology, process_name
 from photon.core.fates import Fate
 
-Status = Mapping[str, Any]
-
 WINDOW_S: Final = 5.0
 """Rates and latencies are of the last seconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """What every process said at `at_s` (monotonic); None for one that did not answer."""
-
-    at_s: float
-    statuses: Mapping[str, Status | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +92,7 @@ class Window:
         return itertools.pairwise(answers)
 
     def silent(self) -> list[str]:
-        return [name for name, status in self._samples[-1].statuses.items() if status is None]
+        return self._samples[-1].silent()
 
 
 def figures_of(topology: Topology, window: Window) -> Figures:

@@ -11,6 +11,7 @@ from photon.cluster.placing import Placing
 from photon.cluster.registry_members import Members, members_of
 from photon.cluster.system import check_processes, topology_of
 from photon.cluster.topology import Pipeline, Topology, absolute, document_of, read_topology
+from photon.core.disk import make_directory
 from photon.core.errors import UsageError
 from photon.core.settings import DatacenterPlace, Settings
 from photon.rpc.network import is_loopback
@@ -78,6 +79,13 @@ def logs_of(work: Path, datacenter: str) -> Path:
 def fed_datacenters(topology: Topology, work: Path) -> list[str]:
     """Whose logs the generator has to write."""
     return [p.datacenter for p in topology.pipelines if p.primary == [_patterns(work, p.datacenter)[0]]]
+
+
+def make_logs(topology: Topology, work: Path) -> None:
+    """The directories that the generator has to fill."""
+    for name in fed_datacenters(topology, work):
+        for kind in ("queries", "clicks"):
+            make_directory(logs_of(work, name) / kind)
 
 
 def named_replicas(document: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ import re
 from benchmarks.figures.drawing import p90_ms, series, wasted_percent
 from benchmarks.figures.page import page
 from benchmarks.processes import ROOT
-from photon.dev.figures import Sample
+from photon.cluster.summary import Sample
 
 MACHINE = {"cores": 2, "processor": "a processor", "memory_gib": 8, "kernel": "6", "python": "3.11"}
 EDGES = [1_000, 2_000, 4_000]
