@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from photon.dev.figures import PipelineFigures
+from photon.dev.view import PipelineFigures
 
 SETTLED_S: Final = 3.0
 """Nothing has changed for so long: the rest waits for what may never come."""

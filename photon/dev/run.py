@@ -18,10 +18,9 @@ from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
 from photon.dev.checks import Course, count_lines, summary_of
 from photon.dev.feeder import Feeder, FeederEndedError
-from photon.dev.figures import Window, figures_of
 from photon.dev.outage import Finishing, Outage, OutagePlay, events_seen
 from photon.dev.plan import REPLICAS, fed_datacenters, logs_of, make_logs, plan_dev
-from photon.dev.view import Look, View
+from photon.dev.view import Look, View, Window, figures_of
 
 SAMPLE_S: Final = 0.5
 

@@ -6,8 +6,7 @@ import pytest
 
 from photon.cluster.summary import Sample
 from photon.cluster.topology import Pipeline, Replica, Topology
-from photon.dev.figures import WINDOW_S, Window, figures_of
-from photon.dev.view import Look, document_of, lines_of, tables_of
+from photon.dev.view import WINDOW_S, Look, Window, document_of, figures_of, lines_of, tables_of
 
 EDGES = [1_000, 10_000, 100_000]
 

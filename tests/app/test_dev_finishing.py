@@ -12,9 +12,8 @@ from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.dev import run as dev_run
 from photon.dev.feeder import FeederEndedError
-from photon.dev.figures import PipelineFigures
 from photon.dev.outage import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
-from photon.dev.view import PlainLines
+from photon.dev.view import PipelineFigures, PlainLines
 
 
 def row(name, events, pending=0, silent=(), in_flight=0):
