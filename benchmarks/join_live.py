@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.join_runs import following, fresh
 from benchmarks.processes import BenchError, ProcessTree
 from photon.cluster.topology import read_topology
-from photon.dev.generated_live import Fed, Feed
+from photon.dev.feeder import Fed, Feed
 from photon.dev.pairs import check_pairs
 
 WARM_UP_S: Final = 5.0
@@ -50,7 +50,7 @@ def live(
         warm_us = time.time_ns() // 1_000 + round(WARM_UP_S * 1e6)
         reader = _OutputReader(out, warm_us)
         feeder = subprocess.Popen(
-            [sys.executable, "-m", "photon.dev.generated_live", json.dumps(asdict(plan))],
+            [sys.executable, "-m", "photon.dev.feeder", json.dumps(asdict(plan))],
             stdout=subprocess.PIPE,
         )
         said, _ = feeder.communicate()
