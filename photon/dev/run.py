@@ -54,9 +54,12 @@ def run_dev(job: DevJob, view: View) -> dict[str, Any]:
         def attempt() -> dict[str, Any]:
             if not ground.joined_before:
                 clear_unfounded(job.work, job.replicas)
-            run = _Run(job, _plan(job, ground.joined_before), ground, view)
+            asked = (job.settings, job.work, job.out, job.primary, job.foreign, job.datacenters)
+            topology = plan_dev(*asked, random.Random(), job.replicas)
+            _check_planned(job, topology, ground.joined_before)
+            run = _Run(job, topology, ground, view)
             run.run()
-            return summary_of(run.topology, job.work, ground.joined_before, run.course)
+            return summary_of(topology, job.work, ground.joined_before, run.course)
 
         return on_free_ports(attempt, view.notice, 1 if job.settings.replicas else PORT_TRIES_MAX)
 
@@ -65,7 +68,7 @@ class _Run:
     """One life of the system."""
 
     def __init__(self, job: DevJob, topology: Topology, ground: Ground, view: View) -> None:
-        self._job, self.topology, self._ground, self._view = job, topology, ground, view
+        self._job, self._topology, self._ground, self._view = job, topology, ground, view
         self._told_to_stop = ground.told_to_stop
         make_logs(topology, job.work)
         self._cluster = cluster = LocalCluster(topology, job.work, ground.launcher)
@@ -109,7 +112,7 @@ class _Run:
     def _feed(self, loop: RunLoop) -> None:
         """Feed it for as long as it is to run. A generator that fails ends it: what it wrote is finished."""
         job = self._job
-        fed = fed_datacenters(self.topology, job.work)
+        fed = fed_datacenters(self._topology, job.work)
         if fed and not self._told_to_stop:
             directories = [logs_of(job.work, name) for name in fed]
             log = job.work / "logs" / "feed.log"
@@ -159,13 +162,13 @@ class _Run:
 
     def _finish(self, loop: RunLoop) -> None:
         """Let what was written get its fate, where it gets on: nothing is lost if it does not."""
-        fed = fed_datacenters(self.topology, self._job.work)
+        fed = fed_datacenters(self._topology, self._job.work)
         written = {name: count_lines(logs_of(self._job.work, name) / "clicks") for name in fed}
         finishing = Finishing(written, time.monotonic())
 
         def is_over(sample: Sample | None) -> bool:
             if sample is not None:
-                rows = figures_of(self.topology, self._window).pipelines
+                rows = figures_of(self._topology, self._window).pipelines
                 alive = [row for row in rows if row.datacenter not in self.course.killed]
                 self.course.seen = {row.datacenter: events_seen(row) for row in alive}
                 if finishing.is_over(alive, time.monotonic()):
@@ -182,7 +185,7 @@ class _Run:
         def turn(sample: Sample | None) -> bool:
             if sample is not None:
                 self._window.add(sample)
-                figures = figures_of(self.topology, self._window)
+                figures = figures_of(self._topology, self._window)
                 restarts = self._cluster.supervisor.restarts()
                 self._view.show(Look(self._seconds, phase, figures, self.course.killed, restarts))
             return over(sample)
@@ -202,21 +205,6 @@ def _check(job: DevJob) -> None:
         )
     check_run([*job.primary, *job.foreign], job.out, job.work, job.settings)
     check_directories((job.out, job.work, *map(Path, job.settings.joiner.output_roots)))
-
-
-def _plan(job: DevJob, joined_before: int) -> Topology:
-    topology = plan_dev(
-        job.settings,
-        job.work,
-        job.out,
-        job.primary,
-        job.foreign,
-        job.datacenters,
-        random.Random(),
-        job.replicas,
-    )
-    _check_planned(job, topology, joined_before)
-    return topology
 
 
 def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:
