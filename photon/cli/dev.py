@@ -77,10 +77,10 @@ def command(
     """
     from photon.core.errors import UsageError
     from photon.core.settings import parse_settings, read_document
+    from photon.dev.checks import print_dev_summary
     from photon.dev.outage import Outage
     from photon.dev.plan import named_replicas
     from photon.dev.run import DevJob, run_dev
-    from photon.dev.summary import print_dev_summary
     from photon.dev.view import make_view
 
     document = read_document(config)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from photon.cluster.console import RunDisplay, print_summary
+from photon.cluster.console import print_summary
 
 
 @click.command("join")
@@ -38,19 +38,9 @@ def command(
     Output: OUT/joined/<datacenter>/*.jsonl, and OUT/dead-letters/<datacenter>/*.jsonl for the rest.
     A run that was stopped or killed is resumed by the same command.
     """
-    from photon.cluster.run import JoinJob, run_join
+    from photon.cluster.run import join
 
-    job = JoinJob(
-        primary=list(primary),
-        foreign=list(foreign),
-        out=out,
-        config=config,
-        work=work if work is not None else out / ".photon",
-        datacenters=datacenters,
-        follow=follow,
-    )
-    with RunDisplay() as display:
-        summary = run_join(job, display)
+    summary = join(primary, foreign, out, config=config, work=work, datacenters=datacenters, follow=follow)
     if as_json:
         click.echo(json.dumps(summary))
     else:

@@ -1,9 +1,11 @@
-"""What every run on this machine needs: locks, signals, a registry that remembers, the final counts."""
+"""What `photon join` and `photon dev` share: locks, signals, the loop of a run, its final counts."""
 
 import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,9 +14,13 @@ from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.preflight import RegistryMemory
 from photon.cluster.registry_replicas import Replacing, members_of
+from photon.cluster.roles import ROLES
+from photon.cluster.summary import Sample
+from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import DATACENTER_NAMES, JOINER_FILES, Pipeline, Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, PhotonError
+from photon.core.settings import Settings
 
 if TYPE_CHECKING:
     from photon.cluster.statuses import StatusReader
@@ -28,35 +34,107 @@ class StalledError(PhotonError):
     """Nothing has moved for long; what was done is safe and the run can be resumed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a run stands on; nobody else can run there meanwhile."""
+
+    launcher: Launcher
+    told_to_stop: list[int]
+    """The signal, once there was one."""
+    joined_before: int
+    """Lines in the output."""
+
+
+@contextlib.contextmanager
+def holding(work: Path, out: Path) -> Iterator[Ground]:
+    """LockedError where another run has one of the directories."""
+    with locked(work), locked(out / "joined"), termination() as told_to_stop, open_nursery() as nursery:
+        yield Ground(nursery, told_to_stop, sum(joined_lines(out).values()))
+
+
+class RunLoop:
+    """The loop of a run: restarts what died, asks all processes, hands on what they have to say."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        reader: "StatusReader",
+        pool: ThreadPoolExecutor,
+        told_to_stop: Sequence[int],
+        notice: Callable[[str], None],
+        every_s: float,
+    ) -> None:
+        """`pool`: of one thread, which asks: a process that stands still must not keep others from being
+        restarted. They are asked `every_s` after the last time, and when a phase begins."""
+        self.cluster, self.reader, self.told_to_stop = cluster, reader, told_to_stop
+        self._pool, self._notice, self._every_s = pool, notice, every_s
+        self._asked_s = float("-inf")
+        self._answer: Future[object] | None = None
+
+    def until(self, over: Callable[[Sample | None], bool], roles: tuple[str, ...] = tuple(ROLES)) -> None:
+        """One phase of a run: turns until `over`, which is given what the processes said, if that is new.
+
+        ProcessFailedError, CorruptStateError: the run is over.
+        """
+        self._asked_s = float("-inf")
+        while True:
+            self.cluster.poll()
+            sample = self._look(roles)
+            if sample is not None:
+                tell_all(self.cluster, self.reader, self._notice)
+            if over(sample):
+                return
+
+    def _look(self, roles: tuple[str, ...]) -> Sample | None:
+        """Takes POLL_S at most, and as long as that without news."""
+        now = time.monotonic()
+        if self._answer is None and now - self._asked_s >= self._every_s:
+            self._asked_s, self._answer = now, self._pool.submit(self.reader.read, roles)
+        if self._answer is None:
+            time.sleep(POLL_S)
+            return None
+        wait([self._answer], POLL_S)
+        if not self._answer.done():
+            return None
+        self._answer.result()
+        self._answer = None
+        return Sample(self._asked_s, {**dict.fromkeys(self.reader.silent()), **dict(self.reader.named())})
+
+
 @contextlib.contextmanager
 def running(
     cluster: LocalCluster,
     work: Path,
-    told_to_stop: Sequence[int],
-    remembered: int,
+    ground: Ground,
+    settings: Settings,
     notice: Callable[[str], None],
+    every_s: float = POLL_S,
     replace: bool = True,
-) -> Iterator["StatusReader"]:
+) -> Iterator[RunLoop]:
     """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again;
     SettingsError for another number of workers than before.
 
-    `remembered`: as many ids must the registry know; `replace`: replicas that lost their disks.
+    `replace`: replicas that lost their disks.
     """
     from dispatcher.workers import check_workers
     from photon.cluster.statuses import StatusReader  # while the nursery imports the same
 
-    topology = cluster.topology
+    topology, told_to_stop = cluster.topology, ground.told_to_stop
     for pipeline in topology.pipelines:
         check_workers(Path(pipeline.directory) / "dispatcher", len(pipeline.dispatchers))
     replacing = Replacing(topology, members_of(work, len(topology.replicas)).lost, notice)
+    # Ids that are forgotten on purpose are not missed.
+    remembered = 0 if settings.registry.retention_days else ground.joined_before
     try:
-        cluster.start()
+        cluster.start_but_dispatchers()
         if replace:
             replacing.start()
-        with contextlib.closing(StatusReader(topology)) as reader:
-            await_memory(work, cluster, reader, told_to_stop, remembered)
+        with contextlib.closing(StatusReader(topology)) as reader, ThreadPoolExecutor(1, "asking") as pool:
+            loop = RunLoop(cluster, reader, pool, told_to_stop, notice, every_s)
+            if remembered:
+                _await_memory(loop, RegistryMemory(remembered, work))
             cluster.start_dispatchers()
-            yield reader
+            yield loop
         replacing.stop()
         cluster.stop()
     except BaseException:
@@ -65,25 +143,19 @@ def running(
         raise
 
 
-def await_memory(
-    work: Path,
-    cluster: LocalCluster,
-    reader: "StatusReader",
-    told_to_stop: Sequence[int],
-    remembered: int,
-) -> None:
-    """Return once the registry is known to remember so many ids; CorruptStateError if it does not."""
-    memory = RegistryMemory(remembered, work)
+def _await_memory(loop: RunLoop, memory: RegistryMemory) -> None:
+    """Return once the registry is known to remember all; CorruptStateError if it does not."""
     began = time.monotonic()
-    while not told_to_stop:
-        cluster.poll()
-        (replicas,) = reader.read(("registry",)) if remembered else ([],)
+
+    def over(sample: Sample | None) -> bool:
         waited = time.monotonic() - began
-        if memory.is_whole(replicas, waited):
-            return
+        if loop.told_to_stop or (sample is not None and memory.is_whole(sample.of("registry"), waited)):
+            return True
         if waited > STALL_S:
-            raise StalledError(why_stalled(reader, waited))
-        time.sleep(POLL_S)
+            raise StalledError(why_stalled(loop.reader, waited))
+        return False
+
+    loop.until(over, ("registry",))
 
 
 def tell_all(cluster: LocalCluster, reader: "StatusReader", tell: Callable[[str], None]) -> None:

@@ -2,12 +2,31 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final
 
 from photon.core.fates import LETTERS, Fate
 
 _SUMMED: Final = ("foreign_events", "pending", "in_flight", "wasted_joins")
+
+Status = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What every process said at `at_s` (monotonic); None for one that did not answer."""
+
+    at_s: float
+    statuses: Mapping[str, Status | None]
+
+    def of(self, role: str) -> list[Status]:
+        """What the processes of a role said, of those that answered."""
+        return [status for name, status in self.statuses.items() if status and name.startswith(role)]
+
+    def silent(self, roles: tuple[str, ...] = ("",)) -> list[str]:
+        """Those (of these roles) that did not answer."""
+        return [name for name, status in self.statuses.items() if status is None and name.startswith(roles)]
 
 
 def whole(dispatchers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -1,23 +1,28 @@
-"""What must hold when `photon dev` has ended: read from its files, not asked of the processes."""
+"""What a run of `photon dev` came to, and what must hold: read from its files, not asked of the processes."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import msgspec
 
 from photon.cluster.dead_letters import replayed_digests
-from photon.cluster.summary import fates_of
+from photon.cluster.running import joined_lines, ledger_of
+from photon.cluster.summary import fates_of, percentiles_ms, run_summary
+from photon.cluster.topology import Topology
 from photon.core.fates import Fate
 from photon.core.settings import Settings
 from photon.dev.pairs import PairsReport, check_pairs, pairs_sha256
+from photon.dev.plan import fed_datacenters, logs_of
 
 LINES_MAX: Final = 1_000_000
 """Pairs of more joined lines or written clicks than these are not compared: each takes half a KiB of memory.
 `photon verify` can."""
 _READ_BYTES: Final = 4 << 20
+_RATE_S_MIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,3 +267,92 @@ def _is_flat(settings: Settings) -> bool:
     return not any(
         "." in name for name in (settings.foreign.id, settings.foreign.primary_id, settings.primary.id)
     )
+
+
+# --- the summary
+
+
+@dataclass(slots=True)
+class Course:
+    """How a run went, as far as no file tells."""
+
+    seconds: float = 0.0
+    """From when all was up to the end of the feed."""
+    restarts: int = 0
+    killed: Sequence[str] = ()
+    """Datacenters that are kept down."""
+    cut_short: bool = False
+    """Somebody did not want to wait until what was written has its fate."""
+    seen: Mapping[str, int | None] = field(default_factory=dict)
+    """Datacenter -> events that were recorded or in hand at the end, where it is not kept down."""
+    feeder_failed: str = ""
+    """Why the generator ended as it should not have, if it did."""
+
+
+def summary_of(topology: Topology, work: Path, joined_before: int, course: Course) -> dict[str, Any]:
+    """Of the work directory as a whole, like that of `photon join`; and whether all is as it must be."""
+    out = Path(topology.output)
+    fed = fed_datacenters(topology, work)
+    ended = {
+        p.datacenter: Ended(
+            ledger_of(topology, p),
+            p.datacenter in course.killed,
+            count_lines(logs_of(work, p.datacenter) / "clicks") if p.datacenter in fed else None,
+            course.seen.get(p.datacenter),
+        )
+        for p in topology.pipelines
+    }
+    lines = joined_lines(out)
+    joined = sum(lines.values())
+    logs = {name: logs_of(work, name) for name in fed} if len(fed) == len(ended) else {}
+    checks = checks_of(out, topology.settings, ended, joined, logs, not course.cut_short)
+    if course.feeder_failed:
+        checks.append(Check(False, course.feeder_failed))
+    ledgers = [one.ledger for one in ended.values()]
+    return {
+        **run_summary(ledgers, joined, joined_before, course.seconds),
+        "datacenters": {name: _row(one, lines.get(name, 0)) for name, one in ended.items()},
+        "killed": list(course.killed),
+        "restarts": course.restarts,
+        "checks": [asdict(check) for check in checks],
+        "ok": all(check.ok is not False for check in checks),
+    }
+
+
+def _row(one: Ended, lines: int) -> dict[str, Any]:
+    ledger = one.ledger
+    return {
+        "joined": lines,
+        "foreign_events": ledger["foreign_events"],
+        "written": one.written,
+        "fates": {**ledger["fates"], Fate.PENDING.value: ledger["pending"]},
+        "wasted_joins": ledger["wasted_joins"],
+        "latency_ms": percentiles_ms([ledger["latency_us"]]),
+    }
+
+
+def print_dev_summary(summary: Mapping[str, Any]) -> None:
+    """The summary as aligned text on stdout."""
+    for name, row in summary["datacenters"].items():
+        latency = row["latency_ms"]
+        shown = "/".join("-" if latency[p] is None else f"{latency[p]:,.0f}" for p in ("p50", "p90", "p99"))
+        pending = row["fates"][Fate.PENDING.value]
+        wasted = row["wasted_joins"]
+        share = wasted / max(1, wasted + row["joined"])
+        click.echo(
+            f"{name:<10} joined {row['joined']:,} of {row['foreign_events']:,} events read, "
+            f"pending {pending:,}, wasted joins {wasted:,} ({share:.1%}), p50/p90/p99 {shown} ms"
+        )
+    click.echo(
+        f"{'together':<10} joined {summary['joined']:,} in {summary['seconds']:,.1f} s "
+        f"({_rate(summary)}), restarts {summary['restarts']:,}"
+        + (f", killed: {', '.join(summary['killed'])}" if summary["killed"] else "")
+    )
+    for check in summary["checks"]:
+        word = {True: "ok", False: "WRONG", None: "?"}[check["ok"]]
+        click.echo(f"{word:<6} {check['text']}")
+
+
+def _rate(summary: Mapping[str, Any]) -> str:
+    """Of a run that was shorter than what is shown of its seconds there is none."""
+    return f"{summary['joined_per_s']:,.0f}/s" if summary["seconds"] >= _RATE_S_MIN else "-"

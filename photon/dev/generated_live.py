@@ -1,73 +1,50 @@
-"""Queries and clicks as they happen: `photon generate --rate`, the feeder of `photon dev` and of benchmarks.
-
-    python -m photon.dev.generated_live ARGUMENTS     (JSON, the fields of Feed)
-
-writes the same events to the logs of several datacenters until SIGTERM, then what was held back. Each
-datacenter has its own copy, which reaches it up to `copy_delay_s_max` late, as copies of logs do. Where a
-disk is full it waits for room and makes no events meanwhile. It says so on stdout, and why it ends if nobody
-told it to (ERROR_MARK): its log may be on that disk.
-"""
+"""Queries and clicks as they happen: those of `photon generate --rate` and of the feeder."""
 
 import heapq
 import itertools
-import json
-import random
-import re
-import signal
-import sys
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from photon.cluster.supervisor import die_with_parent
-from photon.core.clock import Clock, SystemClock
-from photon.core.disk import storage_errors
-from photon.core.errors import DiskFullError, StorageError
+from photon.core.clock import Clock
 from photon.core.id_generator import EventIdGenerator
 from photon.dev.generated_logs import (
+    CLICKS,
     PAYLOADS,
+    QUERIES,
+    SIDES,
     SPOILINGS,
     USERS,
+    Counts,
     DelayLimits,
     GeneratedTruth,
     Ints,
     Mix,
     Stream,
     click_lines,
-    click_payloads,
     delays_us,
     heads,
     opaque_ids,
     pair_lines,
+    payloads,
     prepare_directory,
     query_lines,
-    query_payloads,
     server_logs,
     spoil,
+    truth_of,
     write_truth,
 )
-from photon.dev.pairs import pairs_sha256
-
-T = TypeVar("T")
 
 TICK_S: Final = 0.005
-QUERIES, CLICKS = 0, 1
-ERROR_MARK: Final = "photon: "
-ROOM_RETRY_S: Final = 0.5
 _EVENTS_A_TICK_MAX: Final = 20_000
 _CLICKABLE_MAX: Final = 1_000_000  # so many of the last queries can still be clicked
 _HELD_BACK_S: Final = (0.05, 0.5)
 """The log line of a query that was clicked early comes this much later than the click's."""
 _REPEATED_WITHIN_S: Final = 5.0
-_NAME: Final = re.compile(r"fed-(\d{6})\.jsonl")
 
 Times = Callable[[int], range]
 """As many times (us) in a row as asked for, later than all before: those of one server process."""
@@ -95,22 +72,21 @@ class LiveEvents:
         self._mix, self._rates, self._servers, self._delays = mix, rates, servers, delays
         self._repeated_within_s = repeated_within_s
         self._rng = np.random.default_rng(mix.seed)
-        self._texts = (query_payloads(mix.seed), click_payloads(mix.seed))
+        self._texts = payloads(mix.seed)
         self._clickable: list[str] = []
         self._held: list[tuple[float, int, Lines]] = []
         self._holds = 0
         self._pairs: list[bytes] | None = [] if keep_pairs else None
-        self.made = [0, 0]
-        """Distinct queries, distinct clicks."""
-        self._repeated, self._malformed = [0, 0], [0, 0]
+        self.counts = Counts(), Counts()
+        """Of queries, of clicks."""
         self._orphans = self._early = 0
 
     def tick(self, elapsed_s: float, last: bool = False) -> list[Lines]:
         """The lines due this long after the start, in the order of writing; `last`: all held back, too."""
         # Queries that were clicked early come on top of the rate.
-        due = int(self._rates.rate * elapsed_s) - (self.made[QUERIES] - self._early)
+        due = int(self._rates.rate * elapsed_s) - (self.counts[QUERIES].distinct - self._early)
         ids, lines = self._queries(min(due, _EVENTS_A_TICK_MAX), elapsed_s)
-        due = int(self._rates.click_rate * elapsed_s) - self.made[CLICKS]
+        due = int(self._rates.click_rate * elapsed_s) - self.counts[CLICKS].distinct
         if self._clickable and due > 0:
             lines += self._clicks(min(due, _EVENTS_A_TICK_MAX), elapsed_s)
         self._clickable += ids
@@ -123,23 +99,7 @@ class LiveEvents:
     def truth(self) -> GeneratedTruth:
         """Of all that was made. Needs `keep_pairs`."""
         assert self._pairs is not None
-        return GeneratedTruth(
-            mode="stream",
-            seed=self._mix.seed,
-            ids="opaque" if self._mix.opaque_ids else "photon",
-            primary_rows=self.made[QUERIES] + self._repeated[QUERIES] + self._malformed[QUERIES],
-            primary_distinct_ids=self.made[QUERIES],
-            primary_duplicates=self._repeated[QUERIES],
-            primary_malformed=self._malformed[QUERIES],
-            foreign_rows=self.made[CLICKS] + self._repeated[CLICKS] + self._malformed[CLICKS],
-            foreign_distinct_ids=self.made[CLICKS],
-            distinct_joined_pairs=len(self._pairs),
-            orphans=self._orphans,
-            duplicates=self._repeated[CLICKS],
-            early=self._early,
-            malformed=self._malformed[CLICKS],
-            joined_pairs_sha256=pairs_sha256(self._pairs),
-        )
+        return truth_of("stream", self._mix, self.counts, self._orphans, self._early, self._pairs)
 
     def _queries(self, count: int, elapsed_s: float) -> tuple[list[str], list[Lines]]:
         """Ids and lines of `count` queries."""
@@ -194,18 +154,18 @@ class LiveEvents:
     ) -> Lines:
         """With malformed lines among them; repeats are held back."""
         rng, mix, count = self._rng, self._mix, len(lines)
-        self.made[side] += count
-        repeated = (mix.duplicate_queries, mix.duplicates)[side]
-        malformed = (mix.malformed_queries, mix.malformed)[side]
+        repeated, malformed = mix.more_lines(side)
+        counts = self.counts[side]
+        counts.distinct += count
         if repeated:
             again = rng.random(count) < repeated
             for at in np.flatnonzero(again & repeatable).tolist():
-                self._repeated[side] += 1
+                counts.repeated += 1
                 later_s = float(rng.uniform(0.0, self._repeated_within_s))
                 self._hold(elapsed_s + later_s, (side, self._server(), [lines[at]]))
         if malformed:
             for at in np.flatnonzero(rng.random(count) < malformed).tolist():
-                self._malformed[side] += 1
+                counts.malformed += 1
                 lines.append(spoil(lines[at], int(rng.integers(SPOILINGS))))
         return side, server, lines
 
@@ -271,12 +231,10 @@ def generate_stream(
     The truth is kept in memory. Errors as generate_at_once.
     """
     prepare_directory(out)
-    names = [heads(side, mix.files) for side in (QUERIES, CLICKS)]
-    logs = [
-        server_logs(out / name, some, mix.file_bytes_max)
-        for name, some in zip(("queries", "clicks"), names, strict=True)
+    logs = [server_logs(out, side, mix) for side in SIDES]
+    servers = [
+        [(head, _synchronised_times(head, clock)) for head in heads(side, mix.files)] for side in SIDES
     ]
-    servers = [[(head, _synchronised_times(head, clock)) for head in some] for some in names]
     limits = _scaled_limits(stream.duration_s)
     within_s = min(_REPEATED_WITHIN_S, stream.duration_s / 10)
     events = LiveEvents(mix, stream, servers, partial(delays_us, limits=limits), within_s, keep_pairs=True)
@@ -307,190 +265,3 @@ def _scaled_limits(duration_s: float) -> DelayLimits:
         tail=min(day.tail, duration_s / 2),
         longest=min(day.longest, duration_s),
     )
-
-
-# --- the same events for several datacenters, in a process of its own
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """What to write, and to which directories (with `queries` and `clicks` in them)."""
-
-    directories: list[str]
-    queries_per_s: float
-    clicks_per_s: float
-    seed: int
-    seconds: float = 1e9
-    copy_delay_s_max: float = 0.0
-    early: float = 0.0
-    repeated: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """What was written, and in how many seconds. `late_ms`: how far the slowest tick was behind its time."""
-
-    queries: int
-    clicks: int
-    seconds: float
-    late_ms: float
-
-
-class DatacenterLogs:
-    """One datacenter's copy: a file for the queries and one for the clicks of this life of the feeder.
-
-    What is put in comes out in order, but late: by up to `delay_s_max`, which is drawn anew each second.
-    """
-
-    def __init__(self, directory: Path, name: str, rng: random.Random, delay_s_max: float) -> None:
-        self._rng = rng
-        self._delay_s_max = delay_s_max
-        self._delay_s, self._redraw_at = 0.0, 0.0
-        self._waiting: deque[tuple[float, bytes, bytes]] = deque()
-        self._queries = _Log(directory / "queries" / name)
-        self._clicks = _Log(directory / "clicks" / name)
-
-    def put(self, now_s: float, queries: bytes, clicks: bytes) -> None:
-        if now_s >= self._redraw_at:
-            self._redraw_at = now_s + 1.0
-            self._delay_s = self._rng.uniform(0.0, self._delay_s_max)
-        if queries or clicks:
-            self._waiting.append((now_s + self._delay_s, queries, clicks))
-
-    def write(self, now_s: float) -> None:
-        """What is due. StorageError if a log can't be written; after DiskFullError the next call goes on."""
-        while True:
-            self._queries.flush()
-            self._clicks.flush()
-            if not self._waiting or self._waiting[0][0] > now_s:
-                return
-            _, self._queries.left, self._clicks.left = self._waiting.popleft()
-
-    def close(self) -> None:
-        """With all that waits, as `write`."""
-        self.write(float("inf"))
-        self._queries.file.close()
-        self._clicks.file.close()
-
-
-class _Log:
-    """One file. DiskFullError, StorageError."""
-
-    def __init__(self, path: Path) -> None:
-        with storage_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("ab", buffering=0)
-        self.left = b""
-        """What is to be written."""
-        self._path = path
-
-    def flush(self) -> None:
-        with storage_errors(self._path):
-            while self.left:  # a disk that fills up takes a part
-                self.left = self.left[self.file.write(self.left) :]
-
-
-class Room:
-    """Waits for space on the disk. `tell`: a person, once each time. `waited_s`: in all."""
-
-    def __init__(self, stopped: threading.Event, tell: Callable[[str], None]) -> None:
-        self._stopped, self._tell = stopped, tell
-        self.waited_s = 0.0
-
-    def wait_to(self, act: Callable[[], T]) -> T:
-        """Its result, once there was room for it. DiskFullError if there is none when all must end."""
-        began = None
-        while True:
-            try:
-                done = act()
-            except DiskFullError as error:
-                if self._stopped.is_set():
-                    raise
-                if began is None:
-                    began = time.monotonic()
-                    self._tell(f"{error}; it makes no events meanwhile")
-                self._stopped.wait(ROOM_RETRY_S)
-            else:
-                if began is not None:
-                    self.waited_s += time.monotonic() - began
-                    self._tell("there is space again: it goes on")
-                return done
-
-
-def last_life(directory: str) -> int:
-    """That of the last feeder that wrote to it; -1 if none has. The clock does not tell: it may step back."""
-    found = [_NAME.fullmatch(path.name) for path in Path(directory).glob("*/*.jsonl")]
-    return max((int(match[1]) for match in found if match is not None), default=-1)
-
-
-def fed_events(plan: Feed, now_us: Callable[[], int], life: int) -> LiveEvents:
-    """Its events. `life`: from 0 on, each life's its own: its ids are of a server process of its own."""
-    mix = Mix(seed=plan.seed, files=1, early=plan.early, duplicates=plan.repeated)
-    servers = [[(heads(side, life + 1)[life], rising_times(now_us))] for side in (QUERIES, CLICKS)]
-    rates = Stream(plan.queries_per_s, plan.clicks_per_s)
-    return LiveEvents(mix, rates, servers, _short_delays, repeated_within_s=2.0)
-
-
-def rising_times(now_us: Callable[[], int]) -> Times:
-    """Times of a clock that may step back."""
-    last_us = 0
-
-    def times(count: int) -> range:
-        nonlocal last_us
-        first = max(now_us(), last_us + 1)
-        last_us = first + count
-        return range(first, first + count)
-
-    return times
-
-
-def _short_delays(rng: np.random.Generator, count: int) -> Ints:
-    """From a query to its click: 2 s on average."""
-    return rng.exponential(2e6, count).astype(np.int64)
-
-
-def feed(plan: Feed, stopped: threading.Event, tell: Callable[[str], None]) -> Fed:
-    """Write until `stopped`, or for `seconds`, then what was held back. StorageError."""
-    rng = random.Random(plan.seed)
-    life = 1 + max(map(last_life, plan.directories))
-    name = f"fed-{life:06d}.jsonl"
-    room = Room(stopped, tell)
-    copies = [
-        room.wait_to(partial(DatacenterLogs, Path(path), name, rng, plan.copy_delay_s_max))
-        for path in plan.directories
-    ]
-    events = fed_events(plan, SystemClock().now_us, life)
-    before_s = late_s = 0.0
-    running = ticks(lambda: time.monotonic() - room.waited_s, stopped.wait, plan.seconds, stopped.is_set)
-    for now_s, over in running:
-        late_s, before_s = max(late_s, now_s - before_s - TICK_S), now_s
-        sides: tuple[list[bytes], list[bytes]] = ([], [])
-        for side, _, lines in events.tick(now_s, last=over):
-            sides[side].extend(lines)
-        for copy in copies:
-            copy.put(now_s, b"".join(sides[QUERIES]), b"".join(sides[CLICKS]))
-        for copy in copies:
-            room.wait_to(partial(copy.write, now_s))
-    for copy in copies:
-        room.wait_to(copy.close)
-    return Fed(events.made[QUERIES], events.made[CLICKS], before_s, round(late_s * 1e3, 1))
-
-
-def main() -> None:
-    """Exit status 1 where a log can't be written. Prints the fields of Fed if its time was over."""
-    die_with_parent()
-    stopped = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    tell = partial(print, flush=True)
-    try:
-        fed = feed(Feed(**json.loads(sys.argv[1])), stopped, tell)
-    except StorageError as error:
-        tell(f"{ERROR_MARK}{error}")
-        sys.exit(1)
-    if not stopped.is_set():
-        tell(json.dumps(asdict(fed)))
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,7 @@ from photon.dev.pairs import pairs_sha256
 
 # --- what to generate
 
+QUERIES, CLICKS = SIDES = range(2)
 EVENTS_MAX: Final = 1_000_000_000
 FILES_MAX: Final = 50_000
 RATE_MAX: Final = 200_000.0
@@ -57,6 +58,12 @@ class Mix:
                 _within(field.name.replace("_", "-"), getattr(self, field.name), 0.0, 1.0)
         if self.early + self.orphans > 1.0:
             raise UsageError("--early and --orphans are shares of the same clicks: together at most 1")
+
+    def more_lines(self, side: int) -> tuple[float, float]:
+        """Repeated and malformed lines of a side, as shares of its events."""
+        if side == QUERIES:
+            return self.duplicate_queries, self.malformed_queries
+        return self.duplicates, self.malformed
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,24 +159,13 @@ def opaque_ids(raw: bytes) -> list[str]:
     return [text[at : at + 32] for at in range(0, len(text), 32)]
 
 
-def query_payloads(seed: int) -> list[str]:
-    """The inside of payload objects, without the user."""
-    rng = random.Random(f"queries {seed}")
-    return [_query_payload(rng) for _ in range(PAYLOADS)]
-
-
-def click_payloads(seed: int) -> list[str]:
-    rng = random.Random(f"clicks {seed}")
-    return [
-        _inside(
-            {
-                "ad": f"a{rng.randrange(10**6)}",
-                "position": rng.randrange(1, 9),
-                "cost_micros": rng.randrange(10**6),
-            }
-        )
-        for _ in range(PAYLOADS)
-    ]
+def payloads(seed: int) -> tuple[list[str], list[str]]:
+    """The inside of the payload objects of queries (without the user) and of clicks."""
+    queries, clicks = random.Random(f"queries {seed}"), random.Random(f"clicks {seed}")
+    return (
+        [_query_payload(queries) for _ in range(PAYLOADS)],
+        [_click_payload(clicks) for _ in range(PAYLOADS)],
+    )
 
 
 def _query_payload(rng: random.Random) -> str:
@@ -181,6 +177,16 @@ def _query_payload(rng: random.Random) -> str:
             "results": rng.randrange(2_000_000),
             "latency_ms": round(rng.lognormvariate(3.5, 0.6), 2),
             "ads": [f"a{rng.randrange(10**6)}" for _ in range(rng.randrange(1, 4))],
+        }
+    )
+
+
+def _click_payload(rng: random.Random) -> str:
+    return _inside(
+        {
+            "ad": f"a{rng.randrange(10**6)}",
+            "position": rng.randrange(1, 9),
+            "cost_micros": rng.randrange(10**6),
         }
     )
 
@@ -275,6 +281,43 @@ class GeneratedTruth:
         return asdict(self) | {"expected_summary": self.expected_summary()}
 
 
+@dataclass(slots=True)
+class Counts:
+    """Lines of one side: distinct events, repeats of them, malformed lines."""
+
+    distinct: int = 0
+    repeated: int = 0
+    malformed: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.distinct + self.repeated + self.malformed
+
+
+def truth_of(
+    mode: str, mix: Mix, counts: Sequence[Counts], orphans: int, early: int, pairs: list[bytes]
+) -> GeneratedTruth:
+    """`counts`: of queries, of clicks; `pairs`: those that must be joined."""
+    queries, clicks = counts
+    return GeneratedTruth(
+        mode=mode,
+        seed=mix.seed,
+        ids="opaque" if mix.opaque_ids else "photon",
+        primary_rows=queries.rows,
+        primary_distinct_ids=queries.distinct,
+        primary_duplicates=queries.repeated,
+        primary_malformed=queries.malformed,
+        foreign_rows=clicks.rows,
+        foreign_distinct_ids=clicks.distinct,
+        distinct_joined_pairs=len(pairs),
+        orphans=orphans,
+        duplicates=clicks.repeated,
+        early=early,
+        malformed=clicks.malformed,
+        joined_pairs_sha256=pairs_sha256(pairs),
+    )
+
+
 class ServerLog:
     """The log of one server process, `<directory>/<ip>-<pid>-NNNNNN.jsonl`, rotated at `file_bytes_max`.
 
@@ -316,8 +359,10 @@ class ServerLog:
         self._size += len(data)
 
 
-def server_logs(directory: Path, heads: Sequence[str], file_bytes_max: int) -> list[ServerLog]:
-    return [ServerLog(directory, head, file_bytes_max) for head in heads]
+def server_logs(out: Path, side: int, mix: Mix) -> list[ServerLog]:
+    """Of all server processes of a side."""
+    directory = out / ("queries", "clicks")[side]
+    return [ServerLog(directory, head, mix.file_bytes_max) for head in heads(side, mix.files)]
 
 
 def prepare_directory(out: Path) -> None:
@@ -382,9 +427,9 @@ class _Lines:
     source: Ints
     spoilt: Ints
 
-    @property
-    def malformed(self) -> int:
-        return int((self.spoilt != _GOOD).sum())
+    def counts(self, distinct: int) -> Counts:
+        malformed = int((self.spoilt != _GOOD).sum())
+        return Counts(distinct, len(self.source) - malformed - distinct, malformed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,9 +446,9 @@ class _Drawn:
     clicked: Ints
     joinable: Ints
 
-    def pairs_sha256(self) -> str:
+    def pairs(self) -> list[bytes]:
         rows = self.joinable
-        return pairs_sha256(pair_lines(self.queries.ids(self.clicked[rows]), self.clicks.ids(rows)))
+        return pair_lines(self.queries.ids(self.clicked[rows]), self.clicks.ids(rows))
 
     def early(self) -> int:
         older = self.clicks.times < self.queries.times[self.clicked]
@@ -419,27 +464,13 @@ def generate_at_once(out: Path, mix: Mix, amount: AtOnce) -> GeneratedTruth:
     rng = np.random.default_rng(mix.seed)
     drawn = _draw(rng, mix, amount)
     written, every_click = np.flatnonzero(~drawn.hidden), np.arange(amount.clicks)
-    queries = _plan(rng, mix, drawn.queries, written, written, mix.duplicate_queries, mix.malformed_queries)
-    clicks = _plan(rng, mix, drawn.clicks, every_click, drawn.joinable, mix.duplicates, mix.malformed)
-    _write(out / "queries", mix, drawn.queries.heads, queries, _query_format(drawn, mix.seed))
-    _write(out / "clicks", mix, drawn.clicks.heads, clicks, _click_format(drawn, mix.seed))
-    truth = GeneratedTruth(
-        mode="at once",
-        seed=mix.seed,
-        ids="opaque" if mix.opaque_ids else "photon",
-        primary_rows=len(queries.source),
-        primary_distinct_ids=amount.queries,
-        primary_malformed=queries.malformed,
-        primary_duplicates=len(queries.source) - queries.malformed - amount.queries,
-        foreign_rows=len(clicks.source),
-        foreign_distinct_ids=amount.clicks,
-        distinct_joined_pairs=len(drawn.joinable),
-        orphans=amount.clicks - len(drawn.joinable),
-        duplicates=len(clicks.source) - clicks.malformed - amount.clicks,
-        early=drawn.early(),
-        malformed=clicks.malformed,
-        joined_pairs_sha256=drawn.pairs_sha256(),
-    )
+    queries = _plan(rng, mix, QUERIES, drawn.queries, written, written)
+    clicks = _plan(rng, mix, CLICKS, drawn.clicks, every_click, drawn.joinable)
+    for side, lines, text in zip(SIDES, (queries, clicks), _formats(drawn, mix.seed), strict=True):
+        _write(server_logs(out, side, mix), lines, text)
+    counts = queries.counts(amount.queries), clicks.counts(amount.clicks)
+    orphans = amount.clicks - len(drawn.joinable)
+    truth = truth_of("at once", mix, counts, orphans, drawn.early(), drawn.pairs())
     write_truth(out, truth)
     return truth
 
@@ -470,27 +501,23 @@ def _draw(rng: np.random.Generator, mix: Mix, amount: AtOnce) -> _Drawn:
     return _Drawn(queries, users, hidden, clicks, clicked, np.flatnonzero(~hidden[clicked]))
 
 
-def _query_format(drawn: _Drawn, seed: int) -> Callable[[Ints], list[bytes]]:
-    queries, texts = drawn.queries, query_payloads(seed)
+def _formats(drawn: _Drawn, seed: int) -> tuple[Callable[[Ints], list[bytes]], ...]:
+    """What makes the lines of queries, and those of clicks, of their rows."""
+    texts, clicks = payloads(seed), drawn.clicks
 
-    def lines(rows: Ints) -> list[bytes]:
-        payloads = map(texts.__getitem__, queries.payload[rows].tolist())
-        return query_lines(
-            queries.ids(rows), queries.times[rows].tolist(), drawn.users[rows].tolist(), payloads
-        )
+    def columns(side: _Side, some: list[str], rows: Ints) -> tuple[list[str], list[int], Iterable[str]]:
+        inside = map(some.__getitem__, side.payload[rows].tolist())
+        return side.ids(rows), side.times[rows].tolist(), inside
 
-    return lines
+    def query(rows: Ints) -> list[bytes]:
+        ids, times, inside = columns(drawn.queries, texts[QUERIES], rows)
+        return query_lines(ids, times, drawn.users[rows].tolist(), inside)
 
+    def click(rows: Ints) -> list[bytes]:
+        ids, times, inside = columns(clicks, texts[CLICKS], rows)
+        return click_lines(ids, drawn.queries.ids(drawn.clicked[rows]), times, inside)
 
-def _click_format(drawn: _Drawn, seed: int) -> Callable[[Ints], list[bytes]]:
-    clicks, texts = drawn.clicks, click_payloads(seed)
-
-    def lines(rows: Ints) -> list[bytes]:
-        payloads = map(texts.__getitem__, clicks.payload[rows].tolist())
-        primary_ids = drawn.queries.ids(drawn.clicked[rows])
-        return click_lines(clicks.ids(rows), primary_ids, clicks.times[rows].tolist(), payloads)
-
-    return lines
+    return query, click
 
 
 def _side(rng: np.random.Generator, side: int, mix: Mix, times: Ints) -> tuple[_Side, npt.NDArray[np.intp]]:
@@ -518,13 +545,13 @@ def _increasing(process: Ints, times: Ints) -> Ints:
 def _plan(
     rng: np.random.Generator,
     mix: Mix,
+    number: int,
     side: _Side,
     rows: Ints,
     repeatable: Ints,
-    duplicates: float,
-    malformed: float,
 ) -> _Lines:
     """Every event once, repeats somewhat later and maybe in another log, malformed lines anywhere."""
+    duplicates, malformed = mix.more_lines(number)
     repeats = round(len(rows) * duplicates) if len(repeatable) else 0
     spoilt = round(len(rows) * malformed)
     again = rng.choice(repeatable, repeats) if repeats else np.empty(0, np.int64)
@@ -539,11 +566,8 @@ def _plan(
     return _Lines(process[order], source[order], how[order])
 
 
-def _write(
-    directory: Path, mix: Mix, names: Sequence[str], lines: _Lines, text: Callable[[Ints], list[bytes]]
-) -> None:
-    logs = server_logs(directory, names, mix.file_bytes_max)
-    edges = np.searchsorted(lines.process, np.arange(mix.files + 1)).tolist()
+def _write(logs: Sequence[ServerLog], lines: _Lines, text: Callable[[Ints], list[bytes]]) -> None:
+    edges = np.searchsorted(lines.process, np.arange(len(logs) + 1)).tolist()
     for log, start, end in zip(logs, edges, edges[1:], strict=False):
         for low in range(start, end, _LINES_A_CHUNK):
             chunk = slice(low, min(low + _LINES_A_CHUNK, end))

@@ -12,6 +12,7 @@ from photon.cluster.registry_replicas import Members, members_of
 from photon.cluster.roles import PIPELINE_ROLES
 from photon.cluster.system import check_processes, topology_of
 from photon.cluster.topology import Pipeline, Topology, absolute, read_topology, with_absolute_paths
+from photon.core.disk import make_directory
 from photon.core.errors import UsageError
 from photon.core.settings import DatacenterPlace, Settings
 from photon.rpc.network import is_loopback
@@ -79,6 +80,13 @@ def logs_of(work: Path, datacenter: str) -> Path:
 def fed_datacenters(topology: Topology, work: Path) -> list[str]:
     """Whose logs the generator has to write."""
     return [p.datacenter for p in topology.pipelines if p.primary == (_patterns(work, p.datacenter)[0],)]
+
+
+def make_logs(topology: Topology, work: Path) -> None:
+    """The directories that the generator has to fill."""
+    for name in fed_datacenters(topology, work):
+        for kind in ("queries", "clicks"):
+            make_directory(logs_of(work, name) / kind)
 
 
 def named_replicas(document: Mapping[str, Any]) -> int:

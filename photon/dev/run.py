@@ -2,44 +2,25 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.placing import PORT_TRIES_MAX, on_free_ports
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
-from photon.cluster.roles import ROLES
-from photon.cluster.running import (
-    POLL_S,
-    STALL_S,
-    StalledError,
-    joined_lines,
-    locked,
-    open_nursery,
-    running,
-    tell_all,
-    termination,
-    why_stalled,
-)
-from photon.cluster.supervisor import Launcher
+from photon.cluster.running import STALL_S, Ground, RunLoop, StalledError, holding, running, why_stalled
+from photon.cluster.summary import Sample
 from photon.cluster.topology import Topology
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
-from photon.dev.checks import count_lines
+from photon.dev.checks import Course, count_lines, summary_of
 from photon.dev.feeder import Feeder, FeederEndedError
-from photon.dev.figures import Sample, Window, figures_of
-from photon.dev.finishing import Finishing, events_seen
-from photon.dev.outage import Outage, OutagePlay
-from photon.dev.plan import REPLICAS, fed_datacenters, logs_of, plan_dev
-from photon.dev.summary import summary_of
-from photon.dev.system import DevSystem
-from photon.dev.view import Look, View
-
-if TYPE_CHECKING:
-    from photon.cluster.statuses import StatusReader
+from photon.dev.outage import Finishing, Outage, OutagePlay, events_seen
+from photon.dev.plan import REPLICAS, fed_datacenters, logs_of, make_logs, plan_dev
+from photon.dev.view import Look, View, Window, figures_of
 
 SAMPLE_S: Final = 0.5
 
@@ -68,205 +49,152 @@ class DevJob:
 def run_dev(job: DevJob, view: View) -> dict[str, Any]:
     """The summary of docs/dev.md. Errors as those of `photon join`."""
     _check(job)
-    with (
-        locked(job.work),
-        locked(job.out / "joined"),
-        termination() as told_to_stop,
-        open_nursery() as nursery,
-    ):
-        joined_before = sum(joined_lines(job.out).values())
-        remembered = 0 if job.settings.registry.retention_days else joined_before
+    with holding(job.work, job.out) as ground:
 
-        def run() -> dict[str, Any]:
-            if not joined_before:
+        def attempt() -> dict[str, Any]:
+            if not ground.joined_before:
                 clear_unfounded(job.work, job.replicas)
-            life = _Run(job, _plan(job, joined_before), nursery, view, told_to_stop)
-            return life.summary(joined_before, life.run(remembered))
+            asked = (job.settings, job.work, job.out, job.primary, job.foreign, job.datacenters)
+            topology = plan_dev(*asked, random.Random(), job.replicas)
+            _check_planned(job, topology, ground.joined_before)
+            run = _Run(job, topology, ground, view)
+            run.run()
+            return summary_of(topology, job.work, ground.joined_before, run.course)
 
-        return on_free_ports(run, view.notice, 1 if job.settings.replicas else PORT_TRIES_MAX)
+        return on_free_ports(attempt, view.notice, 1 if job.settings.replicas else PORT_TRIES_MAX)
 
 
 class _Run:
     """One life of the system."""
 
-    def __init__(
-        self, job: DevJob, topology: Topology, launcher: Launcher, view: View, told_to_stop: Sequence[int]
-    ) -> None:
-        self._job, self._topology, self._view, self._told_to_stop = job, topology, view, told_to_stop
-        self._system = DevSystem(topology, job.work, launcher)
+    def __init__(self, job: DevJob, topology: Topology, ground: Ground, view: View) -> None:
+        self._job, self._topology, self._ground, self._view = job, topology, ground, view
+        self._told_to_stop = ground.told_to_stop
+        make_logs(topology, job.work)
+        self._cluster = cluster = LocalCluster(topology, job.work, ground.launcher)
         self._play = None
         if job.outage is not None:
-            self._system.processes_of(job.outage.datacenter)  # or there is none
-            system = self._system
-            self._play = OutagePlay(job.outage, system.kill_datacenter, system.restore_datacenter)
+            cluster.processes_of(job.outage.datacenter)  # or there is none
+            self._play = OutagePlay(job.outage, cluster.kill_datacenter, cluster.restore_datacenter)
         self._feeder: Feeder | None = None
         self._window = Window()
         self._began = time.monotonic()
         self._was_told = False
-        self.restarts = 0
-        self.feeder_failed = ""
-        """Why the generator ended as it should not have, if it did."""
-        self.cut_short = False
-        """Somebody did not want to wait until what was written has its fate."""
-        self.seen: dict[str, int | None] = {}
-        """Datacenter -> events that were recorded or in hand at the end, where it is not kept down."""
+        self.course = Course()
 
-    @property
-    def killed(self) -> list[str]:
-        """Datacenters that are kept down."""
-        outage = self._job.outage
-        return [outage.datacenter] if outage is not None and self._play and self._play.killed else []
-
-    def run(self, remembered: int) -> float:
-        """Seconds from when all was up to the end of the feed. `remembered`: ids the registry must know."""
-        job, system, told_to_stop = self._job, self._system, self._told_to_stop
+    def run(self) -> None:
+        """Start, feed, finish, stop."""
+        job, notice = self._job, self._view.notice
         replace = not job.settings.replicas
-        with (
-            running(system.cluster, job.work, told_to_stop, remembered, self._view.notice, replace) as reader,
-            ThreadPoolExecutor(1, "sampling") as pool,
-        ):
-            sampler = _Sampler(reader, pool)
+        with running(self._cluster, job.work, self._ground, job.settings, notice, SAMPLE_S, replace) as loop:
             try:
-                self._await_up(sampler)
-                seconds = self._watch(sampler)
-                self._finish(sampler)
+                self._await_up(loop)
+                self._feed(loop)
+                self._finish(loop)
             finally:
                 if self._feeder is not None:
                     self._feeder.kill()
-            self.restarts = system.supervisor.restarts()
-        return seconds
+            self.course.restarts = self._cluster.supervisor.restarts()
 
-    def summary(self, joined_before: int, seconds: float) -> dict[str, Any]:
-        """Once it has run. `seconds`: what `run` returned."""
-        return summary_of(
-            self._topology,
-            self._job.work,
-            self.killed,
-            self.restarts,
-            seconds,
-            joined_before,
-            not self.cut_short,
-            self.seen,
-            self.feeder_failed,
-        )
-
-    def _await_up(self, sampler: "_Sampler") -> None:
+    def _await_up(self, loop: RunLoop) -> None:
         began = time.monotonic()
-        while not self._told_to_stop:
-            if self._turn(sampler, "starting") and not sampler.reader.silent():
-                break
+
+        def is_up(sample: Sample | None) -> bool:
+            if self._told_to_stop or (sample is not None and not sample.silent()):
+                return True
             if time.monotonic() - began > STALL_S:
-                raise StalledError(why_stalled(sampler.reader, STALL_S))
-            time.sleep(POLL_S)
+                raise StalledError(why_stalled(loop.reader, STALL_S))
+            return False
+
+        self._until(loop, "starting", is_up)
         self._began = time.monotonic()
 
-    def _watch(self, sampler: "_Sampler") -> float:
+    def _feed(self, loop: RunLoop) -> None:
         """Feed it for as long as it is to run. A generator that fails ends it: what it wrote is finished."""
         job = self._job
         fed = fed_datacenters(self._topology, job.work)
         if fed and not self._told_to_stop:
             directories = [logs_of(job.work, name) for name in fed]
             log = job.work / "logs" / "feed.log"
-            self._feeder = Feeder(directories, job.queries_per_s, job.clicks_per_s, job.seed, log)
-            self._await_feed(self._feeder, sampler)
-        while not self._told_to_stop:
-            self._turn(sampler, "running")
-            if self._feeder is not None:
-                self._feeder_must(self._feeder.check)
-            seconds = self._seconds
-            while self._play is not None and (said := self._play.step(seconds)) is not None:
-                self._view.notice(said)
-            if self.feeder_failed or (job.seconds is not None and seconds >= job.seconds):
-                break
-            time.sleep(POLL_S)
+            self._feeder = feeder = Feeder(directories, job.queries_per_s, job.clicks_per_s, job.seed, log)
+            self._until(loop, "starting", lambda _: self._has_begun(feeder))
+            self._began = time.monotonic()
+        if not self._told_to_stop:
+            self._until(loop, "running", lambda _: self._is_fed())
         self._was_told = bool(self._told_to_stop)
-        seconds = self._seconds
-        if self._feeder is not None and not self.feeder_failed:
+        self.course.seconds = self._seconds
+        if self._feeder is not None and not self.course.feeder_failed:
             self._feeder_must(self._feeder.stop)
         self._feeder = None
-        return seconds
+
+    def _has_begun(self, feeder: Feeder) -> bool:
+        """The generator takes a while to start on a busy machine: its time counts from the first log."""
+        if self._told_to_stop or feeder.has_begun():
+            return True
+        feeder.check()
+        self._tell_of_feeder()
+        if self._seconds > STALL_S:
+            raise StalledError(f"the generator has begun no logs within {STALL_S:.0f} s; run it again")
+        return False
+
+    def _is_fed(self) -> bool:
+        if self._told_to_stop:
+            return True
+        if self._feeder is not None:
+            self._feeder_must(self._feeder.check)
+        seconds, limit = self._seconds, self._job.seconds
+        while self._play is not None and (said := self._play.step(seconds)) is not None:
+            self._view.notice(said)
+            self.course.killed = self._play.killed
+        return bool(self.course.feeder_failed) or (limit is not None and seconds >= limit)
 
     def _feeder_must(self, act: Callable[[], None]) -> None:
         try:
             act()
         except FeederEndedError as error:
-            self.feeder_failed = str(error)
-            self._view.notice(self.feeder_failed)
+            self.course.feeder_failed = str(error)
+            self._view.notice(self.course.feeder_failed)
         self._tell_of_feeder()
 
     def _tell_of_feeder(self) -> None:
         while self._feeder is not None and self._feeder.notices:
             self._view.notice(self._feeder.notices.pop(0))
 
-    def _await_feed(self, feeder: Feeder, sampler: "_Sampler") -> None:
-        """The generator takes a while to start on a busy machine: its time counts from the first log."""
-        while not self._told_to_stop and not feeder.has_begun():
-            self._turn(sampler, "starting")
-            feeder.check()
-            self._tell_of_feeder()
-            if self._seconds > STALL_S:
-                raise StalledError(f"the generator has begun no logs within {STALL_S:.0f} s; run it again")
-            time.sleep(POLL_S)
-        self._began = time.monotonic()
-
-    def _finish(self, sampler: "_Sampler") -> None:
+    def _finish(self, loop: RunLoop) -> None:
         """Let what was written get its fate, where it gets on: nothing is lost if it does not."""
         fed = fed_datacenters(self._topology, self._job.work)
         written = {name: count_lines(logs_of(self._job.work, name) / "clicks") for name in fed}
         finishing = Finishing(written, time.monotonic())
-        while True:
-            if self._turn(sampler, "finishing"):
-                rows = figures_of(self._topology, self._window).pipelines
-                alive = [row for row in rows if row.datacenter not in self.killed]
-                self.seen = {row.datacenter: events_seen(row) for row in alive}
-                if finishing.is_over(alive, time.monotonic()):
-                    return
-            if self._told_to_stop and not self._was_told:  # after the end of --for
-                self.cut_short = True
-                return
-            time.sleep(POLL_S)
 
-    def _turn(self, sampler: "_Sampler", phase: str) -> bool:
-        """Keep the processes running; whether there is something new to see, which is shown."""
-        self._system.poll()
-        sample = sampler.sample()
-        if sample is None:
-            return False
-        self._window.add(sample)
-        figures = figures_of(self._topology, self._window)
-        restarts = self._system.supervisor.restarts()
-        self._view.show(Look(self._seconds, phase, figures, self.killed, restarts))
-        tell_all(self._system.cluster, sampler.reader, self._view.notice)
-        return True
+        def is_over(sample: Sample | None) -> bool:
+            if sample is not None:
+                rows = figures_of(self._topology, self._window).pipelines
+                alive = [row for row in rows if row.datacenter not in self.course.killed]
+                self.course.seen = {row.datacenter: events_seen(row) for row in alive}
+                if finishing.is_over(alive, time.monotonic()):
+                    return True
+            # After the end of --for; a run that was told to stop before is let finish.
+            self.course.cut_short = bool(self._told_to_stop) and not self._was_told
+            return self.course.cut_short
+
+        self._until(loop, "finishing", is_over)
+
+    def _until(self, loop: RunLoop, phase: str, over: Callable[[Sample | None], bool]) -> None:
+        """One phase, each new look at which is shown."""
+
+        def turn(sample: Sample | None) -> bool:
+            if sample is not None:
+                self._window.add(sample)
+                figures = figures_of(self._topology, self._window)
+                restarts = self._cluster.supervisor.restarts()
+                self._view.show(Look(self._seconds, phase, figures, self.course.killed, restarts))
+            return over(sample)
+
+        loop.until(turn)
 
     @property
     def _seconds(self) -> float:
         return time.monotonic() - self._began
-
-
-class _Sampler:
-    """Asks all processes, in a thread: one that stands still must not keep others from being restarted."""
-
-    def __init__(self, reader: "StatusReader", pool: ThreadPoolExecutor) -> None:
-        self.reader = reader
-        self._pool = pool
-        self._asked_s = float("-inf")
-        self._answer: Future[object] | None = None
-
-    def sample(self) -> Sample | None:
-        """What they said, if that is new. They are asked again SAMPLE_S after the last time."""
-        found = None
-        if self._answer is not None and self._answer.done():
-            self._answer.result()
-            self._answer = None
-            found = Sample(
-                self._asked_s, {**dict.fromkeys(self.reader.silent()), **dict(self.reader.named())}
-            )
-        now = time.monotonic()
-        if self._answer is None and now - self._asked_s >= SAMPLE_S:
-            self._asked_s = now
-            self._answer = self._pool.submit(self.reader.read, tuple(ROLES))
-        return found
 
 
 def _check(job: DevJob) -> None:
@@ -277,21 +205,6 @@ def _check(job: DevJob) -> None:
         )
     check_run([*job.primary, *job.foreign], job.out, job.work, job.settings)
     check_directories((job.out, job.work, *map(Path, job.settings.joiner.output_roots)))
-
-
-def _plan(job: DevJob, joined_before: int) -> Topology:
-    topology = plan_dev(
-        job.settings,
-        job.work,
-        job.out,
-        job.primary,
-        job.foreign,
-        job.datacenters,
-        random.Random(),
-        job.replicas,
-    )
-    _check_planned(job, topology, joined_before)
-    return topology
 
 
 def _check_planned(job: DevJob, topology: Topology, joined_before: int) -> None:

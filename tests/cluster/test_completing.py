@@ -1,4 +1,4 @@
-"""No run ends with joined files that are not complete, but where it says so (photon/cluster/completion.py)."""
+"""No run ends with joined files that are not complete, but where it says so (photon/cluster/local_cluster.py)."""
 
 import json
 import sys
@@ -7,11 +7,10 @@ import pytest
 
 import joiner.parquet
 from joiner.output_files import complete_files, count_joined
-from photon.cluster import completion as completing
-from photon.cluster.completion import Backlog, grace_s, unlisted_files
+from photon.cluster import local_cluster as completing
 from photon.cluster.console import RunDisplay
-from photon.cluster.local_cluster import JoinJob
-from photon.cluster.run import run_join
+from photon.cluster.local_cluster import Backlog, grace_s, unlisted_files
+from photon.cluster.run import JoinJob, run_join
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.settings import Joiner, Settings
 from tests.system import join, join_arguments, photon

@@ -12,12 +12,12 @@ from click.testing import CliRunner
 
 from photon.cli.dev import command, duration
 from photon.cli.explain import command as explain
+from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.statuses import StatusReader
 from photon.core.errors import PhotonError, UsageError
 from photon.core.settings import Settings
-from photon.dev.plan import logs_of, plan_dev
-from photon.dev.system import DevSystem
+from photon.dev.plan import logs_of, make_logs, plan_dev
 from tests.ports import free_ports
 from tests.system import children_of, joined_pairs, photon, read_lines, start_photon, write_lines
 from tests.waiting import wait_until
@@ -77,15 +77,16 @@ def test_an_outage_that_ends_when_the_run_does_neither_loses_nor_doubles_an_even
 
 
 class Site:
-    """A DevSystem with logs that the test writes itself."""
+    """A LocalCluster with logs that the test writes itself."""
 
     def __init__(self, home):
         self.work, self.out = home / "work", home / "out"
         self.work.mkdir()
         self.out.mkdir()
         self.topology = plan_dev(Settings(), self.work, self.out, [], [], 2, random.Random())
+        make_logs(self.topology, self.work)
         self.nursery = Nursery()
-        self.system = DevSystem(self.topology, self.work, self.nursery)
+        self.system = LocalCluster(self.topology, self.work, self.nursery)
         self.system.start()
         self.reader = StatusReader(self.topology)
 

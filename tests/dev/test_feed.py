@@ -13,8 +13,17 @@ import pytest
 
 from photon.core.errors import DiskFullError, StorageError
 from photon.dev import feeder as dev_feeding
-from photon.dev.feeder import EARLY, REPEATED, Feeder, FeederEndedError
-from photon.dev.generated_live import DatacenterLogs, Feed, fed_events, feed, last_life
+from photon.dev.feeder import (
+    EARLY,
+    REPEATED,
+    DatacenterLogs,
+    Feed,
+    Feeder,
+    FeederEndedError,
+    fed_events,
+    feed,
+    last_life,
+)
 from tests.system import write_lines
 from tests.waiting import wait_until
 

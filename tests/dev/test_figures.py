@@ -4,10 +4,10 @@ import io
 
 import pytest
 
+from photon.cluster.summary import Sample
 from photon.cluster.topology import Pipeline, Replica, Topology
 from photon.core.settings import Settings
-from photon.dev.figures import WINDOW_S, Sample, Window, figures_of
-from photon.dev.view import Look, document_of, lines_of, tables_of
+from photon.dev.view import WINDOW_S, Look, Window, document_of, figures_of, lines_of, tables_of
 
 EDGES = [1_000, 10_000, 100_000]
 

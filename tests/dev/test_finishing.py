@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
+from photon.cluster.running import Ground
+from photon.cluster.supervisor import FreshLauncher
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
-from photon.core.settings import Settings
 from photon.dev import run as dev_run
 from photon.dev.feeder import FeederEndedError
-from photon.dev.figures import PipelineFigures
-from photon.dev.finishing import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
-from photon.dev.view import PlainLines
+from photon.dev.outage import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
+from photon.dev.view import PipelineFigures, PlainLines
 
 
 def row(name, events, pending=0, silent=(), in_flight=0):
@@ -66,20 +66,25 @@ def test_a_retry_in_hand_is_no_event_more():
     assert events_seen(row("east", None, None, in_flight=None)) is None
 
 
-class WaitsForEver(dev_run._Run):
-    """A run whose processes never have anything new to say."""
+class SilentLoop:
+    """Its processes never have anything new to say; at the third turn of a phase somebody may say stop."""
 
-    def __init__(self, tmp_path, told_to_stop, seconds=0.0):
-        topology = Topology(Settings(), [], [], str(tmp_path), "", False, [], [])
-        job = dev_run.DevJob(tmp_path, tmp_path, seconds=seconds)
-        super().__init__(job, topology, None, None, told_to_stop)
+    def __init__(self, told_to_stop=None):
+        self._told_to_stop = told_to_stop
+
+    def until(self, over):
         self.turns = 0
+        while not over(None):
+            self.turns += 1
+            if self.turns == 3 and self._told_to_stop is not None:
+                self._told_to_stop.append(signal.SIGINT)
 
-    def _turn(self, _sampler, phase):
-        self.turns += phase == "finishing"
-        if self.turns == 3:
-            self._told_to_stop.append(signal.SIGINT)
-        return False
+
+def run_in(tmp_path, told_to_stop, seconds=0.0, told=None):
+    topology = Topology({}, [], [], str(tmp_path), "", False, [], [])
+    job = dev_run.DevJob(tmp_path, tmp_path, seconds=seconds)
+    view = None if told is None else SimpleNamespace(notice=told.append)
+    return dev_run._Run(job, topology, Ground(FreshLauncher(), told_to_stop, 0), view)
 
 
 class SlowFeeder:
@@ -104,8 +109,9 @@ class SlowFeeder:
 def test_the_time_of_a_run_counts_from_when_its_feeder_has_begun(tmp_path, monkeypatch):
     monkeypatch.setattr(dev_run, "Feeder", SlowFeeder)
     monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
-    run = WaitsForEver(tmp_path, [])
-    assert run._watch(None) < 60.0 and run._feeder is None
+    run = run_in(tmp_path, [])
+    run._feed(SilentLoop())
+    assert run.course.seconds < 60.0 and run._feeder is None
 
 
 class FailingFeeder(SlowFeeder):
@@ -133,18 +139,19 @@ def test_a_feeder_that_fails_ends_the_feed_and_is_told_of_with_what_it_had_to_sa
     monkeypatch.setattr(FailingFeeder, "fails", fails)
     monkeypatch.setattr(dev_run, "Feeder", FailingFeeder)
     monkeypatch.setattr(dev_run, "fed_datacenters", lambda *_: ["east"])
-    run, told = WaitsForEver(tmp_path, [], seconds), []
-    run._view = SimpleNamespace(notice=told.append)
-    run._watch(None)
-    assert run.feeder_failed == why and why in told and run._feeder is None
+    told = []
+    run = run_in(tmp_path, [], seconds, told)
+    run._feed(SilentLoop())
+    assert run.course.feeder_failed == why and why in told and run._feeder is None
     assert [f"check {n}" for n in (1, 2, 3, 4)] == [one for one in told if one.startswith("check")][:4]
 
 
 def test_the_first_ctrl_c_after_the_end_of_for_cuts_the_wait_short(tmp_path):
-    run = WaitsForEver(tmp_path, [])
-    run._watch(None)
-    run._finish(None)
-    assert run.cut_short and run.turns == 3
+    told_to_stop = []
+    run, loop = run_in(tmp_path, told_to_stop), SilentLoop(told_to_stop)
+    run._feed(SilentLoop())
+    run._finish(loop)
+    assert run.course.cut_short and loop.turns == 3
 
 
 def test_nobody_else_can_run_on_the_output_before_it_is_summed_up(tmp_path, monkeypatch):
@@ -154,7 +161,7 @@ def test_nobody_else_can_run_on_the_output_before_it_is_summed_up(tmp_path, monk
                 DirectoryLock(directory)
         return {"ok": True}
 
-    monkeypatch.setattr(dev_run._Run, "run", lambda *_: 1.0)
+    monkeypatch.setattr(dev_run._Run, "run", lambda _: None)
     monkeypatch.setattr(dev_run, "summary_of", sum_up)
     job = dev_run.DevJob(tmp_path / "out", tmp_path / "work")
     assert dev_run.run_dev(job, PlainLines()) == {"ok": True}

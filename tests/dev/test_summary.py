@@ -4,9 +4,8 @@ import pytest
 
 from photon.cluster.topology import Topology
 from photon.core.settings import Settings
-from photon.dev import summary as dev_summary
-from photon.dev.checks import Check
-from photon.dev.summary import print_dev_summary, summary_of
+from photon.dev import checks as dev_checks
+from photon.dev.checks import Check, Course, print_dev_summary, summary_of
 
 
 @pytest.mark.parametrize(("seconds", "shown"), [(0.0, "in 0.0 s (-)"), (2.0, "in 2.0 s (500/s)")])
@@ -26,12 +25,11 @@ def test_a_run_of_no_time_has_no_rate(seconds, shown, capsys):
 
 
 def test_a_feeder_that_failed_is_a_check_that_is_not_ok_beside_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(dev_summary, "checks_of", lambda *_: [Check(True, "every event is read")])
+    monkeypatch.setattr(dev_checks, "checks_of", lambda *_: [Check(True, "every event is read")])
     (tmp_path / "joined").mkdir()
     topology = Topology(Settings(), [], [], str(tmp_path), "", True, [], [])
-    arguments = (topology, tmp_path, [], 0, 6.0, 0, True, {})
-    assert summary_of(*arguments)["ok"]
-    failed = summary_of(*arguments, "the feeder was killed by signal 9")
+    assert summary_of(topology, tmp_path, 0, Course(6.0))["ok"]
+    failed = summary_of(topology, tmp_path, 0, Course(6.0, feeder_failed="the feeder was killed by signal 9"))
     assert not failed["ok"]
     assert [(one["ok"], one["text"]) for one in failed["checks"]] == [
         (True, "every event is read"),

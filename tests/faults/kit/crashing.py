@@ -139,8 +139,9 @@ class Armed:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """As `photon`, with or without a point in front."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     if "--at" in arguments[:1]:
         end = arguments.index("--")
         asked, arguments = _parse(arguments[:end]), arguments[end + 1 :]

@@ -1,4 +1,4 @@
-"""A DevSystem whose supervisor is a process of its own, so that a test can kill it, and all else with it.
+"""A LocalCluster whose supervisor is a process of its own, so that a test can kill it, and all else with it.
 
 system.dev = SupervisedSystem(system.topology, system.work)     before the FaultSystem is entered
 """
@@ -13,17 +13,17 @@ from typing import Final
 
 import psutil
 
+from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.supervisor import FreshLauncher, child_environment, die_with_parent
 from photon.cluster.topology import Topology, read_topology
-from photon.dev.system import DevSystem
 from photon.rpc.servers import on_termination
 
 _POLL_S: Final = 0.05
 _STOP_S_MAX: Final = 60.0
 
 
-class SupervisedSystem(DevSystem):
+class SupervisedSystem(LocalCluster):
     """Its `kill` is of the supervisor alone; `start` comes again after it, on the same directories."""
 
     def __init__(self, topology: Topology, work: Path) -> None:
@@ -76,7 +76,7 @@ def main(work: Path) -> None:
     told = threading.Event()
     on_termination(told.set)
     nursery = Nursery()
-    system = DevSystem(read_topology(work / "topology.json"), work, nursery)
+    system = LocalCluster(read_topology(work / "topology.json"), work, nursery)
     try:
         system.start()
         while not told.is_set():

@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 from dispatcher.workers import read_totals
 from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
+from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
 from photon.cluster.statuses import StatusReader
 from photon.cluster.summary import whole
@@ -36,8 +37,7 @@ from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from photon.core.ids import parse_token
 from photon.core.settings import parse_settings
-from photon.dev.plan import logs_of, plan_dev
-from photon.dev.system import DevSystem
+from photon.dev.plan import logs_of, make_logs, plan_dev
 from tests.faults.kit.checkers import (
     AT_ANY_INSTANT,
     RULES,
@@ -136,7 +136,8 @@ class FaultSystem:
                 launcher = Nursery()
                 opened.callback(launcher.close)
             self.topology = topology
-            self.dev = DevSystem(topology, self.work, launcher)
+            make_logs(topology, self.work)
+            self.dev = LocalCluster(topology, self.work, launcher)
             self._opened = opened.pop_all()
 
     # -- life --------------------------------------------------------------------------------------------

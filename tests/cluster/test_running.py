@@ -1,0 +1,96 @@
+"""The loop that `photon join` and `photon dev` share, and the join that Python code calls."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from photon.cluster.run import join
+from photon.cluster.running import RunLoop
+from photon.core.errors import UsageError
+from tests.system import joined_pairs, write_lines
+
+
+class Reader:
+    """Processes that answer once the gate is open."""
+
+    def __init__(self):
+        self.gate, self.asked, self.last = (
+            threading.Event(),
+            [],
+            {"joiner-east": None, "dispatcher-east": None},
+        )
+
+    def read(self, roles):
+        self.asked.append(roles)
+        assert self.gate.wait(60.0)
+        self.last["joiner-east"] = {"in_flight": 7, "notices": ["it goes on"]}
+
+    def silent(self):
+        return [name for name, status in self.last.items() if status is None]
+
+    def named(self):
+        return [(name, status) for name, status in self.last.items() if status is not None]
+
+
+@pytest.fixture
+def site():
+    """A loop over processes that are asked once a phase; what it told; how often it looked for the dead."""
+    polls, told, reader = [], [], Reader()
+    supervisor = SimpleNamespace(notices=[])
+    cluster = SimpleNamespace(poll=lambda: polls.append(1), supervisor=supervisor)
+    with ThreadPoolExecutor(1) as pool:
+        loop = RunLoop(cluster, reader, pool, [], told.append, every_s=1e9)
+        yield SimpleNamespace(loop=loop, polls=polls, told=told, reader=reader)
+        reader.gate.set()
+
+
+def test_a_process_that_stands_still_does_not_keep_others_from_being_restarted(site):
+    site.loop.until(lambda sample: len(site.polls) == 4)
+    assert site.reader.asked == [("registry", "eventstore", "joiner", "dispatcher")] and not site.told
+    site.reader.gate.set()
+    seen = []
+    site.loop.until(lambda sample: sample is not None and not seen.append(sample))
+    (sample,) = seen
+    assert sample.of("joiner") == [{"in_flight": 7, "notices": ["it goes on"]}]
+    assert sample.silent() == sample.silent(("dispatcher",)) == ["dispatcher-east"]
+    assert sample.silent(("joiner",)) == [] and site.told == ["joiner-east: it goes on"]
+
+
+def test_a_phase_asks_at_once_whom_it_needs_and_only_news_are_looked_at(site):
+    site.reader.gate.set()
+    for roles in (("dispatcher", "joiner"), ("joiner",)):
+        news = []
+        before = len(site.polls)
+        site.loop.until(lambda sample, news=news: news.append(sample) or len(news) == 3, roles)
+        assert [sample is not None for sample in news].count(True) == 1  # every_s is far
+        assert len(site.polls) - before == 3
+    assert site.reader.asked == [("dispatcher", "joiner"), ("joiner",)]
+
+
+def test_what_ended_for_good_ends_the_loop(site):
+    def poll():
+        raise RuntimeError("a replica ends again and again")
+
+    site.loop.cluster.poll = poll
+    with pytest.raises(RuntimeError, match="again and again"):
+        site.loop.until(lambda _: pytest.fail("it goes on"))
+
+
+@pytest.mark.parametrize("datacenters", [0, 6])
+def test_so_many_datacenters_there_are_not(tmp_path, datacenters):
+    with pytest.raises(UsageError, match=f"datacenters must be from 1 to 5, not {datacenters}"):
+        join("q", "c", tmp_path / "out", datacenters=datacenters)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.cluster
+def test_python_code_joins_as_the_command_does(tmp_path):
+    write_lines(tmp_path / "q.jsonl", [{"id": "q", "ts_us": 1}])
+    write_lines(tmp_path / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 2}])
+    globs = str(tmp_path / "q*"), [str(tmp_path / "c*")]
+    summary = join(*globs, tmp_path / "out", datacenters=2)
+    assert (summary["joined"], summary["pending"], joined_pairs(tmp_path / "out")) == (1, 0, {("q", "c"): 1})
+    again = join(*globs, str(tmp_path / "out"), datacenters=2)
+    assert (again["joined"], again["joined_this_run"]) == (1, 0)
