@@ -292,7 +292,7 @@ class JsonLines(_Notices):
 
     def show(self, look: Look) -> None:
         if self._every.takes(look):
-            click.echo(json.dumps(with_absolute_paths(look)))
+            click.echo(json.dumps(document_of(look)))
 
     def close(self) -> None:
         pass
@@ -342,7 +342,7 @@ class LiveTables(_Notices):
             self._live.console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
 
 
-def with_absolute_paths(look: Look) -> dict[str, Any]:
+def document_of(look: Look) -> dict[str, Any]:
     """The look as plain values, for `--json`."""
     figures = look.figures
     return {

@@ -81,7 +81,7 @@ def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
 
     def trace(frame: FrameType, event: str, _argument: object) -> object:
         nonlocal seen
-        if frame.f_globals["__name__"] != "idregistry.segments":
+        if frame.f_globals["__name__"] != "idregistry.rules.segments":
             return None
         if frame.f_code.co_name == "draw" and frame.f_locals["number"] > 0:
             sys.settrace(None)
