@@ -25,8 +25,8 @@ def command(address: str, config: Path | None, timeout: float) -> None:
 
     Status 1 if it does not, or does not answer.
     """
-    from photon.cluster.system import split_address
     from photon.cluster.topology import network_of
+    from photon.core.addresses import split_address
     from photon.core.settings import load_settings
 
     split_address(address, "ADDRESS")

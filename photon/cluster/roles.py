@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
-from photon.core.addresses import joined, parts
+from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
 from photon.core.settings import Settings, identity_digest
@@ -198,8 +198,6 @@ def _registry(topology: "Topology", name: str, network: "Network", clock: Clock,
 
 
 def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
-    from photon.cluster.system import split_address
-
     if replica.listen_raft:
         return split_address(replica.listen_raft, f"'replicas.{replica.name}.listen_raft'")
     host, port = replica.raft_address

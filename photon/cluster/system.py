@@ -22,7 +22,7 @@ from photon.cluster.topology import (
     read_topology,
     with_absolute_paths,
 )
-from photon.core.addresses import joined, split
+from photon.core.addresses import joined, split_address
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, load_settings, reading_fingerprint
 
@@ -81,14 +81,6 @@ def check_processes(topology: Topology) -> None:
         raise SettingsError(
             f"two processes would be named {min(twice)}; run fewer of a role, or rename a datacenter"
         )
-
-
-def split_address(address: str, where: str) -> tuple[str, int]:
-    """`host:port`, `[::1]:port` -> both. SettingsError, which names `where` it stands."""
-    try:
-        return split(address)
-    except ValueError as error:
-        raise SettingsError(f"{where}: {error}") from error
 
 
 def _replica(name: str, place: ReplicaPlace, work: Path) -> Replica:

@@ -4,6 +4,8 @@ import ipaddress
 import re
 from typing import Final
 
+from photon.core.errors import SettingsError
+
 _ADDRESS: Final = re.compile(
     r"(?:[A-Za-z0-9._-]{1,253}|\[(?P<ipv6>[0-9A-Fa-f:.]{2,45}(?:%[A-Za-z0-9._-]{1,64})?)\]):(?P<port>[1-9][0-9]{0,4})"
 )
@@ -47,3 +49,11 @@ def _is_ipv6(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def split_address(address: str, where: str) -> tuple[str, int]:
+    """`host:port`, `[::1]:port` -> both. SettingsError, which names `where` it stands."""
+    try:
+        return split(address)
+    except ValueError as error:
+        raise SettingsError(f"{where}: {error}") from error
