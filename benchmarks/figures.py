@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from benchmarks import figures_measured
-from benchmarks.machine import describe_machine
-from benchmarks.measuring import Row
+from benchmarks.measuring import Row, describe_machine
 from photon.cluster.summary import percentiles_ms
 from tests.faults.kit.toxiproxy import ToxiproxyError
 

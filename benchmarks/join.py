@@ -18,8 +18,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from benchmarks.join_peers import beside_us, figures
-from benchmarks.machine import describe_machine
-from benchmarks.measuring import BenchError, ProcessTree, Row, Usage, fresh, percentiles
+from benchmarks.measuring import BenchError, ProcessTree, Row, Usage, describe_machine, fresh, percentiles
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import read_topology
 from photon.dev.feeder import Fed, Feed

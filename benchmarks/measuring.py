@@ -1,6 +1,8 @@
-"""What all benchmarks share: the cost of a tree of processes, percentiles, a report as text."""
+"""What all benchmarks share: the machine, the cost of a tree of processes, percentiles, a report as text."""
 
 import contextlib
+import os
+import platform
 import re
 import shutil
 import threading
@@ -137,3 +139,22 @@ def _cell(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:,}" if isinstance(value, int | float) else str(value)
+
+
+def describe_machine() -> dict[str, object]:
+    """Processor, cores, memory, kernel, Python: what a figure means nothing without."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()

@@ -21,8 +21,7 @@ from typing import Any, Final, Self
 import grpc
 import psutil
 
-from benchmarks.machine import describe_machine
-from benchmarks.measuring import BenchError, Row, cpu_seconds
+from benchmarks.measuring import BenchError, Row, cpu_seconds, describe_machine
 from benchmarks.registry_load import (
     WARM_S,
     Clients,
