@@ -187,7 +187,9 @@ def _mark_dispatcher(armed: Armed) -> None:
     _after(Sender, "send", armed, "answered")
     _after(Rows, "put_file", armed, "offset put", lambda _, state: state.offset > 0)
     _after(Rows, "drop_retry", armed, "retry dropped")
-    _after(Ledger, "_write", armed, "retries put", lambda _1, _2, entry, *_3: bool(entry.retries))
+    _after(
+        Ledger, "_write", armed, "retries put", lambda _ledger, _rows, _after, entry, *_: bool(entry.retries)
+    )
     _replace(LedgerFile, "_begin_write", lambda real: lambda self: _Commit(real(self), armed))
     _after(RetryQueue, "settled", armed, "recorded")
 
