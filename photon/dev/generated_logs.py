@@ -5,7 +5,6 @@ generate_live makes a stream of the same lines.
 """
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -384,15 +383,6 @@ def write_truth(out: Path, truth: GeneratedTruth) -> None:
     partial = out / "truth.json.partial"
     partial.write_text(json.dumps(truth.document(), indent=1) + "\n", "utf-8")
     os.replace(partial, out / "truth.json")
-
-
-def logs_sha256(out: Path) -> str:
-    """One digest of all generated files, names included: the same seed gives the same."""
-    digest = hashlib.sha256()
-    for path in sorted(out.rglob("*.jsonl")):
-        digest.update(f"{path.relative_to(out)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 # --- a whole set at once

@@ -7,7 +7,7 @@ import itertools
 import json
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -252,8 +252,8 @@ class View(Protocol):
 def make_view(as_json: bool) -> View:
     """Of JSON lines where asked for; tables on a terminal; else plain lines."""
     if as_json:
-        return JsonLines()
-    return LiveTables() if sys.stdout.isatty() else PlainLines()
+        return Lines(JSON_EVERY_S, lambda look: [json.dumps(document_of(look))])
+    return LiveTables() if sys.stdout.isatty() else Lines(LINE_EVERY_S, lines_of)
 
 
 class _Notices:
@@ -269,45 +269,18 @@ class _Notices:
         click.echo(f"photon: {text}", err=True)
 
 
-class _Every:
-    """Of many looks one each so many seconds, and the first of each phase."""
+class Lines(_Notices):
+    """Lines on stdout: of one look every `every_s` seconds, and of the first of each phase."""
 
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
+    def __init__(self, every_s: float, lines_of: Callable[[Look], Iterable[str]]) -> None:
+        super().__init__()
+        self._every_s, self._lines_of = every_s, lines_of
         self._due_s, self._phase = 0.0, ""
 
-    def takes(self, look: Look) -> bool:
-        if look.phase == self._phase and look.seconds < self._due_s:
-            return False
-        self._due_s, self._phase = look.seconds + self._every_s, look.phase
-        return True
-
-
-class JsonLines(_Notices):
-    """An object a second on stdout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._every = _Every(JSON_EVERY_S)
-
     def show(self, look: Look) -> None:
-        if self._every.takes(look):
-            click.echo(json.dumps(document_of(look)))
-
-    def close(self) -> None:
-        pass
-
-
-class PlainLines(_Notices):
-    """A line for each datacenter and one for the registry, every few seconds, on stdout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._every = _Every(LINE_EVERY_S)
-
-    def show(self, look: Look) -> None:
-        if self._every.takes(look):
-            for line in lines_of(look):
+        if look.phase != self._phase or look.seconds >= self._due_s:
+            self._due_s, self._phase = look.seconds + self._every_s, look.phase
+            for line in self._lines_of(look):
                 click.echo(line)
 
     def close(self) -> None:
