@@ -15,7 +15,8 @@ import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.routes import ShardPart, segments_of
-from idregistry.rules.directory_commands import name_mistake
+from idregistry.rules.commands import Standing
+from idregistry.rules.directory import name_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
     SCAN_S_MAX,
@@ -35,22 +36,6 @@ from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import ask_status
 
 _SCAN_TIMEOUT_S: Final = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class FenceAnswer:
-    """`fenced`: for ever. Else its lease may run for `expires_in_s` more: ask again then."""
-
-    fenced: bool
-    expires_in_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class IncarnationState:
-    """`fenced`: for ever. `expires_in_s`: how long its lease may run yet; 0 where it is over or never was."""
-
-    fenced: bool
-    expires_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,21 +162,21 @@ class RegistryClient:
         if answer.fenced:
             raise FencedError(f"incarnation {incarnation:016x} of {token_address} is fenced; start a new one")
 
-    def fence(self, incarnation: int) -> FenceAnswer:
+    def fence(self, incarnation: int) -> Standing:
         """From then on the incarnation gets no lease, and registers nothing; refused while its lease runs."""
         answer = self._rounds.ask_directory("Fence", pb.FenceRequest(incarnation=incarnation))
-        return FenceAnswer(answer.fenced, answer.expires_in_s)
+        return Standing(answer.fenced, answer.expires_in_s)
 
-    def incarnations(self, incarnations: Sequence[int]) -> list[IncarnationState]:
+    def incarnations(self, incarnations: Sequence[int]) -> list[Standing]:
         """How each one stands, as the directory's leader sees it now; nothing is changed. UnavailableError.
 
         Only `fence` says for sure: a leader that was replaced a moment ago may not know it yet.
         """
-        states: list[IncarnationState] = []
+        states: list[Standing] = []
         for start in range(0, len(incarnations), INCARNATIONS_MAX):
             request = pb.IncarnationsRequest(incarnations=incarnations[start : start + INCARNATIONS_MAX])
             answer = self._rounds.ask_directory("Incarnations", request)
-            states += map(IncarnationState, answer.fenced, answer.expires_in_s)
+            states += map(Standing, answer.fenced, answer.expires_in_s)
         return states
 
     # --- administration

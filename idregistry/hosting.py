@@ -15,9 +15,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from idregistry.rules.commands import CommandError, Commit, decode
+from idregistry.rules.commands import CommandError, Commit, Row, decode
 from idregistry.rules.directory import DIRECTORY_GROUP, View, shard_of_group
-from idregistry.rules.directory_commands import Row
 from idregistry.shard import Shard
 from photon.core.columns import split_ids
 from photon.core.disk import make_directory, storage_errors, write_file

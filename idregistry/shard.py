@@ -8,34 +8,103 @@ it takes what waits and makes one command of it; the conflicts in it are resolve
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from idregistry.rules.batching import (
     Answer,
     CommitQueue,
-    Errand,
     NotLeader,
     Overloaded,
     Request,
     Settled,
-    answer_unapplied,
+    answer_to,
     build_command,
     split_outcomes,
 )
-from idregistry.rules.commands import encode
+from idregistry.rules.commands import Release, encode
 from idregistry.rules.directory import DirectoryState
 from idregistry.rules.packing import BATCH_BYTES_MAX
 from idregistry.rules.placement import Steward, command_due
 from idregistry.rules.state import NO_BOUNDARY, ShardState
 from photon.core.clock import Clock
 from photon.core.settings import Registry
-from photon.raft.port import Applied, Outcome, ReplicatedLog
+from photon.raft.port import Outcome, ReplicatedLog
 
 ERRANDS_WAITING_MAX: Final = 64
 _LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
 _TIDY_EVERY_S: Final = 0.05
 """A step of local work (some milliseconds) is taken so often while commits wait, and without a pause while
 none do."""
+
+
+What = TypeVar("What")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask(Generic[What]):
+    """A request that is a command of its own, as far as its client can make it: times are the leader's."""
+
+    what: What
+    deadline: float
+    answer: Callable[[Answer], None]
+
+
+def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
+    """A release of nothing: once it is applied, all that was acknowledged before it was asked for is."""
+    return Ask(Release(0, (), (), b"", b""), deadline, answer)
+
+
+class Line(Generic[What]):
+    """Who waits for the raft thread, in the order of arrival. `full` and `late` are told to whom it sends
+    away; `wake` makes the raft thread turn. Any thread.
+    """
+
+    def __init__(self, most: int, wake: Callable[[], None], full: str, late: str) -> None:
+        self._most = most
+        self._wake = wake
+        self._full = full
+        self._late = late
+        self._lock = threading.Lock()
+        self._waiting: deque[Ask[What]] = deque()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, ask: Ask[What]) -> Answer | None:
+        """Let it wait; its answer where it can't even do that."""
+        with self._lock:
+            if self._closed:
+                return NotLeader(None)
+            if len(self._waiting) >= self._most:
+                return Overloaded(self._full)
+            self._waiting.append(ask)
+        self._wake()
+        return None
+
+    def take(self, now: float) -> Ask[What] | None:
+        """The first one; None where it came too late, or nobody waits any more."""
+        with self._lock:
+            ask = self._waiting.popleft() if self._waiting else None
+        if ask is not None and ask.deadline <= now:
+            ask.answer(Overloaded(self._late))
+            return None
+        return ask
+
+    def send_elsewhere(self, leader: str | None) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+        for ask in waiting:
+            ask.answer(NotLeader(leader))
+
+    def close(self) -> None:
+        """Take no more; who waits is told to go elsewhere."""
+        self._closed = True
+        self.send_elsewhere(None)
 
 
 class Shard:
@@ -63,7 +132,9 @@ class Shard:
         self._steward = Steward(number, settings.leaders, clock)
         self._lock = threading.Lock()
         self._queue = CommitQueue(settings.queue_ids_max)
-        self._errands: deque[Errand] = deque()
+        self._errands: Line[Release] = Line(
+            ERRANDS_WAITING_MAX, wake, f"{ERRANDS_WAITING_MAX} releases wait already; back off", _LATE
+        )
         self._errands_turn = False
         self._closed = False
         self._housekeeping = False
@@ -78,16 +149,14 @@ class Shard:
 
     # --- RPC handlers' side
 
-    def offer(self, request: Request | Errand) -> Answer | None:
+    def offer(self, request: Request | Ask[Release]) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
+        if isinstance(request, Ask):
+            return self._errands.offer(request)
         with self._lock:
             if self._closed:
                 return NotLeader(None)
-            if isinstance(request, Errand):
-                if len(self._errands) >= ERRANDS_WAITING_MAX:
-                    return Overloaded(f"{ERRANDS_WAITING_MAX} releases wait already; back off")
-                self._errands.append(request)
-            elif not self._queue.put(request):
+            if not self._queue.put(request):
                 return Overloaded(
                     f"shard {self.number}: {self._queue.ids} ids wait already (registry.queue_ids_max is "
                     f"{self._settings.queue_ids_max}); back off and retry"
@@ -98,6 +167,7 @@ class Shard:
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
         self._closed = True
+        self._errands.close()
         self._send_elsewhere(None)
 
     # --- raft thread
@@ -147,31 +217,26 @@ class Shard:
             )
 
     def _propose_errand(self, log: ReplicatedLog) -> None:
-        with self._lock:
-            errand = self._errands.popleft() if self._errands else None
-        if errand is None:  # `close` emptied it meanwhile
-            return
-        if errand.deadline <= self._clock.monotonic():
-            errand.answer(Overloaded(_LATE))
-            return
-        log.propose(errand.command(self._clock.now_us()), lambda outcome: errand.answer(_answer_to(outcome)))
+        if errand := self._errands.take(self._clock.monotonic()):
+            command = replace(errand.what, time_us=self._clock.now_us())
+            log.propose(encode(command), lambda outcome: errand.answer(answer_to(outcome)))
 
     def _send_elsewhere(self, leader: str | None) -> None:
         with self._lock:
-            waiting: list[Request | Errand] = [*self._queue.drain(), *self._errands]
-            self._errands.clear()
+            waiting = self._queue.drain()
         _answer_all(waiting, NotLeader(leader))
+        self._errands.send_elsewhere(leader)
 
     def _answer_batch(self, batch: list[Request], outcome: Outcome) -> None:
-        answer = _answer_to(outcome)
-        if isinstance(answer, Settled):
-            self._commits += 1
-            self._committed_ids += sum(request.count for request in batch)
-            for request, column in zip(batch, split_outcomes(batch, answer.outcomes), strict=True):
-                request.answer(Settled(column))
-        else:
-            for request in batch:
-                request.answer(answer)
+        answer = answer_to(outcome)
+        if not isinstance(answer, Settled):
+            _answer_all(batch, answer)
+            return
+        assert isinstance(answer.result, bytes), f"ids were answered {answer.result!r}"
+        self._commits += 1
+        self._committed_ids += sum(request.count for request in batch)
+        for request, column in zip(batch, split_outcomes(batch, answer.result), strict=True):
+            request.answer(Settled(column))
 
     def _housekeeping_done(self, _outcome: Outcome) -> None:
         # Whatever came of it: the next turn looks at the state and sees what is still due.
@@ -211,13 +276,6 @@ class Shard:
         }
 
 
-def _answer_all(requests: Sequence[Request | Errand], answer: Answer) -> None:
+def _answer_all(requests: Sequence[Request], answer: Answer) -> None:
     for request in requests:
         request.answer(answer)
-
-
-def _answer_to(outcome: Outcome) -> Answer:
-    if not isinstance(outcome, Applied):
-        return answer_unapplied(outcome)
-    assert isinstance(outcome.result, bytes), f"ids were answered {outcome.result!r}"
-    return Settled(outcome.result)

@@ -7,27 +7,19 @@ There is no minimum batch: a request that is alone goes alone, at once. Not for 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from idregistry.rules.commands import Commit, Release, encode
+from idregistry.rules.commands import Commit, encode
 from idregistry.rules.packing import request_bytes
 from photon.core.ids import ID_BYTES
-from photon.raft.port import Refusal, Refused, Unknown
-
-# --- What becomes of one waiting request. Pure.
+from photon.raft.port import Applied, Outcome, Refusal, Refused, Unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The command was applied: `outcomes` is the request's own column (core.fates)."""
+    """The command was applied: `result` is what it is answered, of a batch the request's own column."""
 
-    outcomes: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """The directory's command was applied: what it answered (directory_commands)."""
-
-    result: object
+    result: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +36,20 @@ class Overloaded:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class OutcomeUnknown:
-    """It may have been committed, or may yet be: ask again, with the same token."""
+Answer = Settled | NotLeader | Overloaded | Unknown
 
 
-Answer = Settled | Decided | NotLeader | Overloaded | OutcomeUnknown
-
-
-def answer_unapplied(outcome: Refused | Unknown) -> Answer:
-    """For a command that was not applied, or of which that is not known."""
+def answer_to(outcome: Outcome) -> Answer:
+    """What the log says of a command -> what its client is told."""
     match outcome:
+        case Applied(_, result):
+            return Settled(result)
         case Refused(Refusal.OVERLOADED):
             return Overloaded("the log has too many commands in flight; back off and retry")
         case Refused(_, leader):
             return NotLeader(leader)
         case Unknown():
-            return OutcomeUnknown()
+            return outcome
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,26 +65,6 @@ class Request:
     @property
     def count(self) -> int:
         return len(self.ids) // ID_BYTES
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Errand:
-    """Recovery's release, `tokens[i]` for the next `counts[i]` ids: a command of its own."""
-
-    ids: bytes
-    times: bytes
-    tokens: Sequence[bytes]
-    counts: Sequence[int]
-    deadline: float
-    answer: Callable[[Answer], None]
-
-    def command(self, time_us: int) -> bytes:
-        return encode(Release(time_us, self.tokens, self.counts, self.ids, self.times))
-
-
-def barrier(deadline: float, answer: Callable[[Answer], None]) -> Errand:
-    """A release of nothing: once it is applied, all that was acknowledged before it was asked for is."""
-    return Errand(b"", b"", (), (), deadline, answer)
 
 
 class CommitQueue:

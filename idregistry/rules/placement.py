@@ -7,7 +7,7 @@ moment more than one replica is missing. The rules are pure; `Steward` follows t
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from idregistry.rules.commands import Boundary, Command, Configure, Fence, Prepare
+from idregistry.rules.commands import Boundary, Command, Configure, Fences, Prepare
 from idregistry.rules.directory import View
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
@@ -189,7 +189,7 @@ def command_due(
     """
     if state.fences < len(fences):
         first = state.fences
-        return Fence(now_us, first, tuple(fences[first : first + FENCES_A_STEP]))
+        return Fences(now_us, first, tuple(fences[first : first + FENCES_A_STEP]))
     if view.configuration is not None and _version(state) < view.configuration.version:
         return Configure(now_us, view.configuration)
     proposal = view.proposal

@@ -1,10 +1,7 @@
 """A shard's state as chunks of bytes, for snapshots. Pure; checksums are the log's matter.
 
-    head    magic (4) | version (1) | bucket us (8) | boundary us (8) | leader time us (8) | latest us (8)
-            | ids (8) | prepared (1) | its version (8) | its start us (8) | it fits (1)
-            | configuration bytes (4) | fences (4) | holders (4)
-            | configuration | fences x 8 | holders x length (2) | holders
-    chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, idregistry.recent)
+    head    magic (4) | version (1) | MessagePack of Head
+    chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, segments.STAMP)
 
 Little endian. Ids come in order of their hashes, so a snapshot of one state is the same bytes on all
 replicas, whatever of it each keeps in dicts and what in segments.
@@ -12,28 +9,26 @@ replicas, whatever of it each keeps in dicts and what in segments.
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from idregistry.rules.packing import BUCKET_US, DEAD, NOBODY, SUBS, BucketCounts
 from idregistry.rules.segments import STAMP_DTYPE, Columns, Cut, Rows
-from idregistry.rules.sharding import Configuration, Prepared, unpack_configuration
+from idregistry.rules.sharding import Configuration, Prepared
 from photon.core.errors import CorruptStateError
 
-VERSION: Final = 4
+VERSION: Final = 5
 CHUNK_IDS_MAX: Final = 1 << 16
 
 _MAGIC: Final = b"PhID"
-_HEAD: Final = struct.Struct("<4sBqqqqQ?Qq?III")
+_FORM: Final = _MAGIC + bytes((VERSION,))
 _COUNT: Final = struct.Struct("<I")
 _HALF_BYTES: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """What a snapshot says before its ids. `ids` is how many follow."""
 
     boundary_us: int
@@ -44,11 +39,12 @@ class Head:
     prepared: Prepared | None
     fences: list[int]
     holders: list[bytes]
+    bucket_us: int = BUCKET_US
 
 
 def pack(head: Head, cut: Cut) -> Iterator[bytes]:
     """The chunks, drawn one by one while the state may go on changing."""
-    yield _pack_head(head)
+    yield _FORM + msgspec.msgpack.encode(head)
     drawn = 0
     for number in range(SUBS):
         rows = cut.draw(number)
@@ -62,58 +58,19 @@ def _pack_chunk(rows: Rows) -> bytes:
     return _COUNT.pack(len(rows)) + rows.hashes.tobytes() + rows.tails.tobytes() + rows.stamps.tobytes()
 
 
-def _pack_head(head: Head) -> bytes:
-    configuration = b"" if head.configuration is None else head.configuration.pack()
-    prepared = head.prepared or Prepared(0, 0, False)
-    return b"".join(
-        (
-            _HEAD.pack(
-                *(_MAGIC, VERSION, BUCKET_US, head.boundary_us, head.time_us, head.latest_us, head.ids),
-                *(head.prepared is not None, prepared.version, prepared.start_us, prepared.fits),
-                *(len(configuration), len(head.fences), len(head.holders)),
-            ),
-            configuration,
-            np.array(head.fences, "<u8").tobytes(),
-            np.fromiter(map(len, head.holders), "<u2", len(head.holders)).tobytes(),
-            *head.holders,
-        )
-    )
-
-
 def unpack(chunks: Iterable[bytes]) -> tuple[Head, Iterator[Rows]]:
     """The head, and the rows as they are drawn. CorruptStateError where a chunk is not what pack wrote."""
     drawn = iter(chunks)
     first = next(drawn, b"")
+    if not first.startswith(_FORM):
+        raise corrupt(f"it is of form {first[: len(_FORM)]!r}, this program reads {_FORM!r}")
     try:
-        head = _unpack_head(first)
-    except (struct.error, ValueError) as error:
+        head = msgspec.msgpack.decode(first[len(_FORM) :], type=Head)
+    except msgspec.DecodeError as error:
         raise corrupt(f"its head can't be read ({error})") from error
+    if head.bucket_us != BUCKET_US:
+        raise corrupt(f"its buckets span {head.bucket_us} us, this program's {BUCKET_US}")
     return head, _unpack_rows(drawn, head)
-
-
-def _unpack_head(chunk: bytes) -> Head:
-    fields = _HEAD.unpack_from(chunk)
-    if fields[:3] != (_MAGIC, VERSION, BUCKET_US):
-        raise corrupt(f"it is of form {fields[0]!r} {fields[1]}, this program reads {_MAGIC!r} {VERSION}")
-    boundary_us, time_us, latest_us, ids, is_prepared, version, start_us, fits, *sizes = fields[3:]
-    configuration_bytes, fences, holders = sizes
-    fences_at = _HEAD.size + configuration_bytes
-    lengths_at = fences_at + fences * 8
-    lengths = np.frombuffer(chunk, "<u2", holders, lengths_at).tolist()
-    ends = list(accumulate(lengths, initial=lengths_at + holders * 2))
-    if ends[-1] != len(chunk):
-        raise ValueError(f"{len(chunk)} bytes, expected {ends[-1]}")
-    packed = chunk[_HEAD.size : fences_at]
-    return Head(
-        boundary_us,
-        time_us,
-        latest_us,
-        ids,
-        unpack_configuration(packed) if packed else None,
-        Prepared(version, start_us, fits) if is_prepared else None,
-        np.frombuffer(chunk, "<u8", fences, fences_at).tolist(),
-        [chunk[start:end] for start, end in pairwise(ends)],
-    )
 
 
 def _unpack_rows(chunks: Iterator[bytes], head: Head) -> Iterator[Rows]:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.rules import snapshot
-from idregistry.rules.commands import Boundary, Commit, Configure, Fence, Prepare, Release, decode
+from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, decode
 from idregistry.rules.packing import (
     BUCKET_US,
     DEAD,
@@ -369,7 +369,7 @@ class ShardState:
         """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
 
         Commit, Release -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
-        now, us; Fence -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
+        now, us; Fences -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
         version now.
         """
         facts = self._facts
@@ -490,12 +490,12 @@ class ShardState:
         return len(self._facts.fences)
 
 
-def _apply_rare(facts: Facts, command: Boundary | Fence | Prepare | Configure) -> object:
+def _apply_rare(facts: Facts, command: Boundary | Fences | Prepare | Configure) -> object:
     match command:
         case Boundary(_, boundary_us):
             facts.raise_boundary(boundary_us)
             return facts.boundary_us
-        case Fence(_, first, incarnations):
+        case Fences(_, first, incarnations):
             facts.fence(first, incarnations)
             return len(facts.fences)
         case Prepare(_, version, start_us):

@@ -1,27 +1,32 @@
 """What the directory's leader decides: reshardings, the table's past, leases."""
 
-from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, OpenShard, Standing, Wanted
-from idregistry.rules.batching import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
-from idregistry.rules.commands import Boundary, Commit, Configure, Prepare
-from idregistry.rules.commands import Fence as ShardFence
-from idregistry.rules.commands import encode as shard_encode
-from idregistry.rules.directory import DirectoryState, Proposal
-from idregistry.rules.directory_commands import (
+from idregistry.coordinator import Coordinator, Look, OpenShard, Wanted
+from idregistry.rules.batching import Answer, NotLeader, Overloaded, Settled
+from idregistry.rules.commands import (
+    Boundary,
     Cancel,
+    Commit,
+    Configure,
     Fence,
+    Fences,
+    Found,
     KeepAlive,
+    Prepare,
     Propose,
     Rejected,
     Replace,
     Row,
-    iso_utc,
+    Standing,
+    encode,
 )
+from idregistry.rules.directory import DirectoryState, Proposal, iso_utc
 from idregistry.rules.placement import FENCES_A_STEP, command_due
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import ShardState
+from idregistry.shard import Ask
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
-from photon.raft.port import Members
+from photon.raft.port import Members, Unknown
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, event_ids, same_times
 
@@ -38,13 +43,13 @@ class Bench:
         self.clock = ManualClock(NOW_US)
         self.state = DirectoryState()
         self.hosted: dict[int, OpenShard] = {}
-        settings = Registry(shards=shards, clock_skew_s=1.0)
+        founding = Found(0, shards, ROWS, IDENTITY)
+        settings = Registry(clock_skew_s=1.0)
         self.coordinator = Coordinator(
-            self.state, ROWS, settings, self.clock, lambda: None, lambda: self.hosted, IDENTITY
+            self.state, founding, settings, self.clock, lambda: None, lambda: self.hosted
         )
         self.log = FakeLog(self.state, of_group=MEMBERS)
         self.tick()
-        self.tick()  # founded, then given its identity
         self.follow()
 
     def tick(self) -> None:
@@ -63,7 +68,7 @@ class Bench:
                 )
                 if command is None:
                     break
-                state.apply(shard_encode(command))
+                state.apply(encode(command))
 
     def ask(self, what: Wanted, seconds: float = 10.0) -> Answer:
         answers: list[Answer] = []
@@ -77,7 +82,7 @@ class Bench:
 
     def reshard(self, shards: int, start_us: int = 0) -> Proposal:
         answer = self.ask(Propose(0, shards, start_us, 0))
-        assert isinstance(answer, Decided)
+        assert isinstance(answer, Settled)
         assert isinstance(answer.result, Proposal)
         return answer.result
 
@@ -90,7 +95,7 @@ class Bench:
 def commit(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
     ids = event_ids(*numbers)
     command = Commit(NOW_US, [b"t"], [len(numbers)], ids, same_times(len(numbers), time_us))
-    outcomes = state.apply(shard_encode(command))
+    outcomes = state.apply(encode(command))
     assert isinstance(outcomes, bytes)
     return outcomes
 
@@ -101,14 +106,12 @@ def test_the_first_leader_founds_the_registry_from_its_settings() -> None:
     assert set(bench.state.view.replicas) == {"r0", "r1", "r2"}
 
 
-def test_a_registry_without_an_identity_gets_one_by_the_first_leader_and_keeps_it_under_the_next() -> None:
+def test_the_first_leader_gives_the_registry_its_identity_and_the_next_leaves_it() -> None:
     bench = Bench()
     assert bench.state.view.identity == IDENTITY
-    next_one = Coordinator(
-        bench.state, ROWS, Registry(), bench.clock, lambda: None, lambda: bench.hosted, bytes(16)
-    )
+    another = Found(0, 2, ROWS, bytes(16))
     proposed = len(bench.log.proposed)
-    next_one.on_tick(bench.log)
+    next_one = Coordinator(bench.state, another, Registry(), bench.clock, lambda: None, lambda: bench.hosted)
     next_one.on_tick(bench.log)
     assert len(bench.log.proposed) == proposed
     assert bench.state.view.identity == IDENTITY
@@ -190,10 +193,10 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
     bench.tick()
     bench.follow()
     for number, boundary_us in ((0, start_us + 9), (1, start_us), (2, start_us - 1)):
-        bench.hosted[number].state.apply(shard_encode(Boundary(NOW_US, boundary_us)))
+        bench.hosted[number].state.apply(encode(Boundary(NOW_US, boundary_us)))
     bench.tick()
     assert len(bench.configuration.intervals) == 2
-    bench.hosted[2].state.apply(shard_encode(Boundary(NOW_US, start_us)))
+    bench.hosted[2].state.apply(encode(Boundary(NOW_US, start_us)))
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [1]
     assert list(bench.state.view.founders) == [0]
@@ -201,7 +204,7 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
 
 def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
     bench = Bench()
-    assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Decided(True)
+    assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Settled(True)
     bench.tick()
     assert "r1" in bench.state.view.replicas
     after = Members(("r0", "r2", "r3"))
@@ -219,7 +222,7 @@ def test_a_cancelled_replacement_is_over_when_no_group_has_the_new_one_any_more(
     bench.ask(Replace(0, "r1", Row("r3", "wrong", 1, "h:1")))
     learning = Members(("r0", "r1", "r2"), ("r3",))
     bench.log.of_group = learning
-    assert bench.ask(Cancel(0, "r3")) == Decided(True)
+    assert bench.ask(Cancel(0, "r3")) == Settled(True)
     bench.tick()
     assert "r3" in bench.state.view.replicas
     bench.log.of_group = MEMBERS
@@ -233,7 +236,7 @@ def test_a_start_in_the_far_future_is_refused() -> None:
     bench = Bench()
     year_us = 366 * 86_400 * SECOND_US
     answer = bench.ask(Propose(0, 3, NOW_US + year_us + 1, 0))
-    assert isinstance(answer, Decided)
+    assert isinstance(answer, Settled)
     assert isinstance(answer.result, Rejected)
     assert f"{iso_utc(NOW_US + year_us + 1)} is more than 366 days ahead" in answer.result.why
     assert bench.state.view.proposal is None
@@ -245,20 +248,20 @@ def test_a_start_in_the_far_future_is_refused() -> None:
 
 def test_an_incarnation_is_not_fenced_while_its_lease_may_run() -> None:
     bench = Bench()
-    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(True)
+    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Settled(True)
     bench.clock.advance(9.9)
     answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns)
-    assert 0 < answer.result.for_s < 1
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.result, Standing)
+    assert 0 < answer.result.expires_in_s < 1
     bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
     bench.clock.advance(5.0)
     answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns), "it was renewed"
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.result, Standing), "it was renewed"
     bench.clock.advance(6.0)
-    assert bench.ask(Fence(0, 7, 0)) == Decided(True)
-    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(False)
+    assert bench.ask(Fence(0, 7, 0)) == Settled(True)
+    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Settled(False)
 
 
 def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None:
@@ -267,13 +270,13 @@ def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None
         bench.ask(KeepAlive(0, incarnation, "a:1", 10 * SECOND_US))
     bench.clock.advance(20.0)
     bench.ask(KeepAlive(0, 8, "a:1", 10 * SECOND_US))
-    assert bench.ask(Fence(0, 7, 0)) == Decided(True)
+    assert bench.ask(Fence(0, 7, 0)) == Settled(True)
     proposed = len(bench.log.proposed)
     answer = bench.ask(Look((7, 8, 9)))
-    assert isinstance(answer, Decided)
+    assert isinstance(answer, Settled)
     fenced, alive, unknown = answer.result  # type: ignore[misc]
     assert (fenced, unknown) == (Standing(True, 0.0), Standing(False, 0.0))
-    assert (alive.fenced, 9.0 < alive.for_s < 10.5) == (False, True)
+    assert (alive.fenced, 9.0 < alive.expires_in_s < 10.5) == (False, True)
     assert len(bench.log.proposed) == proposed
 
 
@@ -282,8 +285,8 @@ def test_no_wall_clock_ends_a_lease() -> None:
     bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
     bench.clock._now_us += 3600 * SECOND_US  # somebody set it
     answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns)
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.result, Standing)
 
 
 def test_a_restarted_leader_gives_every_lease_its_full_time_again() -> None:
@@ -294,8 +297,8 @@ def test_a_restarted_leader_gives_every_lease_its_full_time_again() -> None:
     bench.tick()
     bench.clock.advance(9.0)
     answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns)
+    assert isinstance(answer, Settled)
+    assert isinstance(answer.result, Standing)
 
 
 def test_a_fence_that_crosses_a_renewal_fails() -> None:
@@ -308,7 +311,7 @@ def test_a_fence_that_crosses_a_renewal_fails() -> None:
         bench.coordinator.offer(Ask(what, bench.clock.monotonic() + 5, answers.append))
     bench.tick()
     bench.log.apply_held()
-    assert answers == [Decided(True), Decided(False)]
+    assert answers == [Settled(True), Settled(False)]
 
 
 def test_a_lease_of_long_ago_is_forgotten() -> None:
@@ -342,12 +345,12 @@ def test_an_outcome_that_is_lost_is_unknown() -> None:
     bench.coordinator.offer(Ask(Fence(0, 7, 0), 100.0, answers.append))
     bench.tick()
     bench.log.forget_held()
-    assert answers == [OutcomeUnknown()]
+    assert answers == [Unknown()]
 
 
 def test_a_rejected_command_is_answered_with_its_reason() -> None:
     answer = Bench().ask(Propose(0, 2, 0, 0))
-    assert isinstance(answer, Decided)
+    assert isinstance(answer, Settled)
     assert isinstance(answer.result, Rejected)
 
 
@@ -364,8 +367,8 @@ def test_a_new_shard_hears_of_the_fences_before_it_may_take_anything() -> None:
         command = command_due(state, bench.state.view, bench.state.fences, NOW_US, None, 0.0)
         kinds.append(type(command))
         if command is not None:
-            state.apply(shard_encode(command))
-    assert kinds == [ShardFence, ShardFence, Configure, type(None)]
+            state.apply(encode(command))
+    assert kinds == [Fences, Fences, Configure, type(None)]
     assert state.fences == FENCES_A_STEP + 5
 
 
@@ -383,7 +386,7 @@ def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
         command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
         kinds.append(type(command))
         if command is not None:
-            state.apply(shard_encode(command))
+            state.apply(encode(command))
     assert kinds == [Configure, Prepare, type(None)]
 
 
@@ -393,7 +396,7 @@ def test_a_shard_prepares_once() -> None:
     state = bench.hosted[0].state
     command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
     assert isinstance(command, Prepare)
-    state.apply(shard_encode(command))
+    state.apply(encode(command))
     assert command_due(state, bench.state.view, (), NOW_US, None, 0.0) is None
 
 
@@ -401,7 +404,7 @@ def test_more_shards_than_a_replica_can_have_open_are_refused() -> None:
     bench = Bench()
     bench.coordinator._shards_max = 5
     answer = bench.ask(Propose(0, 6, 0, 0))
-    assert isinstance(answer, Decided)
+    assert isinstance(answer, Settled)
     assert isinstance(answer.result, Rejected)
     assert "a replica can have 5 open" in answer.result.why
     assert bench.reshard(5)

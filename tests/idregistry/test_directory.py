@@ -3,32 +3,30 @@
 import random
 from dataclasses import dataclass
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules.directory import DirectoryState, Proposal, View, group_of, shard_of_group
-from idregistry.rules.directory_commands import (
+from idregistry.rules.commands import (
     Abandon,
     Adopt,
     Cancel,
-    Command,
-    DirectoryCommandError,
+    CommandError,
+    DirectoryCommand,
     EndLease,
     Fence,
     Found,
     Gone,
-    Identify,
     KeepAlive,
     Propose,
     Rejected,
     Replace,
     Row,
     Trim,
-    decode,
+    decode_directory,
     encode,
 )
+from idregistry.rules.directory import DirectoryState, Proposal, View, group_of, shard_of_group
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError
@@ -36,6 +34,7 @@ from tests.idregistry.kit import NOW_US
 
 ROWS = tuple(Row(name, "10.0.0.1", 7000, "10.0.0.1:7001") for name in ("r0", "r1", "r2"))
 SKEW_US = 1_000_000
+IDENTITY = b"i" * 16
 
 
 class Directory:
@@ -45,9 +44,9 @@ class Directory:
         self.state = DirectoryState()
         self.now_us = NOW_US
         if shards is not None:
-            assert self.put(Found(NOW_US, shards, ROWS)) is True
+            assert self.put(Found(NOW_US, shards, ROWS, IDENTITY)) is True
 
-    def put(self, command: Command) -> object:
+    def put(self, command: DirectoryCommand) -> object:
         return self.state.apply(encode(command))
 
     def propose(self, shards: int, start_us: int) -> object:
@@ -65,19 +64,15 @@ class Directory:
 
 def test_it_is_founded_once() -> None:
     directory = Directory(3)
-    assert directory.put(Found(NOW_US, 5, ROWS[:1])) is False
+    assert directory.put(Found(NOW_US, 5, ROWS[:1], bytes(16))) is False
     assert directory.configuration.shards == 3
     assert directory.view.founders == dict.fromkeys(range(3), ("r0", "r1", "r2"))
     assert [directory.view.group(n) for n in range(3)] == [1, 2, 3]
 
 
 def test_its_identity_is_the_first_it_is_given_for_ever() -> None:
-    directory = Directory(None)
-    assert directory.put(Identify(NOW_US, b"a" * 16)) is False, "not founded"
-    directory.put(Found(NOW_US, 2, ROWS))
-    assert directory.view.identity == b""
-    assert directory.put(Identify(NOW_US, b"a" * 16)) is True
-    assert directory.put(Identify(NOW_US, b"b" * 16)) is False
+    directory = Directory()
+    assert directory.put(Found(NOW_US, 2, ROWS, b"b" * 16)) is False
     start_us = NOW_US + 2 * SKEW_US
     directory.propose(3, start_us)
     directory.put(Adopt(NOW_US, 2))
@@ -85,21 +80,9 @@ def test_its_identity_is_the_first_it_is_given_for_ever() -> None:
     directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
     directory.put(Gone(NOW_US, "r1"))
     assert (directory.view.version, "r1" in directory.view.replicas) == (3, False)
-    assert directory.view.identity == b"a" * 16
     copy = DirectoryState()
     copy.restore(list(directory.state.freeze()))
-    assert copy.view.identity == b"a" * 16
-
-
-def test_a_snapshot_of_before_there_were_identities_is_read_and_one_may_be_given() -> None:
-    directory = Directory(2)
-    version, document = b"".join(directory.state.freeze())[:1], b"".join(directory.state.freeze())[1:]
-    held = msgspec.msgpack.decode(document)
-    del held["identity"]
-    old = DirectoryState()
-    old.restore([version + msgspec.msgpack.encode(held)])
-    assert old.view == directory.view
-    assert old.apply(encode(Identify(NOW_US, b"a" * 16))) is True
+    assert copy.view.identity == directory.view.identity == IDENTITY
 
 
 def test_a_new_number_holds_only_once_it_is_adopted_and_then_there_are_its_shards() -> None:
@@ -490,7 +473,6 @@ def test_the_shard_of_an_id_that_is_registered_never_changes(seed: int) -> None:
 
 def test_a_snapshot_holds_everything() -> None:
     directory = Directory(3)
-    directory.put(Identify(NOW_US, b"i" * 16))
     directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
     directory.put(Cancel(NOW_US, "r3"))
     directory.put(KeepAlive(NOW_US + 5, 7, "j:1", 10**6))
@@ -505,9 +487,9 @@ def test_a_snapshot_holds_everything() -> None:
 
 
 def test_what_is_no_snapshot_and_no_command_stops_the_replica() -> None:
-    for chunks in ([], [b"\x02abc"], [b"\x01\xc1"]):
+    for chunks in ([], [b"\x03abc"], [b"\x02\xc1"]):
         with pytest.raises(CorruptStateError):
             DirectoryState().restore(chunks)
-    for data in (b"", b"\x09", b"\x01\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
-        with pytest.raises(DirectoryCommandError):
-            decode(data)
+    for data in (b"", b"\x09", b"\x92\x03\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
+        with pytest.raises(CommandError):
+            decode_directory(data)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.directory_service import FENCES_WAITING_MAX
+from idregistry.service import FENCES_WAITING_MAX
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token

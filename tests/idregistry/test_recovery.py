@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from idregistry.client import IncarnationState
+from idregistry.rules.commands import Standing
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError
 from photon.core.fates import Registered, Released
@@ -49,7 +49,7 @@ def test_what_a_dead_joiner_registered_is_released_once_it_is_fenced_and_not_bef
     while not (answer := client.fence(7)).fenced:
         time.sleep(0.02)
     assert time.monotonic() - asked >= 1.0, "fenced while the joiner could believe in its lease"
-    assert client.incarnations([8, 7]) == [IncarnationState(False, 0.0), IncarnationState(True, 0.0)]
+    assert client.incarnations([8, 7]) == [Standing(False, 0.0), Standing(True, 0.0)]
     assert client.incarnations([]) == []
     with pytest.raises(FencedError):
         client.keep_alive("joiner:1", 7, 1.0)

@@ -11,8 +11,8 @@ import pytest
 
 from idregistry.client import RegistryClient
 from idregistry.rules.batching import Answer, Request, Settled
+from idregistry.rules.commands import Found, Row, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.directory_commands import Found, Row, encode
 from idregistry.rules.state import ShardState
 from idregistry.shard import Shard
 from photon.core.clock import SystemClock
@@ -178,7 +178,7 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
         settings, clock = Registry(), SystemClock()
         limits = RaftLimits(compact_entries=10, tail_entries=2)
         directory = DirectoryState()
-        directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),))))
+        directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),), bytes(16))))
         host = RaftHost(
             Endpoint("r0", ("127.0.0.1", 0), b""),
             {},

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -12,12 +13,19 @@ import pytest
 
 from idregistry.client import RegistryClient
 from idregistry.coordinator import Coordinator, OpenShard
-from idregistry.directory_service import DirectoryHandlers, Waiting
 from idregistry.hosting import Hosted
 from idregistry.rules import commands
-from idregistry.rules.commands import Commit, Release
+from idregistry.rules.commands import (
+    IDENTITY_BYTES,
+    Adopt,
+    Commit,
+    Found,
+    Propose,
+    Release,
+    Row,
+    encode,
+)
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.directory_commands import IDENTITY_BYTES, Adopt, Found, Identify, Propose, Row, encode
 from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.clock import SystemClock
@@ -46,8 +54,8 @@ class Node:
         clock = SystemClock()
         parsed = Registry(shards=shards, **settings)  # type: ignore[arg-type]
         self.directory = DirectoryState()
-        self.directory.apply(encode(Found(1, founded or shards, (Row("r0", "h", 1, "h:1"),))))
-        self.directory.apply(encode(Identify(1, b"i" * IDENTITY_BYTES)))
+        found = Found(1, founded or shards, (Row("r0", "h", 1, "h:1"),), b"i" * IDENTITY_BYTES)
+        self.directory.apply(encode(found))
         self.hosted: dict[int, Hosted] = {}
         for n in range(shards):
             shard = Shard(n, parsed, clock, self.turner.wake, self.directory, lambda: None)
@@ -56,22 +64,18 @@ class Node:
             self.hosted[n] = Hosted(n + 1, shard, log)
         coordinator = Coordinator(
             self.directory,
-            (),
+            found,
             parsed,
             clock,
             self.turner.wake,
             lambda: {n: OpenShard(one.shard.state, one.log.members) for n, one in self.hosted.items()},
-            bytes(IDENTITY_BYTES),
         )
         self.directory_log = FakeLog(self.directory, node=name, _leader=None)
         self.turner.add(coordinator.on_tick, self.directory_log)
-        waiting = Waiting(
-            lambda node: rows[node].grpc if node in rows else "", clock, parsed.request_timeout_s
+        hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
+        service = IdRegistryService(
+            self.directory, self.directory_log, coordinator, hosting, clock, parsed.request_timeout_s
         )
-        handlers = DirectoryHandlers(
-            self.directory, self.directory_log, coordinator, lambda: rows, lambda: self.hosted, waiting
-        )
-        service = IdRegistryService(lambda: self.hosted, handlers, waiting, clock)
         self.rpc = Server("127.0.0.1:0", WORKERS)
         self.rpc.add(add_IdRegistryServicer_to_server, service, "photon.idregistry.v1.IdRegistry")
         self.rpc.start()

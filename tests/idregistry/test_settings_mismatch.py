@@ -5,14 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from idregistry.client import RegistryClient
+from idregistry.rules.commands import EndLease, Fence, KeepAlive, Mismatched, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.directory_commands import EndLease, Fence, KeepAlive, Mismatched, encode
 from photon.core.clock import SystemClock
 from photon.core.errors import SettingsError, SettingsMismatchError
 from photon.rpc import idregistry_pb2 as pb
@@ -69,21 +68,6 @@ def test_the_settings_stay_when_no_joiner_is_left_and_in_snapshots() -> None:
         assert state.leases == {}
         assert state.apply(encode(keep(3, OTHERS))) == Mismatched()
         assert state.apply(encode(keep(3, OURS))) is True
-
-
-def test_a_registry_of_before_there_were_digests_takes_the_first_that_comes() -> None:
-    """Its log has leases of joiners that told none, its snapshots no place for it."""
-    directory = Directory()
-    old = encode(keep(1))[:1] + msgspec.msgpack.encode(("KeepAlive", NOW_US, 1, "j:1", 10**6))
-    assert directory.state.apply(old) is True
-    data = b"".join(directory.state.freeze())
-    held = msgspec.msgpack.decode(data[1:], strict=False)
-    del held["settings"]
-    state = DirectoryState()
-    state.restore([data[:1] + msgspec.msgpack.encode(held)])
-    assert state.leases == directory.state.leases
-    assert state.apply(encode(keep(2, OURS))) is True
-    assert state.apply(encode(keep(3, OTHERS))) == Mismatched()
 
 
 @settings(max_examples=60, deadline=None)
