@@ -11,7 +11,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from idregistry.rules.batching import Answer, Settled, answer_to
 from idregistry.rules.commands import (
     Abandon,
     Adopt,
@@ -33,7 +32,7 @@ from idregistry.rules.directory import DirectoryState, Proposal, View, iso_utc
 from idregistry.rules.placement import Steward, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.state import ShardState
-from idregistry.shard import Ask, Line
+from idregistry.shard import Answer, Ask, Line, Settled, answer_to
 from photon.core.clock import Clock
 from photon.core.settings import Registry
 from photon.raft.port import Members, Outcome, ReplicatedLog

@@ -18,7 +18,6 @@ import grpc
 from idregistry.coordinator import Coordinator, Look, Wanted
 from idregistry.hosting import Hosted, Hosting
 from idregistry.rules import commands
-from idregistry.rules.batching import Answer, NotLeader, Overloaded, Request, Settled
 from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
@@ -30,7 +29,7 @@ from idregistry.rules.packing import (
 )
 from idregistry.rules.sharding import HORIZON, SHARDS_MAX
 from idregistry.rules.state import Scanned
-from idregistry.shard import Ask, barrier
+from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import TOKEN_BYTES_MAX

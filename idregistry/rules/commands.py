@@ -250,5 +250,5 @@ def _decode(data: bytes, decoder: msgspec.msgpack.Decoder[Any], what: str) -> An
         )
     try:
         return decoder.decode(data)[1]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise CommandError(f"a {what} command in the log can't be read ({error})") from error

@@ -331,11 +331,6 @@ class Cut:
         if number >= self._drawn and (columns, row) not in self._rows[number]:
             self._rows[number][columns, row] = columns.stamp(row)
 
-    def note_rows(self, numbers: bytes, places: list[int], columns: Columns, rows: list[int]) -> None:
-        """The same of many: `rows[i]` is of sub-dict `numbers[places[i]]`."""
-        for place, row in zip(places, rows, strict=True):
-            self.note_row(numbers[place], columns, row)
-
     # --- the thread that draws
 
     def draw(self, number: int) -> Rows:

@@ -20,7 +20,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules import snapshot
 from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, decode
 from idregistry.rules.packing import (
     BUCKET_US,
@@ -53,7 +52,7 @@ from idregistry.rules.segments import (
     token_of,
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
-from idregistry.rules.table import IdTable
+from idregistry.rules.table import Head, IdTable, pack, unpack
 from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
 
@@ -386,7 +385,7 @@ class ShardState:
     def freeze(self) -> Iterator[bytes]:
         """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
         facts = self._facts
-        head = snapshot.Head(
+        head = Head(
             facts.boundary_us,
             facts.time_us,
             facts.latest_us,
@@ -396,7 +395,7 @@ class ShardState:
             list(facts.fences),
             facts.holders.names[1:],
         )
-        return snapshot.pack(head, facts.table.exact_cut(facts.live))
+        return pack(head, facts.table.exact_cut(facts.live))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
@@ -404,8 +403,7 @@ class ShardState:
 
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
         """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
-        head, parts = snapshot.unpack(chunks)
-        columns, counts = snapshot.gather(head, parts)
+        head, columns, counts = unpack(chunks)
         facts = Facts(self._shard, IdTable(columns), Holders(head.holders))
         facts.counts = counts
         facts.raise_boundary(head.boundary_us)

@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idregistry.rules.batching import CommitQueue, Request, build_command, split_outcomes
 from idregistry.rules.commands import Commit, decode
 from idregistry.rules.packing import BATCH_BYTES_MAX, IDS_MAX, request_bytes
+from idregistry.shard import CommitQueue, Request, build_command, split_outcomes
 from photon.core.ids import TOKEN_BYTES_MAX
 from tests.idregistry.kit import NOW_US, event_ids, same_times
 

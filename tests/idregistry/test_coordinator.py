@@ -1,7 +1,6 @@
 """What the directory's leader decides: reshardings, the table's past, leases."""
 
 from idregistry.coordinator import Coordinator, Look, OpenShard, Wanted
-from idregistry.rules.batching import Answer, NotLeader, Overloaded, Settled
 from idregistry.rules.commands import (
     Boundary,
     Cancel,
@@ -23,7 +22,7 @@ from idregistry.rules.directory import DirectoryState, Proposal, iso_utc
 from idregistry.rules.placement import FENCES_A_STEP, command_due
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import ShardState
-from idregistry.shard import Ask
+from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Settled
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from photon.raft.port import Members, Unknown

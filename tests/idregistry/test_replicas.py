@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.rules.batching import Answer, Request, Settled
 from idregistry.rules.commands import Found, Row, encode
 from idregistry.rules.directory import DirectoryState
 from idregistry.rules.state import ShardState
-from idregistry.shard import Shard
+from idregistry.shard import Answer, Request, Settled, Shard
 from photon.core.clock import SystemClock
 from photon.core.errors import NoQuorumError, UnavailableError
 from photon.core.fates import Registered

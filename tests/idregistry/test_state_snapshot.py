@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules import snapshot
 from idregistry.rules import table as idtable
 from idregistry.rules.commands import Boundary, Commit, Fences, Prepare, Release, encode
 from idregistry.rules.packing import BUCKET_US
@@ -44,7 +43,7 @@ def test_a_restored_replica_knows_all_that_the_other_knew() -> None:
 
 
 def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "CHUNK_IDS_MAX", 100)
+    monkeypatch.setattr(idtable, "CHUNK_IDS_MAX", 100)
     rng = random.Random(1)
     state = new_state()
     for batch in range(60):
