@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from idregistry.hosting import Hosted, Hosting
 from idregistry.rules.commands import (
     Abandon,
     Adopt,
@@ -35,7 +36,7 @@ from idregistry.rules.state import ShardState
 from idregistry.shard import Answer, Ask, Line, Settled, answer_to
 from photon.core.clock import Clock
 from photon.core.settings import Registry
-from photon.raft.port import Members, Outcome, ReplicatedLog
+from photon.raft.port import Outcome, ReplicatedLog
 
 ASKS_WAITING_MAX: Final = 256
 _IN_FLIGHT_MAX: Final = 16
@@ -59,16 +60,8 @@ Proposed = KeepAlive | Fence | Propose | Replace | Cancel
 Wanted = Proposed | Look
 
 
-@dataclass(frozen=True, slots=True)
-class OpenShard:
-    """A shard's replica here, as the coordinator sees it."""
-
-    state: ShardState
-    members: Members
-
-
 class Coordinator:
-    """On every replica; it acts where the directory is led. `hosted`: the shards that are open here.
+    """On every replica; it acts where the directory is led. `hosting`: which shards are open here.
 
     `founding`: the first command, where the registry is new; `shards_max`: as many as a replica can have
     open.
@@ -81,7 +74,7 @@ class Coordinator:
         settings: Registry,
         clock: Clock,
         wake: Callable[[], None],
-        hosted: Callable[[], Mapping[int, OpenShard]],
+        hosting: Hosting,
         shards_max: int = SHARDS_MAX,
     ) -> None:
         self._state = state
@@ -89,10 +82,10 @@ class Coordinator:
         self._settings = settings
         self._shards_max = shards_max
         self._clock = clock
-        self._hosted = hosted
+        self._hosting = hosting
         # The directory is led where shard 0 is: one leader less to lose.
         self._steward = Steward(0, settings.leaders, clock)
-        self._asks: Line[Wanted] = Line(
+        self._asks: Line[Ask[Wanted]] = Line(
             ASKS_WAITING_MAX,
             wake,
             f"{ASKS_WAITING_MAX} requests wait for the directory; back off and retry",
@@ -115,13 +108,12 @@ class Coordinator:
         self._note_renewals()
         may_propose = self._steward.on_tick(log, self._state.view)
         if not log.is_leader:
-            if self._asks:
-                self._asks.send_elsewhere(log.leader)
+            self._asks.send_elsewhere(log.leader)
             return
         if not may_propose:
             return
         while self._asks and log.in_flight < _IN_FLIGHT_MAX:
-            if ask := self._asks.take(self._clock.monotonic()):
+            for ask in self._asks.take(self._clock.monotonic()):
                 self._propose(log, ask)
         if not self._housekeeping:
             command = self._due(log)
@@ -198,7 +190,7 @@ class Coordinator:
         if view.configuration is None:
             return replace(self._founding, time_us=now_us)
         if view.proposal is not None or len(view.configuration.intervals) > 1 or view.leaving is not None:
-            hosted = self._hosted()
+            hosted = self._hosting.shards
             if hosted.keys() == view.founders.keys():
                 command = _due_of_shards(log, view, view.configuration, hosted, now_us)
                 if command is not None or view.proposal is not None:
@@ -215,17 +207,17 @@ class Coordinator:
 
 
 def _due_of_shards(
-    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, OpenShard], now_us: int
+    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, Hosted], now_us: int
 ) -> DirectoryCommand | None:
     """What the shards' states say is due, all of them being here."""
     if view.proposal is not None:
-        return _decide(view.proposal, {n: h.state for n, h in hosted.items()}, now_us)
+        return _decide(view.proposal, {n: one.shard.state for n, one in hosted.items()}, now_us)
     if len(configuration.intervals) > 1:
-        boundary_us = min(one.state.boundary_us for one in hosted.values())
+        boundary_us = min(one.shard.state.boundary_us for one in hosted.values())
         if configuration.intervals[1].start_us <= boundary_us:
             return Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:
-        groups = [log.members, *(one.members for one in hosted.values())]
+        groups = [log.members, *(one.log.members for one in hosted.values())]
         if is_replaced(groups, view.leaving):
             return Gone(now_us, view.leaving[0])
     return None

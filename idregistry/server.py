@@ -13,7 +13,7 @@ from typing import Final
 
 import grpc
 
-from idregistry.coordinator import Coordinator, OpenShard
+from idregistry.coordinator import Coordinator
 from idregistry.hosting import Hosting
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
@@ -176,7 +176,7 @@ class RegistryServer:
             settings,
             clock,
             self._host.wake,
-            self._open_shards,
+            self._hosting,
             shards_that_fit(),
         )
         try:
@@ -244,9 +244,6 @@ class RegistryServer:
         if self._hosting.follow(self._host, self._state.view):
             self._host.wake()  # every shard has something to look at
         self._coordinator.on_tick(log)
-
-    def _open_shards(self) -> Mapping[int, OpenShard]:
-        return {n: OpenShard(one.shard.state, one.log.members) for n, one in self._hosting.shards.items()}
 
     def _fatal(self, error: BaseException) -> None:
         self._close_queues()  # nobody will take what waits any more

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from msgspec.structs import replace
 
@@ -73,84 +73,14 @@ class Request:
     answer: Callable[[Answer], None]
 
     @property
-    def count(self) -> int:
+    def weight(self) -> int:
+        """Its ids."""
         return len(self.ids) // ID_BYTES
 
-
-class CommitQueue:
-    """Requests in the order of their arrival, bounded by ids."""
-
-    def __init__(self, ids_max: int) -> None:
-        self._ids_max = ids_max
-        self._waiting: deque[Request] = deque()
-        self.ids = 0
-        """Ids that wait."""
-
-    def put(self, request: Request) -> bool:
-        """Whether there was room. An empty queue takes any request, or a large one could never pass."""
-        if self._waiting and self.ids + request.count > self._ids_max:
-            return False
-        self._waiting.append(request)
-        self.ids += request.count
-        return True
-
-    def take(self, ids_max: int, bytes_max: int, now: float) -> tuple[list[Request], list[Request]]:
-        """(what goes into the next command, what is too late to be proposed).
-
-        All that waits, while it stays within `ids_max` ids and `bytes_max` bytes, but at least one request.
-        """
-        batch: list[Request] = []
-        late: list[Request] = []
-        ids = size = 0
-        while self._waiting:
-            request = self._waiting[0]
-            if request.deadline > now:
-                ids += request.count
-                size += request_bytes(request.ids, request.token)
-                if batch and (ids > ids_max or size > bytes_max):
-                    break
-            self._waiting.popleft()
-            self.ids -= request.count
-            (batch if request.deadline > now else late).append(request)
-        return batch, late
-
-    def drain(self) -> list[Request]:
-        """Everything that waits, taken out."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        self.ids = 0
-        return waiting
-
-
-def build_command(batch: Sequence[Request], time_us: int) -> bytes:
-    """One COMMIT of all requests, in their order: of two that want the same id, the first gets it."""
-    return encode(
-        Commit(
-            time_us,
-            [request.token for request in batch],
-            [request.count for request in batch],
-            b"".join([request.ids for request in batch]),
-            b"".join([request.times for request in batch]),
-        )
-    )
-
-
-def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
-    """The command's outcome column -> one column a request."""
-    columns = []
-    start = 0
-    for request in batch:
-        columns.append(outcomes[start : start + request.count])
-        start += request.count
-    assert start == len(outcomes), "a COMMIT is answered id by id"
-    return columns
-
-
-ERRANDS_WAITING_MAX: Final = 64
-_LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
-_TIDY_EVERY_S: Final = 0.05
-"""A step of local work (some milliseconds) is taken so often while commits wait, and without a pause while
-none do."""
+    @property
+    def size(self) -> int:
+        """What it adds to a command, bytes."""
+        return request_bytes(self.ids, self.token)
 
 
 What = TypeVar("What")
@@ -163,6 +93,8 @@ class Ask(Generic[What]):
     what: What
     deadline: float
     answer: Callable[[Answer], None]
+    weight: ClassVar[int] = 1
+    size: ClassVar[int] = 0
 
 
 def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
@@ -170,54 +102,109 @@ def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
     return Ask(Release(0, (), (), b"", b""), deadline, answer)
 
 
-class Line(Generic[What]):
-    """Who waits for the raft thread, in the order of arrival. `full` and `late` are told to whom it sends
-    away; `wake` makes the raft thread turn. Any thread.
+Item = TypeVar("Item", bound=Request | Ask[Any])
+
+
+class Line(Generic[Item]):
+    """Who waits for the raft thread, in the order of arrival. Any thread.
+
+    At most `weight_max` of them. `full` (with a place for the weight that waits) and `late` are told to whom
+    it sends away; `wake` makes the raft thread turn.
     """
 
-    def __init__(self, most: int, wake: Callable[[], None], full: str, late: str) -> None:
-        self._most = most
+    def __init__(self, weight_max: int, wake: Callable[[], None], full: str, late: str) -> None:
+        self._weight_max = weight_max
         self._wake = wake
         self._full = full
         self._late = late
         self._lock = threading.Lock()
-        self._waiting: deque[Ask[What]] = deque()
+        self._waiting: deque[Item] = deque()
         self._closed = False
+        self.weight = 0
+        """Of all that wait."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def offer(self, ask: Ask[What]) -> Answer | None:
-        """Let it wait; its answer where it can't even do that."""
+    def offer(self, item: Item) -> Answer | None:
+        """Let it wait; its answer where it can't even do that. An empty line takes any, or a large one could
+        never pass."""
         with self._lock:
             if self._closed:
                 return NotLeader(None)
-            if len(self._waiting) >= self._most:
-                return Overloaded(self._full)
-            self._waiting.append(ask)
+            if self._waiting and self.weight + item.weight > self._weight_max:
+                return Overloaded(self._full.format(self.weight))
+            self._waiting.append(item)
+            self.weight += item.weight
         self._wake()
         return None
 
-    def take(self, now: float) -> Ask[What] | None:
-        """The first one; None where it came too late, or nobody waits any more."""
+    def take(self, now: float, weight_max: int = 1, size_max: int = 0) -> list[Item]:
+        """All that wait, while they stay within the bounds, but at least one. Who is late is told so."""
+        taken: list[Item] = []
+        late: list[Item] = []
+        weight = size = 0
         with self._lock:
-            ask = self._waiting.popleft() if self._waiting else None
-        if ask is not None and ask.deadline <= now:
-            ask.answer(Overloaded(self._late))
-            return None
-        return ask
+            while self._waiting:
+                item = self._waiting[0]
+                if item.deadline > now:
+                    weight += item.weight
+                    size += item.size
+                    if taken and (weight > weight_max or size > size_max):
+                        break
+                self._waiting.popleft()
+                self.weight -= item.weight
+                (taken if item.deadline > now else late).append(item)
+        _answer_all(late, Overloaded(self._late))
+        return taken
 
     def send_elsewhere(self, leader: str | None) -> None:
         with self._lock:
             waiting = list(self._waiting)
             self._waiting.clear()
-        for ask in waiting:
-            ask.answer(NotLeader(leader))
+            self.weight = 0
+        _answer_all(waiting, NotLeader(leader))
 
     def close(self) -> None:
         """Take no more; who waits is told to go elsewhere."""
         self._closed = True
         self.send_elsewhere(None)
+
+
+def _answer_all(waiting: Sequence[Request | Ask[Any]], answer: Answer) -> None:
+    for one in waiting:
+        one.answer(answer)
+
+
+def build_command(batch: Sequence[Request], time_us: int) -> bytes:
+    """One COMMIT of all requests, in their order: of two that want the same id, the first gets it."""
+    return encode(
+        Commit(
+            time_us,
+            [request.token for request in batch],
+            [request.weight for request in batch],
+            b"".join([request.ids for request in batch]),
+            b"".join([request.times for request in batch]),
+        )
+    )
+
+
+def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
+    """The command's outcome column -> one column a request."""
+    columns = []
+    start = 0
+    for request in batch:
+        columns.append(outcomes[start : start + request.weight])
+        start += request.weight
+    assert start == len(outcomes), "a COMMIT is answered id by id"
+    return columns
+
+
+ERRANDS_WAITING_MAX: Final = 64
+_LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
+_TIDY_EVERY_S: Final = 0.05
+"""A step of local work (some milliseconds) is taken so often while commits wait, and without a pause while
+none do."""
 
 
 class Shard:
@@ -243,13 +230,17 @@ class Shard:
         self._directory = directory
         self._trusted_us = trusted_us
         self._steward = Steward(number, settings.leaders, clock)
-        self._lock = threading.Lock()
-        self._queue = CommitQueue(settings.queue_ids_max)
-        self._errands: Line[Release] = Line(
+        self._queue: Line[Request] = Line(
+            settings.queue_ids_max,
+            wake,
+            f"shard {number}: {{}} ids wait already (registry.queue_ids_max is {settings.queue_ids_max}); "
+            "back off and retry",
+            _LATE,
+        )
+        self._errands: Line[Ask[Release]] = Line(
             ERRANDS_WAITING_MAX, wake, f"{ERRANDS_WAITING_MAX} releases wait already; back off", _LATE
         )
         self._errands_turn = False
-        self._closed = False
         self._housekeeping = False
         self._tidy_at = 0.0
         self._commits = 0
@@ -258,50 +249,37 @@ class Shard:
     @property
     def waiting_ids(self) -> int:
         """Ids in the queue. Any thread."""
-        return self._queue.ids
-
-    # --- RPC handlers' side
+        return self._queue.weight
 
     def offer(self, request: Request | Ask[Release]) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
         if isinstance(request, Ask):
             return self._errands.offer(request)
-        with self._lock:
-            if self._closed:
-                return NotLeader(None)
-            if not self._queue.put(request):
-                return Overloaded(
-                    f"shard {self.number}: {self._queue.ids} ids wait already (registry.queue_ids_max is "
-                    f"{self._settings.queue_ids_max}); back off and retry"
-                )
-        self._wake()
-        return None
+        return self._queue.offer(request)
 
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
-        self._closed = True
+        self._queue.close()
         self._errands.close()
-        self._send_elsewhere(None)
-
-    # --- raft thread
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
         may_propose = self._steward.on_tick(log, self._directory.view)
         if not log.is_leader:
-            if self._queue.ids or self._errands:
-                self._send_elsewhere(log.leader)
+            self._queue.send_elsewhere(log.leader)
+            self._errands.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log)
         self._tidy(log)
 
     def _propose(self, log: ReplicatedLog) -> None:
         # In turn, or one kind would wait for ever where the other never ends.
-        while (self._queue.ids or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
-            errands_turn = self._errands_turn or not self._queue.ids
+        while (self._queue or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
+            errands_turn = self._errands_turn or not self._queue
             self._errands_turn = not errands_turn
             if errands_turn and self._errands:
-                self._propose_errand(log)
+                for errand in self._errands.take(self._clock.monotonic()):
+                    self._propose_errand(log, errand)
             else:
                 self._propose_batch(log)
         if self._housekeeping:
@@ -319,26 +297,15 @@ class Shard:
             log.propose(encode(command), self._housekeeping_done)
 
     def _propose_batch(self, log: ReplicatedLog) -> None:
-        with self._lock:
-            batch, late = self._queue.take(
-                self._settings.batch_ids_max, BATCH_BYTES_MAX, self._clock.monotonic()
-            )
-        _answer_all(late, Overloaded(_LATE))
+        batch = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
         if batch:
             log.propose(
                 build_command(batch, self._clock.now_us()), lambda outcome: self._answer_batch(batch, outcome)
             )
 
-    def _propose_errand(self, log: ReplicatedLog) -> None:
-        if errand := self._errands.take(self._clock.monotonic()):
-            command = replace(errand.what, time_us=self._clock.now_us())
-            log.propose(encode(command), lambda outcome: errand.answer(answer_to(outcome)))
-
-    def _send_elsewhere(self, leader: str | None) -> None:
-        with self._lock:
-            waiting = self._queue.drain()
-        _answer_all(waiting, NotLeader(leader))
-        self._errands.send_elsewhere(leader)
+    def _propose_errand(self, log: ReplicatedLog, errand: Ask[Release]) -> None:
+        command = replace(errand.what, time_us=self._clock.now_us())
+        log.propose(encode(command), lambda outcome: errand.answer(answer_to(outcome)))
 
     def _answer_batch(self, batch: list[Request], outcome: Outcome) -> None:
         answer = answer_to(outcome)
@@ -347,7 +314,7 @@ class Shard:
             return
         assert isinstance(answer.result, bytes), f"ids were answered {answer.result!r}"
         self._commits += 1
-        self._committed_ids += sum(request.count for request in batch)
+        self._committed_ids += sum(request.weight for request in batch)
         for request, column in zip(batch, split_outcomes(batch, answer.result), strict=True):
             request.answer(Settled(column))
 
@@ -361,7 +328,7 @@ class Shard:
         if now < self._tidy_at:
             return
         more = self.state.tidy()
-        if more and not self._queue.ids and not log.in_flight:
+        if more and not self._queue and not log.in_flight:
             self._tidy_at = now
             self._wake()
         else:
@@ -387,8 +354,3 @@ class Shard:
             "voters": list(members.voters),
             "learners": list(members.learners),
         }
-
-
-def _answer_all(requests: Sequence[Request], answer: Answer) -> None:
-    for request in requests:
-        request.answer(answer)

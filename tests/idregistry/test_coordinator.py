@@ -1,6 +1,9 @@
 """What the directory's leader decides: reshardings, the table's past, leases."""
 
-from idregistry.coordinator import Coordinator, Look, OpenShard, Wanted
+from types import SimpleNamespace
+from typing import Any
+
+from idregistry.coordinator import Coordinator, Look, Wanted
 from idregistry.rules.commands import (
     Boundary,
     Cancel,
@@ -41,12 +44,10 @@ class Bench:
     def __init__(self, shards: int = 2) -> None:
         self.clock = ManualClock(NOW_US)
         self.state = DirectoryState()
-        self.hosted: dict[int, OpenShard] = {}
+        self.hosting: Any = SimpleNamespace(shards={})
         founding = Found(0, shards, ROWS, IDENTITY)
         settings = Registry(clock_skew_s=1.0)
-        self.coordinator = Coordinator(
-            self.state, founding, settings, self.clock, lambda: None, lambda: self.hosted
-        )
+        self.coordinator = Coordinator(self.state, founding, settings, self.clock, lambda: None, self.hosting)
         self.log = FakeLog(self.state, of_group=MEMBERS)
         self.tick()
         self.follow()
@@ -57,10 +58,12 @@ class Bench:
     def follow(self, *only: int) -> None:
         """Shards appear, and apply what their leaders would put into their logs."""
         for number in self.state.view.founders:
-            self.hosted.setdefault(number, OpenShard(ShardState(number), MEMBERS))
-        self.hosted = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
+            if number not in self.hosted:
+                shard, log = SimpleNamespace(state=ShardState(number)), SimpleNamespace(members=MEMBERS)
+                self.hosted[number] = SimpleNamespace(shard=shard, log=log)
+        self.hosting.shards = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
         for number in only or tuple(self.hosted):
-            state = self.hosted[number].state
+            state = self.state_of(number)
             while True:
                 command = command_due(
                     state, self.state.view, self.state.fences, self.clock.now_us(), self.clock.now_us(), 0.0
@@ -84,6 +87,15 @@ class Bench:
         assert isinstance(answer, Settled)
         assert isinstance(answer.result, Proposal)
         return answer.result
+
+    @property
+    def hosted(self) -> dict[int, Any]:
+        shards: dict[int, Any] = self.hosting.shards
+        return shards
+
+    def state_of(self, shard: int) -> ShardState:
+        state: ShardState = self.hosted[shard].shard.state
+        return state
 
     @property
     def configuration(self) -> Configuration:
@@ -110,7 +122,7 @@ def test_the_first_leader_gives_the_registry_its_identity_and_the_next_leaves_it
     assert bench.state.view.identity == IDENTITY
     another = Found(0, 2, ROWS, bytes(16))
     proposed = len(bench.log.proposed)
-    next_one = Coordinator(bench.state, another, Registry(), bench.clock, lambda: None, lambda: bench.hosted)
+    next_one = Coordinator(bench.state, another, Registry(), bench.clock, lambda: None, bench.hosting)
     next_one.on_tick(bench.log)
     assert len(bench.log.proposed) == proposed
     assert bench.state.view.identity == IDENTITY
@@ -127,13 +139,13 @@ def test_a_resharding_is_adopted_when_the_last_shard_has_prepared() -> None:
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [2, 4]
     bench.follow()
-    assert {one.state.configuration for one in bench.hosted.values()} == {bench.configuration}
+    assert {one.shard.state.configuration for one in bench.hosted.values()} == {bench.configuration}
 
 
 def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told() -> None:
     bench = Bench(shards=1)
     proposal = bench.reshard(2)
-    commit(bench.hosted[0].state, 1, time_us=proposal.start_us + 5)
+    commit(bench.state_of(0), 1, time_us=proposal.start_us + 5)
     bench.follow()
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [1]
@@ -143,7 +155,7 @@ def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told()
     assert f"before the new start, {iso_utc(proposal.start_us)}. " in why
     assert "While such an event is kept, no number of shards can begin before its time" in why
     bench.follow()
-    assert bench.hosted[0].state.prepared is None, "it takes such events again"
+    assert bench.state_of(0).prepared is None, "it takes such events again"
 
 
 def test_a_shard_that_does_not_prepare_until_the_start_makes_it_void() -> None:
@@ -177,7 +189,7 @@ def test_a_leader_with_an_old_directory_proposes_nothing_that_its_shard_knows_be
     bench.reshard(4)
     old = bench.state.view
     bench.follow()
-    state = bench.hosted[0].state
+    state = bench.state_of(0)
     assert command_due(state, old, [], NOW_US, NOW_US, 0.0) is None, "it is prepared"
     bench.tick()
     bench.follow()
@@ -192,10 +204,10 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
     bench.tick()
     bench.follow()
     for number, boundary_us in ((0, start_us + 9), (1, start_us), (2, start_us - 1)):
-        bench.hosted[number].state.apply(encode(Boundary(NOW_US, boundary_us)))
+        bench.state_of(number).apply(encode(Boundary(NOW_US, boundary_us)))
     bench.tick()
     assert len(bench.configuration.intervals) == 2
-    bench.hosted[2].state.apply(encode(Boundary(NOW_US, start_us)))
+    bench.state_of(2).apply(encode(Boundary(NOW_US, start_us)))
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [1]
     assert list(bench.state.view.founders) == [0]
@@ -208,10 +220,10 @@ def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
     assert "r1" in bench.state.view.replicas
     after = Members(("r0", "r2", "r3"))
     bench.log.of_group = after
-    bench.hosted = {n: OpenShard(one.state, after if n == 0 else MEMBERS) for n, one in bench.hosted.items()}
+    bench.hosted[0].log.members = after
     bench.tick()
     assert "r1" in bench.state.view.replicas
-    bench.hosted = {n: OpenShard(one.state, after) for n, one in bench.hosted.items()}
+    bench.hosted[1].log.members = after
     bench.tick()
     assert "r1" not in bench.state.view.replicas
 
@@ -379,7 +391,7 @@ def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
     bench.tick()
     assert bench.state.view.version == 2
     bench.reshard(3, start_us=NOW_US + 60 * SECOND_US)
-    state = bench.hosted[0].state
+    state = bench.state_of(0)
     kinds = []
     for _ in range(3):
         command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
@@ -392,7 +404,7 @@ def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
 def test_a_shard_prepares_once() -> None:
     bench = Bench()
     bench.reshard(3)
-    state = bench.hosted[0].state
+    state = bench.state_of(0)
     command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
     assert isinstance(command, Prepare)
     state.apply(encode(command))

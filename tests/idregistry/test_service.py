@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.coordinator import Coordinator, OpenShard
+from idregistry.coordinator import Coordinator
 from idregistry.hosting import Hosted
 from idregistry.rules import commands
 from idregistry.rules.commands import (
@@ -62,17 +62,17 @@ class Node:
             log = FakeLog(shard.state, node=name, _leader=None)
             self.turner.add(shard.on_tick, log)
             self.hosted[n] = Hosted(n + 1, shard, log)
+        hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
         coordinator = Coordinator(
             self.directory,
             found,
             parsed,
             clock,
             self.turner.wake,
-            lambda: {n: OpenShard(one.shard.state, one.log.members) for n, one in self.hosted.items()},
+            hosting,
         )
         self.directory_log = FakeLog(self.directory, node=name, _leader=None)
         self.turner.add(coordinator.on_tick, self.directory_log)
-        hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
         service = IdRegistryService(
             self.directory, self.directory_log, coordinator, hosting, clock, parsed.request_timeout_s
         )
