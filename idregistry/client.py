@@ -95,8 +95,6 @@ class RegistryClient:
 
         return self._rounds.run(Operation("Commit", True, Committed.MISROUTED, request), ids, times)
 
-    # --- recovery (3.3.3)
-
     def release(
         self, ids: bytes, times: bytes, tokens_packed: Sequence[bytes], counts: Sequence[int]
     ) -> bytes:
@@ -140,8 +138,6 @@ class RegistryClient:
                 message.boundary_us,
             )
 
-    # --- leases of joiners
-
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         """Hold the incarnation's lease for `lease_s` from the moment of this call. FencedError: it must end.
 
@@ -179,8 +175,6 @@ class RegistryClient:
             states += map(Standing, answer.fenced, answer.expires_in_s)
         return states
 
-    # --- administration
-
     def configuration(self) -> Configuration:
         """The newest that a replica which answers knows. UnavailableError."""
         known = self._routes.configuration
@@ -190,7 +184,14 @@ class RegistryClient:
         """Which registry this is, as 32 hex digits: drawn when it was founded, and the same for its whole
         life, whatever its replicas, addresses and shards. UnavailableError.
         """
-        return self._rounds.identity().hex()
+        why = "it has none yet: its replicas are starting, or most of them are down"
+        for _ in self._rounds.attempts():
+            try:
+                if identity := self.directory().identity:
+                    return identity.hex()
+            except UnavailableError as error:
+                why = str(error)
+        raise UnavailableError(f"no identity of the registry within {self._timeout_s:g} s: {why}; retry")
 
     def directory(self) -> pb.DirectoryResponse:
         """What the nearest replica that answers knows of the directory. UnavailableError."""
@@ -265,7 +266,7 @@ class RegistryClient:
 
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""
-        self._rounds.close()
+        self._routes.close()
 
 
 @dataclass(frozen=True, slots=True)

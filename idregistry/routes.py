@@ -2,6 +2,9 @@
 
 The configuration is fetched when it is first needed, and again when an answer shows that there is a newer
 one. Any replica is asked, the nearest first; the newest that was ever seen is kept.
+
+By it a batch is split into parts, one a shard (paper 2.2.2), and their outcomes are put together again. After
+a failed try: whom to ask next, how long one try may take, with which error to end.
 """
 
 import contextlib
@@ -22,12 +25,6 @@ from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK, Network, failure_of
-
-# --- A batch's parts, one a shard: how they are split and merged, and what a client makes of their
-# failures.
-#
-# A sharding configuration says which id is whose (paper 2.2.2). After a failed try: whom to ask next, how
-# long one try may take, with which error to end. Pure.
 
 DIRECTORY: Final = -1
 """The directory, where a shard's number is wanted."""
@@ -97,9 +94,6 @@ def segments_of(
     of = np.searchsorted(ends, part.rows, "right")
     chosen, sizes = np.unique(of, return_counts=True)  # a part's rows are in order, so its segments are too
     return [tokens[i] for i in chosen.tolist()], sizes.tolist()
-
-
-# --- failures
 
 
 class Failure(Enum):
@@ -214,9 +208,14 @@ _ASK_WHO_EVERY_S: Final = 1.0
 
 
 class Routes:
-    """`given`: gRPC addresses of replicas, the nearest first; others are learned from them."""
+    """`given`: gRPC addresses of replicas, the nearest first; others are learned from them. `timeout_s`: of a
+    call, with all its tries.
+    """
 
-    def __init__(self, given: Sequence[str], clock: Clock, network: Network = LOOPBACK) -> None:
+    def __init__(
+        self, given: Sequence[str], timeout_s: float, clock: Clock, network: Network = LOOPBACK
+    ) -> None:
+        self._timeout_s = timeout_s
         self._clock = clock
         self._given = tuple(dict.fromkeys(given))
         self._network = network
@@ -236,8 +235,6 @@ class Routes:
         """The newest version that an answer spoke of."""
         self._learn(self._given)
 
-    # --- calls
-
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
         """UnavailableError once closed, also for what gRPC raises for a channel that was closed meanwhile."""
@@ -253,13 +250,11 @@ class Routes:
                 "the registry client is closed; whether anything was registered is not known"
             )
 
-    def ask(self, method: str, request: Any, address: str, timeout_s: float) -> Any:
-        """The response, or the RpcError."""
+    def ask(self, method: str, request: Any, address: str, left_s: float) -> Any:
+        """One try of a call that has `left_s` left. The response, or the RpcError."""
         with self.calling():
             call = getattr(self.stub(address), method)
-            return outcome_of(lambda: call(request, timeout=timeout_s))
-
-    # --- replicas
+            return outcome_of(lambda: call(request, timeout=try_timeout_s(self._timeout_s, left_s)))
 
     def stub(self, address: str) -> Any:
         """Of any replica, also one that nobody has named."""
@@ -276,7 +271,7 @@ class Routes:
     def avoid(self, address: str) -> None:
         self._avoid_until[address] = self._clock.monotonic() + _AVOID_S
 
-    def ask_who(self, remaining_s: float, timeout_s: float) -> None:
+    def ask_who(self, remaining_s: float) -> None:
         """Learn who the replicas are now: one may have been replaced. Not often, and never an error."""
         now = self._clock.monotonic()
         if now < self._ask_who_at:
@@ -284,7 +279,7 @@ class Routes:
         self._ask_who_at = now + _ASK_WHO_EVERY_S
         with contextlib.suppress(UnavailableError):
             known = self.configuration
-            self.fetch(known.version - 1 if known is not None else 0, remaining_s, timeout_s, always=True)
+            self.fetch(known.version - 1 if known is not None else 0, remaining_s, always=True)
 
     def leader(self, group: int) -> str:
         """Whom to ask for the leader's work of a shard (or DIRECTORY)."""
@@ -308,8 +303,6 @@ class Routes:
             for channel in self._channels.values():
                 channel.close()
 
-    # --- the configuration
-
     def saw(self, version: int) -> None:
         """An answer came from a replica that knows this version."""
         self._seen = max(self._seen, version)
@@ -319,9 +312,7 @@ class Routes:
         """Whether there is a configuration to fetch."""
         return self.configuration is None or self._seen > self.configuration.version
 
-    def fetch(
-        self, newer_than: int, remaining_s: float, timeout_s: float, always: bool = False
-    ) -> Configuration | None:
+    def fetch(self, newer_than: int, remaining_s: float, always: bool = False) -> Configuration | None:
         """Ask the replicas in turn until one has a configuration newer than that; the newest known after it.
 
         One that knows no leader may have been replaced, so the others are asked too.
@@ -336,7 +327,7 @@ class Routes:
             if known is not None and known.version > newer_than and not always:
                 return known  # another thread was faster
             answered, failures = False, []
-            for address, answer in self.directories(remaining_s, timeout_s):
+            for address, answer in self.directories(remaining_s):
                 if isinstance(answer, grpc.RpcError):
                     failures.append(f"{address}: {failure_of(answer)}")
                     continue
@@ -350,18 +341,14 @@ class Routes:
         finally:
             self._fetching.release()
 
-    def directories(
-        self, within_s: float, timeout_s: float
-    ) -> Iterator[tuple[str, "pb.DirectoryResponse | grpc.RpcError"]]:
+    def directories(self, within_s: float) -> Iterator[tuple[str, "pb.DirectoryResponse | grpc.RpcError"]]:
         """What each replica says of the directory, the nearest first, one at least; who fails is avoided."""
         until = self._clock.monotonic() + within_s
         for nth, address in enumerate(self.nearest_first()):
             left_s = until - self._clock.monotonic()
             if nth > 0 and left_s <= 0:
                 return
-            answer = self.ask(
-                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(timeout_s, left_s)
-            )
+            answer = self.ask("GetDirectory", pb.DirectoryRequest(), address, left_s)
             if isinstance(answer, grpc.RpcError):
                 self.avoid(address)
             yield address, answer
