@@ -5,6 +5,7 @@ Status codes: INVALID_ARGUMENT (the caller's mistake), FAILED_PRECONDITION with 
 was done), UNAVAILABLE (outcome unknown: retry with the same token).
 """
 
+import contextlib
 import json
 import threading
 import time
@@ -29,7 +30,7 @@ from idregistry.rules.packing import (
 )
 from idregistry.rules.sharding import HORIZON, SHARDS_MAX
 from idregistry.rules.state import Scanned
-from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier
+from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
 from photon.core.ids import TOKEN_BYTES_MAX
@@ -39,16 +40,16 @@ from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer
 
 COMMITS_WAITING_MAX: Final = 96
-"""Commit calls that may wait, each in a thread of its own."""
+"""Commit calls that may wait."""
 
 ASKS_MAX: Final = 24
-"""Calls that may wait for the directory, each in a thread of its own."""
+"""Calls that may wait for the directory."""
 
 FENCES_WAITING_MAX: Final = 8
-"""Fence calls that may wait for the shards, each in a thread of its own."""
+"""Fence calls that may wait for the shards."""
 
 SCANS_MAX: Final = 4
-"""Scans at a time, each in a thread of its own."""
+"""Scans at a time."""
 
 _SCAN_PAUSE_S_MAX: Final = 0.1
 _SCAN_MARGIN_S: Final = 60.0
@@ -88,57 +89,12 @@ class Context(Protocol):
     def is_active(self) -> bool: ...
 
 
-class Waiting:
-    """How a handler waits for the raft thread, and what an answer is on the wire."""
+class Slots:
+    """At most `most` calls at a time, each in a thread of its own; `why` is told to the next."""
 
-    def __init__(self, hosting: Hosting, clock: Clock, timeout_s: float) -> None:
-        self._hosting = hosting
-        self._clock = clock
-        self._timeout_s = timeout_s
-
-    def wait(self, context: Context, offer: _Offer) -> Answer:
-        """`offer` is given the deadline and whom to answer. Until the caller's deadline, or our own."""
-        wait_s = self._wait_s(context)
-        future: Future[Answer] = Future()
-        refused = offer(self._clock.monotonic() + wait_s, future.set_result)
-        if refused is not None:
-            return refused
-        try:
-            return future.result(wait_s + _MARGIN_S)
-        except NotInTime:
-            return Unknown()
-
-    def deadline(self, context: Context) -> float:
-        """Until when a handler may wait, in monotonic seconds: the caller's deadline, or our own."""
-        return self._clock.monotonic() + self._wait_s(context)
-
-    def until(self, context: Context, deadline: float, reached: Callable[[], bool]) -> bool:
-        """Look every few ms whether it is `reached`; False if it is not by the deadline, or nobody waits."""
-        while not reached():
-            if self._clock.monotonic() >= deadline or not context.is_active():
-                return False
-            time.sleep(_POLL_S)
-        return True
-
-    def _wait_s(self, context: Context) -> float:
-        remaining = context.time_remaining()
-        return self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
-
-    def abort(self, context: Context, answer: Answer) -> NoReturn:
-        match answer:
-            case NotLeader(leader):
-                row = self._hosting.rows.get(leader or "")
-                context.abort(
-                    grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + ("" if row is None else row.grpc)
-                )
-            case Overloaded(why):
-                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
-            case Unknown():
-                context.abort(
-                    grpc.StatusCode.UNAVAILABLE,
-                    "it is not known whether it was committed: retry with the same token",
-                )
-        raise AssertionError(answer)
+    def __init__(self, most: int, why: str) -> None:
+        self.free = threading.BoundedSemaphore(most)
+        self.why = f"{most} {why}"
 
 
 class IdRegistryService(IdRegistryServicer):
@@ -158,15 +114,15 @@ class IdRegistryService(IdRegistryServicer):
         self._coordinator = coordinator
         self._hosting = hosting
         self._clock = clock
-        self._waiting = Waiting(hosting, clock, timeout_s)
-        self._commits = threading.BoundedSemaphore(COMMITS_WAITING_MAX)
-        self._asks = threading.BoundedSemaphore(ASKS_MAX)
-        self._fences = threading.BoundedSemaphore(FENCES_WAITING_MAX)
-        self._scans = threading.BoundedSemaphore(SCANS_MAX)
+        self._timeout_s = timeout_s
+        self._commits = Slots(COMMITS_WAITING_MAX, "commits wait already; back off and retry")
+        self._asks = Slots(ASKS_MAX, "requests wait for the directory already")
+        self._fences = Slots(FENCES_WAITING_MAX, "fences wait already; back off")
+        self._scans = Slots(SCANS_MAX, "scans run already; come back later")
 
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
-        hosted = self._hosted(request, context, token_mistake(request.token))
+        hosted = self._asked(request, context, token_mistake(request.token))
         return self._answered(
             hosted,
             request,
@@ -177,7 +133,7 @@ class IdRegistryService(IdRegistryServicer):
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
         """Take out what a fenced incarnation's tokens hold."""
         tokens, counts = list(request.tokens), list(request.counts)
-        hosted = self._hosted(request, context, segments_mistake(request.ids, tokens, counts))
+        hosted = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
         release = commands.Release(0, tokens, counts, request.ids, request.times)
         return self._answered(
             hosted, request, context, lambda *asked: hosted.shard.offer(Ask(release, *asked))
@@ -188,7 +144,7 @@ class IdRegistryService(IdRegistryServicer):
 
         One that is far behind sends its clients elsewhere: each "absent" would cost a join in vain.
         """
-        hosted = self._hosted(request, context, None)
+        hosted = self._asked(request, context)
         # What a leader has just proposed it does not lack.
         if (lag := hosted.log.lag - hosted.log.in_flight) > LOOKUP_LAG_MAX:
             context.abort(
@@ -211,14 +167,11 @@ class IdRegistryService(IdRegistryServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"a scan without a deadline, or with one too far off: give one of at most {SCAN_S_MAX:g} s",
             )
-        hosted = self._hosting.shards.get(request.shard)
-        if hosted is None:
-            self._not_here(request.shard, context)
-        if not self._scans.acquire(blocking=False):
-            self._waiting.abort(context, Overloaded(f"{SCANS_MAX} scans run already; come back later"))
-        try:
-            if request.fresh:
-                self._pass_barrier(hosted, context)
+        hosted = self._hosted(request.shard, context)
+        with self._slot(self._scans, context):
+            if request.fresh:  # wait until all that was acknowledged before now is applied here
+                self._check_leads(hosted.log, context)
+                self._settled(context, lambda *asked: hosted.shard.offer(barrier(*asked)))
             pieces = hosted.shard.state.scan()
             began = self._clock.monotonic()
             while context.is_active() and (piece := next(pieces, None)) is not None:
@@ -228,55 +181,32 @@ class IdRegistryService(IdRegistryServicer):
                 # Not more than half of a core's time: commits go first.
                 time.sleep(min(drawn_s, _SCAN_PAUSE_S_MAX))
                 began = self._clock.monotonic()
-        finally:
-            self._scans.release()
-
-    def _pass_barrier(self, hosted: Hosted, context: Context) -> None:
-        """Wait until all that was acknowledged before now is applied here; aborts where it can't be."""
-        if not hosted.log.is_leader:
-            self._waiting.abort(context, NotLeader(hosted.log.leader))
-        answer = self._waiting.wait(context, lambda *asked: hosted.shard.offer(barrier(*asked)))
-        if not isinstance(answer, Settled):
-            self._waiting.abort(context, answer)
 
     def _answered(
-        self,
-        hosted: Hosted,
-        request: pb.CommitRequest | pb.ReleaseRequest,
-        context: Context,
-        offer: _Offer,
+        self, hosted: Hosted, request: pb.CommitRequest | pb.ReleaseRequest, context: Context, offer: _Offer
     ) -> pb.OutcomesResponse:
-        log = hosted.log
-        if not log.is_leader:
-            self._waiting.abort(context, NotLeader(log.leader))
+        self._check_leads(hosted.log, context)
         if not request.ids:
             return pb.OutcomesResponse(version=self._state.view.version)
-        if not self._commits.acquire(blocking=False):
-            why = f"{COMMITS_WAITING_MAX} commits wait already; back off and retry"
-            self._waiting.abort(context, Overloaded(why))
-        try:
-            answer = self._waiting.wait(context, offer)
-        finally:
-            self._commits.release()
-        if not isinstance(answer, Settled):
-            self._waiting.abort(context, answer)
-        return pb.OutcomesResponse(outcomes=answer.result, version=self._state.view.version)
+        with self._slot(self._commits, context):
+            outcomes = self._settled(context, offer)
+        return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
-    def _hosted(self, request: _IdsRequest, context: Context, mistake: str | None) -> Hosted:
+    def _asked(self, request: _IdsRequest, context: Context, mistake: str | None = None) -> Hosted:
         """The shard that is asked for; aborts where the request is malformed or it is not here."""
         mistake = columns_mistake(request.ids, request.times) or mistake
         if mistake is not None:
             _mistake(context, mistake)
-        hosted = self._hosting.shards.get(request.shard)
-        if hosted is None:
-            self._not_here(request.shard, context)
-        return hosted
+        return self._hosted(request.shard, context)
 
-    def _not_here(self, shard: int, context: Context) -> NoReturn:
-        context.abort(
-            grpc.StatusCode.NOT_FOUND,
-            f"there is no shard {shard} here, by version {self._state.view.version} of the configuration",
-        )
+    def _hosted(self, shard: int, context: Context) -> Hosted:
+        hosted = self._hosting.shards.get(shard)
+        if hosted is None:
+            context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"there is no shard {shard} here, by version {self._state.view.version} of the configuration",
+            )
+        return hosted
 
     # --- the directory's
 
@@ -333,26 +263,24 @@ class IdRegistryService(IdRegistryServicer):
 
         UNAVAILABLE where a shard does not know of it in time: it is fenced, or will be; ask again.
         """
-        if not self._fences.acquire(blocking=False):
-            self._waiting.abort(context, Overloaded(f"{FENCES_WAITING_MAX} fences wait already; back off"))
-        try:
+        with self._slot(self._fences, context):
             return self._fence(request.incarnation, context)
-        finally:
-            self._fences.release()
 
     def _fence(self, incarnation: int, context: Context) -> pb.FenceResponse:
-        deadline = self._waiting.deadline(context)
+        deadline = self._clock.monotonic() + self._wait_s(context)
         result = self._ask(commands.Fence(0, incarnation, 0), context)
         if isinstance(result, commands.Standing):
             return pb.FenceResponse(fenced=False, expires_in_s=result.expires_in_s)
         if not result:  # it was renewed since the leader looked
             return pb.FenceResponse(fenced=False, expires_in_s=LEASE_S_MIN)
         place = self._state.fences.index(incarnation) + 1
-        if not self._waiting.until(context, deadline, lambda: self._shards_know(place)):
-            context.abort(
-                grpc.StatusCode.UNAVAILABLE,
-                "not every shard knows of the fence yet: has each a leader and a majority? Ask again",
-            )
+        while not self._shards_know(place):
+            if self._clock.monotonic() >= deadline or not context.is_active():
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "not every shard knows of the fence yet: has each a leader and a majority? Ask again",
+                )
+            time.sleep(_POLL_S)
         return pb.FenceResponse(fenced=True)
 
     def _shards_know(self, fences: int) -> bool:
@@ -413,21 +341,62 @@ class IdRegistryService(IdRegistryServicer):
 
     def _ask(self, what: Wanted, context: Context) -> Any:
         """What the directory's command was answered; aborts where it was not applied or was rejected."""
-        if not self._log.is_leader:
-            self._waiting.abort(context, NotLeader(self._log.leader))
-        if not self._asks.acquire(blocking=False):
-            self._waiting.abort(context, Overloaded(f"{ASKS_MAX} requests wait for the directory already"))
+        self._check_leads(self._log, context)
+        with self._slot(self._asks, context):
+            result = self._settled(context, lambda *asked: self._coordinator.offer(Ask(what, *asked)))
+        if isinstance(result, commands.Rejected):
+            if result.busy:
+                self._abort(context, Overloaded(result.why))
+            _mistake(context, result.why)
+        return result
+
+    # --- how a handler waits for the raft thread, and what an answer is on the wire
+
+    def _check_leads(self, log: ReplicatedLog, context: Context) -> None:
+        if not log.is_leader:
+            self._abort(context, NotLeader(log.leader))
+
+    @contextlib.contextmanager
+    def _slot(self, slots: Slots, context: Context) -> Iterator[None]:
+        if not slots.free.acquire(blocking=False):
+            self._abort(context, Overloaded(slots.why))
         try:
-            answer = self._waiting.wait(context, lambda *asked: self._coordinator.offer(Ask(what, *asked)))
+            yield
         finally:
-            self._asks.release()
+            slots.free.release()
+
+    def _settled(self, context: Context, offer: _Offer) -> Any:
+        """What came of it by the caller's deadline, or our own; aborts where that is not known."""
+        wait_s = self._wait_s(context)
+        future: Future[Answer] = Future()
+        answer = offer(self._clock.monotonic() + wait_s, future.set_result)
+        if answer is None:
+            try:
+                answer = future.result(wait_s + _MARGIN_S)
+            except NotInTime:
+                answer = Unknown()
         if not isinstance(answer, Settled):
-            self._waiting.abort(context, answer)
-        if isinstance(answer.result, commands.Rejected):
-            if answer.result.busy:
-                self._waiting.abort(context, Overloaded(answer.result.why))
-            _mistake(context, answer.result.why)
+            self._abort(context, answer)
         return answer.result
+
+    def _wait_s(self, context: Context) -> float:
+        remaining = context.time_remaining()
+        return self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
+
+    def _abort(self, context: Context, answer: NotLeader | Overloaded | Unknown) -> NoReturn:
+        match answer:
+            case NotLeader(leader):
+                row = self._hosting.rows.get(leader or "")
+                context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + ("" if row is None else row.grpc)
+                )
+            case Overloaded(why):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            case Unknown():
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "it is not known whether it was committed: retry with the same token",
+                )
 
     # --- about this process
 
@@ -441,8 +410,7 @@ class IdRegistryService(IdRegistryServicer):
 
     def status(self) -> dict[str, object]:
         """As the Status RPC, as a dict."""
-        view, log = self._state.view, self._log
-        status, members = log.status(), log.members
+        view = self._state.view
         configuration = view.configuration
         intervals = [] if configuration is None else configuration.intervals
         hosted = self._hosting.shards.values()
@@ -450,12 +418,7 @@ class IdRegistryService(IdRegistryServicer):
             "shards": [one.shard.status(one.log) for one in hosted],
             "queue": sum(one.shard.waiting_ids for one in hosted),
             "directory": {
-                "leader": status.leader,
-                "is_leader": status.is_leader,
-                "term": status.term,
-                "has_quorum": status.has_quorum,
-                "voters": list(members.voters),
-                "learners": list(members.learners),
+                **group_status(self._log),
                 "resharding": None
                 if view.proposal is None
                 else [view.proposal.start_us, view.proposal.shards],

@@ -336,21 +336,28 @@ class Shard:
 
     def status(self, log: ReplicatedLog) -> dict[str, object]:
         """What the Status RPC says of this shard. Any thread."""
-        status = log.status()
-        state, members = self.state, log.members
+        state, status = self.state, log.status()
         return {
             "shard": self.number,
-            "leader": status.leader,
-            "is_leader": status.is_leader,
+            **group_status(log),
             "ids": state.ids,
             "commits": self._commits,
             "committed_ids": self._committed_ids,
-            "term": status.term,
             "commit_index": status.commit_index,
             "applied_index": status.applied_index,
-            "has_quorum": status.has_quorum,
             "boundary_us": None if state.boundary_us == NO_BOUNDARY else state.boundary_us,
-            "version": 0 if state.configuration is None else state.configuration.version,
-            "voters": list(members.voters),
-            "learners": list(members.learners),
+            "version": state.version,
         }
+
+
+def group_status(log: ReplicatedLog) -> dict[str, object]:
+    """What the Status RPC says of any group. Any thread."""
+    status, members = log.status(), log.members
+    return {
+        "leader": status.leader,
+        "is_leader": status.is_leader,
+        "term": status.term,
+        "has_quorum": status.has_quorum,
+        "voters": list(members.voters),
+        "learners": list(members.learners),
+    }

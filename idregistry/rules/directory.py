@@ -158,8 +158,6 @@ class DirectoryState:
         self.time_us = max(self.time_us, decoded.time_us)
         return self._rules[type(decoded)](decoded)
 
-    # --- sharding (2.2.2)
-
     def _found(self, command: Found) -> bool:
         if self.view.configuration is not None:
             return False
@@ -198,15 +196,14 @@ class DirectoryState:
         return proposal
 
     def _adopt(self, command: Adopt) -> bool:
-        version = command.version
         view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
-        if configuration is None or proposal is None or proposal.version != version:
+        if configuration is None or proposal is None or proposal.version != command.version:
             return False
         intervals = (*configuration.intervals, Interval(proposal.start_us, proposal.shards))
         new = [shard for shard in range(proposal.shards) if shard not in view.founders]
         self.view = replace(
             view,
-            configuration=Configuration(version, intervals),
+            configuration=Configuration(command.version, intervals),
             proposal=None,
             founders={**view.founders, **dict.fromkeys(new, view.staying)},
         )
@@ -244,8 +241,6 @@ class DirectoryState:
             retired={**view.retired, **{shard: view.retired.get(shard, 0) + 1 for shard in over}},
         )
         return True
-
-    # --- replicas
 
     def _replace(self, command: Replace) -> bool | Rejected:
         view, old, row = self.view, command.old, command.row
@@ -288,8 +283,6 @@ class DirectoryState:
         )
         return True
 
-    # --- leases and fences (3.3.3)
-
     def _keep_alive(self, command: KeepAlive) -> bool | Mismatched | Rejected:
         incarnation, settings = command.incarnation, command.settings
         if incarnation in self._fenced:
@@ -328,8 +321,6 @@ class DirectoryState:
     def _grant(self, incarnation: int) -> int:
         lease = self.leases.get(incarnation)
         return 0 if lease is None else lease.grant
-
-    # --- snapshot
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""

@@ -82,9 +82,6 @@ def unpack_configuration(data: bytes) -> Configuration:
         raise ValueError(f"no sharding configuration: {error}") from error
 
 
-# --- Which ids a shard may decide on, by the sharding configuration in its log (paper 2.2.2). Pure.
-
-
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A configuration that may come: until then no id from `start_us` on is registered. `fits`: none was."""
@@ -95,7 +92,7 @@ class Prepared:
 
 
 class Ownership:
-    """What shard `shard` owns. Without a configuration, nothing."""
+    """Which ids shard `shard` may decide on, by the configuration in its log. Without one, none."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard

@@ -47,7 +47,6 @@ from idregistry.rules.segments import (
     Rows,
     Segment,
     Sub,
-    empty_subs,
     in_order,
     split_stamps,
     stamps_of,
@@ -102,7 +101,8 @@ class Freezing:
         while moved < STEP_IDS and not self.done:
             moved += self._move(subs, first_live)
         made = Segment(self._columns, 0, self._next, 0, self._columns.filled)
-        return Layout(tuple(subs), tuple(filter(_has_any, (*self._others, *self._left(), made))))
+        segments = (*self._others, *self._left(), made)
+        return Layout(tuple(subs), tuple(segment for segment in segments if segment.ids))
 
     def _move(self, subs: list[Sub], first_live: int) -> int:
         """The ids of the next sub-dict; how many there were."""
@@ -133,10 +133,6 @@ class Freezing:
         )
 
 
-def _has_any(segment: Segment) -> bool:
-    return segment.ids > 0
-
-
 def _rows_of(number: int, sub: Sub, count: int) -> Rows:
     hashes, tails = split_keys(number, list(islice(sub, count)))
     return Rows(hashes, tails, np.frombuffer(b"".join(islice(sub.values(), count)), STAMP_DTYPE))
@@ -164,19 +160,19 @@ def dead_in(segment: Segment, first_live: int) -> int:
 
 
 class IdTable:
-    """Key -> stamp, in dicts while ids are new, in segments later."""
+    """Key -> stamp, in dicts while ids are new, in segments later. `present`, `cut` and `memory` are for any
+    thread, the rest for the one that changes it.
+    """
 
     def __init__(self, frozen: Columns | None = None) -> None:
         """`frozen`: ids that are there from the beginning."""
         segments = (Segment(frozen, 0, SUBS, 0, frozen.filled),) if frozen and frozen.filled else ()
-        self._layout = Layout(empty_subs(), segments)
+        self._layout = Layout(tuple({} for _ in range(SUBS)), segments)
         self._cuts: list[weakref.ref[Cut]] = []
         self._freezing: Freezing | None = None
         self._frozen_us: int | None = None
         self._to_check: list[Segment] = []
         self._checked_live: int | None = None
-
-    # --- any thread
 
     def present(self, batch: Encoded, live: int) -> Mask:
         """Which ids have a stamp that is alive."""
@@ -189,8 +185,6 @@ class IdTable:
     def cut(self, live: int) -> Cut:
         """Of what is alive now. Changes in place that come while it is drawn may show in it."""
         return Cut(self._layout, live)
-
-    # --- the thread that changes it
 
     def exact_cut(self, live: int) -> Cut:
         """Of what is alive now, whatever changes while it is drawn."""
@@ -254,8 +248,6 @@ class IdTable:
             cut = reference()
             if cut is not None and not cut.drawn:
                 yield cut
-
-    # --- local work: no answer hangs on it
 
     def tidy(self, time_us: int, live: int) -> bool:
         """One step of freezing recent ids and dropping dead ones; whether more is to be done."""
