@@ -13,9 +13,7 @@ from idregistry.rules.commands import Row
 from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
-from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import on_termination
-from photon.rpc.tls import Tls
 
 
 def main() -> None:
@@ -32,10 +30,6 @@ def main() -> None:
         logging.error("fatal", exc_info=error)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    network = LOOPBACK
-    if replica.get("tls"):
-        *files, name = replica["tls"]
-        network = Network(Tls(*map(Path, files), name))
     me = Replica(
         node,
         grpc[node],
@@ -46,7 +40,7 @@ def main() -> None:
         joining=replica["joining"],
     )
     settings = parse_settings({"registry": replica["settings"]}).registry
-    server = RegistryServer(me, settings, SystemClock(), random.Random(), fatal, network)
+    server = RegistryServer(me, settings, SystemClock(), random.Random(), fatal)
     server.start()
     parent = os.getppid()
     while not stop.wait(0.2) and os.getppid() == parent:

@@ -63,14 +63,16 @@ class Bench:
                 self.hosted[number] = SimpleNamespace(shard=shard, log=log)
         self.hosting.shards = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
         for number in only or tuple(self.hosted):
-            state = self.state_of(number)
-            while True:
-                command = command_due(
-                    state, self.state.view, self.state.fences, self.clock.now_us(), self.clock.now_us(), 0.0
-                )
-                if command is None:
-                    break
-                state.apply(encode(command))
+            self.catch_up(self.state_of(number))
+
+    def catch_up(self, state: ShardState) -> list[type]:
+        """Which commands a shard's leader put into its log, until nothing was due."""
+        kinds = []
+        now_us = self.clock.now_us()
+        while command := command_due(state, self.state.view, self.state.fences, now_us, now_us, 0.0):
+            state.apply(encode(command))
+            kinds.append(type(command))
+        return kinds
 
     def ask(self, what: Wanted, seconds: float = 10.0) -> Answer:
         answers: list[Answer] = []
@@ -82,11 +84,25 @@ class Bench:
         (answer,) = answers
         return answer
 
-    def reshard(self, shards: int, start_us: int = 0) -> Proposal:
-        answer = self.ask(Propose(0, shards, start_us, 0))
+    def decided(self, what: Wanted) -> Any:
+        """What the directory answered."""
+        answer = self.ask(what)
         assert isinstance(answer, Settled)
-        assert isinstance(answer.result, Proposal)
         return answer.result
+
+    def reshard(self, shards: int, start_us: int = 0) -> Proposal:
+        proposal = self.decided(Propose(0, shards, start_us, 0))
+        assert isinstance(proposal, Proposal)
+        return proposal
+
+    def fence_fails(self, incarnation: int = 7) -> float:
+        """For how long its lease may run yet."""
+        standing = self.decided(Fence(0, incarnation, 0))
+        assert standing == Standing(False, standing.expires_in_s)
+        return float(standing.expires_in_s)
+
+    def keep(self, lease_us: int = 10 * SECOND_US, incarnation: int = 7) -> object:
+        return self.decided(KeepAlive(0, incarnation, "j:1", lease_us))
 
     @property
     def hosted(self) -> dict[int, Any]:
@@ -246,10 +262,9 @@ def test_a_start_in_the_far_future_is_refused() -> None:
     """A typo in the year would stand in the way of every later change."""
     bench = Bench()
     year_us = 366 * 86_400 * SECOND_US
-    answer = bench.ask(Propose(0, 3, NOW_US + year_us + 1, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Rejected)
-    assert f"{iso_utc(NOW_US + year_us + 1)} is more than 366 days ahead" in answer.result.why
+    rejected = bench.decided(Propose(0, 3, NOW_US + year_us + 1, 0))
+    assert isinstance(rejected, Rejected)
+    assert f"{iso_utc(NOW_US + year_us + 1)} is more than 366 days ahead" in rejected.why
     assert bench.state.view.proposal is None
     assert bench.reshard(3, NOW_US + year_us)
 
@@ -259,20 +274,15 @@ def test_a_start_in_the_far_future_is_refused() -> None:
 
 def test_an_incarnation_is_not_fenced_while_its_lease_may_run() -> None:
     bench = Bench()
-    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Settled(True)
+    assert bench.keep() is True
     bench.clock.advance(9.9)
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Standing)
-    assert 0 < answer.result.expires_in_s < 1
-    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    assert 0 < bench.fence_fails() < 1
+    bench.keep()
     bench.clock.advance(5.0)
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Standing), "it was renewed"
+    assert bench.fence_fails(), "it was renewed"
     bench.clock.advance(6.0)
     assert bench.ask(Fence(0, 7, 0)) == Settled(True)
-    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Settled(False)
+    assert bench.keep() is False
 
 
 def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None:
@@ -283,9 +293,7 @@ def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None
     bench.ask(KeepAlive(0, 8, "a:1", 10 * SECOND_US))
     assert bench.ask(Fence(0, 7, 0)) == Settled(True)
     proposed = len(bench.log.proposed)
-    answer = bench.ask(Look((7, 8, 9)))
-    assert isinstance(answer, Settled)
-    fenced, alive, unknown = answer.result  # type: ignore[misc]
+    fenced, alive, unknown = bench.decided(Look((7, 8, 9)))
     assert (fenced, unknown) == (Standing(True, 0.0), Standing(False, 0.0))
     assert (alive.fenced, 9.0 < alive.expires_in_s < 10.5) == (False, True)
     assert len(bench.log.proposed) == proposed
@@ -293,28 +301,24 @@ def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None
 
 def test_no_wall_clock_ends_a_lease() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.keep()
     bench.clock._now_us += 3600 * SECOND_US  # somebody set it
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Standing)
+    assert bench.fence_fails()
 
 
 def test_a_restarted_leader_gives_every_lease_its_full_time_again() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.keep()
     bench.clock.advance(9.0)
     bench.state.restore(list(bench.state.freeze()))
     bench.tick()
     bench.clock.advance(9.0)
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Standing)
+    assert bench.fence_fails()
 
 
 def test_a_fence_that_crosses_a_renewal_fails() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", SECOND_US))
+    bench.keep(SECOND_US)
     bench.clock.advance(2.0)
     bench.log.held = True
     answers: list[Answer] = []
@@ -327,7 +331,7 @@ def test_a_fence_that_crosses_a_renewal_fails() -> None:
 
 def test_a_lease_of_long_ago_is_forgotten() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", SECOND_US))
+    bench.keep(SECOND_US)
     bench.clock.advance(99.0)
     bench.tick()
     assert 7 in bench.state.leases
@@ -360,9 +364,8 @@ def test_an_outcome_that_is_lost_is_unknown() -> None:
 
 
 def test_a_rejected_command_is_answered_with_its_reason() -> None:
-    answer = Bench().ask(Propose(0, 2, 0, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Rejected)
+    rejected = Bench().decided(Propose(0, 2, 0, 0))
+    assert isinstance(rejected, Rejected)
 
 
 # --- what a shard's leader does with it
@@ -373,13 +376,7 @@ def test_a_new_shard_hears_of_the_fences_before_it_may_take_anything() -> None:
     for incarnation in range(FENCES_A_STEP + 5):
         bench.ask(Fence(0, incarnation, 0))
     state = ShardState(0)
-    kinds = []
-    for _ in range(4):
-        command = command_due(state, bench.state.view, bench.state.fences, NOW_US, None, 0.0)
-        kinds.append(type(command))
-        if command is not None:
-            state.apply(encode(command))
-    assert kinds == [Fences, Fences, Configure, type(None)]
+    assert bench.catch_up(state) == [Fences, Fences, Configure]
     assert state.fences == FENCES_A_STEP + 5
 
 
@@ -391,31 +388,19 @@ def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
     bench.tick()
     assert bench.state.view.version == 2
     bench.reshard(3, start_us=NOW_US + 60 * SECOND_US)
-    state = bench.state_of(0)
-    kinds = []
-    for _ in range(3):
-        command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
-        kinds.append(type(command))
-        if command is not None:
-            state.apply(encode(command))
-    assert kinds == [Configure, Prepare, type(None)]
+    assert bench.catch_up(bench.state_of(0)) == [Configure, Prepare]
 
 
 def test_a_shard_prepares_once() -> None:
     bench = Bench()
     bench.reshard(3)
-    state = bench.state_of(0)
-    command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
-    assert isinstance(command, Prepare)
-    state.apply(encode(command))
-    assert command_due(state, bench.state.view, (), NOW_US, None, 0.0) is None
+    assert bench.catch_up(bench.state_of(0)) == [Prepare]
 
 
 def test_more_shards_than_a_replica_can_have_open_are_refused() -> None:
     bench = Bench()
     bench.coordinator._shards_max = 5
-    answer = bench.ask(Propose(0, 6, 0, 0))
-    assert isinstance(answer, Settled)
-    assert isinstance(answer.result, Rejected)
-    assert "a replica can have 5 open" in answer.result.why
+    rejected = bench.decided(Propose(0, 6, 0, 0))
+    assert isinstance(rejected, Rejected)
+    assert "a replica can have 5 open" in rejected.why
     assert bench.reshard(5)

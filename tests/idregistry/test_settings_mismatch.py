@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import grpc
 import pytest
@@ -17,7 +16,6 @@ from photon.core.errors import SettingsError, SettingsMismatchError
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK
-from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import NOW_US
 from tests.idregistry.test_directory import Directory
 from tests.idregistry.test_service import Node
@@ -143,18 +141,3 @@ def test_a_digest_of_another_length_is_refused(node: Node) -> None:
                 )
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert node.directory.settings == b""
-
-
-@pytest.mark.cluster
-def test_a_registry_that_was_killed_whole_knows_the_settings_it_was_founded_with(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, shards=1)
-    cluster.start()
-    try:
-        cluster.client().keep_alive("j:1", 1, 1.0, OURS)
-        cluster.kill("r0", "r1", "r2")
-        cluster.start()
-        with pytest.raises(SettingsMismatchError):
-            cluster.client().keep_alive("j:2", 2, 1.0, OTHERS)
-        cluster.client().keep_alive("j:3", 3, 1.0, OURS)
-    finally:
-        cluster.close()
