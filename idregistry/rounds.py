@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
-import numpy as np
 
 from idregistry.routes import (
     DIRECTORY,
@@ -19,9 +18,10 @@ from idregistry.routes import (
     named_leader,
     next_address,
     outcome_of,
-    split_by_shard,
+    split,
     split_strays,
     try_timeout_s,
+    whole,
 )
 from idregistry.rules.packing import LEADER_DETAILS
 from idregistry.rules.sharding import Configuration
@@ -80,15 +80,13 @@ class Rounds:
         self.routes.closed.wait(seconds)
         self.routes.check_open()
 
-    # --- about ids
-
     def run(self, operation: Operation, ids: bytes, times: bytes) -> bytes:
         """16 x N, 8 x N bytes -> outcome column. UnavailableError and its kin, UsageError."""
         if not ids:
             return b""
         attempts = self.attempts()
         configuration = self._configuration(attempts)
-        calls = [PartCall(part) for part in split_by_shard(ids, times, configuration)]
+        calls = [PartCall(part) for part in split(whole(ids, times), configuration)]
         order = self.routes.nearest_first()
         for tries, left_s in enumerate(attempts):
             unsettled = [call for call in calls if call.outcomes is None]
@@ -101,7 +99,7 @@ class Rounds:
                 self.routes.ask_who(attempts.left_s)
             if any(call.misrouted or call.outcomes is not None for call in unsettled):
                 calls, configuration, rerouted = self._reroute(
-                    operation, calls, ids, times, configuration, attempts.left_s
+                    calls, operation.misrouted, configuration, attempts.left_s
                 )
                 at_once |= rerouted
             if all(call.outcomes is not None for call in calls):
@@ -148,45 +146,31 @@ class Rounds:
             return [outcome_of(future.result) for future in pending]
 
     def _reroute(
-        self,
-        operation: Operation,
-        calls: list[PartCall],
-        ids: bytes,
-        times: bytes,
-        configuration: Configuration,
-        left_s: float,
+        self, calls: list[PartCall], misrouted: int | None, configuration: Configuration, left_s: float
     ) -> tuple[list[PartCall], Configuration, bool]:
         """Split anew, by a newer configuration, what was misrouted; whether there was a newer one."""
         kept: list[PartCall] = []
         strays: list[PartCall] = []
         for call in calls:
-            if call.outcomes is not None and operation.misrouted is not None:
-                settled, astray = split_strays(call, operation.misrouted)
-                kept += settled
-                strays += astray
-            else:
-                (strays if call.misrouted and call.outcomes is None else kept).append(call)
+            stays, astray = split_strays(call, misrouted)
+            kept += stays
+            strays += astray
         if not strays:
             return calls, configuration, False
         newest = self.routes.fetch(configuration.version, left_s) or configuration
         if newest.version <= configuration.version:
             return kept + strays, configuration, False
         for stray in strays:
-            rows = stray.part.rows
-            for part in split_by_shard(
-                ids, times, newest, np.arange(len(ids) // ID_BYTES) if rows is None else rows
-            ):
+            for part in split(stray.part, newest):
                 kept.append(PartCall(part, maybe_done=stray.maybe_done, failures=stray.failures))
         return kept, newest, True
-
-    # --- about the directory
 
     def ask_directory(self, method: str, request: Any) -> Any:
         """The answer of the directory's leader. Tried again until the time is up.
 
         UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
         """
-        call = PartCall(ShardPart(DIRECTORY, b"", b"", None))
+        call = PartCall(whole())
         attempts = self.attempts()
         for left_s in attempts:
             address = self.routes.leader(DIRECTORY)
@@ -244,7 +228,7 @@ class Rounds:
 
     def _stream_of_leader(self, method: str, request: Any, shard: int, deadline: float) -> Iterator[Any]:
         """It is looked for as long as any call may take; once it has begun, nobody else is asked."""
-        call = PartCall(ShardPart(shard, b"", b"", None))
+        call = PartCall(whole(shard=shard))
         attempts = self.attempts(min(self._timeout_s, deadline - self._clock.monotonic()))
         for left_s in attempts:
             address = self.routes.leader(shard)

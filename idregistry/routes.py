@@ -22,6 +22,7 @@ from idregistry.rules.sharding import Configuration, unpack_configuration
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
+from photon.core.ids import ID_BYTES
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK, Network, failure_of
@@ -37,40 +38,37 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """The rows of a batch that belong to one shard, in their order. `rows` is None where all do."""
+    """The rows of a batch that belong to one shard, in their order."""
 
     shard: int
     ids: bytes
     times: bytes
-    rows: Rows | None
+    rows: Rows
 
 
-def split_by_shard(
-    ids: bytes, times: bytes, configuration: Configuration, rows: Rows | None = None
-) -> list[ShardPart]:
-    """The parts of a batch, one a shard that has any; of its `rows` only, where they are given."""
-    if rows is not None:
-        parts = split_by_shard(take_ids(ids, rows), take_times(times, rows), configuration)
-        return [ShardPart(p.shard, p.ids, p.times, rows if p.rows is None else rows[p.rows]) for p in parts]
-    if not ids:
-        return []
-    if configuration.shards == 1:
-        return [ShardPart(0, ids, times, None)]
-    of = configuration.shard_of(ids, times)
+def whole(ids: bytes = b"", times: bytes = b"", shard: int = DIRECTORY) -> ShardPart:
+    """All of a batch."""
+    return ShardPart(shard, ids, times, np.arange(len(ids) // ID_BYTES))
+
+
+def split(part: ShardPart, configuration: Configuration) -> list[ShardPart]:
+    """The parts of a part, one a shard that has any."""
+    of = configuration.shard_of(part.ids, part.times)
     order = np.argsort(of, kind="stable")
-    ordered = of[order]
-    parts = []
-    for of_shard in np.split(order, np.flatnonzero(np.diff(ordered)) + 1):
-        shard = int(of[of_shard[0]])
-        if len(of_shard) == len(of):
-            return [ShardPart(shard, ids, times, None)]
-        parts.append(ShardPart(shard, take_ids(ids, of_shard), take_times(times, of_shard), of_shard))
-    return parts
+    groups = np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
+    if len(groups) == 1:
+        return [ShardPart(int(of[0]), part.ids, part.times, part.rows)] if len(of) else []
+    return [take_part(part, rows, int(of[rows[0]])) for rows in groups]
+
+
+def take_part(part: ShardPart, chosen: Rows, shard: int) -> ShardPart:
+    """Some rows of a part, for a shard."""
+    return ShardPart(shard, take_ids(part.ids, chosen), take_times(part.times, chosen), part.rows[chosen])
 
 
 def merge_outcomes(parts: Sequence[ShardPart], outcomes: Sequence[bytes], count: int) -> bytes:
     """The parts' outcome columns -> one of `count` bytes, in the order of the batch before the split."""
-    if len(parts) == 1 and parts[0].rows is None:
+    if len(parts) == 1:
         return outcomes[0]
     merged = np.zeros(count, np.uint8)
     for part, column in zip(parts, outcomes, strict=True):
@@ -78,18 +76,10 @@ def merge_outcomes(parts: Sequence[ShardPart], outcomes: Sequence[bytes], count:
     return merged.tobytes()
 
 
-def take_part(part: ShardPart, chosen: Rows) -> ShardPart:
-    """Some rows of a part."""
-    rows = chosen if part.rows is None else part.rows[chosen]
-    return ShardPart(part.shard, take_ids(part.ids, chosen), take_times(part.times, chosen), rows)
-
-
 def segments_of(
     part: ShardPart, tokens: Sequence[bytes], counts: Sequence[int]
 ) -> tuple[list[bytes], list[int]]:
     """The part's own share of a batch's segments: `tokens[i]` is for the batch's next `counts[i]` rows."""
-    if part.rows is None:
-        return list(tokens), list(counts)
     ends = np.cumsum(np.asarray(counts, np.int64))
     of = np.searchsorted(ends, part.rows, "right")
     chosen, sizes = np.unique(of, return_counts=True)  # a part's rows are in order, so its segments are too
@@ -186,20 +176,24 @@ def final_error(calls: Sequence[PartCall], timeout_s: float, version: int) -> Un
     return UnavailableError(f"{what}; it is not known whether it was {done}: {again}")
 
 
-def split_strays(call: PartCall, misrouted: int) -> tuple[list[PartCall], list[PartCall]]:
-    """(what has its outcomes, what was misrouted) of an answered part."""
-    assert call.outcomes is not None
-    if misrouted not in call.outcomes:
+def split_strays(call: PartCall, misrouted: int | None) -> tuple[list[PartCall], list[PartCall]]:
+    """(what stays as it is, what is to be routed anew) of a part after a round."""
+    if call.outcomes is None:
+        return ([], [call]) if call.misrouted else ([call], [])
+    if misrouted is None or misrouted not in call.outcomes:
         return [call], []
-    column = np.frombuffer(call.outcomes, np.uint8)
+    column, shard = np.frombuffer(call.outcomes, np.uint8), call.part.shard
     stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
-    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
+    failures = [*call.failures, f"shard {shard}: misrouted"]
     stray = PartCall(
-        take_part(call.part, stray_rows), maybe_done=call.maybe_done, misrouted=True, failures=failures[-4:]
+        take_part(call.part, stray_rows, shard),
+        maybe_done=call.maybe_done,
+        misrouted=True,
+        failures=failures[-4:],
     )
     if not len(kept_rows):
         return [], [stray]
-    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]
+    return [PartCall(take_part(call.part, kept_rows, shard), column[kept_rows].tobytes())], [stray]
 
 
 # A replica that failed an answer is passed over for so long: who hangs would cost every call a time-out.
