@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from idregistry.rules.commands import Commit, Release, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.packing import BATCH_BYTES_MAX, request_bytes
+from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.placement import Steward, command_due
-from idregistry.rules.state import NO_BOUNDARY, ShardState
+from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Registry

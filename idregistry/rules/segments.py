@@ -23,7 +23,7 @@ code runs, so that inserts never disturb it.
 
 import mmap
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, Final
@@ -55,11 +55,6 @@ def subs_of(subs: Subs, batch: Encoded) -> Iterator[Sub]:
 def stamps_of(subs: Subs, batch: Encoded) -> npt.NDArray[np.void]:
     """N stamps (STAMP_DTYPE), GONE where there is none. Any thread: each step is one under the GIL."""
     return np.frombuffer(b"".join(map(dict.get, subs_of(subs, batch), batch.keys, repeat(GONE))), STAMP_DTYPE)
-
-
-def split_stamps(packed: bytes) -> Iterator[bytes]:
-    """16 x N bytes -> N stamps."""
-    return (packed[at : at + STAMP.size] for at in range(0, len(packed), STAMP.size))
 
 
 def token_of(stamp: bytes) -> bytes:
@@ -143,25 +138,20 @@ class Columns:
         self.cells = array_of(1 << bits, np.uint32)
         self._stop()
 
-    def append(self, sub: int, hashes: Hashes, tails: Hashes, stamps: Stamps) -> None:
+    def append(self, sub: int, rows: "Rows") -> None:
         """All rows of sub-dict `sub`, sorted by hash; the subs come in their order, each once."""
         start = self.filled
-        self.extend(hashes, tails, stamps)
+        self.extend(rows)
         self._index(start, sub * self._cells_a_sub, self._cells_a_sub)
 
-    def skip(self, sub: int) -> None:
-        """Sub-dict `sub` has no rows."""
-        first = sub * self._cells_a_sub
-        self.cells[first : first + self._cells_a_sub] = self.filled
-
-    def extend(self, hashes: Hashes, tails: Hashes, stamps: Stamps) -> None:
+    def extend(self, rows: "Rows") -> None:
         """Rows that follow those that are there; not found before `index_all`."""
-        start, end = self.filled, self.filled + len(hashes)
-        self.tails[start:end] = tails
-        self.holders[start:end] = stamps["holder"]
-        self.times_us[start:end] = stamps["time_us"]
-        self.buckets[start:end] = stamps["bucket"]
-        self.hashes[start:end] = hashes
+        start, end = self.filled, self.filled + len(rows)
+        self.tails[start:end] = rows.tails
+        self.holders[start:end] = rows.stamps["holder"]
+        self.times_us[start:end] = rows.stamps["time_us"]
+        self.buckets[start:end] = rows.stamps["bucket"]
+        self.hashes[start:end] = rows.hashes
         self.filled = end
         self._stop()
 
@@ -187,6 +177,10 @@ class Columns:
         stamps["time_us"] = self.times_us[rows]
         stamps["bucket"] = buckets
         return stamps
+
+    def rows(self, start: int, stop: int) -> "Rows":
+        """The rows `start` to `stop` - 1, with a copy of their stamps."""
+        return Rows(self.hashes[start:stop], self.tails[start:stop], self.stamps(slice(start, stop)))
 
     def stamp(self, row: int) -> bytes:
         """The stamp of one row."""
@@ -341,15 +335,19 @@ class Cut:
         changed = self._stamps[number].copy()
         if changed:
             stamps = list(map(changed.get, keys, stamps))
-        hashes, tails = split_keys(number, keys)
-        return Rows(hashes, tails, np.frombuffer(b"".join(stamps), STAMP_DTYPE))
+        return rows_of(number, keys, stamps)
 
     def _draw_rows(self, number: int, columns: Columns, start: int, stop: int) -> Rows:
-        stamps = columns.stamps(slice(start, stop))
+        rows = columns.rows(start, stop)
         for (changed, row), stamp in self._rows[number].copy().items():
             if changed is columns and start <= row < stop:
-                stamps[row - start] = np.frombuffer(stamp, STAMP_DTYPE)[0]
-        return Rows(columns.hashes[start:stop], columns.tails[start:stop], stamps)
+                rows.stamps[row - start] = np.frombuffer(stamp, STAMP_DTYPE)[0]
+        return rows
+
+
+def rows_of(number: int, keys: list[bytes], stamps: Iterable[bytes]) -> Rows:
+    """What is in sub-dict `number`, or in some of it."""
+    return Rows(*split_keys(number, keys), np.frombuffer(b"".join(stamps), STAMP_DTYPE))
 
 
 def together(parts: list[Rows]) -> Rows:

@@ -350,9 +350,6 @@ def _scanned(rows: Rows, holders: Holders, boundary_us: int) -> Scanned:
     )
 
 
-__all__ = ["NO_BOUNDARY", "Prepared", "Scanned", "ShardState"]
-
-
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 

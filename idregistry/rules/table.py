@@ -35,20 +35,21 @@ from idregistry.rules.packing import (
     SUBS,
     BucketCounts,
     Encoded,
-    split_keys,
 )
 from idregistry.rules.segments import (
     GONE,
     ROW_BYTES,
+    STAMP,
     STAMP_DTYPE,
     Columns,
     Cut,
     Layout,
+    Numbers,
     Rows,
     Segment,
     Sub,
     in_order,
-    split_stamps,
+    rows_of,
     stamps_of,
     subs_of,
 )
@@ -109,21 +110,16 @@ class Freezing:
         number = self._next
         sub, count = subs[number], self._lengths[number]
         parts = [
-            _rows_in(segment.columns, bounds[number], bounds[number + 1])
+            segment.columns.rows(bounds[number], bounds[number + 1])
             for segment, bounds in zip(self._inputs, self._bounds, strict=True)
             if bounds[number] < bounds[number + 1]
         ]
         if count:
-            parts.append(_rows_of(number, sub, count))
+            parts.append(rows_of(number, list(islice(sub, count)), islice(sub.values(), count)))
             subs[number] = dict(islice(sub.items(), count, None))
         self._next = number + 1
-        moved = sum(map(len, parts))
-        if parts:
-            rows = in_order(parts, first_live)
-            self._columns.append(number, rows.hashes, rows.tails, rows.stamps)
-        else:
-            self._columns.skip(number)
-        return moved
+        self._columns.append(number, in_order(parts, first_live))
+        return sum(map(len, parts))
 
     def _left(self) -> tuple[Segment, ...]:
         """What is not moved yet."""
@@ -131,15 +127,6 @@ class Freezing:
             Segment(segment.columns, self._next, SUBS, bounds[self._next], segment.stop)
             for segment, bounds in zip(self._inputs, self._bounds, strict=True)
         )
-
-
-def _rows_of(number: int, sub: Sub, count: int) -> Rows:
-    hashes, tails = split_keys(number, list(islice(sub, count)))
-    return Rows(hashes, tails, np.frombuffer(b"".join(islice(sub.values(), count)), STAMP_DTYPE))
-
-
-def _rows_in(columns: Columns, start: int, stop: int) -> Rows:
-    return Rows(columns.hashes[start:stop], columns.tails[start:stop], columns.stamps(slice(start, stop)))
 
 
 def to_merge(segments: tuple[Segment, ...], ids: int) -> tuple[Segment, ...]:
@@ -202,23 +189,28 @@ class IdTable:
 
     def frozen(self, batch: Encoded, live: int) -> dict[int, tuple[Segment, int]]:
         """Where in segments the ids are that are alive there: place in the batch -> segment and row."""
-        found = {}
-        for segment in self._layout.segments:
-            rows = segment.find(batch.hashes, batch.tails)
-            for place in np.flatnonzero(segment.live(rows, live)).tolist():
-                found[place] = segment, int(rows[place])
-        return found
+        return {
+            place: (segment, row)
+            for segment, places, rows in self._alive(batch, live)
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True)
+        }
 
     def frozen_stamps(self, batch: Encoded, live: int) -> dict[int, bytes]:
         """The stamps of the ids that are alive in segments, by their places in the batch."""
         found: dict[int, bytes] = {}
+        for segment, places, rows in self._alive(batch, live):
+            packed = segment.columns.stamps(rows).tobytes()
+            stamps = (packed[at : at + STAMP.size] for at in range(0, len(packed), STAMP.size))
+            found |= zip(places.tolist(), stamps, strict=True)
+        return found
+
+    def _alive(self, batch: Encoded, live: int) -> Iterator[tuple[Segment, Numbers, Numbers]]:
+        """Each segment that has any of the ids alive, their places in the batch, and their rows."""
         for segment in self._layout.segments:
             rows = segment.find(batch.hashes, batch.tails)
             places = np.flatnonzero(segment.live(rows, live))
             if len(places):
-                packed = segment.columns.stamps(rows[places]).tobytes()
-                found |= zip(places.tolist(), split_stamps(packed), strict=True)
-        return found
+                yield segment, places, rows[places]
 
     def stamp(self, number: int, key: bytes) -> bytes:
         """An id's stamp in its dict, GONE where there is none."""
@@ -360,7 +352,7 @@ def unpack(chunks: Iterable[bytes]) -> tuple[Head, Columns, BucketCounts]:
         raise _corrupt(f"its head says {head.ids} ids, more than memory holds") from error
     counts = BucketCounts()
     for rows in _unpack_rows(drawn, head):
-        columns.extend(rows.hashes, rows.tails, rows.stamps)
+        columns.extend(rows)
         counts.add_each(rows.stamps["bucket"])
     columns.index_all()
     return head, columns, counts

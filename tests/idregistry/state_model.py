@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 
 from idregistry.rules.commands import Boundary, Command, Commit, Configure, Fences, Prepare, Release
 from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, bucket_of, unhash_ids
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.rules.state import Prepared
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared
 from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import Token, parse_token

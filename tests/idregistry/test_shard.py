@@ -6,9 +6,8 @@ import pytest
 
 from idregistry.rules.commands import Found, Row, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.packing import BUCKET_US
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY
 from idregistry.rules.placement import DAY_US, boundary_due, majority_time_us
-from idregistry.rules.state import NO_BOUNDARY
 from idregistry.shard import Answer, NotLeader, Overloaded, Request, Settled, Shard, barrier
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry

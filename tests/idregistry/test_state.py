@@ -11,9 +11,9 @@ import pytest
 
 from idregistry.rules import table as idtable
 from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, encode
-from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.rules.state import NO_BOUNDARY, Prepared, ShardState
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared
+from idregistry.rules.state import ShardState
 from photon.core.columns import hash_ids, pack_times, split_ids
 from photon.core.fates import Registered, Released
 from photon.core.ids import IdPacker, Token

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from idregistry.rules import table as idtable
 from idregistry.rules.commands import Boundary, Commit, Fences, Prepare, Release, encode
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.state import Prepared, ShardState
+from idregistry.rules.sharding import Prepared
+from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
 from photon.core.ids import Token
