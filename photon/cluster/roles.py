@@ -175,26 +175,21 @@ def _end(error: BaseException, status: int) -> None:
 
 
 def _registry(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
-    from idregistry.server import RegistryServer
+    from idregistry import server
+    from idregistry.rules.commands import Row
 
     me = topology.replica(name)
-    settings = topology.settings
-    return RegistryServer(
-        settings.registry,
-        node=me.name,
+    replica = server.Replica(
+        name=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
         raft_listen=_raft_listen(me, network),
-        raft_dialed=me.raft_address,
-        peers={r.name: r.raft_address for r in topology.replicas if r.name != me.name},
-        addresses={r.name: r.grpc for r in topology.replicas},
+        rows={r.name: Row(r.name, *r.raft_address, r.grpc) for r in topology.replicas},
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
-        clock=clock,
-        rng=random.Random(),
-        on_fatal=fail,
         joining=me.joining,
-        network=replace(network, bind=""),
     )
+    settings = topology.settings.registry
+    return server.RegistryServer(replica, settings, clock, random.Random(), fail, replace(network, bind=""))
 
 
 def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:

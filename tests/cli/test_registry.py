@@ -17,7 +17,7 @@ import pytest
 
 from idregistry.client import RegistryAt, check_replica
 from idregistry.hosting import read_table, write_table
-from idregistry.rules.directory_commands import Row
+from idregistry.rules.commands import Row
 from photon.cli.registry import _write_joining_topology, parse_time_us
 from photon.cluster.certificates import Authority
 from photon.cluster.preflight import _check_replicas

@@ -1,14 +1,13 @@
 """Once a fence is told, no shard lets the incarnation win (paper 3.3.3): real processes, and fake logs."""
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.directory_service import FENCES_WAITING_MAX
+from idregistry.service import FENCES_WAITING_MAX
 from photon.core.clock import SystemClock
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token
@@ -26,21 +25,19 @@ ROUNDS = 60
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_right_after_the_fence_is_told_no_shard_lets_the_incarnation_win(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, shards=SHARDS, clock_skew_s=0.5)
-    cluster.start()
-    try:
-        leaders = {cluster.leader(shard) for shard in range(SHARDS)}
-        client = cluster.client()
-        client.commit(event_ids(1), same_times(1), Token("joiner:1", 1, 1).pack())
-        for incarnation in range(100, 100 + ROUNDS):
-            token = Token("joiner:1", incarnation, 1).pack()
-            numbers = range(incarnation * 1000, incarnation * 1000 + 40)
-            assert client.fence(incarnation).fenced
-            outcomes = client.commit(event_ids(*numbers), same_times(40), token)
-            assert outcomes == bytes([FENCED] * 40), f"round {incarnation - 100}, led by {leaders}"
-    finally:
-        cluster.close()
+def test_right_after_the_fence_is_told_no_shard_lets_the_incarnation_win(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster(shards=SHARDS, clock_skew_s=0.5)
+    leaders = {cluster.leader(shard) for shard in range(SHARDS)}
+    client = cluster.client()
+    client.commit(event_ids(1), same_times(1), Token("joiner:1", 1, 1).pack())
+    for incarnation in range(100, 100 + ROUNDS):
+        token = Token("joiner:1", incarnation, 1).pack()
+        numbers = range(incarnation * 1000, incarnation * 1000 + 40)
+        assert client.fence(incarnation).fenced
+        outcomes = client.commit(event_ids(*numbers), same_times(40), token)
+        assert outcomes == bytes([FENCED] * 40), f"round {incarnation - 100}, led by {leaders}"
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import pytest
 
 from idregistry.client import RegistryClient
 from idregistry.rules.commands import Boundary, Commit, Configure, encode
-from idregistry.rules.packing import BUCKET_US, SCAN_S_MAX
-from idregistry.rules.state import NO_BOUNDARY, SCAN_IDS_MAX, Scanned
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, SCAN_S_MAX
+from idregistry.rules.state import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
 from photon.core.clock import SystemClock
 from photon.core.columns import split_ids

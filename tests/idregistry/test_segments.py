@@ -24,10 +24,7 @@ def segment_of(ids: list[tuple[int, int]]) -> Segment:
     subs = rows.hashes >> np.uint64(56)
     for sub in range(SUBS):
         mine = subs == sub
-        if mine.any():
-            columns.append(sub, rows.hashes[mine], rows.tails[mine], rows.stamps[mine])
-        else:
-            columns.skip(sub)
+        columns.append(sub, Rows(rows.hashes[mine], rows.tails[mine], rows.stamps[mine]))
     columns.tails[-1] = 7
     return Segment(columns, 0, SUBS, 0, columns.filled)
 
@@ -58,7 +55,7 @@ def test_columns_that_are_indexed_at_once_are_as_those_that_were_filled_sub_by_s
 ) -> None:
     filled = segment_of(ids).columns
     columns = Columns(len(ids))
-    columns.extend(filled.hashes[:-1], filled.tails[:-1], np.zeros(len(ids), STAMP_DTYPE))
+    columns.extend(Rows(filled.hashes[:-1], filled.tails[:-1], np.zeros(len(ids), STAMP_DTYPE)))
     columns.index_all()
     assert columns.cells.tolist() == filled.cells.tolist()
 

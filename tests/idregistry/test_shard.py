@@ -4,15 +4,14 @@ from collections.abc import Callable
 
 import pytest
 
-from idregistry.rules.batching import Answer, NotLeader, OutcomeUnknown, Overloaded, Request, Settled, barrier
+from idregistry.rules.commands import Found, Row, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.directory_commands import Found, Row, encode
-from idregistry.rules.packing import BUCKET_US
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY
 from idregistry.rules.placement import DAY_US, boundary_due, majority_time_us
-from idregistry.rules.state import NO_BOUNDARY
-from idregistry.shard import Shard
+from idregistry.shard import Answer, NotLeader, Overloaded, Request, Settled, Shard, barrier
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
+from photon.raft.port import Unknown
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_ids, same_times
 
@@ -26,7 +25,7 @@ class Bench:
         self.clock = ManualClock(NOW_US)
         self.woken = 0
         self.directory = DirectoryState()
-        self.directory.apply(encode(Found(NOW_US, 1, (Row("r0", "h", 1, "h:1"),))))
+        self.directory.apply(encode(Found(NOW_US, 1, (Row("r0", "h", 1, "h:1"),), bytes(16))))
         self.shard = Shard(
             0,
             Registry(**settings),  # type: ignore[arg-type]
@@ -143,7 +142,7 @@ def test_when_leadership_is_lost_the_outcome_is_unknown_and_a_retry_finds_out() 
     bench.offer("a", [1])
     bench.tick()
     bench.log.forget_held(applied=True)
-    assert bench.answers.pop("a") == OutcomeUnknown()
+    assert bench.answers.pop("a") == Unknown()
     bench.log.held = False
     bench.offer("a", [1])
     bench.tick()

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idregistry.routes import merge_outcomes, segments_of, split_by_shard, take_part
+from idregistry.routes import merge_outcomes, segments_of, split, take_part, whole
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
 from photon.core.columns import pack_times, take_ids
 from photon.core.ids import IdPacker
@@ -44,12 +44,12 @@ def test_ids_of_one_server_spread_over_all_shards() -> None:
 def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shards: int, seed: int) -> None:
     rng = random.Random(seed)
     ids, times = rng.randbytes(16 * count), rng.randbytes(8 * count)
-    parts = split_by_shard(ids, times, always(shards))
+    parts = split(whole(ids, times), always(shards))
     assert len({part.shard for part in parts}) == len(parts)
     for part in parts:
         assert set(shard_of(part.ids, shards).tolist()) == {part.shard}
         # In their old order: of an id that stands twice, the first must win.
-        assert part.rows is None or (np.diff(part.rows) > 0).all()
+        assert (np.diff(part.rows) > 0).all()
     # The id's own first byte stands for its outcome.
     outcomes = [part.ids[::16] for part in parts]
     assert merge_outcomes(parts, outcomes, count) == ids[::16] if parts else count == 0
@@ -59,10 +59,10 @@ def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shard
 
 def test_a_batch_of_one_shard_is_passed_on_as_it_is() -> None:
     ids, times = event_ids(1, 2, 3), bytes(24)
-    (part,) = split_by_shard(ids, times, always(1))
+    (part,) = split(whole(ids, times), always(1))
     assert part.ids is ids
     assert part.times is times
-    assert part.rows is None
+    assert part.rows.tolist() == [0, 1, 2]
 
 
 @given(st.integers(1, 200), st.lists(st.integers(1, 8), min_size=1, max_size=4), st.integers(0, 99))
@@ -75,16 +75,16 @@ def test_rows_that_were_misrouted_are_split_anew_and_keep_their_place(
     ids = rng.randbytes(16 * count)
     times = pack_times([rng.choice([-5, 500, 1500, 2500, 9999, HORIZON]) for _ in range(count)])
     rows = np.array(sorted(rng.sample(range(count), rng.randint(1, count))))
-    parts = split_by_shard(ids, times, configuration, rows)
-    found = np.concatenate([part.rows for part in parts])  # type: ignore[arg-type]
+    parts = split(take_part(whole(ids, times), rows, 0), configuration)
+    found = np.concatenate([part.rows for part in parts])
     assert sorted(found.tolist()) == rows.tolist()
     expected = configuration.shard_of(ids, times)
     for part in parts:
-        assert part.ids == take_ids(ids, part.rows)  # type: ignore[arg-type]
+        assert part.ids == take_ids(ids, part.rows)
         assert set(expected[part.rows].tolist()) == {part.shard}
         half = np.arange(0, len(part.ids) // 16, 2)
-        taken = take_part(part, half)
-        assert taken.ids == take_ids(ids, taken.rows)  # type: ignore[arg-type]
+        taken = take_part(part, half, part.shard)
+        assert taken.ids == take_ids(ids, taken.rows)
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(1, 5))
@@ -93,8 +93,7 @@ def test_each_id_keeps_its_token_when_a_release_is_split(counts: list[int], shar
     ids = event_ids(*range(count))
     tokens = [b"token %d" % n for n in range(len(counts))]
     of_row = [token for token, n in zip(tokens, counts, strict=True) for _ in range(n)]
-    for part in split_by_shard(ids, bytes(8 * count), always(shards)):
+    for part in split(whole(ids, bytes(8 * count)), always(shards)):
         segments, sizes = segments_of(part, tokens, counts)
         spread = [token for token, n in zip(segments, sizes, strict=True) for _ in range(n)]
-        rows = range(count) if part.rows is None else part.rows
-        assert spread == [of_row[row] for row in rows]
+        assert spread == [of_row[row] for row in part.rows]
