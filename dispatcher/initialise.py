@@ -14,24 +14,20 @@ from typing import Final, Literal
 
 import numpy as np
 
-from dispatcher.inbox import Inbox
 from dispatcher.ledger import LedgerFile
-from dispatcher.rules.assignment import mine_of
-from dispatcher.workers import fix_workers, worker_directory
+from dispatcher.workers import Inbox, fix_workers, mine_of, worker_directory
 from photon.core.clock import Clock
 from photon.core.columns import unpack_times
 from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError
 from photon.core.settings import Logs, Settings
-from photon.logs.chunks import read_chunk
-from photon.logs.files import FileState, check_patterns
+from photon.logs.files import FileState, check_patterns, end_of_last_line, read_chunk
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, json_lines
 
 Start = Literal["start", "now"] | int
 """From a file's start, from its end as it is now, or from the first event whose time (us) is not before."""
 
-_STEP_BYTES: Final = 1 << 16
 _SETTLE_S: Final = 600.0  # so long no archive may come any further: a large one takes minutes to unpack
 _LOOK_S: Final = 0.2
 
@@ -147,20 +143,9 @@ def _offset(state: FileState, start: Start, logs: Logs, lines: JsonLines) -> int
     if start == "start":
         return 0
     if start == "now" or os.stat(state.name).st_mtime_ns // 1_000 < start:
-        return _end_of_last_line(state.path)
+        with open(state.path, "rb", buffering=0) as file:
+            return end_of_last_line(file.fileno(), os.fstat(file.fileno()).st_size)
     return _first_from(state, start, logs, lines)
-
-
-def _end_of_last_line(path: str) -> int:
-    with open(path, "rb", buffering=0) as file:
-        position = os.fstat(file.fileno()).st_size
-        while position > 0:
-            step = min(_STEP_BYTES, position)
-            newline = os.pread(file.fileno(), step, position - step).rfind(b"\n")
-            if newline >= 0:
-                return position - step + newline + 1
-            position -= step
-    return 0
 
 
 def _first_from(state: FileState, time_us: int, logs: Logs, lines: JsonLines) -> int:

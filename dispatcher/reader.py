@@ -45,11 +45,11 @@ class LogReader:
         drain: bool,
         notice: Callable[[str], None],
         mine: Callable[[str], bool] | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`states`: of the files as the ledger knows them; `mine` as LogFollower's."""
+        """`states`: of the files as the ledger knows them; `mine` and `wake` as LogFollower's."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
         self._mutex = threading.Lock()  # over the tracker and `_changed`
-        self._bell = _Bell()
         self._follower = LogFollower(
             patterns,
             spool,
@@ -59,7 +59,7 @@ class LogReader:
             drain,
             notice,
             mine,
-            self._bell.ring,
+            wake,
             keep_copies=False,
         )
         self._format = log_format
@@ -86,10 +86,6 @@ class LogReader:
     def patience_s(self) -> float:
         """So long there will be nothing to look for, unless the bell is rung."""
         return self._follower.patience_s
-
-    def ring(self, bell: Callable[[], None]) -> None:
-        """`bell` is called, from another thread, when logs have grown."""
-        self._bell.ring_at = bell
 
     def close(self) -> None:
         """Watch the logs no more."""
@@ -140,11 +136,11 @@ class LogReader:
 
     def unended(self) -> dict[str, int]:
         """Files whose last line is not whole -> its bytes so far."""
-        return {_shown(name): size for name, size in self._follower.unended().items()}
+        return self._follower.unended()
 
     def unreadable(self) -> dict[str, str]:
         """Files that can't be read now -> why. They don't count for `caught_up`."""
-        return {_shown(name): reason for name, reason in self._follower.unreadable.items()}
+        return self._follower.unreadable
 
     def _gather(self) -> tuple[list[Part], Part | None]:
         """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
@@ -210,16 +206,6 @@ class LogReader:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
-
-
-class _Bell:
-    """What to call when logs have grown; holds nothing else, so that the reader can be forgotten."""
-
-    def __init__(self) -> None:
-        self.ring_at: Callable[[], None] = lambda: None
-
-    def ring(self) -> None:
-        self.ring_at()
 
 
 class _Layout:

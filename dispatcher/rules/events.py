@@ -294,7 +294,7 @@ class Resolved:
     """What became of a batch: each event has a fate or is in `retries`, to be sent again at its `due_us`.
 
     `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` is a histogram
-    (latency.BUCKETS,) of the joined ones.
+    (core.status.BUCKETS,) of the joined ones.
     """
 
     fates: dict[Fate, int]

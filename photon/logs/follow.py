@@ -16,8 +16,16 @@ import msgspec
 
 from photon.core.clock import Clock
 from photon.core.settings import Logs
-from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at, read_chunk, read_unended_line
-from photon.logs.files import TAIL_BYTES, FileState, shown
+from photon.logs.files import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    Chunk,
+    FileState,
+    digest,
+    read_at,
+    read_chunk,
+    shown,
+)
 from photon.logs.inventory import Followed, Inventory, file_size
 from photon.logs.watch import Finder, Polling
 
@@ -329,7 +337,7 @@ def _read_tail(file: Followed, offset: int) -> bytes:
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:
-    line = read_unended_line(path, offset, line_bytes_max, identity)
+    line = read_at(path, offset, line_bytes_max, identity)
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if isinstance(msgspec.json.decode(line), dict):
             return Chunk(offset, offset + len(line), line + b"\n")

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import pack_times
-from photon.core.fields import Field, decoder_of, parse_path
+from photon.core.columns import Field, decoder_of, pack_times, parse_path
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Foreign, Primary, Settings
 

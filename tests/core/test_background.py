@@ -2,8 +2,7 @@
 
 import threading
 
-from photon.core.background import Background
-from photon.core.backoff import Backoff
+from photon.core.clock import Background, Backoff
 from photon.core.errors import StorageError
 
 NEVER = float("inf")

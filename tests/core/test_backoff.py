@@ -1,6 +1,6 @@
 """Waits after failures: they double up to a bound."""
 
-from photon.core.backoff import Attempts, Backoff, Pause
+from photon.core.clock import Attempts, Backoff, Pause
 
 
 def test_waits_double_up_to_a_bound():

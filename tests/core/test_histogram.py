@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon.core.histogram import BUCKETS, EDGES_US, Histogram, count_latencies
+from photon.core.status import BUCKETS, EDGES_US, Histogram, count_latencies
 
 
 @given(st.lists(st.floats(0, 1e11), max_size=50), st.sampled_from([1.0, 100.0]))

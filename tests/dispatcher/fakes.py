@@ -118,6 +118,7 @@ class FakeJoiner:
         self.answer = answer
         self.before = before
         self.registry = registry
+        self.agree: Callable[[], None] = lambda: None
         self.handed = Counter[bytes]()
         self.joined = Counter[bytes]()
         self.batches: list[int] = []
@@ -170,7 +171,6 @@ class Site:
         self.dead_letters = root / "dead-letters"
         self.registry = FakeRegistry()
         self.joiner = FakeJoiner()
-        self.agree: Callable[[], None] = lambda: None
 
     def server(
         self,
@@ -192,7 +192,6 @@ class Site:
             SystemClock(),
             random.Random(seed),
             drain,
-            agree=lambda: self.agree(),
         )
 
     def drain(self, settings: Settings | None = None, seconds: float = 20.0) -> dict:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.inbox import RECOVERED, Inbox, put
+from dispatcher.workers import RECOVERED, Inbox, put
 from photon.core.columns import split_ids
 from photon.core.errors import StorageError
 from photon.core.fates import Joined
@@ -169,7 +169,7 @@ def test_what_is_known_of_events_that_wait_is_told_for_each_id(site, running):
 
 
 def test_all_waiting_events_are_found_however_many_pages_that_takes(site, running, monkeypatch):
-    monkeypatch.setattr("dispatcher.server.SCANNED_MAX", 7)
+    monkeypatch.setattr("dispatcher.ledger.SCANNED_MAX", 7)
     site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 100))
     server = running(fast_settings(retry_delay_ms_min=60_000, retry_delay_ms_max=60_000))
@@ -228,6 +228,6 @@ def test_a_file_that_a_killed_recovery_had_renamed_is_made_durable_before_its_pl
     lines.write_bytes(clicks(0, 5))
     put(lines, inbox, "a.jsonl")
     synced = []
-    monkeypatch.setattr("dispatcher.inbox.sync_directory", synced.append)
+    monkeypatch.setattr("dispatcher.workers.sync_directory", synced.append)
     put(lines, inbox, "a.jsonl")
     assert synced == [inbox]

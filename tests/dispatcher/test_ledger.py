@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from dispatcher.ledger import Entry, Ledger
-from dispatcher.rules.events import pack_keys, pack_values
+from dispatcher.rules.events import pack_values
 from dispatcher.rules.verdicts import Totals
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.core.fates import Fate
-from photon.core.histogram import BUCKETS
+from photon.core.status import BUCKETS
 from photon.logs.files import FileState
 from tests.dispatcher.fakes import some_events
 from tests.power_cut import PowerCuts
@@ -27,8 +27,7 @@ def totals(events: int, **fates: int) -> Totals:
 
 def waiting(count: int, due_us: int = 5_000, **kwargs) -> dict:
     events = some_events(count, **kwargs)
-    due = np.full(count, due_us)
-    return {"retries": pack_values(events), "retries_due": lambda sequence: pack_keys(due, sequence)}
+    return {"retries": pack_values(events), "due_us": np.full(count, due_us)}
 
 
 @pytest.fixture

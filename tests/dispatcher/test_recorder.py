@@ -5,12 +5,13 @@ import errno
 import numpy as np
 import pytest
 
-from dispatcher.ledger import Ledger
-from dispatcher.recorder import Recorder, RetryQueue
+from dispatcher.driver import Recorder
+from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.rules.events import Resolved
+from photon.core.clock import Backoff
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Fate
-from photon.core.histogram import no_latencies
+from photon.core.status import no_latencies
 from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks, some_events
 from tests.dispatcher.test_reader import Reading
@@ -41,11 +42,12 @@ class Scene:
         self.ledger.failures = failures
         self.waits: list[int] = []
         queue = RetryQueue(self.ledger, 1000, 1000)
-        self.recorder = Recorder(self.ledger, self.reading.reader, queue, self._wait, lambda _: None)
+        self.recorder = Recorder(self.ledger, self.reading.reader, queue, self, lambda _: None)
         self._stop = stop
 
-    def _wait(self, tries: int) -> bool:
-        self.waits.append(tries)
+    def wait(self, _backoff: Backoff, failures: int) -> bool:
+        """As the gate's."""
+        self.waits.append(failures)
         assert self.recorder.storage_error == "no space left"
         return self._stop
 

@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.ledger import Entry, Ledger
-from dispatcher.recorder import GATHER_US, RetryQueue
+from dispatcher.ledger import GATHER_US, Entry, Ledger, RetryQueue
 from dispatcher.rules.events import due_us_of, pack_keys, pack_values, unpack_values
 from dispatcher.rules.verdicts import Totals
 from photon.core.fates import Fate
-from photon.core.histogram import BUCKETS
+from photon.core.status import BUCKETS
 from tests.dispatcher.fakes import click_number, some_events
 
 MANY_BYTES = 1 << 20
@@ -33,16 +32,8 @@ class Queue:
     def add(self, events, due_us, removed=()) -> None:
         due = np.full(len(events), due_us) if isinstance(due_us, int) else np.array(due_us)
         fresh = 0 if removed else len(events)
-        keys = self.ledger.record(
-            Entry(
-                [],
-                Totals(fresh, {}, 0, [0] * BUCKETS),
-                b"",
-                removed,
-                lambda sequence: pack_keys(due, sequence),
-                pack_values(events),
-            )
-        )
+        added = Totals(fresh, {}, 0, [0] * BUCKETS)
+        keys = self.ledger.record(Entry([], added, b"", removed, due, pack_values(events)))
         self.queue.settled(removed, keys)
 
     def joined(self, batch) -> None:

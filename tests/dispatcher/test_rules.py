@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.rules import verdicts as pipeline
-from dispatcher.rules.backoff import AGE_JITTER, AgeBackoff, Backoffs
-from photon.core.backoff import Backoff
+from dispatcher.rules.verdicts import AGE_JITTER, AgeBackoff, Backoffs
+from photon.core.clock import Backoff
 from photon.core.errors import UnavailableError
 from photon.core.fates import Fate, Joined, Registered, Verdict
-from photon.core.histogram import BUCKETS, EDGES_US, count_latencies
+from photon.core.status import BUCKETS, EDGES_US, count_latencies
 from tests.dispatcher.fakes import some_events
 
 

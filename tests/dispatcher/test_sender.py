@@ -15,27 +15,21 @@ from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
 
 
 class Bench:
-    """A sender on a manual clock; waits are only noted."""
+    """A sender on a manual clock; waits are only noted. It is also what says that it is time to stop."""
 
     def __init__(
         self, joiner: FakeJoiner, registry: FakeRegistry | None = None, waits_max: int = 10**6
     ) -> None:
+        self.joiner = joiner
         self.clock = ManualClock()
         self.waits: list[float] = []
         self.notices: list[str] = []
         self.waits_max = waits_max
-        self.sender = Sender(
-            registry,
-            joiner,
-            self.clock,
-            random.Random(3),
-            self._wait,
-            self.notices.append,
-            Gate(Pacing(16, 4096, 1 << 20, 1_000_000), self.clock),
-            lambda _: False,
-        )
+        pacing = Pacing(16, 4096, 1 << 20, 1_000_000)
+        gate = Gate(pacing, self.clock, random.Random(3), self, self.notices.append)
+        self.sender = Sender(registry, joiner, gate, lambda _: False)
 
-    def _wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
         self.clock.advance(seconds)
         return len(self.waits) >= self.waits_max

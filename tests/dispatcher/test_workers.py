@@ -11,7 +11,7 @@ from collections import Counter
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.rules.assignment import worker_of
+from dispatcher.workers import worker_of
 from photon.core.fates import Joined
 from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks
 from tests.dispatcher.test_kills import REPOSITORY, backends, check_ledger

@@ -12,9 +12,8 @@ from pathlib import Path
 from idregistry.server import RegistryServer
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
-from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.network import LOOPBACK, Network, Tls
 from photon.rpc.servers import on_termination
-from photon.rpc.tls import Tls
 
 
 def main() -> None:

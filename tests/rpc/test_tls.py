@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import SettingsError
-from photon.rpc.tls import Tls, load_tls
+from photon.rpc.network import Tls, load_tls
 from tests.certificates import Authority
 
 

@@ -14,9 +14,8 @@ import pytest
 from photon.core.errors import SettingsError, UnavailableError, UsageError
 from photon.rpc import dispatcher_pb2 as pb
 from photon.rpc import dispatcher_pb2_grpc
-from photon.rpc.network import LOOPBACK, Network, mend_of
+from photon.rpc.network import LOOPBACK, Network, Tls, mend_of
 from photon.rpc.servers import Server, ask_status
-from photon.rpc.tls import Tls
 from tests.certificates import Authority
 
 NAME = "photon"
