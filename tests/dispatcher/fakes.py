@@ -1,11 +1,13 @@
 """A registry and a joiner in memory, log lines, and a dispatcher set up for a test."""
 
+import contextlib
 import json
 import random
+import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -207,6 +209,17 @@ class Site:
     def letters(self) -> list[dict]:
         files = sorted(self.dead_letters.glob("foreign-*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+@contextlib.contextmanager
+def full_beyond(size: int) -> Iterator[None]:
+    """The disk takes no file of more bytes, in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def adds_up(status: dict) -> bool:

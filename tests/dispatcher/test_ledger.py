@@ -1,7 +1,6 @@
 """The durable state: what one transaction holds, and what a crash leaves."""
 
 import os
-import resource
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ from photon.core.errors import CorruptStateError, DiskFullError, LockedError, St
 from photon.core.fates import Fate
 from photon.core.status import BUCKETS
 from photon.logs.files import FileState
-from tests.dispatcher.fakes import some_events
+from tests.dispatcher.fakes import full_beyond, some_events
 from tests.power_cut import PowerCuts
 
 ROOMY = 1 << 30
@@ -160,14 +159,10 @@ def test_a_full_disk_keeps_what_was_recorded_and_goes_on_when_there_is_space(ope
     ledger.record(Entry([], totals(1, joined=1)))
     entry = Entry([], totals(2000), **waiting(2000))
     size = os.stat(tmp_path / "state" / "ledger" / "data.mdb").st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, limits[1]))
-    try:
+    with full_beyond(size + 8192):
         for _ in range(3):
             with pytest.raises(StorageError, match=r"no space left|disk is full"):
                 ledger.record(entry)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert ledger.totals.foreign_events == 1
     ledger.record(entry)
     assert (ledger.pending, len(everything(ledger))) == (2000, 2000)
@@ -177,13 +172,8 @@ def test_a_full_disk_keeps_what_was_recorded_and_goes_on_when_there_is_space(ope
 def test_dead_letters_that_cannot_be_written_leave_nothing_counted(opened, tmp_path):
     ledger = opened()
     ledger.record(Entry([], totals(1, filtered=1), b"first\n"))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(StorageError):
-            ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_beyond(10), pytest.raises(StorageError):
+        ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
     assert (ledger.totals.foreign_events, dead(tmp_path)) == (1, b"first\n")
     ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
     assert dead(tmp_path) == b"first\nsecond\n"

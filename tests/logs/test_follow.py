@@ -10,12 +10,6 @@ from photon.core.settings import Logs
 from tests.logs.following import Following, append
 
 
-@pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
 @pytest.fixture(params=["watched", "polled"])
 def following(request, logs, tmp_path):
     def follow(*patterns, settings=Logs(), **options):

@@ -19,12 +19,6 @@ TEXT = b"".join(LINES)
 ZSTD = zstandard.ZstdCompressor()
 
 
-@pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
 @pytest.fixture(params=[True, False], ids=["copies-kept", "copies-deleted"])
 def following(request, logs, tmp_path):
     def follow(pattern="*.jsonl*", **options):

@@ -16,12 +16,6 @@ from tests.logs.following import Following, append
 
 
 @pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
-@pytest.fixture
 def following(logs, tmp_path):
     return lambda *patterns, **options: Following(
         *(patterns or [logs / "*.jsonl"]), spool=tmp_path / "spool", **options

@@ -1,5 +1,6 @@
 """Health checks are told whether a server can do its work, and pings are taken for what they are."""
 
+import socket
 import threading
 import time
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from photon.core.errors import AddressInUseError
 from photon.rpc import network
 from photon.rpc import servers as rpc
 from photon.rpc.joiner_pb2 import JoinRequest, JoinResponse
@@ -136,7 +138,10 @@ def test_a_draining_server_says_so_first_and_ends_what_is_under_way(server, held
 
 
 def test_a_connection_that_is_silent_for_long_outlives_the_clients_pings(monkeypatch):
-    """By default a server hangs up at the third (too_many_pings). Twice as fast as in earnest: gRPC pings no faster."""
+    """By default a server hangs up at the third (too_many_pings).
+
+    Twice as fast as in earnest: gRPC pings no faster.
+    """
     for owner, name in ((rpc, "_SERVER"), (network, "_CHANNEL")):
         quicker = [(key, value // 2 if key in INTERVALS else value) for key, value in getattr(owner, name)]
         monkeypatch.setattr(owner, name, quicker)
@@ -186,3 +191,19 @@ def test_a_server_that_nobody_watches_any_more_ends_at_once(server):
     while server._health.watchers:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_a_port_that_is_taken_is_told_and_not_shared_in_silence():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(AddressInUseError, match=address):
+            Server(address, 1).start()
+    first = Server("127.0.0.1:0", 1)
+    first.start()
+    try:
+        with pytest.raises(AddressInUseError):
+            Server(first.listen, 1).start()
+    finally:
+        first.stop(0)

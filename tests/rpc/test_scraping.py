@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.core.errors import AddressInUseError, StorageError, UsageError
+from photon.core.errors import StorageError, UsageError
 from photon.rpc import metrics as scraping
 from photon.rpc.metrics import CONNECTIONS_MAX, ScrapeServer, serve_metrics
 from photon.rpc.network import Network, Tls, load_tls
@@ -43,11 +43,6 @@ def start() -> Iterator[Start]:
             return server
 
         yield serve
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
 def connect(server: ScrapeServer) -> socket.socket:
@@ -188,9 +183,3 @@ def test_beyond_loopback_metrics_are_served_with_tls_or_on_request_only() -> Non
     with pytest.raises(UsageError, match="insecure_beyond_loopback"):
         serve_metrics("0.0.0.0:0", "registry", "r0", dict)
     serve_metrics("0.0.0.0:0", "registry", "r0", dict, Network(insecure_beyond_loopback=True)).stop()
-
-
-def test_a_taken_port_is_told(start: Start) -> None:
-    port = start().server_address[1]
-    with pytest.raises(AddressInUseError, match=str(port)):
-        ScrapeServer("127.0.0.1", port, answer)

@@ -10,11 +10,6 @@ from tests.certificates import Authority
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
-
-
-@pytest.fixture(scope="module")
 def files(authority: Authority) -> Tls:
     return authority.issue("a")
 
