@@ -159,8 +159,8 @@ class Driver:
                 self._wake.wait(self._wait_s())
 
     def _wait_s(self) -> float:
-        due_us = self._retries.next_due_us()
-        longest_s = self._reader.patience_s if self._caught_up else self._poll_interval_s
+        due_us = self._retries.next_due_us
+        longest_s = self._reader.follower.patience_s if self._caught_up else self._poll_interval_s
         with self._gate.pacing() as pacing:
             pause_s = pacing.wait_s(self._clock.monotonic())
         if due_us is None or pause_s is None:
@@ -212,7 +212,7 @@ class Driver:
             if batch is None:
                 with self._gate.pacing() as pacing:
                     early = pacing.early(now)
-                batch = self._retries.take_early(now_us, early) if early else None
+                batch = self._retries.take(now_us, early, early=True) if early else None
             if batch is None:
                 break
             sent = True
@@ -403,7 +403,6 @@ class WaitingBatches:
             return self._fresh.pop(0 if self.in_order else self._rng.randrange(len(self._fresh)))
 
     def close(self) -> None:
-        """Nothing is put any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

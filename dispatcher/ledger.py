@@ -141,7 +141,6 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Rows]:
-        """What is committed."""
         with self._mutex, self._file.errors(), self._environment.begin() as txn:
             yield Rows(txn, self._databases, self._file)
 
@@ -367,36 +366,17 @@ class RetryQueue:
         self._mutex = threading.Lock()
         self._in_flight: set[bytes] = set()
         self._position = b""  # before it, all is in flight
-        self._next_due_us: int | None = 0  # not later than the next entry falls due
+        self.next_due_us: int | None = 0
+        """When to ask again, not later than the next entry falls due; None while nothing waits."""
 
-    def next_due_us(self) -> int | None:
-        """When to ask again; None while nothing waits."""
-        return self._next_due_us
+    def take(self, now_us: int, count_max: int, early: bool = False) -> RetryBatch | None:
+        """At most `count_max` events, soonest first: those that are due, or (`early`) due or not.
 
-    def take(self, now_us: int, count_max: int) -> RetryBatch | None:
-        """At most `count_max` events that are due, soonest first. They are in flight until `settled`."""
-        next_due_us = self._next_due_us
-        if next_due_us is None or 0 < next_due_us - now_us <= self._wait_us_max:
+        They are in flight until `settled`.
+        """
+        due_us = self.next_due_us
+        if not early and (due_us is None or 0 < due_us - now_us <= self._wait_us_max):
             return None
-        return self._take(now_us, count_max, early=False)
-
-    def take_early(self, now_us: int, count_max: int) -> RetryBatch | None:
-        """The same, due or not."""
-        return self._take(now_us, count_max, early=True)
-
-    def settled(self, removed: Iterable[bytes], added: Iterable[bytes]) -> None:
-        """The ledger has recorded what became of these, and has new ones."""
-        with self._mutex:
-            self._in_flight.difference_update(removed)
-            first = min(added, default=None)
-            if first is None:
-                return
-            self._position = min(self._position, first)
-            due_us = due_us_of(first)
-            if self._next_due_us is None or due_us < self._next_due_us:
-                self._next_due_us = due_us
-
-    def _take(self, now_us: int, count_max: int, early: bool) -> RetryBatch | None:
         with self._mutex:
             next_due_us: int | None = None
             left = count_max
@@ -419,12 +399,24 @@ class RetryQueue:
             found = self._ledger.retries_from(self._position, wanted, self._bytes_max)
             if found and next_due_us is None:
                 next_due_us = 0  # stopped by the bytes, or at the end: the next call finds out
-            self._next_due_us = next_due_us
+            self.next_due_us = next_due_us
             if not found:
                 return None
             keys = [key for key, _ in found]
             self._in_flight.update(keys)
         return RetryBatch(keys, self._ledger.unpack([value for _, value in found]), early)
+
+    def settled(self, removed: Iterable[bytes], added: Iterable[bytes]) -> None:
+        """The ledger has recorded what became of these, and has new ones."""
+        with self._mutex:
+            self._in_flight.difference_update(removed)
+            first = min(added, default=None)
+            if first is None:
+                return
+            self._position = min(self._position, first)
+            due_us = due_us_of(first)
+            if self.next_due_us is None or due_us < self.next_due_us:
+                self.next_due_us = due_us
 
 
 def letters_stem(worker: int) -> str:

@@ -163,7 +163,7 @@ class DispatcherServer:
         self._stopped = True
         self._rpc.drain()
         self._driver.stop()
-        self._reader.close()
+        self._reader.follower.close()
         self._rpc.stop()
         self._ledger.close()
 
@@ -177,8 +177,8 @@ class DispatcherServer:
             "drained": self._drain and self._driver.idle,
             "paused": self._driver.paused,
             "notices": self._notices.lines(),
-            "unended": self._reader.unended(),
-            "unreadable": self._reader.unreadable(),
+            "unended": self._reader.follower.unended(),
+            "unreadable": self._reader.follower.unreadable,
             "storage_error": self._driver.storage_error,
-            "worker": {**self._worker, "files": self._reader.files},
+            "worker": {**self._worker, "files": self._reader.follower.files},
         }

@@ -203,12 +203,10 @@ class Inbox:
                     os.unlink(state.path)
 
     def is_recovered(self, name: str) -> bool:
-        """Whether the file of this name came from recovery."""
         directory, base = os.path.split(name)
         return base.startswith(RECOVERED) and directory == str(self._path)
 
     def holds(self, state: FileState) -> bool:
-        """Whether it is a file of the inbox."""
         return os.path.dirname(state.path) == str(self._path)
 
     def _is_done(self, state: FileState) -> bool:

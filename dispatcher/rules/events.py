@@ -55,7 +55,6 @@ class Events:
         return len(self.lines)
 
     def name(self, row: int) -> str:
-        """The file that row's line stood in."""
         return self.names[bisect.bisect_right(self.name_from, row) - 1]
 
     def take(self, rows: Rows) -> "Events":
@@ -120,7 +119,6 @@ def due_us_of(key: bytes) -> int:
 
 
 def unpack_id(value: bytes) -> bytes:
-    """The event's id alone."""
     return value[:ID_BYTES]
 
 
@@ -264,7 +262,6 @@ class RetryBatch:
 
     @property
     def due_us(self) -> npt.NDArray[np.int64]:
-        """When each is due."""
         return np.frombuffer(b"".join(self.keys), _KEY)["due_us"].astype(np.int64)
 
 

@@ -28,8 +28,6 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clock."""
-
     def now_us(self) -> int:
         return time.time_ns() // 1_000
 

@@ -118,7 +118,6 @@ class EventIdGenerator:
             )
 
     def next_us(self) -> int:
-        """The next id's time, in us since the epoch."""
         return self._take(1)
 
     def next_id(self) -> str:

@@ -275,21 +275,17 @@ class Sending:
         self.foreign_many((line,))
 
     def primary_many(self, lines: Iterable[bytes]) -> None:
-        """As `primary`, for several."""
         self._primaries.offer(lines, 0)
 
     def foreign_many(self, lines: Iterable[bytes]) -> None:
-        """As `foreign`, for several."""
         self._foreigns.offer(lines, self._primaries.accepted)
 
     @property
     def primaries(self) -> PrimaryCounts:
-        """What became of the primary events so far."""
         return self._primaries.counts(PrimaryCounts)
 
     @property
     def foreigns(self) -> ForeignCounts:
-        """What became of the foreign events so far."""
         return self._foreigns.counts(ForeignCounts)
 
     @property
@@ -334,7 +330,6 @@ class Sending:
             return {"left": len(taken.lines)}
 
     def _put(self, taken: Taken, parser: JsonLines) -> dict[str, int]:
-        """What became of these primary events."""
         if not self._cache_pause.is_over(self._clock.monotonic()):
             return {"left": len(taken.lines)}
         batch = parser.parse_primary(join_lines(taken.lines))
@@ -350,7 +345,6 @@ class Sending:
         return {end: count, "malformed": len(taken.lines) - count}
 
     def _join(self, taken: Taken, parser: JsonLines) -> dict[str, int]:
-        """What became of these foreign events."""
         self._primaries.await_ended(taken.mark, self._limits.primaries_first_s)
         if not self._joiner_pause.is_over(self._clock.monotonic()):
             return {"left": len(taken.lines)}

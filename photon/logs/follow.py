@@ -106,7 +106,6 @@ class LogFollower:
 
     @property
     def files(self) -> int:
-        """How many are followed."""
         return len(self._inventory.current)
 
     @property
@@ -301,7 +300,6 @@ class LogFollower:
         self._failed.add(file)
 
     def _note_read(self, file: Followed, chunk: Chunk) -> None:
-        """Keep what the file can be known by later."""
         data = chunk.data
         if len(data) > chunk.end - chunk.start:
             data = data[: chunk.end - chunk.start]  # a last line was given the newline that it had not

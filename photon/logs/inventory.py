@@ -177,7 +177,6 @@ class Inventory:
 
     @property
     def current(self) -> Collection[Followed]:
-        """Those that are there."""
         return self._current.values()
 
     def advanced(self, number: int, offset: int) -> FileState:

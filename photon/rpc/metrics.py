@@ -144,7 +144,7 @@ class _Scrape(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not news."""
+        pass  # scrapes are not news
 
 
 def _why(error: BaseException | None) -> str:

@@ -15,7 +15,7 @@ from dispatcher import sender
 from dispatcher.client import DispatcherClient
 from dispatcher.rules.pacing import PER_SENDER
 from photon.core.columns import split_ids
-from photon.core.errors import LockedError, OverloadedError, UnavailableError, UsageError
+from photon.core.errors import OverloadedError, UnavailableError, UsageError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
 from photon.core.settings import parse_settings
@@ -189,12 +189,6 @@ def test_blank_lines_are_no_events_and_draining_ends_though_a_last_line_is_not_w
 def test_a_directory_that_is_not_there_is_named(site):
     with pytest.raises(UsageError, match=r"no such directory: .*/absent"):
         site.server(patterns=[str(site.root / "absent" / "*.jsonl")])
-
-
-def test_two_dispatchers_do_not_share_a_directory(site, running):
-    running()
-    with pytest.raises(LockedError):
-        site.server()
 
 
 def test_malformed_lines_are_dead_letters_with_file_and_offset_and_the_rest_goes_on(site):

@@ -131,19 +131,6 @@ def test_batches_go_in_order_while_their_primaries_are_still_being_read():
     assert taken(filled(1, fresh, in_order=True)) == fresh
 
 
-def test_a_taker_waits_until_there_is_something_and_ends_when_closed():
-    waiting = WaitingBatches(random.Random(0))
-    got = []
-    thread = threading.Thread(target=lambda: got.extend(taken(waiting)))
-    thread.start()
-    batch = object()
-    waiting.put(batch)
-    waiting.close()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert got == [batch]
-
-
 def gate(senders: int, clock: ManualClock) -> Gate:
     return Gate(Pacing(senders, 100, 100, 100), clock, random.Random(1), threading.Event(), print)
 

@@ -45,15 +45,6 @@ def test_files_and_directories_that_come_and_go_are_told(watch, logs):
     assert watch.changes().moved == {f"{logs}/a", f"{logs}/b", f"{logs}/c", f"{logs}/d/"}
 
 
-def test_a_waiting_reader_is_woken_within_moments(watch, woken, logs):
-    watch.cover([str(logs)])
-    append(logs / "a")
-    assert woken.wait(20)
-    assert watch.news
-    watch.changes()
-    assert not watch.news
-
-
 def test_a_directory_that_is_named_in_two_ways_is_told_in_both(watch, logs):
     (logs.parent / "link").symlink_to(logs)
     watch.cover([str(logs), f"{logs.parent}/link"])
