@@ -16,16 +16,7 @@ import msgspec
 
 from photon.core.clock import Clock
 from photon.core.settings import Logs
-from photon.logs.files import (
-    HEAD_BYTES,
-    TAIL_BYTES,
-    Chunk,
-    FileState,
-    digest,
-    read_at,
-    read_chunk,
-    shown,
-)
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, FileState, digest, read_at, read_chunk, shown
 from photon.logs.inventory import Followed, Inventory, file_size
 from photon.logs.watch import Finder, Polling
 
@@ -127,7 +118,7 @@ class LogFollower:
         """
         self._take_news()
         now = self._clock.monotonic()
-        if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.news:
+        if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.unpacker.news:
             return []
         try:
             return self._scan(now)
@@ -214,11 +205,12 @@ class LogFollower:
             found = [file for file in found if self._mine(file.name)]
         changed = self._inventory.update(found, frozenset(elsewhere))
         self._tell_unlisted()
-        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
+        followed = list(self._inventory.current.values())
+        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in followed)
         for state in changed:
             if not state.gone:
                 self._heat(self._inventory.files[state.number])
-        for file in list(self._inventory.current):
+        for file in followed:
             if file.seen is not None:
                 self._look(file, file.seen.size)
         self._failed = {file for file in self._failed if not file.state.gone}

@@ -146,7 +146,7 @@ class Inventory:
     ) -> None:
         """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker."""
         self._spool = Spool(spool, spool_bytes_max)
-        self._unpacker = Unpacker(self._spool, wake)
+        self.unpacker = Unpacker(self._spool, wake)
         self._clock = clock
         self._keep_copies = keep_copies
         self._drain = drain
@@ -154,7 +154,7 @@ class Inventory:
         self._mutex = threading.Lock()  # over the states of `files`
         self.files: dict[int, Followed] = {}
         self.by_path: dict[str, Followed] = {}
-        self._current: dict[Identity, Followed] = {}
+        self.current: dict[Identity, Followed] = {}  # those that are there
         self._archives: dict[Identity, Followed] = {}
         self._changed: list[FileState] = []  # not told yet
         self._twins: dict[str, str] = {}  # name of an archive -> of the plain file that is read instead
@@ -169,15 +169,6 @@ class Inventory:
             self.files[state.number] = file
             if not state.gone:
                 self._index(file)
-
-    @property
-    def news(self) -> bool:
-        """An archive is unpacked, or can't be."""
-        return self._unpacker.news
-
-    @property
-    def current(self) -> Collection[Followed]:
-        return self._current.values()
 
     def advanced(self, number: int, offset: int) -> FileState:
         """As LogFollower.advanced. Any thread."""
@@ -199,7 +190,7 @@ class Inventory:
         `elsewhere`: files that match, too, and are another process's: one that was read here until it got
         such a name is let go.
         """
-        self.unlisted, self.settling, self._unpacker.news = {}, set(), False
+        self.unlisted, self.settling, self.unpacker.news = {}, set(), False
         present = {file.source for file in found if not is_packed(file.name)}
         archives = {file.source for file in found if is_packed(file.name)}
         present |= {held.key for source, held in self._archives.items() if source in archives}
@@ -207,7 +198,7 @@ class Inventory:
         present |= set(map(key_of, seen))
         new, lost = [], []
         for file in seen:
-            old = self._current.get(key_of(file))
+            old = self.current.get(key_of(file))
             if old is not None and old.seen == file and not old.suspect:
                 continue
             same = self._same(file, old, present)
@@ -234,7 +225,7 @@ class Inventory:
         """What is read of a file: itself, or its unpacked copy; None if that can't be had now."""
         if not is_packed(file.name):
             return file
-        held = self._current.get(archive_key(self._spool.version(file)))
+        held = self.current.get(archive_key(self._spool.version(file)))
         if held is not None and not self._keep_copies and held.state.offset >= held.state.unpacked > 0:
             self._spool.remove(held.state.path)  # read and recorded: nobody needs it any more
             return SeenFile(
@@ -249,7 +240,7 @@ class Inventory:
             self.settling.add(file.name)
             return None
         try:
-            copy = self._unpacker.get(file)
+            copy = self.unpacker.get(file)
             if copy is None:
                 self.settling.add(file.name)
             return copy
@@ -310,7 +301,7 @@ class Inventory:
     def _is_twin(self, copy: SeenFile) -> bool:
         """Whether the plain file that it was made of is there: gzip lets go of that last."""
         head = read_at(copy.path, 0, HEAD_BYTES)
-        for other in self._current.values():
+        for other in self.current.values():
             if other.packed or other.seen is None or other.seen.size < copy.size:
                 continue
             name, length = other.state.name, other.state.head_bytes
@@ -325,7 +316,7 @@ class Inventory:
         """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
         missing = []
         listings: dict[str, dict[int, str]] = {}
-        for file in [file for key, file in self._current.items() if key not in present]:
+        for file in [file for key, file in self.current.items() if key not in present]:
             size, what = file_size(file.state.path, file.identity), ""
             if file.packed:
                 if size is None or file.state.offset >= size:  # else what was unpacked is read to its end
@@ -374,7 +365,7 @@ class Inventory:
             return file.state
 
     def _index(self, file: Followed) -> None:
-        self._current[file.key] = file
+        self.current[file.key] = file
         if file.packed:
             self._archives[file.state.source] = file
         else:
@@ -382,7 +373,7 @@ class Inventory:
             file.linked = is_linked(file.state.path)
 
     def _unindex(self, file: Followed) -> None:
-        _discard(self._current, file.key, file)
+        _discard(self.current, file.key, file)
         _discard(self._archives, file.state.source, file)
         _discard(self.by_path, path_key(file.state.path), file)
 

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from photon.core import ids as ids_module
-from photon.core.ids import (
-    ID_BYTES,
-    IdPacker,
-    opaque_mask,
-    server_keys,
-    timestamps_us,
-)
+from photon.core.ids import ID_BYTES, IdPacker, opaque_mask, server_keys, timestamps_us
 
 process_ids = st.integers(0, 2**32 - 1)
 times_us = st.integers(0, 10**18 - 1)

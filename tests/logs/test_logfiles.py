@@ -14,7 +14,6 @@ from photon.logs.files import (
     check_patterns,
     digest,
     find,
-    goes_on,
     matching_files,
     may_match,
     named_files,
@@ -140,24 +139,6 @@ def test_another_file_under_the_same_name_is_not_read(tmp_path):
         with pytest.raises(OSError) as raised:
             read()
         assert raised.value.errno == errno.ESTALE
-
-
-def test_a_file_that_shrank_or_begins_in_another_way_is_another_file(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"one\ntwo\n")
-
-    def seen():
-        return find([f"{tmp_path}/log*"])[0]
-
-    state = FileState(7, str(path), str(path), 0, 0, 4, 4, digest(b"one\n"))
-    path.rename(tmp_path / "log.1")
-    assert goes_on(seen(), state, 8)
-    assert not goes_on(seen(), state, 9)
-    with open(tmp_path / "log.1", "r+b") as file:
-        file.write(b"ONE")
-    assert not goes_on(seen(), state, 8)
-    os.truncate(tmp_path / "log.1", 2)
-    assert not goes_on(seen(), state, 2)
 
 
 def test_another_file_with_the_same_head_is_another_file_unless_what_was_read_last_agrees(tmp_path):
