@@ -24,7 +24,7 @@ from eventstore.rules.entries import LEVEL_PARTS, Ints
 from eventstore.segments import Columns, Segment
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
-from photon.logs.chunks import digest
+from photon.logs.files import digest
 
 FORMAT: Final = 2
 MANIFEST: Final = "files.json"

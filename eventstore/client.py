@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eventstore.rules.ring import HOME, Ring
-from photon.core.backoff import Backoff, Pause
+from photon.core.clock import Backoff, Pause
 from photon.core.columns import join_lines, split_lines, take_ids
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES

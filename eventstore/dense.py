@@ -34,10 +34,9 @@ from eventstore.segments import (
     merged,
     segment_name,
 )
-from photon.core.background import Background
-from photon.core.backoff import Backoff
+from photon.core.clock import Background, Backoff
+from photon.core.disk import LmdbFile
 from photon.core.errors import DiskFullError, StorageError
-from photon.core.lmdb_errors import LmdbFile
 
 ENTRIES_A_STEP: Final = 8192
 

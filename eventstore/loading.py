@@ -43,12 +43,19 @@ from eventstore.segments import (
     new_meta,
     segment_name,
 )
-from photon.core.disk import DirectoryLock, make_directory, replace, storage_errors
+from photon.core.disk import DirectoryLock, LmdbFile, make_directory, replace, storage_errors
 from photon.core.errors import DiskFullError, StorageError, UsageError
-from photon.core.lmdb_errors import LmdbFile
 from photon.core.settings import Settings
-from photon.logs.chunks import HEAD_BYTES, digest, read_at
-from photon.logs.files import TAIL_BYTES, FileState, SeenFile, Source, pack_file_state
+from photon.logs.files import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    FileState,
+    Identity,
+    SeenFile,
+    digest,
+    pack_file_state,
+    read_at,
+)
 from photon.logs.packed import Spool, is_packed
 
 
@@ -80,7 +87,7 @@ class _Candidate:
     """`head`: its first bytes; of an archive none."""
 
     name: str
-    source: Source
+    source: Identity
     archive: tuple[int, int] | None
     head: bytes
 
@@ -91,7 +98,7 @@ class _Elsewhere:
     Links are not followed: what they lead to has a name of its own.
     """
 
-    def __init__(self, taken: Collection[Source]) -> None:
+    def __init__(self, taken: Collection[Identity]) -> None:
         self._taken = set(taken)
         self._listed: dict[str, list[_Candidate]] = {}
         self._indexed: dict[tuple[str, int], dict[object, list[_Candidate]]] = {}

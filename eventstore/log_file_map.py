@@ -46,10 +46,9 @@ from eventstore.segments import (
     new_meta,
 )
 from photon.core.columns import take_ids
-from photon.core.disk import DirectoryLock
+from photon.core.disk import DirectoryLock, LmdbFile
 from photon.core.errors import SettingsError, StorageError
 from photon.core.ids import opaque_mask
-from photon.core.lmdb_errors import LmdbFile
 from photon.core.settings import EventStore
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
 

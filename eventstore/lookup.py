@@ -17,8 +17,8 @@ from eventstore.rules.entries import Place
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.fates import Found
-from photon.core.histogram import Histogram
 from photon.core.ids import opaque_mask
+from photon.core.status import Histogram
 from photon.logs.files import FileState
 from photon.logs.formats import JsonLines
 

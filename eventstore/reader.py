@@ -25,10 +25,9 @@ from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
-from photon.core.notices import Notices
 from photon.core.settings import Logs
-from photon.logs.chunks import whole_lines
-from photon.logs.files import Chunk, FileState
+from photon.core.status import Notices
+from photon.logs.files import Chunk, FileState, whole_lines
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines

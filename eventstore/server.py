@@ -16,12 +16,10 @@ from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
 from eventstore.reader import Reader, ReadOn
 from eventstore.segments import LOADING_LETTERS, identity_of
 from eventstore.service import SERVICE_NAME, CacheService, EventStoreService, HomeParts
-from photon.core.background import Background
-from photon.core.clock import Clock
+from photon.core.clock import Background, Clock
 from photon.core.disk import storage_errors
-from photon.core.histogram import Histogram
-from photon.core.notices import Notices
 from photon.core.settings import MIB, Settings
+from photon.core.status import Histogram, Notices
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, json_lines
 from photon.logs.writer import RotatingLog

@@ -16,8 +16,8 @@ from photon.core.clock import Clock
 from photon.core.columns import join_lines, split_ids, split_lines
 from photon.core.errors import PhotonError
 from photon.core.fates import Found
-from photon.core.histogram import Histogram
 from photon.core.ids import ID_BYTES
+from photon.core.status import Histogram
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 

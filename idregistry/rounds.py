@@ -25,8 +25,7 @@ from idregistry.routes import (
 )
 from idregistry.rules.packing import LEADER_DETAILS
 from idregistry.rules.sharding import Configuration
-from photon.core.backoff import Attempts, Backoff
-from photon.core.clock import Clock
+from photon.core.clock import Attempts, Backoff, Clock
 from photon.core.errors import NoQuorumError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.rpc import idregistry_pb2 as pb

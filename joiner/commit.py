@@ -21,9 +21,7 @@ from joiner.ports import Checkpoint, Notice, Registry
 from joiner.rules.batch import winning_lines
 from joiner.rules.intent import Intent, Range
 from joiner.rules.lease import Lease
-from photon.core.background import Background
-from photon.core.backoff import Backoff
-from photon.core.clock import Clock
+from photon.core.clock import Background, Backoff, Clock
 from photon.core.columns import join_lines, split_lines
 from photon.core.disk import storage_errors, write_all
 from photon.core.errors import PhotonError, StorageError, UnavailableError

@@ -21,9 +21,7 @@ from joiner.intents import IntentJournal
 from joiner.output import JoinedLog
 from joiner.output_files import PARQUET, CompleteFile, Root
 from joiner.ports import Checkpoint, Notice
-from photon.core.background import Background
-from photon.core.backoff import Backoff
-from photon.core.clock import Clock
+from photon.core.clock import Background, Backoff, Clock
 from photon.core.disk import replace, storage_errors
 from photon.core.errors import PhotonError
 from photon.logs.writer import LogPosition

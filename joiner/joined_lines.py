@@ -14,8 +14,8 @@ import msgspec
 
 from joiner import parquet
 from joiner.output_files import LINES, PARQUET
+from photon.core.columns import Column, Field, decoder_of, parse_path
 from photon.core.errors import StorageError, UsageError
-from photon.core.fields import Column, Field, decoder_of, parse_path
 from photon.core.settings import Settings
 from photon.logs.formats import Lines, Malformed, decode, split_chunk
 

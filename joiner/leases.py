@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from joiner.ports import Notice, Registry
 from joiner.rules.lease import Lease
-from photon.core.background import Background
-from photon.core.clock import Clock
+from photon.core.clock import Background, Clock
 from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
 from photon.core.ids import Token
 

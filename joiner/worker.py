@@ -25,8 +25,8 @@ from photon.core.columns import split_lines
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.ids import Token, parse_token
-from photon.core.notices import Notices
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
+from photon.core.status import Notices
 
 # --- What a restarted joiner takes over from the one before (design: "No loss when a joiner crashes").
 #

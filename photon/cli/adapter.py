@@ -18,7 +18,7 @@ import zstandard
 from photon.core.columns import split_ids
 from photon.core.errors import StorageError, UsageError
 from photon.core.settings import Settings, load_settings
-from photon.logs.chunks import whole_lines
+from photon.logs.files import whole_lines
 from photon.logs.formats import ForeignBatch, PrimaryBatch, json_lines, split_chunk
 from photon.logs.packed import is_packed, unpacked
 

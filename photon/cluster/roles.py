@@ -25,7 +25,7 @@ from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import Clock, SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
 from photon.core.settings import Settings, identity_digest
-from photon.rpc.tls import Tls, expiry_complaint
+from photon.rpc.network import Tls, expiry_complaint
 
 # The nursery imports this before all else, and the rooms take long: they are imported, where they are needed.
 if TYPE_CHECKING:
@@ -272,7 +272,6 @@ def _dispatcher(topology: "Topology", name: str, network: "Network", clock: Cloc
         rng=random.Random(),
         drain=topology.drain,
         network=network,
-        agree=joiner.agree,
         worker=place.number,
         workers=len(place.pipeline.dispatchers),
     )

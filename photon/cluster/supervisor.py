@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from photon.core.backoff import Backoff
+from photon.core.clock import Backoff
 from photon.core.disk import storage_errors
 from photon.core.errors import DiskFullError, PhotonError
 

@@ -252,7 +252,6 @@ def system_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def find_system(work: Path | None, config: Path | None) -> Topology:
     """UsageError unless one of the two is given, and it tells of a system."""
-    from photon.cluster.system import topology_of
     from photon.cluster.topology import read_topology
     from photon.core.settings import load_settings
 

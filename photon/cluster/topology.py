@@ -12,8 +12,7 @@ from photon.core.addresses import split
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import UsageError
 from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, parse_settings
-from photon.rpc.network import Network
-from photon.rpc.tls import load_tls
+from photon.rpc.network import Network, load_tls
 
 _Item = TypeVar("_Item")
 

@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import msgspec
 
+from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
-from photon.core.fields import parse_path
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")

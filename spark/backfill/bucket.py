@@ -28,7 +28,7 @@ from joiner import parquet
 from joiner.adapter import BatchAdapter, load_adapter
 from joiner.output_files import LINES, PARQUET
 from joiner.rules import batch as rules
-from photon.core.backoff import Attempts, Backoff
+from photon.core.clock import Attempts, Backoff
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
 from photon.core.errors import FencedError, UnavailableError
 from photon.core.fates import Committed, Fate, Joined, Registered

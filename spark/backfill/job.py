@@ -27,8 +27,7 @@ from photon.core.disk import make_directory, storage_errors, sync_directory, wri
 from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
-from photon.logs.chunks import read_at
-from photon.logs.files import named_files
+from photon.logs.files import named_files, read_at
 from photon.logs.packed import is_packed
 from spark.backfill.bucket import BucketResult
 from spark.backfill.rows import FILES_MAX, OFFSET_MAX

@@ -9,8 +9,7 @@ import msgspec
 from eventstore.built_map import BuiltFile, Manifest
 from photon.core.errors import StorageError
 from photon.core.settings import Logs
-from photon.logs.chunks import HEAD_BYTES, digest, read_at, read_chunk
-from photon.logs.files import TAIL_BYTES
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, digest, read_at, read_chunk
 from photon.logs.packed import is_packed
 from spark.reading.paths import check_name
 from spark.reading.ranges import LogFile, line_begins

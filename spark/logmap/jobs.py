@@ -30,8 +30,7 @@ from photon.core.columns import take_ids
 from photon.core.fates import Fate
 from photon.core.ids import opaque_mask
 from photon.core.settings import Settings
-from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at
-from photon.logs.files import TAIL_BYTES
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, digest, read_at
 from photon.logs.formats import Malformed, PrimaryBatch
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.engine.session import map_in_arrow

@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
 from photon.core.settings import Settings
-from photon.logs.chunks import Chunk
+from photon.logs.files import Chunk
 from photon.logs.packed import is_packed
 from spark.engine.session import map_in_arrow
 from spark.reading.parsing import FOREIGN_SCHEMA, PRIMARY_SCHEMA, ChunkParser, Parser

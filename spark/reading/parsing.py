@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Settings
-from photon.logs.chunks import Chunk
+from photon.logs.files import Chunk
 from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from spark.reading.ranges import beginning
 

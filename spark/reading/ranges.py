@@ -11,7 +11,7 @@ import msgspec
 
 from photon.core.errors import StorageError
 from photon.core.settings import Logs
-from photon.logs.chunks import Chunk, read_at, read_chunk
+from photon.logs.files import Chunk, read_at, read_chunk
 from photon.logs.packed import is_packed, unpacked
 
 _OPEN_BYTES: Final = 1 << 16

@@ -18,12 +18,11 @@ from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt
 from joiner.joined_lines import JoinedDecoder
-from photon.core.columns import pack_times
+from photon.core.columns import pack_times, parse_path
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.fields import parse_path
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
-from photon.logs.chunks import Chunk
+from photon.logs.files import Chunk
 from spark.engine.options import SCAN_TIMEOUT_S
 from spark.engine.session import spark_failures
 from spark.reading.events import parsed_foreign, parsed_joined

@@ -21,7 +21,7 @@ from photon.core.errors import UnavailableError
 from photon.core.fates import Registered
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
-from photon.logs.chunks import Chunk
+from photon.logs.files import Chunk
 from spark.engine.session import map_in_arrow
 from spark.reading.events import for_joined, parsed, parsed_joined
 from spark.reading.parsing import Parser

@@ -6,8 +6,7 @@ import random
 import pytest
 
 from dispatcher.ledger import LedgerFile
-from dispatcher.rules.assignment import worker_of
-from dispatcher.workers import worker_directories
+from dispatcher.workers import worker_directories, worker_of
 from photon.cli.main import main
 from photon.cluster.topology import write_topology
 from photon.core.disk import DirectoryLock

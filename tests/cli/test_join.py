@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+import zstandard
 
 from dispatcher.workers import fix_workers
 from tests.system import (
@@ -82,20 +83,24 @@ def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(tmp_path):
     assert max(joined_pairs(out).values()) == 1
 
 
-def test_other_field_names_units_numeric_ids_and_compressed_logs(tmp_path):
+def test_other_field_names_units_numeric_ids_and_compressed_logs_larger_than_the_cache(tmp_path):
     logs = tmp_path / "logs"
-    (logs / "clicks").mkdir(parents=True)
-    write_lines(logs / "queries" / "q.jsonl", [{"qid": n, "at": 1_700_000_000.25 + n} for n in range(50)])
-    clicks = [{"cid": f"c{n}", "ref": n % 60, "at": -5_000 + n} for n in range(100)]
-    with gzip.open(logs / "clicks" / "c.jsonl.gz", "wb") as file:
-        file.write(b"".join(json.dumps(c).encode() + b"\n" for c in clicks))
+    pad = "x" * 700
+    queries = [{"qid": n, "at": 1_700_000_000.25 + n, "pad": pad} for n in range(3_000)]
+    clicks = [{"cid": f"c{n}", "ref": n * 7 % 3_600, "at": -5_000 + n} for n in range(1_800)]
+    for kind, events in (("queries", queries), ("clicks", clicks)):
+        (logs / kind).mkdir(parents=True)
+        for half, (suffix, pack) in enumerate((("gz", gzip.compress), ("zst", zstandard.compress))):
+            lines = b"".join(json.dumps(event).encode() + b"\n" for event in events[half::2])
+            (logs / kind / f"{half}.jsonl.{suffix}").write_bytes(pack(lines))
     config = tmp_path / "photon.toml"
     config.write_text(
         '[primary]\nid = "qid"\ntime = "at"\ntime_unit = "s"\n'
         '[foreign]\nid = "cid"\nprimary_id = "ref"\ntime = "at"\ntime_unit = "ms"\n'
+        "[eventstore]\ncache_bytes = 1_048_576\n"
     )
     summary = join(logs, tmp_path / "out", "--config", config)
-    joinable = [c for c in clicks if c["ref"] < 50]
+    joinable = [c for c in clicks if c["ref"] < 3_000]
     assert summary["joined"] == len(joinable)
     assert summary["unjoinable"] == len(clicks) - len(joinable)
     got = {(e["primary"]["qid"], e["cid"]) for e in read_lines(tmp_path / "out" / "joined")}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls
 from tests.certificates import Authority
 from tests.fuzz.site import ROLES, Site
 from tests.system import environment, fates_add_up, join, joined_pairs, photon, write_lines

@@ -1,11 +1,13 @@
 """A registry and a joiner in memory, log lines, and a dispatcher set up for a test."""
 
+import contextlib
 import json
 import random
+import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -118,6 +120,7 @@ class FakeJoiner:
         self.answer = answer
         self.before = before
         self.registry = registry
+        self.agree: Callable[[], None] = lambda: None
         self.handed = Counter[bytes]()
         self.joined = Counter[bytes]()
         self.batches: list[int] = []
@@ -170,7 +173,6 @@ class Site:
         self.dead_letters = root / "dead-letters"
         self.registry = FakeRegistry()
         self.joiner = FakeJoiner()
-        self.agree: Callable[[], None] = lambda: None
 
     def server(
         self,
@@ -192,7 +194,6 @@ class Site:
             SystemClock(),
             random.Random(seed),
             drain,
-            agree=lambda: self.agree(),
         )
 
     def drain(self, settings: Settings | None = None, seconds: float = 20.0) -> dict:
@@ -208,6 +209,17 @@ class Site:
     def letters(self) -> list[dict]:
         files = sorted(self.dead_letters.glob("foreign-*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+@contextlib.contextmanager
+def full_beyond(size: int) -> Iterator[None]:
+    """The disk takes no file of more bytes, in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def adds_up(status: dict) -> bool:

@@ -11,13 +11,8 @@ from dispatcher import initialise as module
 from dispatcher.initialise import initialise
 from photon.core.clock import SystemClock
 from photon.core.errors import LockedError, StorageError, UnavailableError, UsageError
-from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings
+from tests.dispatcher.fakes import adds_up, click_number, clicks, fast_settings
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def site(tmp_path):
-    return Site(tmp_path)
 
 
 def initialised(site, start):

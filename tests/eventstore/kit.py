@@ -9,8 +9,8 @@ from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
 from eventstore.reader import Reader, ReadOn
 from photon.core.clock import SystemClock
 from photon.core.ids import IdPacker
-from photon.core.notices import Notices
 from photon.core.settings import EventStore, Foreign, Logs, Primary
+from photon.core.status import Notices
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines
 from photon.logs.writer import RotatingLog

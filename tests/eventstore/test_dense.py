@@ -18,7 +18,7 @@ from eventstore import dense
 from eventstore.dense import FAN, job_of
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.segments import Listed, Segment, Writer, columns_of, merged, segment_name
-from photon.core.backoff import Backoff
+from photon.core.clock import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState

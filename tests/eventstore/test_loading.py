@@ -33,7 +33,7 @@ from photon.core.errors import CorruptStateError, DiskFullError, LockedError, Us
 from photon.core.fates import Found
 from photon.core.ids import opaque_mask
 from photon.core.settings import EventStore, Ids, Settings
-from photon.logs.chunks import digest
+from photon.logs.files import digest
 from tests.eventstore.kit import append, line, make_format, pack
 from tests.waiting import wait_until
 

@@ -7,7 +7,7 @@ import pytest
 from eventstore.built_map import BuiltFile
 from eventstore.loading import known_states
 from photon.core.errors import UsageError
-from photon.logs.chunks import digest
+from photon.logs.files import digest
 from photon.logs.packed import Spool
 
 

@@ -108,6 +108,13 @@ class Rig:
             self.cache, self.joiner, settings or Settings(), clock or SystemClock(), Limits(**limits)
         )
 
+    def hand_in(self, primaries=(), foreigns=()):
+        """And wait until they have come to their end. The counts of foreign events."""
+        self.sending.primary_many(primaries)
+        self.sending.foreign_many(foreigns)
+        assert self.sending.flush(10)
+        return self.sending.foreigns
+
     def close(self):
         self.cache.gate.set()
         self.joiner.gate.set()

@@ -178,8 +178,7 @@ def _mark_joiner(armed: Armed) -> None:
 
 
 def _mark_dispatcher(armed: Armed) -> None:
-    from dispatcher.ledger import Ledger, LedgerFile, Rows
-    from dispatcher.recorder import RetryQueue
+    from dispatcher.ledger import Ledger, LedgerFile, RetryQueue, Rows
     from dispatcher.sender import Sender
 
     _mark_letters(armed)

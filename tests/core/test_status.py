@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon.core.histogram import BUCKETS, EDGES_US, Histogram, count_latencies
+from photon.core.status import BUCKETS, EDGES_US, Histogram, count_latencies
 
 
 @given(st.lists(st.floats(0, 1e11), max_size=50), st.sampled_from([1.0, 100.0]))
@@ -50,3 +50,9 @@ def test_threads_count_at_once_and_nothing_is_lost():
     for thread in threads:
         thread.join()
     assert sum(histogram.status()["counts"]) == 16_000
+
+
+def test_latencies_fall_into_the_bucket_whose_upper_edge_is_next():
+    counts = count_latencies(np.array([0, -5, 100, 101, int(EDGES_US[-1]) + 1]))
+    assert len(counts) == BUCKETS == len(EDGES_US) + 1
+    assert (counts[0], counts[1], counts[-1], counts.sum()) == (3, 1, 1, 5)
