@@ -30,7 +30,7 @@ from photon.core.settings import Logs
 from photon.logs.chunks import whole_lines
 from photon.logs.files import Chunk, FileState
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines
+from photon.logs.formats import JsonLines, PrimaryBatch
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
@@ -286,21 +286,18 @@ class _Tail:
 
 
 class ReadOn:
-    """For many threads at once; one reads at a time.
-
-    `positions`: how far the map knows each file. `last_files`: where the servers of photon ids wrote last.
-    """
+    """For many threads at once; one reads at a time."""
 
     def __init__(
         self,
-        positions: Callable[[], Mapping[int, FileState]],
-        last_files: Callable[[Sequence[bytes]], Sequence[int]],
+        reader: Reader,
+        log_file_map: LogFileMap,
         log_format: JsonLines,
         bytes_max: int,
         clock: Clock,
     ) -> None:
-        self._positions = positions
-        self._last_files = last_files
+        self._reader = reader
+        self._map = log_file_map
         self._format = log_format
         self._bytes_max = bytes_max
         self._clock = clock
@@ -318,7 +315,7 @@ class ReadOn:
         wanted = set(keys)
         found: dict[bytes, bytes] = {}
         with self._lock:
-            positions = self._positions()
+            positions = self._reader.positions
             budget = self._bytes_max
             began = self._clock.monotonic()
             resting = began < self._rests_until
@@ -341,7 +338,7 @@ class ReadOn:
 
     def _candidates(self, keys: Sequence[bytes], positions: Mapping[int, FileState]) -> Iterator[FileState]:
         """The files to read on in, the likely ones first."""
-        numbers = dict.fromkeys([*self._last_files(keys), *self._tails])
+        numbers = dict.fromkeys([*self._map.last_files(keys), *self._tails])
         for number in numbers:
             state = positions.get(number)
             if state is not None and not state.gone:
@@ -375,9 +372,7 @@ class ReadOn:
         self.bytes_read += len(data)
         whole = data[: whole_lines(data)]
         if whole:
-            batch = self._format.parse_primary(whole)
-            fresh = dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
-            tail.lines = fresh | tail.lines
+            tail.lines = first_lines(self._format.parse_primary(whole)) | tail.lines
             tail.end += len(whole)
         return len(data)
 
@@ -393,6 +388,11 @@ class ReadOn:
                 break
             held -= tail.end - tail.start
             del self._tails[number]
+
+
+def first_lines(batch: PrimaryBatch) -> dict[bytes, bytes]:
+    """The first line of each id."""
+    return dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
 
 
 def _size(state: FileState) -> int:

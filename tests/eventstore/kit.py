@@ -5,7 +5,7 @@ from pathlib import Path
 
 from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
-from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
+from eventstore.lookup import EventLookup, LogsEventStore
 from eventstore.reader import Reader, ReadOn
 from photon.core.clock import SystemClock
 from photon.core.ids import IdPacker
@@ -76,19 +76,9 @@ class Parts:
             self.notices,
         )
         self.logs = LogsEventStore(self.map, make_format)
-        self.read_on = ReadOn(
-            lambda: self.reader.positions,
-            self.map.last_files,
-            make_format(),
-            read_on_bytes,
-            SystemClock(),
-        )
+        self.read_on = ReadOn(self.reader, self.map, make_format(), read_on_bytes, SystemClock())
         self.lookup = EventLookup(
-            self.cache,
-            self.logs,
-            lambda: ReaderState(self.reader.caught_up, bool(self.reader.unreadable)),
-            SystemClock(),
-            read_on=self.read_on,
+            self.cache, self.logs, self.reader, SystemClock(), self.cache.put_many, self.read_on
         )
 
     def read_all(self):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eventstore.service import SERVICE_NAME
+from eventstore.server import SERVICE_NAME
 from photon.core.errors import StorageError
 from tests.eventstore.kit import append, line
 from tests.eventstore.test_sharing import serve, serve_cache

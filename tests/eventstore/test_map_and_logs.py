@@ -197,7 +197,7 @@ def test_a_repeat_does_not_get_into_the_cache_when_the_first_is_no_longer_there(
     path = root / "logs" / "a.jsonl"
     append(path, line("opaque", 1))
     parts = Parts(root).read_all()
-    parts.cache._hot.clear()
+    parts.cache.clear()
     append(path, line("opaque", 2), line("other", 3))
     parts.read_all()
     assert parts.cache.get_many([pack("opaque"), pack("other")]) == [None, line("other", 3)]

@@ -15,9 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from eventstore import client as client_module
-from eventstore.cache import CacheEventStore, CacheShare
+from eventstore.cache import CacheEventStore, CacheShare, Filling, Membership, _messages
 from eventstore.client import EventStoreClient
-from eventstore.filling import Filling, Membership, _messages
 from eventstore.server import CacheServer, EventStoreServer
 from photon.core.clock import SystemClock
 from photon.core.columns import join_lines, split_ids
@@ -260,7 +259,7 @@ def test_a_put_that_is_not_whole_is_refused(home, request_):
 
 
 def test_a_full_queue_drops_and_counts(monkeypatch):
-    monkeypatch.setattr("eventstore.filling.QUEUE_BYTES_MAX", 3000)
+    monkeypatch.setattr("eventstore.cache.QUEUE_BYTES_MAX", 3000)
     membership = Membership(1, ("127.0.0.1:1",))
     filling = Filling(CacheEventStore(1 << 20), lambda: membership, 64, b"s" * 16)
     idents, lines = events(200)

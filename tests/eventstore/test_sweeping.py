@@ -145,9 +145,9 @@ def test_events_close_to_each_other_are_read_at_once(root):
     parts = Parts(root).read_all()
     size = (root / "logs" / "a.jsonl").stat().st_size
     reads = []
-    search = parts.logs._search()
-    original = search.logs.read
-    search.logs.read = lambda place, state: reads.append(place) or original(place, state)
+    logs, _ = parts.logs._tools()
+    original = logs.read
+    logs.read = lambda place, state: reads.append(place) or original(place, state)
     assert parts.in_logs(*idents) == [line(i, "x" * 80) for i in idents]
     assert len(reads) == -(-size // SPAN_BYTES_MAX)
     assert parts.logs.bytes_read <= size
