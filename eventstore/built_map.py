@@ -14,13 +14,13 @@ The manifest is replaced as a whole when a generation is complete: what it does 
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.rules.entries import LEVEL_PARTS, Ints
+from eventstore.rules.entries import LEVEL_PARTS, SPARSE_RECORD, Ints, Records
 from eventstore.segments import Columns, Segment
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
@@ -28,20 +28,6 @@ from photon.logs.chunks import digest
 
 FORMAT: Final = 2
 MANIFEST: Final = "files.json"
-SPARSE_RECORD: Final = np.dtype(
-    [
-        ("server", ">u8"),
-        ("earliest", ">u8"),
-        ("file", ">u4"),
-        ("start", ">u8"),
-        ("length", ">u4"),
-        ("latest", ">u8"),
-    ]
-)
-KEY_BYTES: Final = 28
-VALUE_BYTES: Final = 12
-
-Records = npt.NDArray[np.void]
 
 
 class BuiltFile(msgspec.Struct, frozen=True):
@@ -155,16 +141,6 @@ def check_same(directory: Path, manifest: Manifest, wanted: Manifest) -> None:
         )
 
 
-def levels_of(records: Records, interval_us: int) -> npt.NDArray[np.int8]:
-    """As eventstore.entries.level_of."""
-    width = records["latest"].astype(np.int64) - records["earliest"].astype(np.int64)
-    levels: npt.NDArray[np.int8] = sum(
-        ((width * part <= interval_us).astype(np.int8) for part in LEVEL_PARTS[1:]),
-        start=np.zeros(len(records), np.int8),
-    )
-    return levels
-
-
 def write_sparse(path: Path, records: Records) -> None:
     """Durably. OSError."""
     # numpy makes big-endian records native where it joins them.
@@ -191,15 +167,6 @@ def map_sparse(directory: Path, part: Part) -> Records:
     return np.asarray(records)
 
 
-def split_records(records: Records) -> tuple[list[bytes], list[bytes]]:
-    """N records -> N keys and N values of the sparse map."""
-    rows = np.ascontiguousarray(records).view(np.uint8).reshape(-1, KEY_BYTES + VALUE_BYTES)
-    return (
-        np.ascontiguousarray(rows[:, :KEY_BYTES]).view(f"V{KEY_BYTES}")[:, 0].tolist(),
-        np.ascontiguousarray(rows[:, KEY_BYTES:]).view(f"V{VALUE_BYTES}")[:, 0].tolist(),
-    )
-
-
 def _damaged(path: Path, why: str) -> CorruptStateError:
     return CorruptStateError(f"{path}: not the file that was built ({why}); build the map anew")
 
@@ -207,14 +174,6 @@ def _damaged(path: Path, why: str) -> CorruptStateError:
 def names_of(generations: Sequence[Generation]) -> set[str]:
     """Directories that count."""
     return {generation.name for generation in generations}
-
-
-def records_of(**columns: Any) -> Records:
-    """N runs as columns -> N records."""
-    records = np.empty(len(columns["file"]), SPARSE_RECORD)
-    for name, column in columns.items():
-        records[name] = column
-    return records
 
 
 _RECORDS_A_STEP: Final = 1 << 18

@@ -41,8 +41,7 @@ def root(tmp_path):
 
 
 def segments_of(log_file_map):
-    with log_file_map._transaction() as transaction:
-        return log_file_map._dense.listed(transaction)
+    return log_file_map._dense.all_listed()
 
 
 def files_of(log_file_map):
@@ -232,7 +231,7 @@ def test_merged_segments_stay_while_the_list_without_them_cannot_be_synced(tmp_p
         raise DiskFullError("EIO")
 
     with monkeypatch.context() as failing:
-        failing.setattr(held._dense, "_sync", fail)
+        failing.setattr(held._file, "sync", fail)
         with pytest.raises(DiskFullError):
             merger._step()
     assert len(files_of(held)) == FAN + 1

@@ -15,15 +15,13 @@ from eventstore.built_map import (
     Part,
     Span,
     identity_digest,
-    levels_of,
     read_manifest,
-    records_of,
     write_manifest,
     write_sparse,
 )
 from eventstore.dense import FLUSH_ENTRIES
 from eventstore.loading import load
-from eventstore.rules.entries import Interval, runs_of
+from eventstore.rules.entries import Interval, levels_of, runs_of
 from eventstore.segments import Writer, columns_of, identity_of
 from eventstore.server import EventStoreServer
 from photon.core.clock import SystemClock
@@ -96,15 +94,7 @@ class BuiltMap:
         if not rows.any():
             return []
         runs = runs_of(take_ids(ids, rows), files[rows], starts[rows], lengths[rows], GRID)
-        order = np.lexsort((runs.start, runs.file, runs.earliest, runs.server))
-        records = records_of(
-            server=runs.server[order],
-            earliest=runs.earliest[order],
-            file=runs.file[order],
-            start=runs.start[order],
-            length=(runs.end - runs.start)[order],
-            latest=runs.latest[order],
-        )
+        records = runs.records()
         levels, parts = levels_of(records, GRID.us), []
         for level in sorted(set(levels.tolist())):
             chosen = records[levels == level]
@@ -402,9 +392,9 @@ def _load_killed_at(built, target, letters, step):
             (loading, "replace"),
             (loading.shutil, "rmtree"),
             (loading, "make_directory"),
-            (loading, "pack_file_state"),
+            (segments, "pack_file_state"),
             (loading, "new_meta"),
-            (loading, "split_records"),
+            (loading, "sparse_entries"),
             (segments.Writer, "append"),
             (segments.Writer, "close"),
             (os, "fsync"),

@@ -206,7 +206,7 @@ def test_a_repeat_does_not_get_into_the_cache_when_the_first_is_no_longer_there(
 def test_lookups_answer_while_a_write_is_under_way(root):
     append(root / "logs" / "a.jsonl", line("opaque"), line("10.0.0.1:1:5"))
     parts = Parts(root).read_all()
-    with parts.map._transaction(write=True):
+    with parts.map._file.transaction(write=True):
         assert None not in parts.in_logs("opaque", "10.0.0.1:1:5")
 
 

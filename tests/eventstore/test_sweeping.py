@@ -20,7 +20,7 @@ def root(tmp_path):
 
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    monkeypatch.setattr("eventstore.dense.ENTRIES_A_STEP", 7)
+    monkeypatch.setattr("eventstore.log_file_map.ENTRIES_A_STEP", 7)
 
 
 def fill(root, name, count, server):
