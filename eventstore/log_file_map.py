@@ -21,6 +21,7 @@ import numpy as np
 from eventstore.dense import DenseMap, ExchangedError, Merger
 from eventstore.rules.entries import (
     LEVEL_PARTS,
+    Entries,
     Interval,
     Ints,
     OpenRuns,
@@ -265,19 +266,22 @@ class LogFileMap:
     def _write_sparse(self, transaction: Any, rows: Rows) -> dict[int, Runs]:
         runs = runs_of(rows.ids, rows.files, rows.starts, rows.lengths, self._interval)
         extended, runs, opened = self._open_runs.extend(runs)
-        levels = zip(self._file.sparse, self._leveled(extended), self._leveled(runs), strict=True)
-        for db, (old, _), (keys, values) in levels:
-            for key in set(old).difference(keys):
+        old, new = self._leveled(extended), self._leveled(runs)
+        for level in old.keys() | new.keys():
+            db = self._file.sparse[level]
+            keys, values = new.get(level, ([], []))
+            for key in set(old.get(level, ([],))[0]).difference(keys):
                 transaction.delete(key, db=db)
-            if keys:
-                transaction.cursor(db).putmulti(zip(keys, values, strict=True))
+            transaction.cursor(db).putmulti(zip(keys, values, strict=True))
         return opened
 
-    def _leveled(self, runs: Runs) -> list[tuple[list[bytes], list[bytes]]]:
-        """Keys and values for each level, in the order of the keys."""
+    def _leveled(self, runs: Runs) -> dict[int, Entries]:
+        """Keys and values by level, in the order of the keys."""
+        if not len(runs):
+            return {}
         records = runs.records()
         levels = levels_of(records, self._meta.interval_us)
-        return [sparse_entries(records[levels == level]) for level in range(len(LEVEL_PARTS))]
+        return {level: sparse_entries(records[levels == level]) for level in set(levels.tolist())}
 
     def _look_up_sparse(
         self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
