@@ -141,7 +141,6 @@ class DenseMap:
             keys = b"".join(transaction.cursor(self._file.dense).iternext(keys=True, values=False))
             values = b"".join(transaction.cursor(self._file.dense).iternext(keys=False, values=True))
         number = self.write_segment([columns_of(keys, values)], len(keys) // 16)
-        assert number is not None
         with self._listing(number) as transaction:
             transaction.drop(self._file.dense, delete=False)
             self._put_list(transaction, [*self._file.segments(transaction), Listed(number, 0)])
@@ -159,8 +158,8 @@ class DenseMap:
         except KeyError as error:
             raise ExchangedError(f"segment {number} was merged away") from error
 
-    def write_segment(self, parts: Iterable[Columns | None], capacity: int) -> int | None:
-        """Write one that nobody knows of yet; its number, or None if a part was None. StorageError."""
+    def write_segment(self, parts: Iterable[Columns], capacity: int) -> int:
+        """Write one that nobody knows of yet; its number. StorageError, and what `parts` raises."""
         if self.disk_bytes + Writer.bytes_of(capacity) > self._file.bytes_max:
             raise self._file.lmdb.full()
         number = next(self._numbers)
@@ -168,9 +167,6 @@ class DenseMap:
             writer = Writer(self._path(number), capacity)
             try:
                 for part in parts:
-                    if part is None:
-                        writer.abandon()
-                        return None
                     writer.append(part)
                 writer.close()
             except BaseException:
@@ -194,11 +190,14 @@ class DenseMap:
         """What could not be removed is removed with the next ones, or at the next start."""
         self._file.sync()
         while self._merged_away:
-            # Lookups under way hold what they use; those that come to it now look again.
-            self._segments.pop(self._merged_away[-1], None)
-            with self._file.errors():
-                self._path(self._merged_away[-1]).unlink(missing_ok=True)
+            self._remove(self._merged_away[-1])
             self._merged_away.pop()
+
+    def _remove(self, number: int) -> None:
+        """Lookups under way hold what they use; those that come to it now look again."""
+        self._segments.pop(number, None)
+        with self._file.errors():
+            self._path(number).unlink(missing_ok=True)
 
     @contextmanager
     def _listing(self, number: int) -> Iterator[Any]:
@@ -208,16 +207,9 @@ class DenseMap:
                 yield transaction
         except BaseException:
             with suppress(StorageError):  # then the next start does it
-                self._remove_unlisted(number)
+                if number not in {one.number for one in self.all_listed()}:
+                    self._remove(number)
             raise
-
-    def _remove_unlisted(self, number: int) -> None:
-        with self._file.transaction() as transaction:
-            if number in {segment.number for segment in self._file.segments(transaction)}:
-                return
-        del self._segments[number]
-        with self._file.errors():
-            self._path(number).unlink(missing_ok=True)
 
     def _find(self, transaction: Any, keys: Sequence[bytes]) -> dict[int, Place]:
         """Of sorted ids those that are in a segment, by their row: where their lines are."""
@@ -253,6 +245,10 @@ _PAUSE_S: Final = 0.002  # between parts: lookups go first
 _LOOKED_AT_ONCE: Final = 1 << 20
 
 
+class _GivenUpError(Exception):
+    """The merger is stopping."""
+
+
 class Merger:
     """`wake` it when there may be something to do. It starts with the first call."""
 
@@ -260,7 +256,8 @@ class Merger:
         self._dense = dense
         self._changed = threading.Condition()
         self._due = False
-        self._sweep = False
+        self._sweeps = 0
+        self._swept = 0
         self._started = False
         self._work = Background("dense-merger", self._work_off, _RETRIES)
 
@@ -273,7 +270,7 @@ class Merger:
         """`sweep`: logs were deleted, so look for segments that point to them."""
         with self._changed:
             self._due = True
-            self._sweep |= sweep
+            self._sweeps += sweep
             if not self._started and not self._work.stopping:
                 self._started = True
                 self._work.start()
@@ -296,21 +293,13 @@ class Merger:
         self._work.stop()
 
     def _work_off(self) -> float:
-        """All merges that there are to do, then the sweep if one is due."""
+        """One merge, or the sweep if one is due."""
+        sweeps = self._sweeps
+        if not self._step() and self._swept != sweeps:
+            self._rewrite_dead()
+            self._swept = sweeps
         with self._changed:
-            sweep, self._sweep = self._sweep, False
-        try:
-            while self._step():
-                with self._changed:
-                    self._changed.notify_all()
-            if sweep:
-                self._rewrite_dead()
-        except BaseException:
-            with self._changed:
-                self._sweep |= sweep
-            raise
-        with self._changed:
-            self._due = self._sweep or job_of(self._dense.all_listed()) is not None
+            self._due = self._swept != self._sweeps or job_of(self._dense.all_listed()) is not None
             self._changed.notify_all()
             return 0.0 if self._due else float("inf")
 
@@ -324,12 +313,15 @@ class Merger:
         # After the segments were chosen: what is live then and in them is live now, or was deleted.
         live = np.sort(np.fromiter(list(self._dense.live), np.int64))
 
-        def parts() -> Iterator[Columns | None]:
+        def parts() -> Iterator[Columns]:
             for part in merged(segments, live):
-                yield None if self._work.rest(_PAUSE_S) else part
+                if self._work.rest(_PAUSE_S):
+                    raise _GivenUpError
+                yield part
 
-        number = self._dense.write_segment(parts(), sum(segment.count for segment in segments))
-        if number is None:
+        try:
+            number = self._dense.write_segment(parts(), sum(segment.count for segment in segments))
+        except _GivenUpError:
             return False
         self._dense.exchange(job, number, level)
         return True
