@@ -12,6 +12,7 @@ it, and parsing takes a small share of the time only: all of it is the reader's 
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
@@ -21,13 +22,14 @@ import numpy as np
 from eventstore.cache import Fill
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.rules.entries import Ints
+from photon.core.backoff import Backoff
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.notices import Notices
 from photon.core.settings import Logs
-from photon.logs.chunks import whole_lines
+from photon.logs.chunks import read_at, whole_lines
 from photon.logs.files import Chunk, FileState
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines, PrimaryBatch
@@ -35,8 +37,7 @@ from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
-_RETRY_S_MIN: Final = 0.05
-_RETRY_S_MAX: Final = 5.0
+_RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
 _SWEEP_EVERY_S: Final = 0.05
 _SWEEP_AGAIN_S: Final = 1.0
@@ -103,10 +104,6 @@ class Reader:
         self.unended: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
 
-    @property
-    def counts(self) -> Counts:
-        return self._map.counts
-
     def start(self) -> None:
         self._thread.start()
 
@@ -146,22 +143,20 @@ class Reader:
         return worked
 
     def _run(self) -> None:
-        retry_s = _RETRY_S_MIN
+        failures = 0
         try:
             while not self._stopping.is_set():
                 try:
                     worked = self.step()
-                except CorruptStateError:
-                    raise
                 except StorageError as error:
-                    if self._dead_letters.broken:
-                        raise  # only a restart can tell what of them is on disk
+                    # What of broken dead letters is on disk only a restart can tell.
+                    if isinstance(error, CorruptStateError) or self._dead_letters.broken:
+                        raise
+                    failures += 1
                     self._tell(error)
-                    self._stopping.wait(retry_s)
-                    retry_s = min(2 * retry_s, _RETRY_S_MAX)
+                    self._stopping.wait(_RETRIES.delay_s(failures))
                     continue
-                retry_s = _RETRY_S_MIN
-                self.storage_error = None
+                failures, self.storage_error = 0, None
                 if not worked:
                     self._wake.wait(self._pause_s())
                     self._wake.clear()
@@ -215,12 +210,9 @@ class Reader:
             f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
             f"{self._settings.line_bytes_max}; only its beginning is kept here"
         )
-        try:
-            with open(file.path, "rb", buffering=0) as log:
-                log.seek(chunk.start)
-                beginning = log.read(_OVERSIZED_KEPT_BYTES)
-        except OSError:
-            beginning = b""
+        beginning = b""
+        with suppress(OSError):
+            beginning = read_at(file.path, chunk.start, _OVERSIZED_KEPT_BYTES)
         return DeadLetter(Fate.MALFORMED, reason, beginning, file.name, chunk.start)
 
     def _write(self) -> None:
@@ -230,7 +222,11 @@ class Reader:
         repeats = self._map.write(rows, group.states.values(), self._with_letters(counts))
         self._letters_beyond = False
         self._group = _Group()
-        self._note_positions(group.states)
+        for number, state in group.states.items():
+            if state.gone:
+                self.positions.pop(number, None)
+            else:
+                self.positions[number] = state
         if rows is None:
             return
         keys, lines = split_ids(rows.ids), group.lines
@@ -239,12 +235,6 @@ class Reader:
             first[repeats] = False
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
         self._fill(keys, lines)
-
-    def _note_positions(self, states: Mapping[int, FileState]) -> None:
-        self.positions.update(states)
-        for number, state in states.items():
-            if state.gone:
-                del self.positions[number]
 
     def _with_letters(self, counts: Counts) -> Counts:
         """Append the group's dead letters, durably. What the map's transaction shall say of them.
@@ -283,6 +273,9 @@ class _Tail:
     start: int
     end: int
     lines: dict[bytes, bytes] = field(default_factory=dict)
+
+    def reaches(self, offset: int, bytes_max: int) -> bool:
+        return self.start <= offset <= min(self.end, self.start + bytes_max)
 
 
 class ReadOn:
@@ -355,12 +348,7 @@ class ReadOn:
         """What is parsed already behind the map's end; a new one if the map is past it."""
         tail = self._tails.get(state.number)
         identity = (state.device, state.inode)
-        if (
-            tail is None
-            or tail.identity != identity
-            or not tail.start <= state.offset <= tail.end
-            or state.offset - tail.start > self._bytes_max
-        ):
+        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self._bytes_max):
             tail = self._tails[state.number] = _Tail(identity, state.offset, state.offset)
         return tail
 
@@ -404,13 +392,6 @@ def _size(state: FileState) -> int:
 
 def _read(state: FileState, start: int, length: int) -> bytes:
     """At most so many bytes; none if the file is another one by now or can't be read."""
-    if length <= 0:
-        return b""
-    try:
-        with open(state.path, "rb", buffering=0) as log:
-            status = os.fstat(log.fileno())
-            if (status.st_dev, status.st_ino) != (state.device, state.inode):
-                return b""
-            return os.pread(log.fileno(), length, start)
-    except OSError:
-        return b""
+    with suppress(OSError):
+        return read_at(state.path, start, max(0, length), (state.device, state.inode))
+    return b""

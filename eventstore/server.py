@@ -132,8 +132,8 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         """What the Status call says."""
         reader, cache, logs = self._reader, self._cache, self._logs
         return {
-            "primary_events": reader.counts.primary_events,
-            "malformed": reader.counts.malformed,
+            "primary_events": self._map.counts.primary_events,
+            "malformed": self._map.counts.malformed,
             "caught_up": reader.caught_up,
             "cache": cache.status(),
             "logs": {"hits": logs.hits, "misses": logs.misses, "bytes_read": logs.bytes_read},
