@@ -14,7 +14,7 @@ The manifest is replaced as a whole when a generation is complete: what it does 
 import os
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -155,15 +155,15 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def map_sparse(directory: Path, part: Part) -> Records:
-    """The records of a part, from its file. CorruptStateError."""
+def _mapped(directory: Path, part: Part, kind: Any, count: int) -> npt.NDArray[Any]:
+    """So many records of a kind, all of a part's file. CorruptStateError."""
     path = directory / part.name
     try:
-        records = np.memmap(path, SPARSE_RECORD, "r") if part.count else np.empty(0, SPARSE_RECORD)
+        records = np.memmap(path, kind, "r") if count else np.empty(0, kind)
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
-    if len(records) != part.count:
-        raise _damaged(path, f"{len(records)} records, not {part.count}")
+    if len(records) != count:
+        raise _damaged(path, f"{len(records)} records, not {count}")
     return np.asarray(records)
 
 
@@ -198,7 +198,7 @@ def sparse_records(
             for part in generation.sparse:
                 if part.level != level:
                     continue
-                records = map_sparse(directory / generation.name, part)
+                records = _mapped(directory / generation.name, part, SPARSE_RECORD, part.count)
                 for low in range(0, len(records), _RECORDS_A_STEP):
                     step = records[low : low + _RECORDS_A_STEP]
                     step = step[step["start"].astype(np.int64) < cut[step["file"].astype(np.int64)]]
@@ -256,13 +256,9 @@ def letters(directory: Path, manifest: Manifest, gone: Collection[int]) -> Itera
     """Dead letters as they were built, in pieces; not those of `gone`. CorruptStateError."""
     for generation in manifest.generations:
         for part in generation.malformed:
-            path = directory / generation.name / part.name
-            try:
-                data = np.memmap(path, np.uint8, "r")
-            except (OSError, ValueError) as error:
-                raise CorruptStateError(f"{path}: {error}; build the map anew") from error
-            if len(data) != sum(span.bytes for span in part.spans):
-                raise CorruptStateError(f"{path}: not the dead letters that were built; build the map anew")
+            data = _mapped(
+                directory / generation.name, part, np.uint8, sum(span.bytes for span in part.spans)
+            )
             end = 0
             for span in part.spans:
                 start, end = end, end + span.bytes
@@ -278,9 +274,9 @@ def _segments(directory: Path, generation: Generation) -> list[Segment]:
         try:
             segment = Segment(path)
         except (OSError, ValueError) as error:
-            raise CorruptStateError(f"{path}: {error}; build the map anew") from error
+            raise _damaged(path, str(error)) from error
         if segment.count != part.count:
-            raise CorruptStateError(f"{path}: not the segment that was built; build the map anew")
+            raise _damaged(path, f"{segment.count} entries, not {part.count}")
         segments.append(segment)
     return segments
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,30 @@ def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileSta
     UsageError if a name holds another log now and its own is nowhere, StorageError if one can't be read.
     """
     named = [_named_state(file, file.name, spool) for file in files]
-    elsewhere = _Elsewhere({state.source for state in named if state is not None})
+    taken = {state.source for state in named if state is not None}
+    listed = cache(lambda directory: list(_candidates(directory)))
+
+    @cache
+    def index(directory: str, head_bytes: int) -> dict[object, list[str]]:
+        """Names by the stamps of archives, and by the digests of so many first bytes of the others."""
+        names: dict[object, list[str]] = {}
+        for name, stamp, head in listed(directory):
+            names.setdefault(stamp or digest(head[:head_bytes]).hex(), []).append(name)
+        return names
+
+    def elsewhere(file: BuiltFile) -> FileState | None:
+        """Under another name in its directory. Links are not followed: what they lead to has its own name."""
+        if not file.head_bytes and file.archive is None:
+            return None  # nothing is known of it but its name
+        found = index(os.path.dirname(file.name), file.head_bytes).get(file.archive or file.head, ())
+        states = (_named_state(file, name, spool, taken) for name in found)
+        return next((state for state in states if state is not None), None)
+
     states, missing = [], []
     for file, there in zip(files, named, strict=True):
-        state = there or elsewhere.state(file, spool)
+        state = there or elsewhere(file)
         if state is not None:
+            taken.add(state.source)
             states.append(state)
         elif os.path.exists(file.name):
             raise UsageError(
@@ -72,41 +92,6 @@ def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileSta
         else:
             missing.append(file.name)
     return states, missing
-
-
-class _Elsewhere:
-    """Finds logs under other names. `taken`: files that are known to be logs of the map already.
-
-    Links are not followed: what they lead to has a name of its own.
-    """
-
-    def __init__(self, taken: Collection[Source]) -> None:
-        self._taken = set(taken)
-        self._listed: dict[str, list[tuple[str, Stamp | None, bytes]]] = {}
-        self._indexed: dict[tuple[str, int], dict[object, list[str]]] = {}
-
-    def state(self, file: BuiltFile, spool: Spool) -> FileState | None:
-        """None if no file of its directory is that log."""
-        if not file.head_bytes and file.archive is None:
-            return None  # nothing is known of it but its name
-        index = self._index(os.path.dirname(file.name), file.head_bytes)
-        for name in index.get(file.archive or file.head, ()):
-            state = _named_state(file, name, spool, self._taken)
-            if state is not None:
-                self._taken.add(state.source)
-                return state
-        return None
-
-    def _index(self, directory: str, head_bytes: int) -> dict[object, list[str]]:
-        """Names by the stamps of archives, and by the digests of so many first bytes of the others."""
-        index = self._indexed.get((directory, head_bytes))
-        if index is None:
-            if directory not in self._listed:
-                self._listed[directory] = list(_candidates(directory))
-            index = self._indexed[directory, head_bytes] = {}
-            for name, stamp, head in self._listed[directory]:
-                index.setdefault(stamp or digest(head[:head_bytes]).hex(), []).append(name)
-        return index
 
 
 def _candidates(directory: str) -> Iterator[tuple[str, Stamp | None, bytes]]:
@@ -228,28 +213,32 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
         return _Load(built, into, manifest, settings, dead_letters).run()
 
 
+@dataclass
 class _Load:
     """One load."""
 
-    def __init__(
-        self, built: Path, into: Path, manifest: Manifest, settings: Settings, dead_letters: Path | None
-    ) -> None:
-        self._built, self._into = built, into
-        self._manifest = manifest
-        self._settings = settings
-        self._dead_letters = dead_letters
-        self._bytes_max = settings.eventstore.map_bytes_max
+    built: Path
+    into: Path
+    manifest: Manifest
+    settings: Settings
+    dead_letters: Path | None
+
+    @property
+    def _bytes_max(self) -> int:
+        return self.settings.eventstore.map_bytes_max
 
     def run(self) -> Loaded:
-        spool = Spool(self._into.parent / "spool", self._settings.logs.spool_bytes_max)
-        states, missing = known_states(self._manifest.live, spool)
-        gone = {file.number for file in self._manifest.files} - {state.number for state in states}
-        self._file = MapFile(self._into / LOADING, self._bytes_max, mend="load it again", sync=False)
+        spool = Spool(self.into.parent / "spool", self.settings.logs.spool_bytes_max)
+        states, missing = known_states(self.manifest.live, spool)
+        gone = {file.number for file in self.manifest.files} - {state.number for state in states}
+        self._file = MapFile(
+            self.into / LOADING, self.settings.eventstore.map_bytes_max, mend="load it again", sync=False
+        )
         try:
             dense, repeated = self._write_dense(gone)
             sparse = self._write_sparse(gone)
             counts = self._write_letters(gone)
-            meta = new_meta(identity_of(self._settings), self._manifest.interval_us, counts)
+            meta = new_meta(identity_of(self.settings), self.manifest.interval_us, counts)
             with self._file.transaction(write=True) as transaction:
                 for state in states:
                     self._file.put_state(transaction, state)
@@ -258,28 +247,28 @@ class _Load:
             self._file.sync()
         finally:
             self._file.close()
-        with storage_errors(self._into):
-            replace(self._into / LOADING / DATA, self._into / DATA)
-            shutil.rmtree(self._into / LOADING)
-        written = self._dead_letters is not None
+        with storage_errors(self.into):
+            replace(self.into / LOADING / DATA, self.into / DATA)
+            shutil.rmtree(self.into / LOADING)
+        written = self.dead_letters is not None
         return Loaded(
             len(states), counts.primary_events, counts.malformed, sparse, dense, repeated, written, missing
         )
 
     def _write_dense(self, gone: set[int]) -> tuple[int, int]:
         """The first places to the segment, the others to their table; how many there are of each."""
-        capacity = dense_entries_of(self._manifest)
+        capacity = dense_entries_of(self.manifest)
         if not capacity:
             return 0, 0
         if Writer.bytes_of(capacity) > self._bytes_max:
             raise DiskFullError(
-                f"{self._into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
+                f"{self.into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
                 "and load again"
             )
-        path, repeated = self._into / segment_name(0), 0
+        path, repeated = self.into / segment_name(0), 0
         with self._file.errors():
             writer = Writer(path, capacity)
-            for first, others in dense_columns(self._built, self._manifest, gone):
+            for first, others in dense_columns(self.built, self.manifest, gone):
                 writer.append(first)
                 repeated += len(others)
                 if len(others):
@@ -291,7 +280,7 @@ class _Load:
 
     def _write_sparse(self, gone: set[int]) -> int:
         count = 0
-        for level, append, records in sparse_records(self._built, self._manifest, gone):
+        for level, append, records in sparse_records(self.built, self.manifest, gone):
             self._put(self._file.sparse[level], sparse_entries(records), append)
             count += len(records)
         return count
@@ -303,16 +292,16 @@ class _Load:
 
     def _write_letters(self, gone: Collection[int]) -> Counts:
         """The counts, and the position in the dead letters that goes with them: both of the same logs."""
-        live = [file for file in self._manifest.live if file.number not in gone]
+        live = [file for file in self.manifest.live if file.number not in gone]
         counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
-        if self._dead_letters is None:
+        if self.dead_letters is None:
             return counts
-        path = self._dead_letters / LOADED_LETTERS
+        path = self.dead_letters / LOADED_LETTERS
         with storage_errors(path):
-            make_directory(self._dead_letters)
+            make_directory(self.dead_letters)
             temporary = path.with_name(LOADING_LETTERS)
             with temporary.open("wb") as file:
-                file.writelines(letters(self._built, self._manifest, gone))
+                file.writelines(letters(self.built, self.manifest, gone))
                 size = file.tell()
                 file.flush()
                 os.fsync(file.fileno())
