@@ -12,6 +12,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import compress, count, repeat
 from operator import is_
@@ -293,80 +294,72 @@ class Filling:
         with self._lock:
             if self._closed or membership is self._known:
                 return
-            feeds = {address: self._feeds.get(address) for address in membership.caches}
-            left = [feed for address, feed in self._feeds.items() if address not in feeds]
-            self._feeds = {
-                address: feed or _Feed(address, self._store, self._network) for address, feed in feeds.items()
-            }
+            old, self._feeds = (
+                self._feeds,
+                {
+                    address: self._feeds.get(address) or _Feed(address, self._store, self._network)
+                    for address in membership.caches
+                },
+            )
             self._ring = Ring([HOME, *membership.caches], self._virtual_nodes)
             self._known = membership
-            for feed in left:
+            for address in old.keys() - self._feeds.keys():
+                feed = old[address]
                 feed.close()
                 self._dropped_before += feed.dropped
                 self._sent_before += feed.sent
 
 
 class _Feed:
-    """The queue to one cache process, and the thread that empties it."""
+    """Sends to one cache process, one message at a time, those that wait in order."""
 
     def __init__(self, address: str, store: bytes, network: Network) -> None:
         self._store = store
         self._channel = network.open(address)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._wake = threading.Condition()
-        self._queue: deque[tuple[bytes, bytes]] = deque()
-        self._closed = False
+        self._sending = ThreadPoolExecutor(1, f"fill-{address}")
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._waiting = 0
         self.waiting_bytes = 0
         self.dropped = 0
         self.sent = 0
-        self._thread = threading.Thread(target=self._run, name=f"fill-{address}", daemon=True)
-        self._thread.start()
 
     def offer(self, ids: bytes, lines: Sequence[bytes]) -> None:
         for message in _messages(ids, lines):
-            size = len(message[0]) + len(message[1])
-            with self._wake:
-                if self._closed or self.waiting_bytes + size > QUEUE_BYTES_MAX:
-                    self.dropped += len(message[0]) // ID_BYTES
+            size, count = len(message[0]) + len(message[1]), len(message[0]) // ID_BYTES
+            with self._lock:
+                if self._closed.is_set() or self.waiting_bytes + size > QUEUE_BYTES_MAX:
+                    self.dropped += count
                     continue
-                self._queue.append(message)
+                self._waiting += count
                 self.waiting_bytes += size
-                self._wake.notify()
+                self._sending.submit(self._put, *message)
 
     def close(self) -> None:
-        with self._wake:
-            self._closed = True
-            self.dropped += sum(len(ids) for ids, _ in self._queue) // ID_BYTES
-            self._queue.clear()
+        with self._lock:
+            self._closed.set()
+            self.dropped += self._waiting
             self.waiting_bytes = 0
-            self._wake.notify()
+        self._sending.shutdown(wait=False, cancel_futures=True)
         self._channel.close()
 
-    def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._queue or self._closed)
-                if self._closed:
-                    return
-                ids, events = self._queue.popleft()
-            taken = self._put(ids, events)
-            with self._wake:
-                if self._closed:
-                    return
-                self.waiting_bytes -= len(ids) + len(events)  # it counted as waiting until now
-                self.sent += taken
-                self.dropped += len(ids) // ID_BYTES - taken
-                if not taken:
-                    self._wake.wait_for(lambda: self._closed, _PAUSE_S)
-
-    def _put(self, ids: bytes, events: bytes) -> int:
-        """How many events were taken."""
+    def _put(self, ids: bytes, events: bytes) -> None:
         request = eventstore_pb2.PutRequest(ids=ids, events=events, store=self._store)
+        taken = count = len(ids) // ID_BYTES
         try:
             self._stub.Put(request, timeout=_PUT_TIMEOUT_S)
         except (grpc.RpcError, ValueError):  # ValueError: the channel was closed
-            return 0
-        return len(ids) // ID_BYTES
+            taken = 0
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._waiting -= count
+            self.waiting_bytes -= len(ids) + len(events)  # it counted as waiting until now
+            self.sent += taken
+            self.dropped += count - taken
+        if not taken:
+            self._closed.wait(_PAUSE_S)
 
 
 def _messages(ids: bytes, lines: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

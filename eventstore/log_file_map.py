@@ -186,11 +186,9 @@ class LogFileMap:
         with self._file.transaction() as transaction:
             cursors = [transaction.cursor(db) for db in self._file.sparse]
             for server in servers:
-                last = max(
-                    (entry for cursor in cursors if (entry := _last_entry(cursor, server))), default=None
-                )
-                if last is not None:
-                    files[sparse_place(*last[1:]).file] = None
+                entries = [entry for cursor in cursors if (entry := _last_entry(cursor, server))]
+                if entries:
+                    files[sparse_place(*max(entries)[1:]).file] = None
         return list(files)
 
     def sweep_step(self) -> bool:
@@ -233,35 +231,21 @@ class LogFileMap:
         places = [[dense[key]] if key in dense else [] for key in ids] if dense else [[] for _ in ids]
         self._look_up_sparse(transaction, ids, opaque, places)
         states = self._states(transaction, places)
-        if any(opaque):
-            self._look_elsewhere(transaction, ids, opaque, places, states)
-        return places, states
-
-    def _look_elsewhere(
-        self,
-        transaction: Any,
-        ids: Sequence[bytes],
-        opaque: list[bool],
-        places: list[list[Place]],
-        states: dict[int, FileState],
-    ) -> None:
-        """Of opaque ids whose first log is deleted: where they were repeated in others."""
-        for row in [row for row, is_opaque in enumerate(opaque) if is_opaque]:
+        for row in compress(range(len(ids)), opaque):
             # A segment may still point to logs that were swept out of all the rest.
             found = [place for place in places[row] if place.file in states]
             if not found or states[found[0].file].gone:
+                # Its first log is deleted: where it was repeated in others.
                 others = sorted(self._dense.repeated(transaction, ids[row]))
                 states |= self._states(transaction, [others])
                 found += [place for place in others if place.file in states]
             places[row] = found
+        return places, states
 
     def _states(self, transaction: Any, places: Iterable[Iterable[Place]]) -> dict[int, FileState]:
-        states: dict[int, FileState] = {}
-        for file in {place.file for found in places for place in found}:
-            state = self._state(transaction, file)
-            if state is not None:
-                states[file] = state
-        return states
+        files = {place.file for found in places for place in found}
+        packed = {file: transaction.get(file.to_bytes(4, "big"), db=self._file.files) for file in files}
+        return {file: self._unpack_state(value) for file, value in packed.items() if value is not None}
 
     def _write_sparse(self, transaction: Any, rows: Rows) -> dict[int, Runs]:
         runs = runs_of(rows.ids, rows.files, rows.starts, rows.lengths, self._interval)
@@ -302,10 +286,6 @@ class LogFileMap:
                         places[row].append(sparse_place(entry, value))
         for _, row in wanted:
             places[row].sort()
-
-    def _state(self, transaction: Any, file: int) -> FileState | None:
-        value = transaction.get(file.to_bytes(4, "big"), db=self._file.files)
-        return None if value is None else self._unpack_state(value)
 
     def _unpack_state(self, packed: bytes) -> FileState:
         try:

@@ -7,8 +7,7 @@ that are kept open (paper 3.4.2).
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from eventstore.cache import CacheEventStore, Fill
 from eventstore.log_file_map import LogFileMap
@@ -28,8 +27,7 @@ GAP_BYTES_MAX: Final = 4096
 """Reading over so much that nobody asked for is cheaper than one more read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Bytes that are read at once, and the places in them, in order."""
 
     place: Place
@@ -41,18 +39,14 @@ def spans_of(places: Sequence[Place]) -> list[Span]:
     spans: list[Span] = []
     for place in places:
         end = place.offset + place.length
-        if spans:
-            last = spans[-1].place
-            reach = max(end, last.offset + last.length)
-            if (
-                place.file == last.file
-                and place.offset <= last.offset + last.length + GAP_BYTES_MAX
-                and reach - last.offset <= SPAN_BYTES_MAX
-            ):
-                spans[-1].places.append(place)
-                spans[-1] = Span(Place(last.file, last.offset, reach - last.offset), spans[-1].places)
-                continue
-        spans.append(Span(place, [place]))
+        (file, offset, length), places = spans[-1] if spans else (Place(-1, 0, 0), [])
+        reach = max(end, offset + length) - offset
+        close = place.offset <= offset + length + GAP_BYTES_MAX
+        if place.file == file and close and reach <= SPAN_BYTES_MAX:
+            places.append(place)
+            spans[-1] = Span(Place(file, offset, reach), places)
+        else:
+            spans.append(Span(place, [place]))
     return spans
 
 

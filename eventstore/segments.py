@@ -242,9 +242,7 @@ class Segment:
     def __init__(self, path: Path) -> None:
         """OSError; ValueError if it is no whole segment."""
         with path.open("rb") as file:
-            head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
-            raise ValueError(f"{path.name} is not the segment that was written")
+            head = file.read(_HEAD.size).ljust(_HEAD.size, b"\0")
         self.count: int
         magic, capacity, self.count = _HEAD.unpack(head)
         expected = _HEAD.size + capacity * ENTRY_BYTES
