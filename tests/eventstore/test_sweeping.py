@@ -12,12 +12,6 @@ from tests.eventstore.kit import Parts, append, line, pack
 from tests.waiting import wait_until
 
 
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path
-
-
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
     monkeypatch.setattr("eventstore.log_file_map.ENTRIES_A_STEP", 7)
