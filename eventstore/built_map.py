@@ -285,7 +285,7 @@ def _first_and_others(
     pieces: Sequence[tuple[int, Columns]], live: npt.NDArray[np.bool_]
 ) -> tuple[Columns, Columns]:
     """Pieces, each with the number of its generation -> of all their ids the first places and the others."""
-    columns = Columns(*map(np.concatenate, zip(*[piece.all() for _, piece in pieces], strict=True)))
+    columns = Columns.joined([piece for _, piece in pieces])
     rows = np.flatnonzero(live[columns.file])
     if len({number for number, piece in pieces if len(piece)}) > 1:
         ages = np.concatenate([np.full(len(piece), number) for number, piece in pieces])

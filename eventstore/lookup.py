@@ -39,12 +39,12 @@ def spans_of(places: Sequence[Place]) -> list[Span]:
     spans: list[Span] = []
     for place in places:
         end = place.offset + place.length
-        (file, offset, length), places = spans[-1] if spans else (Place(-1, 0, 0), [])
+        (file, offset, length), together = spans[-1] if spans else (Place(-1, 0, 0), [])
         reach = max(end, offset + length) - offset
         close = place.offset <= offset + length + GAP_BYTES_MAX
         if place.file == file and close and reach <= SPAN_BYTES_MAX:
-            places.append(place)
-            spans[-1] = Span(Place(file, offset, reach), places)
+            together.append(place)
+            spans[-1] = Span(Place(file, offset, reach), together)
         else:
             spans.append(Span(place, [place]))
     return spans

@@ -18,6 +18,7 @@ from itertools import compress
 from typing import Final
 
 import numpy as np
+from cachetools import LRUCache
 
 from eventstore.cache import Fill
 from eventstore.log_file_map import Counts, LogFileMap, Rows
@@ -274,6 +275,9 @@ class _Tail:
     end: int
     lines: dict[bytes, bytes] = field(default_factory=dict)
 
+    def size(self) -> int:
+        return self.end - self.start
+
     def reaches(self, offset: int, bytes_max: int) -> bool:
         return self.start <= offset <= min(self.end, self.start + bytes_max)
 
@@ -295,7 +299,7 @@ class ReadOn:
         self._bytes_max = bytes_max
         self._clock = clock
         self._lock = threading.Lock()
-        self._tails: dict[int, _Tail] = {}
+        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * bytes_max, getsizeof=_Tail.size)
         self._turn = 0
         self._rests_until = float("-inf")
         self.hits = 0
@@ -362,20 +366,15 @@ class ReadOn:
         if whole:
             tail.lines = first_lines(self._format.parse_primary(whole)) | tail.lines
             tail.end += len(whole)
+            self._tails[state.number] = tail  # of another size now
         return len(data)
 
     def _forget(self, positions: Mapping[int, FileState]) -> None:
-        """Tails that the map has by now, and the oldest where there are too many."""
+        """Tails that the map has by now."""
         for number, tail in list(self._tails.items()):
             state = positions.get(number)
             if state is None or state.gone or state.offset >= tail.end:
                 del self._tails[number]
-        held = sum(tail.end - tail.start for tail in self._tails.values())
-        for number, tail in list(self._tails.items()):
-            if held <= _TAILS_HELD_MAX * self._bytes_max:
-                break
-            held -= tail.end - tail.start
-            del self._tails[number]
 
 
 def first_lines(batch: PrimaryBatch) -> dict[bytes, bytes]:

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.rules.entries import LEVEL_PARTS, PLACES, Ints, Place
+from eventstore.rules.entries import LEVEL_PARTS, PLACES, Columnar, Ints, Place
 from photon.core.disk import sync_directory
 from photon.core.errors import StorageError
 from photon.core.lmdb_errors import LmdbFile
@@ -203,8 +203,8 @@ ENTRY_BYTES: Final = 32
 _PART_ENTRIES: Final = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+@dataclass(frozen=True)
+class Columns(Columnar):
     """N entries, in the order of `high`."""
 
     high: Halves
@@ -212,15 +212,6 @@ class Columns:
     offset: npt.NDArray[np.uint64]
     file: npt.NDArray[np.uint32]
     length: npt.NDArray[np.uint32]
-
-    def __len__(self) -> int:
-        return len(self.high)
-
-    def all(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.high, self.low, self.offset, self.file, self.length
-
-    def take(self, rows: Any) -> "Columns":
-        return Columns(*[column[rows] for column in self.all()])
 
 
 def columns_of(keys: bytes, values: bytes) -> Columns:
@@ -341,7 +332,7 @@ def merged(segments: Sequence[Segment], live: Ints) -> Iterator[Columns]:
             segment.columns.take(slice(cut[part], cut[part + 1]))
             for segment, cut in zip(reversed(segments), reversed(cuts), strict=True)
         ]
-        joined = Columns(*map(np.concatenate, zip(*[piece.all() for piece in pieces], strict=True)))
+        joined = Columns.joined(pieces)
         ordered = joined.take(np.argsort(joined.high, kind="stable"))
         again = (ordered.high[1:] == ordered.high[:-1]) & (ordered.low[1:] == ordered.low[:-1])
         kept = np.isin(ordered.file, live)

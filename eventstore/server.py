@@ -223,7 +223,7 @@ class CacheServer(eventstore_pb2_grpc.EventStoreServicer):
         self._started = False
         self._heard = float("-inf")
         self._trouble: str | None = None
-        self._announcer = Background("announcer", self._announce_again)
+        self._announcer = Background("announcer", self._announce)
         self._server.serve_while(self._is_member)
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, self, SERVICE_NAME)
 
@@ -261,19 +261,17 @@ class CacheServer(eventstore_pb2_grpc.EventStoreServicer):
         """Whether home sends who asks for primary events here, too."""
         return self._clock.monotonic() - self._heard < SILENT_S_MAX
 
-    def _announce_again(self) -> float:
-        return ANNOUNCE_EVERY_S if self._announce() else _AGAIN_S
-
-    def _announce(self, leaving: bool = False) -> bool:
+    def _announce(self, leaving: bool = False) -> float:
+        """When it is to be done again, in seconds."""
         request = pb.AnnounceRequest(address=self.listen, leaving=leaving)
         try:
             response = self._stub.Announce(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             self._trouble = f"home {self._home} does not answer: {failure_of(error)}"
-            return False
+            return _AGAIN_S
         self._share.belong_to(response.store)
         self._heard, self._trouble = self._clock.monotonic(), None
-        return True
+        return ANNOUNCE_EVERY_S
 
     def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
         self._check_addressed(request.store, context)

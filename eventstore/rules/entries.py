@@ -15,9 +15,9 @@ and one line, and less than W of time, in whatever order the events stand in the
 """
 
 import struct
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -67,8 +67,26 @@ class Place(NamedTuple):
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Columnar:
+    """A dataclass of columns of one length."""
+
+    def all(self) -> tuple[npt.NDArray[Any], ...]:
+        return tuple(getattr(self, field.name) for field in fields(cast(Any, self)))
+
+    def __len__(self) -> int:
+        return len(self.all()[0])
+
+    def take(self, rows: Any) -> Self:
+        return type(self)(*[column[rows] for column in self.all()])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """One after the other; at least one."""
+        return cls(*map(np.concatenate, zip(*[part.all() for part in parts], strict=True)))
+
+
+@dataclass(frozen=True)
+class Runs(Columnar):
     """R runs: bytes [start, end) of `file` hold events of `server` from `earliest` to `latest` (us)."""
 
     file: Ints
@@ -78,16 +96,7 @@ class Runs:
     start: Ints
     end: Ints
 
-    def __len__(self) -> int:
-        return len(self.file)
-
-    def all(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.file, self.server, self.earliest, self.latest, self.start, self.end
-
-    def take(self, rows: Any) -> "Runs":
-        return Runs(*[column[rows] for column in self.all()])
-
-    def joined(self, interval: Interval) -> tuple["Runs", Ints]:
+    def of_cells(self, interval: Interval) -> tuple[Self, Ints]:
         """Those of each cell made one, in the order of file and block; and where each of these went."""
         cells: list[npt.NDArray[Any]] = [
             self.file,
@@ -105,7 +114,7 @@ class Runs:
         first = np.flatnonzero(begins)
         went = np.empty(len(self), np.int64)
         went[order] = np.cumsum(begins) - 1
-        joined = Runs(
+        found = type(self)(
             runs.file[first],
             runs.server[first],
             np.minimum.reduceat(runs.earliest, first),
@@ -113,7 +122,7 @@ class Runs:
             np.minimum.reduceat(runs.start, first),
             np.maximum.reduceat(runs.end, first),
         )
-        return joined, went
+        return found, went
 
     def records(self) -> Records:
         """In the order of their keys."""
@@ -131,7 +140,7 @@ class Runs:
 def runs_of(ids: bytes, files: Ints, starts: Ints, lengths: Ints, interval: Interval) -> Runs:
     """N photon ids and the places of their lines (file number, offset, length) -> the runs they fall in."""
     times = timestamps_us(ids)
-    return Runs(files, server_keys(ids), times, times, starts, starts + lengths).joined(interval)[0]
+    return Runs(files, server_keys(ids), times, times, starts, starts + lengths).of_cells(interval)[0]
 
 
 def _compare_neighbours(keys: list[npt.NDArray[Any]]) -> tuple[bool, npt.NDArray[np.bool_]]:
@@ -162,8 +171,8 @@ class OpenRuns:
         """
         files = np.unique(fresh.file)
         parts = [*[self._files[file] for file in files.tolist() if file in self._files], fresh]
-        every = Runs(*map(np.concatenate, zip(*[part.all() for part in parts], strict=True)))
-        joined, went = every.joined(self._interval)
+        every = Runs.joined(parts)
+        joined, went = every.of_cells(self._interval)
         of_open = went[: len(every) - len(fresh)]
         extended = np.zeros(len(joined), np.bool_)
         extended[went[len(of_open) :]] = True
