@@ -1,54 +1,90 @@
-"""CacheEventStore: the recent primary events in memory, least recently used ones evicted (paper 3.4.1).
+"""CacheEventStore: the recent primary events in memory, spread over processes (paper 3.4.1).
 
-Two generations of plain dicts: new and used events are in `hot`; when it holds half of the bytes it becomes
-`cold`, and what was cold is forgotten. So an event goes between one half and one whole cache after its last
-use, and no Python statement is spent on an event.
+An event costs no Python statement: ids are in one plain dict, and what is evicted are whole batches, the
+chunks that were put at once, oldest first (docs/decisions/001-dependencies.md).
+
+The reader fills the shares of other processes. That is best effort: a share that is slow or away costs
+misses and nothing else, as its queue is bounded and what does not fit is dropped. Without cache processes
+all goes into home's own cache, in the caller's thread.
 """
 
+import secrets
 import threading
-from collections.abc import Sequence
-from itertools import compress
-from typing import Final, Protocol
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import compress, count, repeat
+from operator import is_
+from typing import Any, Final, NamedTuple
+
+import cachetools
+import grpc
+import numpy as np
+
+from eventstore.rules.ring import HOME, Ring
+from photon.core.clock import Clock
+from photon.core.columns import join_lines, take_ids
+from photon.core.ids import ID_BYTES
+from photon.rpc import eventstore_pb2, eventstore_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
 
 # What an event costs beside its line: the key (64 with the allocator's rounding), the line's own header
-# (33, rounded), and its share of the dict (from 37 to 110 as it grows; measured at 25abbdd).
+# (33, rounded), its share of the dict (from 37 to 110 as it grows) and of its batch (8).
 ENTRY_BYTES: Final = 200
 _FILLED_AT_ONCE: Final = 8192  # a lookup waits no longer than for this many
+_BATCHES_MIN: Final = 8  # in a full cache, so that a batch is a small part of it
+
+
+class _Batch(NamedTuple):
+    keys: Sequence[bytes]
+    bytes: int
+
+
+class _Batches(cachetools.Cache[int, _Batch]):
+    """Batches by number; the oldest is evicted, and its lines with it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(bytes_max, getsizeof=lambda batch: batch.bytes)
+        self.lines: dict[bytes, bytes] = {}
+
+    def popitem(self) -> tuple[int, _Batch]:
+        number = next(iter(self))
+        batch = self.pop(number)
+        deque(map(self.lines.pop, batch.keys, repeat(None)), maxlen=0)
+        return number, batch
 
 
 class CacheEventStore:
     """Lines of primary events by packed id, at most `bytes_max` with all that Python needs to hold them.
 
-    Thread-safe: a lock is held for a batch. (Single dict calls are safe without, but a generation must not
-    change between a lookup and its promotion, nor the byte counts be changed by two at once.)
+    Thread-safe: a lock is held for a batch.
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._half = bytes_max // 2
+        self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._hot: dict[bytes, bytes] = {}
-        self._cold: dict[bytes, bytes] = {}
-        self._hot_bytes = 0
-        self._cold_bytes = 0
-        self._promoted = 0
+        self._batches = _Batches(bytes_max)
+        self._lines = self._batches.lines
+        self._numbers = count()
         self.hits = 0
         self.misses = 0
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held, promoted events counted in both generations (never too little)."""
-        return self._hot_bytes + self._cold_bytes
+        return int(self._batches.currsize)
 
     @property
     def events(self) -> int:
-        return len(self._hot) + len(self._cold) - self._promoted
+        return len(self._lines)
+
+    def status(self) -> dict[str, int]:
+        return {"hits": self.hits, "misses": self.misses, "bytes": self.held_bytes, "events": self.events}
 
     def get_many(self, keys: Sequence[bytes], counted: bool = True) -> list[bytes | None]:
         """A line or None for each key, in order. `counted`: among the hits and misses."""
         with self._lock:
-            lines = list(map(self._hot.get, keys))
-            if None in lines:
-                self._look_into_cold(keys, lines)
+            lines = list(map(self._lines.get, keys))
             if counted:
                 missed = lines.count(None)
                 self.misses += missed
@@ -58,86 +94,39 @@ class CacheEventStore:
     def clear(self) -> None:
         """Forget all events."""
         with self._lock:
-            self._age()
-            self._age()
+            self._batches.clear()
+            self._lines.clear()
 
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        """Add events. Of an id that is here already, or twice in the batch, the first line stays."""
-        for start in range(0, len(keys), _FILLED_AT_ONCE):
-            part = slice(start, start + _FILLED_AT_ONCE)
+        """Add events. Of an id that is here already, or twice in the batch, the first line stays.
+
+        A line that takes more than half of the cache is not kept.
+        """
+        size = _bytes_of(lines)
+        great = len(keys) > _FILLED_AT_ONCE or size * _BATCHES_MIN > self._bytes_max
+        if great and len(keys) > 1:
+            half = len(keys) // 2
+            self.put_many(keys[:half], lines[:half])
+            self.put_many(keys[half:], lines[half:])
+        elif keys and 2 * size <= self._bytes_max:
             with self._lock:
-                if not self._put_at_once(keys[part], lines[part]):
-                    self._put(dict(zip(reversed(keys[part]), reversed(lines[part]), strict=True)))
+                self._put(_Batch(keys, size), lines)
 
-    def _put_at_once(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> bool:
-        """The common case in one pass over the dict; False where the cold ones must be looked at, or aged."""
-        size = sum(map(len, lines)) + ENTRY_BYTES * len(lines)
-        if self._hot_bytes + size > self._half or not self._cold.keys().isdisjoint(keys):
-            return False
-        before = len(self._hot)
-        held = list(map(self._hot.setdefault, keys, lines))
-        if len(self._hot) - before < len(keys):
-            size = sum(
-                len(line) + ENTRY_BYTES for line, kept in zip(lines, held, strict=True) if line is kept
-            )
-        self._hot_bytes += size
-        return True
-
-    def _put(self, fresh: dict[bytes, bytes]) -> None:
-        for generation in (self._hot, self._cold):
-            if not generation.keys().isdisjoint(fresh):
-                for key in generation.keys() & fresh.keys():
-                    del fresh[key]
-        size = _bytes_of(fresh)
-        if self._hot_bytes + size <= self._half:
-            self._hot.update(fresh)
-            self._hot_bytes += size
-        else:
-            self._put_in_parts(fresh)
-
-    def _put_in_parts(self, fresh: dict[bytes, bytes]) -> None:
-        """So that no generation outgrows its half. A line that fits in no half is not kept."""
-        for key, line in fresh.items():
-            size = len(line) + ENTRY_BYTES
-            if size > self._half:
-                continue
-            if self._hot_bytes + size > self._half:
-                self._age()
-            self._hot[key] = line
-            self._hot_bytes += size
-
-    def _look_into_cold(self, keys: Sequence[bytes], lines: list[bytes | None]) -> None:
-        rows = [row for row, line in enumerate(lines) if line is None]
-        missed = [keys[row] for row in rows]
-        found = list(map(self._cold.get, missed))
-        hit = [line is not None for line in found]
-        if not any(hit):
-            return
-        for row, line in zip(compress(rows, hit), compress(found, hit), strict=True):
-            lines[row] = line
-        used = {key: line for key, line in zip(missed, found, strict=True) if line is not None}
-        size = _bytes_of(used)
-        if self._hot_bytes + size <= self._half:
-            self._hot.update(used)
-            self._hot_bytes += size
-            self._promoted += len(used)
-        else:
-            self._age()
-            self._put_in_parts(used)
-
-    def _age(self) -> None:
-        self._cold, self._cold_bytes = self._hot, self._hot_bytes
-        self._hot, self._hot_bytes, self._promoted = {}, 0, 0
+    def _put(self, batch: _Batch, lines: Sequence[bytes]) -> None:
+        before = len(self._lines)
+        held = list(map(self._lines.setdefault, batch.keys, lines))
+        if len(self._lines) - before < len(batch.keys):
+            fresh = list(map(is_, held, lines))
+            batch = _Batch(tuple(compress(batch.keys, fresh)), _bytes_of(list(compress(lines, fresh))))
+        self._batches[next(self._numbers)] = batch
 
 
-def _bytes_of(events: dict[bytes, bytes]) -> int:
-    return sum(map(len, events.values())) + ENTRY_BYTES * len(events)
+def _bytes_of(lines: Sequence[bytes]) -> int:
+    return sum(map(len, lines)) + ENTRY_BYTES * len(lines)
 
 
-class Fill(Protocol):
-    """Takes events for the cache."""
-
-    def __call__(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None: ...
+Fill = Callable[[Sequence[bytes], Sequence[bytes]], None]
+"""Takes events, ids and lines, for the cache."""
 
 
 class CacheShare:
@@ -170,3 +159,216 @@ class CacheShare:
         with self._filling:
             if store == self.store:
                 self.cache.put_many(keys, lines)
+
+
+ANNOUNCE_EVERY_S: Final = 1.0
+SILENT_S_MAX: Final = 3.0
+MEMBERS_MAX: Final = 256
+"""With home. More are refused: each costs the others a call in every lookup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """`version` is another one with each change and over restarts of home; 0 where there are no caches."""
+
+    version: int = 0
+    caches: tuple[str, ...] = ()
+
+
+class Members:
+    """The cache processes, but those silent for more than SILENT_S_MAX. For many threads at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._membership = Membership()
+
+    def announce(self, address: str) -> bool:
+        """A cache process is there. False: there are too many already."""
+        with self._lock:
+            self._forget_silent()
+            if address not in self._heard and len(self._heard) >= MEMBERS_MAX - 1:
+                return False
+            self._heard[address] = self._clock.monotonic()
+            self._renew()
+            return True
+
+    def leave(self, address: str) -> None:
+        with self._lock:
+            self._heard.pop(address, None)
+            self._renew()
+
+    def membership(self) -> Membership:
+        if self._heard:  # without a lock: the common case is one process
+            with self._lock:
+                self._forget_silent()
+        return self._membership
+
+    def _forget_silent(self) -> None:
+        now = self._clock.monotonic()
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard <= SILENT_S_MAX}
+        self._renew()
+
+    def _renew(self) -> None:
+        caches = tuple(sorted(self._heard))
+        if caches != self._membership.caches:
+            version = secrets.randbits(63) + 1 if caches else 0
+            self._membership = Membership(version, caches)
+
+
+QUEUE_BYTES_MAX: Final = 32 << 20
+"""Of each cache process."""
+_MESSAGE_BYTES: Final = 2 << 20
+_MESSAGE_EVENTS_MAX: Final = 16_384
+_PUT_TIMEOUT_S: Final = 1.0
+_PAUSE_S: Final = 0.1  # after a failure, so that a dead process is not asked in a tight loop
+
+
+class Filling:
+    """Puts events into the caches of their owners. For many threads at once."""
+
+    def __init__(
+        self,
+        cache: CacheEventStore,
+        membership: Callable[[], Membership],
+        virtual_nodes: int,
+        store: bytes,
+        network: Network = LOOPBACK,
+    ) -> None:
+        self._cache = cache
+        self._membership = membership
+        self._virtual_nodes = virtual_nodes
+        self._store = store
+        self._network = network
+        self._lock = threading.Lock()
+        self._known = Membership()
+        self._ring = Ring([HOME], virtual_nodes)
+        self._feeds: dict[str, _Feed] = {}
+        self._dropped_before = 0  # by feeds that are closed
+        self._sent_before = 0
+        self._closed = False
+
+    @property
+    def dropped(self) -> int:
+        """Events that were not put into their owner's cache."""
+        return self._dropped_before + sum(feed.dropped for feed in list(self._feeds.values()))
+
+    @property
+    def sent(self) -> int:
+        """Events that cache processes have taken."""
+        return self._sent_before + sum(feed.sent for feed in list(self._feeds.values()))
+
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(feed.waiting_bytes for feed in list(self._feeds.values()))
+
+    def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """Of an id that is there already, or twice in the batch, the first line stays."""
+        membership = self._membership()
+        if membership is not self._known:
+            self._follow(membership)
+        if not membership.caches:
+            self._cache.put_many(keys, lines)
+            return
+        ids = b"".join(keys)
+        ring, feeds = self._ring, self._feeds
+        for member, rows in ring.split(ids).items():
+            chosen = rows.tolist()
+            part = list(map(lines.__getitem__, chosen))
+            feed = feeds.get(member)
+            if feed is not None:
+                feed.offer(take_ids(ids, rows), part)
+            elif member == HOME:
+                self._cache.put_many(list(map(keys.__getitem__, chosen)), part)
+
+    def close(self) -> None:
+        """Drop what waits and end the threads."""
+        with self._lock:
+            self._closed = True
+            feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.close()
+
+    def _follow(self, membership: Membership) -> None:
+        with self._lock:
+            if self._closed or membership is self._known:
+                return
+            old, self._feeds = (
+                self._feeds,
+                {
+                    address: self._feeds.get(address) or _Feed(address, self._store, self._network)
+                    for address in membership.caches
+                },
+            )
+            self._ring = Ring([HOME, *membership.caches], self._virtual_nodes)
+            self._known = membership
+            for address in old.keys() - self._feeds.keys():
+                feed = old[address]
+                feed.close()
+                self._dropped_before += feed.dropped
+                self._sent_before += feed.sent
+
+
+class _Feed:
+    """Sends to one cache process, one message at a time, those that wait in order."""
+
+    def __init__(self, address: str, store: bytes, network: Network) -> None:
+        self._store = store
+        self._channel = network.open(address)
+        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self._sending = ThreadPoolExecutor(1, f"fill-{address}")
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._waiting = 0
+        self.waiting_bytes = 0
+        self.dropped = 0
+        self.sent = 0
+
+    def offer(self, ids: bytes, lines: Sequence[bytes]) -> None:
+        for message in _messages(ids, lines):
+            size, count = len(message[0]) + len(message[1]), len(message[0]) // ID_BYTES
+            with self._lock:
+                if self._closed.is_set() or self.waiting_bytes + size > QUEUE_BYTES_MAX:
+                    self.dropped += count
+                    continue
+                self._waiting += count
+                self.waiting_bytes += size
+                self._sending.submit(self._put, *message)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self.dropped += self._waiting
+            self.waiting_bytes = 0
+        self._sending.shutdown(wait=False, cancel_futures=True)
+        self._channel.close()
+
+    def _put(self, ids: bytes, events: bytes) -> None:
+        request = eventstore_pb2.PutRequest(ids=ids, events=events, store=self._store)
+        taken = count = len(ids) // ID_BYTES
+        try:
+            self._stub.Put(request, timeout=_PUT_TIMEOUT_S)
+        except (grpc.RpcError, ValueError):  # ValueError: the channel was closed
+            taken = 0
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._waiting -= count
+            self.waiting_bytes -= len(ids) + len(events)  # it counted as waiting until now
+            self.sent += taken
+            self.dropped += count - taken
+        if not taken:
+            self._closed.wait(_PAUSE_S)
+
+
+def _messages(ids: bytes, lines: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Ids and joined lines, cut into messages of a few MiB (a greater line comes alone)."""
+    ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
+    start = 0
+    while start < len(lines):
+        before = int(ends[start - 1]) if start else 0
+        end = int(np.searchsorted(ends, before + _MESSAGE_BYTES, "right"))
+        end = min(max(end, start + 1), start + _MESSAGE_EVENTS_MAX)
+        yield ids[start * ID_BYTES : end * ID_BYTES], join_lines(lines[start:end])
+        start = end

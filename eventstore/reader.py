@@ -12,30 +12,31 @@ it, and parsing takes a small share of the time only: all of it is the reader's 
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
 import numpy as np
+from cachetools import LRUCache
 
 from eventstore.cache import Fill
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.rules.entries import Ints
-from photon.core.clock import Clock
+from photon.core.clock import Backoff, Clock
 from photon.core.columns import split_ids
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
 from photon.core.status import Notices
-from photon.logs.files import Chunk, FileState, whole_lines
+from photon.logs.files import Chunk, FileState, read_at, whole_lines
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines
+from photon.logs.formats import JsonLines, PrimaryBatch
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
-_RETRY_S_MIN: Final = 0.05
-_RETRY_S_MAX: Final = 5.0
+_RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
 _SWEEP_EVERY_S: Final = 0.05
 _SWEEP_AGAIN_S: Final = 1.0
@@ -102,10 +103,6 @@ class Reader:
         self.unended: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
 
-    @property
-    def counts(self) -> Counts:
-        return self._map.counts
-
     def start(self) -> None:
         self._thread.start()
 
@@ -145,22 +142,20 @@ class Reader:
         return worked
 
     def _run(self) -> None:
-        retry_s = _RETRY_S_MIN
+        failures = 0
         try:
             while not self._stopping.is_set():
                 try:
                     worked = self.step()
-                except CorruptStateError:
-                    raise
                 except StorageError as error:
-                    if self._dead_letters.broken:
-                        raise  # only a restart can tell what of them is on disk
+                    # What of broken dead letters is on disk only a restart can tell.
+                    if isinstance(error, CorruptStateError) or self._dead_letters.broken:
+                        raise
+                    failures += 1
                     self._tell(error)
-                    self._stopping.wait(retry_s)
-                    retry_s = min(2 * retry_s, _RETRY_S_MAX)
+                    self._stopping.wait(_RETRIES.delay_s(failures))
                     continue
-                retry_s = _RETRY_S_MIN
-                self.storage_error = None
+                failures, self.storage_error = 0, None
                 if not worked:
                     self._wake.wait(self._pause_s())
                     self._wake.clear()
@@ -214,12 +209,9 @@ class Reader:
             f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
             f"{self._settings.line_bytes_max}; only its beginning is kept here"
         )
-        try:
-            with open(file.path, "rb", buffering=0) as log:
-                log.seek(chunk.start)
-                beginning = log.read(_OVERSIZED_KEPT_BYTES)
-        except OSError:
-            beginning = b""
+        beginning = b""
+        with suppress(OSError):
+            beginning = read_at(file.path, chunk.start, _OVERSIZED_KEPT_BYTES)
         return DeadLetter(Fate.MALFORMED, reason, beginning, file.name, chunk.start)
 
     def _write(self) -> None:
@@ -229,7 +221,11 @@ class Reader:
         repeats = self._map.write(rows, group.states.values(), self._with_letters(counts))
         self._letters_beyond = False
         self._group = _Group()
-        self._note_positions(group.states)
+        for number, state in group.states.items():
+            if state.gone:
+                self.positions.pop(number, None)
+            else:
+                self.positions[number] = state
         if rows is None:
             return
         keys, lines = split_ids(rows.ids), group.lines
@@ -238,12 +234,6 @@ class Reader:
             first[repeats] = False
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
         self._fill(keys, lines)
-
-    def _note_positions(self, states: Mapping[int, FileState]) -> None:
-        self.positions.update(states)
-        for number, state in states.items():
-            if state.gone:
-                del self.positions[number]
 
     def _with_letters(self, counts: Counts) -> Counts:
         """Append the group's dead letters, durably. What the map's transaction shall say of them.
@@ -283,28 +273,31 @@ class _Tail:
     end: int
     lines: dict[bytes, bytes] = field(default_factory=dict)
 
+    def size(self) -> int:
+        return self.end - self.start
+
+    def reaches(self, offset: int, bytes_max: int) -> bool:
+        return self.start <= offset <= min(self.end, self.start + bytes_max)
+
 
 class ReadOn:
-    """For many threads at once; one reads at a time.
-
-    `positions`: how far the map knows each file. `last_files`: where the servers of photon ids wrote last.
-    """
+    """For many threads at once; one reads at a time."""
 
     def __init__(
         self,
-        positions: Callable[[], Mapping[int, FileState]],
-        last_files: Callable[[Sequence[bytes]], Sequence[int]],
+        reader: Reader,
+        log_file_map: LogFileMap,
         log_format: JsonLines,
         bytes_max: int,
         clock: Clock,
     ) -> None:
-        self._positions = positions
-        self._last_files = last_files
+        self._reader = reader
+        self._map = log_file_map
         self._format = log_format
         self._bytes_max = bytes_max
         self._clock = clock
         self._lock = threading.Lock()
-        self._tails: dict[int, _Tail] = {}
+        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * bytes_max, getsizeof=_Tail.size)
         self._turn = 0
         self._rests_until = float("-inf")
         self.hits = 0
@@ -317,7 +310,7 @@ class ReadOn:
         wanted = set(keys)
         found: dict[bytes, bytes] = {}
         with self._lock:
-            positions = self._positions()
+            positions = self._reader.positions
             budget = self._bytes_max
             began = self._clock.monotonic()
             resting = began < self._rests_until
@@ -340,7 +333,7 @@ class ReadOn:
 
     def _candidates(self, keys: Sequence[bytes], positions: Mapping[int, FileState]) -> Iterator[FileState]:
         """The files to read on in, the likely ones first."""
-        numbers = dict.fromkeys([*self._last_files(keys), *self._tails])
+        numbers = dict.fromkeys([*self._map.last_files(keys), *self._tails])
         for number in numbers:
             state = positions.get(number)
             if state is not None and not state.gone:
@@ -357,12 +350,7 @@ class ReadOn:
         """What is parsed already behind the map's end; a new one if the map is past it."""
         tail = self._tails.get(state.number)
         identity = (state.device, state.inode)
-        if (
-            tail is None
-            or tail.identity != identity
-            or not tail.start <= state.offset <= tail.end
-            or state.offset - tail.start > self._bytes_max
-        ):
+        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self._bytes_max):
             tail = self._tails[state.number] = _Tail(identity, state.offset, state.offset)
         return tail
 
@@ -374,24 +362,22 @@ class ReadOn:
         self.bytes_read += len(data)
         whole = data[: whole_lines(data)]
         if whole:
-            batch = self._format.parse_primary(whole)
-            fresh = dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
-            tail.lines = fresh | tail.lines
+            tail.lines = first_lines(self._format.parse_primary(whole)) | tail.lines
             tail.end += len(whole)
+            self._tails[state.number] = tail  # of another size now
         return len(data)
 
     def _forget(self, positions: Mapping[int, FileState]) -> None:
-        """Tails that the map has by now, and the oldest where there are too many."""
+        """Tails that the map has by now."""
         for number, tail in list(self._tails.items()):
             state = positions.get(number)
             if state is None or state.gone or state.offset >= tail.end:
                 del self._tails[number]
-        held = sum(tail.end - tail.start for tail in self._tails.values())
-        for number, tail in list(self._tails.items()):
-            if held <= _TAILS_HELD_MAX * self._bytes_max:
-                break
-            held -= tail.end - tail.start
-            del self._tails[number]
+
+
+def first_lines(batch: PrimaryBatch) -> dict[bytes, bytes]:
+    """The first line of each id."""
+    return dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
 
 
 def _size(state: FileState) -> int:
@@ -403,13 +389,6 @@ def _size(state: FileState) -> int:
 
 def _read(state: FileState, start: int, length: int) -> bytes:
     """At most so many bytes; none if the file is another one by now or can't be read."""
-    if length <= 0:
-        return b""
-    try:
-        with open(state.path, "rb", buffering=0) as log:
-            status = os.fstat(log.fileno())
-            if (status.st_dev, status.st_ino) != (state.device, state.inode):
-                return b""
-            return os.pread(log.fileno(), length, start)
-    except OSError:
-        return b""
+    with suppress(OSError):
+        return read_at(state.path, start, max(0, length), (state.device, state.inode))
+    return b""

@@ -171,9 +171,7 @@ class LmdbFile:
     def storage_error(self, error: Exception) -> StorageError:
         text = str(error)
         if isinstance(error, lmdb.MapFullError):
-            return DiskFullError(
-                f"{self.path}: {self.what} is full; raise '{self.setting}' and start again, nothing is lost"
-            )
+            return self.full()
         if isinstance(error, _CORRUPT):
             return self.corrupt(text)
         if any(os.strerror(code) in text for code in _FULL):
@@ -181,6 +179,11 @@ class LmdbFile:
         if os.strerror(errno.EIO) in text:  # LMDB says so of a write that was cut short, too
             text += "; the disk is full or failing, nothing is lost"
         return StorageError(f"{self.path}: {text}")
+
+    def full(self) -> DiskFullError:
+        return DiskFullError(
+            f"{self.path}: {self.what} is full; raise '{self.setting}' and start again, nothing is lost"
+        )
 
     def corrupt(self, why: str) -> CorruptStateError:
         return CorruptStateError(f"{self.path}: {self.what} is damaged ({why}); {self.mend}")

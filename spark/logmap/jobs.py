@@ -23,8 +23,8 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from eventstore.built_map import levels_of, records_of, write_durably, write_sparse
-from eventstore.rules.entries import LEVEL_PARTS, Interval, Runs, runs_of
+from eventstore.built_map import write_durably, write_sparse
+from eventstore.rules.entries import LEVEL_PARTS, Interval, Runs, levels_of, records_of, runs_of
 from eventstore.segments import Columns, Writer
 from photon.core.columns import take_ids
 from photon.core.fates import Fate

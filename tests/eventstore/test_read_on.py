@@ -14,15 +14,8 @@ from eventstore.client import EventStoreClient
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError
 from photon.core.fates import Found
-from tests.eventstore.kit import PACKER, Parts, append, line, pack
-from tests.eventstore.test_sharing import serve
+from tests.eventstore.kit import PACKER, Parts, append, line, pack, serve
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)
@@ -47,10 +40,20 @@ def outcomes(parts, *idents):
 IDS = ["10.0.0.1:1:5", "opaque-a"]
 
 
-def test_what_stands_right_behind_the_map_is_found_and_not_called_behind(root):
+@pytest.fixture
+def path(root):
     path = root / "logs" / "a.jsonl"
     append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+    return path
+
+
+@pytest.fixture
+def parts(root, path):
+    """They have read what is there."""
+    return Parts(root, read_on_bytes=1 << 16).read_all()
+
+
+def test_what_stands_right_behind_the_map_is_found_and_not_called_behind(path, parts):
     append(path, *map(line, IDS))
     behind(parts)
     assert outcomes(parts, *IDS, "not") == (
@@ -62,10 +65,7 @@ def test_what_stands_right_behind_the_map_is_found_and_not_called_behind(root):
     assert outcomes(parts, *IDS, "not")[0] == [Found.FOUND, Found.FOUND, Found.ABSENT]
 
 
-def test_while_the_disk_is_full_lookups_still_find_what_comes(root, monkeypatch):
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+def test_while_the_disk_is_full_lookups_still_find_what_comes(path, parts, monkeypatch):
 
     def full(*_):
         raise DiskFullError("no space left on the device")
@@ -95,11 +95,8 @@ def test_it_reads_no_more_than_the_bound_and_nothing_twice(root):
     assert Parts(root, read_on_bytes=0).read_on.get_many([pack(idents[0])]) == {}
 
 
-def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(root, monkeypatch):
+def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(path, parts, monkeypatch):
     monkeypatch.setattr(reader, "_REST_FACTOR", 1e9)
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
     append(path, line(IDS[0]))
     behind(parts)
     assert outcomes(parts, IDS[0])[0] == [Found.FOUND]
@@ -119,10 +116,7 @@ def test_it_reads_on_in_the_file_its_server_wrote_to_last_among_many(root, monke
     assert parts.read_on.bytes_read < 200
 
 
-def test_a_half_written_line_is_no_event_yet(root):
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+def test_a_half_written_line_is_no_event_yet(path, parts):
     whole = line(IDS[0])
     append(path, whole[:-4], end=b"")
     assert outcomes(behind(parts), IDS[0])[0] == [Found.BEHIND]
@@ -130,10 +124,7 @@ def test_a_half_written_line_is_no_event_yet(root):
     assert outcomes(parts, IDS[0])[1] == [whole]
 
 
-def test_a_file_that_was_replaced_is_not_read_on_in(root):
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+def test_a_file_that_was_replaced_is_not_read_on_in(root, path, parts):
     path.rename(root / "elsewhere")
     append(path, line("10.0.0.1:1:4"), line(IDS[0]))
     parts.reader.caught_up = False

@@ -165,7 +165,9 @@ def test_a_storage_error_is_told_and_tried_again_by_the_thread(logs, tmp_path, m
     assert outcomes(parts, *IDS)[0] == [Found.FOUND] * 2
 
 
-def test_dead_letters_that_only_a_restart_can_mend_are_told(logs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [StorageError, TypeError])
+def test_what_no_retry_mends_is_told(logs, tmp_path, monkeypatch, error):
+    """Dead letters of which only a restart can tell what is on disk; a bug."""
     append(logs / "a.jsonl", b"bad")
     parts = Parts(tmp_path)
     told = []
@@ -174,22 +176,14 @@ def test_dead_letters_that_only_a_restart_can_mend_are_told(logs, tmp_path, monk
     def lost(_fd):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr("photon.logs.writer.os.fdatasync", lost)
+    if error is TypeError:
+        monkeypatch.setattr(parts.reader, "_take", None)
+    else:
+        monkeypatch.setattr("photon.logs.writer.os.fdatasync", lost)
     parts.reader.start()
     wait_until(lambda: told)
     parts.reader.stop()
-    assert isinstance(told[0], StorageError)
-
-
-def test_an_error_that_no_retry_mends_is_told(logs, tmp_path, monkeypatch):
-    append(logs / "a.jsonl", *map(line, IDS))
-    parts = Parts(tmp_path)
-    told = []
-    monkeypatch.setattr(parts.reader, "_on_failure", told.append)
-    monkeypatch.setattr(parts.reader, "_take", None)
-    parts.reader.start()
-    wait_until(lambda: told)
-    assert isinstance(told[0], TypeError)
+    assert isinstance(told[0], error)
     assert not parts.reader.caught_up
 
 

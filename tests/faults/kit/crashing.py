@@ -195,8 +195,8 @@ def _mark_dispatcher(armed: Armed) -> None:
 
 def _mark_eventstore(armed: Armed) -> None:
     from eventstore import dense
+    from eventstore.cache import Filling
     from eventstore.dense import DenseMap
-    from eventstore.filling import Filling
     from eventstore.log_file_map import LogFileMap
 
     dense.__dict__["FLUSH_ENTRIES"] = _SEGMENT_ENTRIES
