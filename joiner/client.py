@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import grpc
 
-from joiner.rules.batch import ForeignColumns, JoinOutcomes
+from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.addresses import parts
 from photon.core.errors import (
     OverloadedError,

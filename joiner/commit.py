@@ -1,39 +1,72 @@
-"""The end of a batch: register, write the winners, end the intent. One way for requests and resolver.
+"""A batch from its intent to its end: intend, register, write the winners, end the intent.
+
+One way for requests and for the resolver, which ends the batches whose request could not: unknown
+registration, full disk, crash of the process before. It registers them again, with the same token, until the
+IdRegistry answers: then it is known which events are this joiner's (paper 3.3.2), and they are written.
 
 Or the batch is dropped, because its incarnation is fenced: then recovery may release any of its ids that has
 no line in the joined log, and nothing of it is written any more.
+
+While a log can't be written, the gate keeps requests away: a full disk is no reason to look up and register.
 """
 
 import os
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from joiner.intents import IntentJournal
-from joiner.leases import LeaseKeeper
-from joiner.output import JoinedLog
-from joiner.ports import Checkpoint, Notice, Registry
-from joiner.rules.batch import winning_lines
-from joiner.rules.intent import Intent, Range
-from joiner.rules.lease import Lease
+from joiner.intents import Draft, Intent, IntentJournal, Range
+from joiner.leases import Lease, LeaseKeeper
+from joiner.output import Checkpoint, JoinedLog
+from joiner.rules import winning_lines
 from photon.core.background import Background
 from photon.core.backoff import Backoff
 from photon.core.clock import Clock
 from photon.core.columns import join_lines, split_lines
 from photon.core.disk import storage_errors, write_all
-from photon.core.errors import PhotonError, StorageError, UnavailableError
+from photon.core.errors import OverloadedError, PhotonError, StorageError, UnavailableError
 from photon.core.fates import Committed
 
-# --- Keeps requests away while this joiner can't write: a full disk is no reason to look up and register.
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
 
 PROBE_INTERVAL_S: Final = 0.5
 PROBE_BYTES: Final = 1 << 20
 """About what one batch takes."""
+DELAYS: Final = Backoff(0.05, 2.0)
+"""Between the resolver's tries."""
+_WON: Final = bytes([Committed.WON])
+_FENCED: Final = bytes([Committed.FENCED])
+
+
+class Slots:
+    """Lets only so many in at a time; for many threads at once."""
+
+    def __init__(self, limit: int, refusal: str) -> None:
+        self.in_flight = 0
+        self._limit = limit
+        self._refusal = refusal
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, timeout_s: float | None) -> Iterator[None]:
+        """One of the slots, waited for so long; None: for ever. OverloadedError: nothing was done."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.in_flight < self._limit, timeout_s):
+                raise OverloadedError(f"{self._limit} {self._refusal}")
+            self.in_flight += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.in_flight -= 1
+                self._changed.notify()
 
 
 class StorageGate:
@@ -109,10 +142,6 @@ def try_writing(directory: Path) -> None:
         os.fsync(file.fileno())
 
 
-_WON: Final = bytes([Committed.WON])
-_FENCED: Final = bytes([Committed.FENCED])
-
-
 class WrittenLines:
     """Lines in the joined log that belong to intents without an end; each counts for one of them, once."""
 
@@ -163,17 +192,28 @@ class Unended:
 
 
 class Settler:
-    """Registers and writes. For many threads at once, each with a batch of its own."""
+    """Takes batches to their end. For many threads at once, each with a batch of its own."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: "RegistryClient",
         journal: IntentJournal,
         output: JoinedLog,
         gate: StorageGate,
         leases: LeaseKeeper,
+        commits_max: int,
         checkpoint: Checkpoint,
     ) -> None:
+        self.slots = Slots(
+            commits_max,
+            "commits are on their way to the IdRegistry and none ended in time; "
+            "send again later or raise joiner.commits_in_flight_max",
+        )
+        """Of commits to the IdRegistry (paper 3.3.2): they bound what a crash leaves."""
+        self.joined = 0
+        """Lines written by this process."""
+        self.dropped = 0
+        """Events of fenced incarnations that this process did not write, though they may be registered."""
         self._registry = registry
         self._journal = journal
         self._output = output
@@ -181,23 +221,31 @@ class Settler:
         self._leases = leases
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
-        self._joined = 0
-        self._dropped = 0
 
-    @property
-    def joined(self) -> int:
-        """Lines written by this process."""
-        return self._joined
+    def intend(self, draft: Draft, check_deadline: Callable[[], None]) -> Unended:
+        """Note durably what is going to be registered. StorageError, OverloadedError: nothing was done."""
+        intent: Intent | None = None
+        try:
+            intent = self._journal.append(draft, lambda: self._output.position)
+            self._checkpoint("intent appended")
+            self._journal.sync(intent)
+            check_deadline()
+        except (StorageError, OverloadedError) as error:
+            if isinstance(error, StorageError):
+                self._gate.failed("journal", error, self._journal.broken)
+            if intent is not None:  # nothing is asked of the registry, so nothing is left to end
+                self._journal.done(intent, Range(intent.position.file, 0, 0))
+            raise
+        self._gate.worked("journal")
+        self._checkpoint("intent synced")
+        return Unended(intent, self._leases.own)
 
-    @property
-    def dropped(self) -> int:
-        """Events of fenced incarnations that this process did not write, though they may be registered."""
-        return self._dropped
-
-    def settle(self, batch: Unended) -> bytes:
-        """Take the batch to its end: `register` and `finish`."""
-        self.register(batch)
-        return self.finish(batch)
+    def settle(self, batch: Unended) -> None:
+        """Take the batch to its end, whatever was done before; errors as of `register` and `finish`."""
+        if batch.committed is None:
+            with self.slots.taken(None):
+                self.register(batch)
+        self.finish(batch)
 
     def register(self, batch: Unended) -> None:
         """Learn which of its events are this joiner's, or that it is fenced; again has no effect.
@@ -233,7 +281,7 @@ class Settler:
     def _drop(self, batch: Unended) -> bytes:
         committed = (batch.committed or _WON * len(batch.intent)).replace(_WON, _FENCED)
         with self._lock:
-            self._dropped += committed.count(_FENCED)
+            self.dropped += committed.count(_FENCED)
         self._journal.done(batch.intent, Range(batch.intent.position.file, 0, 0))
         self._leases.ended(batch.lease)
         return committed
@@ -251,7 +299,7 @@ class Settler:
         if batch.place is None:
             batch.place = self._output.append(lines, partial(self._leases.check, batch.lease))
             with self._lock:
-                self._joined += batch.missing_count()
+                self.joined += batch.missing_count()
         self._checkpoint("output appended")
         # Also when nothing is missing: what a crashed process wrote may not be durable yet.
         self._output.sync(batch.place)
@@ -261,19 +309,12 @@ class Settler:
         self._journal.done(batch.intent, batch.place)
 
 
-# --- Ends the batches whose request could not: unknown registration, full disk, crash of the process
-# before.
-#
-# It registers them again, with the same token, until the IdRegistry answers: then it is known which events
-# are this joiner's (paper 3.3.2), and they are written.
-
-DELAYS: Final = Backoff(0.05, 2.0)
-
-
 class Resolver:
     """A thread that works off the unresolved batches in turn, with growing pauses while none can be ended."""
 
-    def __init__(self, settle: Callable[[Unended], object], rng: Random, notice: Notice) -> None:
+    def __init__(
+        self, settle: Callable[[Unended], object], rng: Random, notice: Callable[[str], None]
+    ) -> None:
         self._settle = settle
         self._rng = rng
         self._notice = notice

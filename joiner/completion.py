@@ -13,19 +13,20 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from joiner import parquet
 from joiner.intents import IntentJournal
-from joiner.output import JoinedLog
+from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import PARQUET, CompleteFile, Root
-from joiner.ports import Checkpoint, Notice
 from photon.core.background import Background
 from photon.core.backoff import Backoff
 from photon.core.clock import Clock
 from photon.core.disk import replace, storage_errors
 from photon.core.errors import PhotonError
+from photon.core.settings import Joiner
 from photon.logs.writer import LogPosition
 
 PACE: Final = Backoff(1.0, 60.0)
@@ -50,17 +51,15 @@ class Completer:
         self,
         output: JoinedLog,
         journal: IntentJournal,
-        output_format: str,
-        file_s: float,
+        settings: Joiner,
         clock: Clock,
-        notice: Notice,
-        checkpoint: Checkpoint = lambda _: None,
+        notice: Callable[[str], None],
+        checkpoint: Checkpoint,
     ) -> None:
-        """`file_s`: age at which a file is closed; 0 for never."""
         self._output = output
         self._journal = journal
-        self._to_parquet = output_format == "parquet"
-        self._file_s = file_s
+        self._to_parquet = settings.output_format == "parquet"
+        self._file_s = settings.output_file_s
         self._clock = clock
         self._notice = notice
         self._checkpoint = checkpoint

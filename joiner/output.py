@@ -36,9 +36,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+from joiner.intents import Range
 from joiner.output_files import Root
-from joiner.ports import Checkpoint
-from joiner.rules.intent import Range
 from photon.core.clock import Clock
 from photon.core.disk import storage_errors
 from photon.core.errors import CorruptStateError, PhotonError, StorageError
@@ -50,6 +49,9 @@ from photon.logs.writer import LogPosition, RotatingLog
 # the next (joiner.output).
 
 _READ_BYTES: Final = 1 << 20
+
+Checkpoint = Callable[[str], None]
+"""Told before each IO step of a request what the step before was; tests kill the process there."""
 
 
 def missing_files(log: RotatingLog, first: int, last: int) -> list[Path]:

@@ -1,19 +1,14 @@
 """A joiner process: the worker behind gRPC. Columns in, outcomes out, errors as status codes."""
 
-from collections.abc import Callable
-from pathlib import Path
-from random import Random
 from typing import Any, Final
 
 import grpc
 import msgspec
 
-from joiner.ports import Checkpoint, EventStore, Registry
-from joiner.rules.batch import ForeignColumns
+from joiner.rules import ForeignColumns
 from joiner.worker import Worker
-from photon.core.clock import Clock
 from photon.core.errors import OverloadedError, PhotonError, SettingsMismatchError, UsageError
-from photon.core.settings import Settings, identity_digest
+from photon.core.settings import identity_digest
 from photon.rpc import joiner_pb2, joiner_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
@@ -23,46 +18,14 @@ _SPARE_CALLS: Final = 8  # beyond the joins: status, health, and refusals
 
 
 class JoinerServer:
-    """Serves Joiner on `listen`. The parameters are the Worker's."""
+    """Serves a worker, which it owns from now on, on the address of the worker's home."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        datacenter: str,
-        listen: str,
-        directory: Path,
-        output_root: Path,
-        registry: Registry,
-        eventstore: EventStore,
-        clock: Clock,
-        rng: Random,
-        drain: bool = False,
-        on_fatal: Callable[[BaseException], None] = lambda _: None,
-        checkpoint: Checkpoint = lambda _: None,
-        network: Network = LOOPBACK,
-    ) -> None:
-        """AdapterError, CorruptStateError, LockedError, StorageError, UsageError."""
-        workers = settings.joiner.requests_in_flight_max + _SPARE_CALLS
-        self._server = Server(listen, workers, in_flight_max=workers, network=network)
-        self._worker = Worker(
-            settings,
-            name,
-            datacenter,
-            listen,
-            directory,
-            output_root,
-            registry,
-            eventstore,
-            clock,
-            rng,
-            drain,
-            on_fatal,
-            checkpoint,
-        )
-        service = JoinerService(self._worker, identity_digest(settings))
-        self._server.serve_while(self._worker.can_work)
-        self._server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, service, SERVICE_NAME)
+    def __init__(self, worker: Worker, network: Network = LOOPBACK) -> None:
+        calls_max = worker.settings.joiner.requests_in_flight_max + _SPARE_CALLS
+        self._worker = worker
+        self._server = Server(worker.home.address, calls_max, in_flight_max=calls_max, network=network)
+        self._server.serve_while(worker.can_work)
+        self._server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, JoinerService(worker), SERVICE_NAME)
 
     @property
     def listen(self) -> str:
@@ -92,10 +55,9 @@ class JoinerServer:
 class JoinerService(joiner_pb2_grpc.JoinerServicer):
     """Join and Status (photon/rpc/joiner.proto)."""
 
-    def __init__(self, worker: Worker, identity: bytes) -> None:
-        """`identity`: core.settings_identity.identity_digest; requests of another one are refused."""
+    def __init__(self, worker: Worker) -> None:
         self._worker = worker
-        self._identity = identity
+        self._identity = identity_digest(worker.settings)
 
     def Join(self, request: joiner_pb2.JoinRequest, context: grpc.ServicerContext) -> joiner_pb2.JoinResponse:
         batch = ForeignColumns(
@@ -111,7 +73,7 @@ class JoinerService(joiner_pb2_grpc.JoinerServicer):
             batch.check()
             if not batch.ids:
                 self._check_lease()
-                return joiner_pb2.JoinResponse()  # whether it would be taken was all that was asked
+                return joiner_pb2.JoinResponse()  # an empty batch only asks whether a real one would be taken
             joined = self._worker.join(batch, context.time_remaining())
         except SettingsMismatchError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))

@@ -11,35 +11,10 @@ import pytest
 from joiner import completion as completing
 from joiner.output_files import complete_files, count_joined
 from photon.core.errors import CorruptStateError, SettingsError
-from tests.joiner.fakes import (
-    batch_of,
-    joined_line,
-    lines_of,
-    make_worker,
-    output_files,
-    output_lines,
-    settings,
-)
+from tests.joiner.fakes import Crash, batch_of, joined_line, lines_of, output_files, output_lines
 from tests.waiting import wait_until
 
 HOUR_S = 3600
-
-
-@pytest.fixture
-def make(tmp_path, registry, clock):
-    made = []
-
-    def build(**joiner):
-        options = {key: joiner.pop(key) for key in ("checkpoint", "clock") if key in joiner}
-        worker = make_worker(
-            tmp_path, registry, **({"clock": clock, "settings": settings(**joiner)} | options)
-        )
-        made.append(worker)
-        return worker
-
-    yield build
-    for worker in made:
-        worker.close()
 
 
 @pytest.fixture
@@ -208,7 +183,7 @@ def test_a_damaged_manifest_stops_the_start(make, east):
 def test_each_root_has_its_own_manifest_and_a_full_one_holds_no_other_back(
     make, tmp_path, monkeypatch, clock
 ):
-    worker = make(output_roots=(str(tmp_path / "two"),), output_file_s=HOUR_S)
+    worker = make("two", output_file_s=HOUR_S)
     first, second = (tmp_path / out / "joined" / "east" for out in ("out", "two"))
     worker.join(batch_of(["a"]))
     real = os.write
@@ -248,7 +223,7 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
 
 
 def test_what_waits_is_counted_in_every_root_and_progress_is_seen_within_a_file(make, tmp_path):
-    worker = make(output_roots=(str(tmp_path / "two"),), output_file_bytes_max=100)
+    worker = make("two", output_file_bytes_max=100)
     for name in "abc":
         worker.join(batch_of([name]))
     before = worker.status()["output"]
@@ -291,10 +266,6 @@ def test_files_that_an_end_has_no_time_for_are_made_parquet_by_the_next_start(
     worker._completer.step()
     assert listed(east) == [f"joiner-00000{n}.parquet" for n in range(3)]
     assert (count_joined(tmp_path), output_lines(tmp_path)) == (3, lines_of(""))
-
-
-class Crash(BaseException):
-    """The end of a process."""
 
 
 @pytest.mark.parametrize("step", ["converted", "renamed", "listed", "lines removed"])

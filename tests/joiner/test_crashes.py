@@ -1,7 +1,6 @@
 """A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
 
 import json
-import random
 import shutil
 import signal
 import subprocess
@@ -21,9 +20,10 @@ from hypothesis import strategies as st
 from joiner.output_files import complete_files, count_joined
 from photon.core.columns import split_lines
 from photon.core.errors import StorageError
+from tests.fake_registry import FakeRegistry
 from tests.joiner import crash_child
 from tests.joiner.fakes import (
-    FakeRegistry,
+    Crash,
     batch_of,
     cut_file,
     lines_of,
@@ -31,7 +31,6 @@ from tests.joiner.fakes import (
     output_bytes,
     output_lines,
     packed_id,
-    settings,
 )
 
 REPOSITORY = Path(__file__).parents[2]
@@ -137,10 +136,6 @@ def check_all_is_there_once_and_listed(directory, parquet):
     assert count_joined(directory) == EVERYTHING.total()
 
 
-class Crash(BaseException):
-    """The end of a process, in a test that can't afford one."""
-
-
 class Life:
     """One process of a joiner on `root`: dies at its n-th step if it is told to."""
 
@@ -152,9 +147,8 @@ class Life:
         self.worker = make_worker(
             root,
             registry,
-            settings=settings(
-                output_file_bytes_max=300, output_roots=tuple(str(root / out) for out in outs[1:])
-            ),
+            output_file_bytes_max=300,
+            output_roots=tuple(str(root / out) for out in outs[1:]),
             checkpoint=self._checkpoint,
         )
 
@@ -232,8 +226,8 @@ def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path
             raise crashes.pop()
 
     crashes: list[Crash] = []
-    alike = settings("alike_adapters:Alike", output_file_bytes_max=40)
-    first = make_worker(tmp_path, registry, settings=alike, checkpoint=crash)
+    alike = {"adapter": "alike_adapters:Alike", "output_file_bytes_max": 40}
+    first = make_worker(tmp_path, registry, checkpoint=crash, **alike)
     registry.failures = ["after"]
     first.join(batch_of(["a", "b"]))  # registered, not written
     first.join(batch_of(["c", "d", "e"]))  # done, after the place from which a's may stand
@@ -242,7 +236,7 @@ def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path
         first.join(batch_of(["f"]))  # written, not done
     first.close()
     assert output_lines(tmp_path).total() == 4
-    second = make_worker(tmp_path, registry, settings=alike)
+    second = make_worker(tmp_path, registry, **alike)
     second.start()
     assert second.stop(20)
     assert output_lines(tmp_path).total() == 6
@@ -297,7 +291,7 @@ def test_recovery_waits_for_the_registry_and_serves_meanwhile(tmp_path):
 
 def test_a_stop_leaves_what_the_registry_does_not_answer_to_the_next_start(tmp_path):
     registry = FakeRegistry()
-    first = make_worker(tmp_path, registry, rng=random.Random(1))
+    first = make_worker(tmp_path, registry)
     first.start()
     registry.down = True
     first.join(batch_of(["a"]))
@@ -305,7 +299,7 @@ def test_a_stop_leaves_what_the_registry_does_not_answer_to_the_next_start(tmp_p
     with pytest.raises(StorageError):
         first.join(batch_of(["b"]))
     registry.down = False
-    second = make_worker(tmp_path, registry, rng=random.Random(2))
+    second = make_worker(tmp_path, registry)
     second.start()
     assert second.stop(20)
     assert output_lines(tmp_path) == lines_of("a")

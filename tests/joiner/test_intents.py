@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from joiner.intents import IntentJournal
-from joiner.rules.intent import Draft, Intent, Range
+from joiner.intents import Draft, Intent, IntentJournal, Range
 from photon.core.columns import join_lines, pack_times
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
 from photon.core.journal import HEADER_BYTES, MARK_BYTES

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
+from joiner.intents import Range
 from joiner.output import JoinedLog, Left
 from joiner.output_files import open_roots
-from joiner.rules.intent import Range
 from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.columns import split_lines

@@ -6,29 +6,8 @@ import shutil
 import pytest
 
 from photon.core.errors import CorruptStateError, LockedError, SettingsError, StorageError
-from tests.joiner.fakes import (
-    FakeRegistry,
-    batch_of,
-    lines_of,
-    make_worker,
-    output_files,
-    output_lines,
-    settings,
-)
-
-
-@pytest.fixture
-def make(tmp_path, registry):
-    made = []
-
-    def build(*more, **options):
-        roots = tuple(str(tmp_path / name) for name in more)
-        made.append(make_worker(tmp_path, registry, settings=settings(output_roots=roots), **options))
-        return made[-1]
-
-    yield build
-    for worker in made:
-        worker.close()
+from tests.fake_registry import FakeRegistry
+from tests.joiner.fakes import batch_of, lines_of, make_worker, output_files, output_lines
 
 
 def crash_with_a_batch_under_way(worker, registry, names="b"):
@@ -142,7 +121,7 @@ def test_another_joiner_of_the_same_name_is_kept_out_of_a_root(make, tmp_path):
             FakeRegistry(),
             directory=tmp_path / "other state",
             output_root=tmp_path / "other out",
-            settings=settings(output_roots=(str(tmp_path / "two"),)),
+            output_roots=(str(tmp_path / "two"),),
         )
 
 

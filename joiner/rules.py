@@ -1,4 +1,7 @@
-"""A request to the joiner and its answer, in packed columns."""
+"""A request to the joiner, its answer, and how the one becomes the other (paper 3.3.1). Pure.
+
+All in packed columns: what an event's outcome is, given what the others answered.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,8 +60,6 @@ class JoinOutcomes:
     outcomes: bytes
     reasons: dict[int, str]
 
-
-# --- The joiner's rules (paper 3.3.1), pure: what an event's outcome is, given what the others answered.
 
 Rows = npt.NDArray[np.intp]
 Outcomes = npt.NDArray[np.uint8]
