@@ -21,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from joiner.intents import Draft, Intent, IntentJournal, Range
+from joiner.intents import Intent, IntentJournal, Range
 from joiner.leases import Lease, LeaseKeeper
 from joiner.output import Checkpoint, JoinedLog
 from joiner.rules import winning_lines
@@ -222,18 +222,17 @@ class Settler:
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
 
-    def intend(self, draft: Draft, check_deadline: Callable[[], None]) -> Unended:
+    def intend(self, intent: Intent, check_deadline: Callable[[], None]) -> Unended:
         """Note durably what is going to be registered. StorageError, OverloadedError: nothing was done."""
-        intent: Intent | None = None
         try:
-            intent = self._journal.append(draft, lambda: self._output.position)
+            self._journal.append(intent, lambda: self._output.position)
             self._checkpoint("intent appended")
             self._journal.sync(intent)
             check_deadline()
         except (StorageError, OverloadedError) as error:
             if isinstance(error, StorageError):
                 self._gate.failed("journal", error, self._journal.broken)
-            if intent is not None:  # nothing is asked of the registry, so nothing is left to end
+            if intent.sequence >= 0:  # nothing is asked of the registry, so nothing is left to end
                 self._journal.done(intent, Range(intent.position.file, 0, 0))
             raise
         self._gate.worked("journal")

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -44,16 +45,17 @@ class Kind(IntEnum):
     DONE = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Intent:
     """A batch that is going to be registered and written: N ids, their times, and their joined lines."""
 
-    sequence: int
     token: bytes
     ids: bytes
     times: bytes
     lines: bytes
-    position: LogPosition
+    sequence: int = -1
+    position: LogPosition = LogPosition(0, 0)
+    """Both set by the journal."""
 
     def __len__(self) -> int:
         return len(self.ids) // ID_BYTES
@@ -68,56 +70,23 @@ class Range:
     end: int
 
 
-class Draft:
-    """An intent but for its sequence and place: what can be made ready without the journal's lock."""
-
-    def __init__(self, salt: int, token: bytes, ids: bytes, times: bytes, lines: bytes) -> None:
-        self.token, self.ids, self.times, self.lines = token, ids, times, lines
-        self._salt = salt
-        self._packed = self._pack(salt)
-
-    def pack(self, salt: int, sequence: int, position: LogPosition) -> list[bytes]:
-        """The records as the pieces to write; made anew where the journal's segment has changed meanwhile."""
-        batch = self._packed if salt == self._salt else self._pack(salt)
-        return batch + pack_record(salt, Kind.INTENT, _INTENT.pack(sequence, position.file, position.offset))
-
-    def intent(self, sequence: int, position: LogPosition) -> Intent:
-        return Intent(sequence, self.token, self.ids, self.times, self.lines, position)
-
-    def _pack(self, salt: int) -> list[bytes]:
-        head = _BATCH.pack(len(self.token), len(self.ids) // ID_BYTES)
-        return pack_record(salt, Kind.BATCH, head, self.token, self.ids, self.times, self.lines)
+def _pack_batch(salt: int, intent: Intent) -> list[bytes]:
+    head = _BATCH.pack(len(intent.token), len(intent))
+    return pack_record(salt, Kind.BATCH, head, intent.token, intent.ids, intent.times, intent.lines)
 
 
-def pack_done(salt: int, sequence: int, written: Range) -> list[bytes]:
-    """The record that ends an intent."""
-    return pack_record(salt, Kind.DONE, _DONE.pack(sequence, written.file, written.start, written.end))
-
-
-def unpack_done(payload: memoryview) -> tuple[int, Range]:
-    sequence, file, start, end = _DONE.unpack(payload)
-    return sequence, Range(file, start, end)
-
-
-def unpack_intent(batch: memoryview, intent: memoryview) -> Intent:
+def _unpack_intent(batch: memoryview, intent: memoryview) -> Intent:
     """ValueError if it does not hold what its head says."""
     sequence, file, offset = _INTENT.unpack(intent)
     token_bytes, count = _BATCH.unpack_from(batch)
     ids_at = _BATCH.size + token_bytes
     times_at = ids_at + ID_BYTES * count
     lines_at = times_at + _TIME_BYTES * count
-    token, ids, times, lines = (
-        bytes(part)
-        for part in (
-            batch[_BATCH.size : ids_at],
-            batch[ids_at:times_at],
-            batch[times_at:lines_at],
-            batch[lines_at:],
-        )
-    )
+    places = (_BATCH.size, ids_at, times_at, lines_at, len(batch))
+    token, ids, times, lines = (bytes(batch[start:end]) for start, end in pairwise(places))
     if len(split_lines(lines)) != count:
         raise ValueError(f"intent {sequence} holds {len(split_lines(lines))} lines for {count} events")
-    return Intent(sequence, token, ids, times, lines, LogPosition(file, offset))
+    return Intent(token, ids, times, lines, sequence, LogPosition(file, offset))
 
 
 class IntentJournal:
@@ -162,24 +131,25 @@ class IntentJournal:
         """No write will work before a restart."""
         return self._log.broken
 
-    def draft(self, token: bytes, ids: bytes, times: bytes, lines: bytes) -> Draft:
-        """What `append` takes."""
-        return Draft(self._log.salt, token, ids, times, lines)
-
-    def append(self, draft: Draft, output_position: Callable[[], LogPosition]) -> Intent:
+    def append(self, intent: Intent, output_position: Callable[[], LogPosition]) -> None:
         """Write an intent; it counts when `sync` has returned.
 
         OverloadedError while the journal is at its bound, DiskFullError, StorageError: nothing was written.
         """
+        salt = self._log.salt
+        batch = _pack_batch(salt, intent)  # without the lock, for it takes long
         with self._lock:
             self._roll_if_due()
-            sequence = self._sequence
+            if salt != self._log.salt:
+                salt = self._log.salt
+                batch = _pack_batch(salt, intent)
             # Asked under the lock: the lines of every intent that ended before stand before this place.
-            position = output_position()
-            self._open[sequence] = self._write(draft.pack(self._log.salt, sequence, position))
-            self._sequence += 1
+            sequence, position = self._sequence, output_position()
+            head = _INTENT.pack(sequence, position.file, position.offset)
+            self._open[sequence] = self._write(batch + pack_record(salt, Kind.INTENT, head))
             self._places[sequence] = position
-            return draft.intent(sequence, position)
+            self._sequence += 1
+            intent.sequence, intent.position = sequence, position
 
     def sync(self, intent: Intent) -> None:
         """Return when the intent is durable. Threads that wait together share one fdatasync."""
@@ -221,8 +191,10 @@ class IntentJournal:
         self._log.close()
 
     def _write(self, records: list[bytes]) -> Place:
-        salt = self._log.salt
-        ends = [piece for ended in self._unwritten_ends for piece in pack_done(salt, *ended)]
+        ends: list[bytes] = []
+        for sequence, written in self._unwritten_ends:
+            done = _DONE.pack(sequence, written.file, written.start, written.end)
+            ends += pack_record(self._log.salt, Kind.DONE, done)
         with storage_errors(self._log.path):
             place = self._log.append(b"".join(ends + records))
         for ended, _ in self._unwritten_ends:
@@ -261,7 +233,7 @@ class IntentJournal:
             self._batch = record.payload
         elif record.kind == Kind.INTENT:
             try:
-                intent = unpack_intent(self._batch, record.payload)
+                intent = _unpack_intent(self._batch, record.payload)
             except (ValueError, struct.error) as error:
                 raise _corrupt(path, str(error)) from error
             self._intents[intent.sequence] = intent
@@ -269,8 +241,8 @@ class IntentJournal:
             self._places[intent.sequence] = intent.position
             self._sequence = max(self._sequence, intent.sequence + 1)
         elif record.kind == Kind.DONE:
-            sequence, written = unpack_done(record.payload)
-            self._ranges.append(written)
+            sequence, *written = _DONE.unpack(record.payload)
+            self._ranges.append(Range(*written))
             self._sequence = max(self._sequence, sequence + 1)
             self._intents.pop(sequence, None)
             self._open.pop(sequence, None)

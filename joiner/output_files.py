@@ -1,16 +1,25 @@
-"""The files of the joined logs, as their readers find them (docs/output.md).
+"""The files of the joined logs, as their readers find them (docs/output.md), and the roots they stand in.
 
 joined/<datacenter>/<joiner>-NNNNNN.jsonl     lines; the last one of a joiner grows
 joined/<datacenter>/<joiner>-NNNNNN.parquet   the same as rows, once complete, if the settings say so
 joined/<datacenter>/<joiner>.manifest         a JSON object a line for each complete file
 joined/<datacenter>/<joiner>.lives            a JSON object a line for each start of the joiner
+
+A file is listed in the manifest when it will never change again: a reader that takes listed files only reads
+nothing twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of
+a root.
+
+`<directory>/roots`, in the joiner's own directory, names the additional roots that the life before wrote to:
+a JSON object, path to the number of the first file that it got. What a root's own files say of unfinished
+batches counts from there on.
 """
 
+import contextlib
 import fcntl
 import importlib
 import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -47,12 +56,7 @@ class CompleteFile:
 _DECODER: Final = msgspec.json.Decoder(CompleteFile)
 
 
-def encode_entry(entry: CompleteFile) -> bytes:
-    """A line of a manifest."""
-    return msgspec.json.encode(entry) + b"\n"
-
-
-def read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
+def _read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
     """A manifest's whole lines -> its files by name. CorruptStateError if a line is none of ours."""
     whole = data[: data.rfind(b"\n") + 1]
     try:
@@ -70,7 +74,7 @@ def complete_files(directory: Path) -> dict[str, CompleteFile]:
     found: dict[str, CompleteFile] = {}
     for path in sorted(directory.glob(f"*{MANIFEST}")):
         with storage_errors(path):
-            found.update(read_entries(path.read_bytes(), path))
+            found.update(_read_entries(path.read_bytes(), path))
     return found
 
 
@@ -129,17 +133,11 @@ def read_lives(directory: Path) -> dict[int, Life]:
         with storage_errors(path):
             data = path.read_bytes()
         for line in data[: data.rfind(b"\n") + 1].splitlines():
-            if (life := _read_life(line)) is not None:
-                found[life.incarnation] = life
+            with contextlib.suppress(ValueError):  # msgspec's errors are such
+                told = _LIFE_DECODER.decode(line)
+                incarnation = int(told.incarnation, 16)
+                found[incarnation] = Life(incarnation, told.address, told.since_us)
     return found
-
-
-def _read_life(line: bytes) -> Life | None:
-    try:
-        told = _LIFE_DECODER.decode(line)
-        return Life(int(told.incarnation, 16), told.address, told.since_us)
-    except ValueError:  # msgspec's too
-        return None
 
 
 def count_joined(directory: Path, writers: str = "") -> int:
@@ -202,23 +200,11 @@ def _count_rows(path: Path, entry: CompleteFile | None) -> int | None:
     return rows
 
 
-# --- The manifest of one joiner in one output root: which of its files are complete.
-#
-# A file is listed when it will never change again: a reader that takes listed files only reads nothing
-# twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of a
-# root.
-
 _NUMBER: Final = re.compile(r"-(\d+)\.[a-z]+$")
 
 
-def file_number(name: str) -> int:
-    """NNNNNN of `<joiner>-NNNNNN.jsonl` or `.parquet`; -1 for a name that is none of ours."""
-    match = _NUMBER.search(name)
-    return int(match[1]) if match else -1
-
-
 class Manifest:
-    """For one process and one thread at a time."""
+    """Which of one joiner's files in one root are complete. For one process and one thread at a time."""
 
     def __init__(self, directory: Path, stem: str) -> None:
         """LockedError if another process has it; CorruptStateError, StorageError. A torn last line is cut."""
@@ -233,30 +219,21 @@ class Manifest:
                 self._size = data.rfind(b"\n") + 1
                 os.ftruncate(self._fd, self._size)
                 sync_directory(directory)
-            self._entries = [*read_entries(data, self.path).values()]
-            self._listed = {entry.file for entry in self._entries}
+            self.listed = {*_read_entries(data, self.path)}
+            """Names of files."""
         except BaseException:
             self.close()
             raise
 
     @property
-    def listed(self) -> Set[str]:
-        """Names of files."""
-        return self._listed
-
-    @property
-    def entries(self) -> Sequence[CompleteFile]:
-        """In the order of the manifest; it grows with it."""
-        return self._entries
-
-    @property
     def next_number(self) -> int:
         """Of files: greater than those of all that are listed, whether they are still there or not."""
-        return 1 + max(map(file_number, self._listed), default=-1)
+        numbers = [match[1] for name in self.listed if (match := _NUMBER.search(name))]
+        return 1 + max(map(int, numbers), default=-1)
 
     def add(self, entry: CompleteFile) -> None:
         """List a file, durably. DiskFullError, StorageError: it is not listed, or will be listed twice."""
-        line = encode_entry(entry)
+        line = msgspec.json.encode(entry) + b"\n"
         with storage_errors(self.path):
             try:
                 write_all(self._fd, line)
@@ -265,8 +242,7 @@ class Manifest:
                 raise
             self._size += len(line)
             os.fdatasync(self._fd)
-        self._listed.add(entry.file)
-        self._entries.append(entry)
+        self.listed.add(entry.file)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -281,12 +257,6 @@ class Manifest:
                 f"{self.path}: another joiner of this name writes here; stop it, or name another output"
             ) from error
 
-
-# --- The output roots of a joiner: which there are, which are new, and that each is its own (paper 3.3.1).
-#
-# `<directory>/roots` names the additional roots that the life before wrote to: a JSON object, path to the
-# number of the first file that it got. What a root's own files say of unfinished batches counts from there
-# on.
 
 _NAME: Final = "roots"
 _NEVER: Final = 1 << 62  # files are left when all roots leave them

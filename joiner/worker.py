@@ -1,4 +1,4 @@
-"""A joiner without its network. One request through it (paper 3.3.1): look up, adapt, intend, register, write.
+"""A joiner without its network. A request in it (paper 3.3.1): look up, adapt, intend, register, write.
 
 Register before writing: a crash between the two loses a join, which the intent brings back; the other order
 would double one. It remembers nothing of an event but its intent.
@@ -241,7 +241,7 @@ class Worker:
         }
 
     def _take_over(self) -> None:
-        """CorruptStateError if a file of the output is missing, SettingsError for a root that can't be new."""
+        """CorruptStateError if a file of the output is missing, SettingsError if a root can't be new."""
         intents, done = self._journal.take_over()
         left = None
         if intents:
@@ -316,10 +316,9 @@ class Worker:
             with self._settler.slots.taken(deadline.left_s()):
                 self.leases.check(self.leases.own)  # lookup and slot may have taken long
                 deadline.check()
-                draft = self._journal.draft(
-                    self._tokens.next(), candidates.ids, candidates.times, candidates.lines
-                )
-                batch = self._settler.intend(draft, deadline.check)
+                token = self._tokens.next()
+                intent = Intent(token, candidates.ids, candidates.times, candidates.lines)
+                batch = self._settler.intend(intent, deadline.check)
                 self._settler.register(batch)
             committed = self._settler.finish(batch)
             settled = True

@@ -22,12 +22,12 @@ from tests.joiner.fakes import joined_line
 def opened(tmp_path):
     logs = []
 
-    def build(*names, file_bytes_max=1 << 20, fsync=False, begin=True, **options):
+    def build(*names, file_bytes_max=1 << 20, fsync=False, begin=True, checkpoint=lambda _: None, **options):
         directories = [tmp_path / name for name in names or ("a",)]
         for directory in [tmp_path / "state", *directories]:
             directory.mkdir(exist_ok=True)
         roots = open_roots(tmp_path / "state", directories, "j")
-        log = JoinedLog(roots, file_bytes_max, fsync, options.pop("clock", ManualClock()), **options)
+        log = JoinedLog(roots, file_bytes_max, fsync, options.get("clock", ManualClock()), checkpoint)
         logs.append(log)
         if begin:
             log.begin()

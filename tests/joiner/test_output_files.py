@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from joiner import output_files
-from joiner.output_files import CompleteFile, complete_files, count_joined, encode_entry
+from joiner.output_files import CompleteFile, Manifest, complete_files, count_joined
 from photon.core.errors import CorruptStateError, UsageError
 
 
@@ -24,8 +24,9 @@ def rows(path, count):
 
 
 def list_file(directory, name, size, lines, stem="j"):
-    with (directory / f"{stem}.manifest").open("ab") as manifest:
-        manifest.write(encode_entry(CompleteFile(name, size, lines, "00000000", None, 0)))
+    manifest = Manifest(directory, stem)
+    manifest.add(CompleteFile(name, size, lines, "00000000", None, 0))
+    manifest.close()
 
 
 def test_lines_of_all_datacenters_and_joiners_count(east, tmp_path):
