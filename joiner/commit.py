@@ -76,7 +76,7 @@ class StorageGate:
     NOT_SERVING then, so whoever answers those calls `probe`.
     """
 
-    def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None] = lambda _: None) -> None:
+    def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None]) -> None:
         """`on_fatal` is told of a failure that only a restart can mend."""
         self._clock = clock
         self._on_fatal = on_fatal
@@ -86,32 +86,20 @@ class StorageGate:
         self._next_probe = 0.0
 
     @property
-    def error(self) -> str | None:
-        """What is wrong, or None."""
-        failures = list(self._failures.values())
-        return str(failures[0]) if failures else None
+    def error(self) -> StorageError | None:
+        """What is wrong."""
+        return next(iter([*self._failures.values()]), None)
 
     def check(self) -> None:
         """StorageError while it is shut."""
-        if not self._failures:
-            return
-        with self._lock:
-            failure = next(iter(self._failures.values()), None)
-            if failure is None:
-                return
-            if self._clock.monotonic() >= self._next_probe:
-                self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
-                return
-        raise type(failure)(str(failure))
+        error = self.error
+        if error is not None and not self._is_probe_due():
+            raise type(error)(str(error))
 
     def probe(self, directories: Sequence[Path]) -> None:
         """Where it is shut, every PROBE_INTERVAL_S: open it if all these take a write."""
-        if not self._failures or self._broken:
+        if not self._failures or self._broken or not self._is_probe_due():
             return
-        with self._lock:
-            if self._clock.monotonic() < self._next_probe:
-                return
-            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
         try:
             for directory in directories:
                 try_writing(directory)
@@ -134,6 +122,14 @@ class StorageGate:
             with self._lock:
                 self._failures.pop(log, None)
 
+    def _is_probe_due(self) -> bool:
+        """Whether this caller may try; nobody else may for a while."""
+        with self._lock:
+            if self._clock.monotonic() < self._next_probe:
+                return False
+            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
+            return True
+
 
 def try_writing(directory: Path) -> None:
     """StorageError where a batch could not be written; leaves nothing behind."""
@@ -142,53 +138,41 @@ def try_writing(directory: Path) -> None:
         os.fsync(file.fileno())
 
 
-class WrittenLines:
-    """Lines in the joined log that belong to intents without an end; each counts for one of them, once."""
-
-    def __init__(self, counts: Counter[bytes]) -> None:
-        self._counts = counts
-
-    def take(self, lines: list[bytes]) -> list[bytes]:
-        """The lines that are missing in the log; those that are there are used up."""
-        missing = []
-        for line in lines:
-            if self._counts[line] > 0:
-                self._counts[line] -= 1
-            else:
-                missing.append(line)
-        return missing
-
-
 class Unended:
-    """An intent on the way to its end; each step is taken once, however often the whole is tried.
+    """An intent on the way to its end; each step is taken once, however often the whole is tried."""
 
-    `lease`: its incarnation's. `written`: what a process before this one may have written of it.
-    """
-
-    def __init__(self, intent: Intent, lease: Lease, written: WrittenLines | None = None) -> None:
+    def __init__(self, intent: Intent, lease: Lease, written: Counter[bytes] | None = None) -> None:
+        """`lease`: its incarnation's. `written`: lines in the joined log that belong to this and other intents
+        without an end, of a process before this one; each counts for one of them, once."""
         self.intent = intent
         self.lease = lease
         self.committed: bytes | None = None
         """The registry's answer (core.fates.Committed), once it is known."""
-        self._written = written
-        self._missing: bytes | None = None
         self.place: Range | None = None
         """Where its lines stand, once they do."""
-
-    def missing_count(self) -> int:
-        """How many those are. Counting newlines in the lines would take as long as splicing them."""
-        assert self.committed is not None and self._missing is not None
-        if self._written is None:
-            return self.committed.count(Committed.WON)
-        return self._missing.count(b"\n")
+        self._written = written
+        self._missing: bytes | None = None
 
     def missing_lines(self) -> bytes:
         """What of the lines that won is not in the joined log."""
         assert self.committed is not None
         if self._missing is None:
-            won = winning_lines(self.committed, self.intent.lines)
-            self._missing = won if self._written is None else join_lines(self._written.take(split_lines(won)))
+            self._missing = winning_lines(self.committed, self.intent.lines)
+            if self._written is not None:
+                self._missing = join_lines([w for w in split_lines(self._missing) if self._is_missing(w)])
         return self._missing
+
+    def missing_count(self) -> int:
+        """How many those are. Counting newlines in the lines would take as long as splicing them."""
+        assert self.committed is not None
+        if self._written is None:
+            return self.committed.count(Committed.WON)
+        return self.missing_lines().count(b"\n")
+
+    def _is_missing(self, line: bytes) -> bool:
+        assert self._written is not None
+        self._written[line] -= 1
+        return self._written[line] < 0
 
 
 class Settler:
@@ -254,7 +238,13 @@ class Settler:
         """
         if batch.committed is None and not batch.lease.fenced:
             self._leases.check(batch.lease)
-            batch.committed = self._commit(batch.intent)
+            intent = batch.intent
+            committed = self._registry.commit(intent.ids, intent.times, intent.token)
+            if len(committed) != len(intent):
+                raise UnavailableError(
+                    f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: mixed versions?"
+                )
+            batch.committed = committed
             if Committed.FENCED in batch.committed:  # by one shard, so soon by all
                 self._leases.fenced(batch.lease)
 
@@ -285,14 +275,6 @@ class Settler:
         self._leases.ended(batch.lease)
         return committed
 
-    def _commit(self, intent: Intent) -> bytes:
-        committed = self._registry.commit(intent.ids, intent.times, intent.token)
-        if len(committed) != len(intent):
-            raise UnavailableError(
-                f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: mixed versions?"
-            )
-        return committed
-
     def _write(self, batch: Unended) -> None:
         lines = batch.missing_lines()
         if batch.place is None:
@@ -319,7 +301,8 @@ class Resolver:
         self._notice = notice
         self._changed = threading.Condition()
         self._batches: deque[Unended] = deque()
-        self._bytes = 0
+        self.unresolved_bytes = 0
+        """Bytes of joined lines that they hold."""
         self._failures = 0
         self._trouble = ""
         self._work = Background("resolver", self._step)
@@ -329,15 +312,10 @@ class Resolver:
         """How many batches wait for their end."""
         return len(self._batches)
 
-    @property
-    def unresolved_bytes(self) -> int:
-        """Bytes of joined lines that they hold."""
-        return self._bytes
-
     def add(self, batch: Unended) -> None:
         with self._changed:
             self._batches.append(batch)
-            self._bytes += len(batch.intent.lines)
+            self.unresolved_bytes += len(batch.intent.lines)
             first = len(self._batches) == 1
         if first:  # else it is at work, or pauses
             self._work.wake()
@@ -361,31 +339,24 @@ class Resolver:
         with self._changed:
             self._batches.popleft()
             if resolved:
-                self._bytes -= len(batch.intent.lines)
+                self.unresolved_bytes -= len(batch.intent.lines)
             else:
                 self._batches.append(batch)  # the others may do better: each shard has its own leader
             self._changed.notify_all()
         self._failures = 0 if resolved else self._failures + 1
-        return self._pause_s() if self._failures else 0.0
+        # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
+        pause_s = DELAYS.delay_s(self._failures, self._rng.uniform) if self._failures else 0.0
+        return pause_s / max(1, len(self._batches))
 
     def _resolve(self, batch: Unended) -> bool:
         try:
             self._settle(batch)
-        except PhotonError as error:
-            self._tell(str(error))
-            return False
         except Exception as error:
-            # Not ours to mend, but the batch must not be forgotten with the thread: it shows in the status.
-            self._tell(f"{type(error).__name__}: {error}")
+            # Of any kind: the batch must not be forgotten with the thread.
+            trouble = str(error) if isinstance(error, PhotonError) else f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
+            self._trouble = trouble
             return False
         self._trouble = ""
         return True
-
-    def _tell(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
-
-    def _pause_s(self) -> float:
-        # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
-        return DELAYS.delay_s(self._failures, self._rng.uniform) / max(1, len(self._batches))

@@ -22,7 +22,7 @@ import numpy as np
 
 from joiner import rules
 from joiner.adapter import BatchAdapter, load_adapter
-from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended, WrittenLines
+from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
 from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
@@ -236,7 +236,7 @@ class Worker:
             "dropped": self._settler.dropped,
             "lease": self.leases.status(),
             "output": self._completer.status(),
-            "storage_error": self._gate.error,
+            "storage_error": None if self._gate.error is None else str(self._gate.error),
             "notices": self._notices.lines(),
         }
 
@@ -253,7 +253,7 @@ class Worker:
         taken_back = self._output.begin(left)
         if left is not None:
             wanted = {line for intent in intents for line in split_lines(intent.lines)}
-            written = WrittenLines(self._output.count(wanted, left.earliest, done))
+            written = self._output.count(wanted, left.earliest, done)
             for intent in intents:
                 self._resolver.add(Unended(intent, self.leases.inherit(_token_of(intent)), written))
         torn_bytes = sum(root.torn_bytes for root in self._output.roots)
