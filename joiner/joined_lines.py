@@ -25,9 +25,6 @@ BLOCK_BYTES: Final = 4 << 20
 _PARQUET_ROWS: Final = 4096
 
 
-# --- files
-
-
 def joined_files(directory: Path) -> list[Path]:
     """The files of joined lines below a directory, in order; may be none.
 
@@ -78,9 +75,6 @@ def parquet_lines(source: Any) -> Iterator[bytes]:
         raise
     except (OSError, arrow.ArrowException) as error:
         raise StorageError(" ".join(str(error).split())) from error
-
-
-# --- events
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,9 +161,7 @@ class Worker:
             life = Life(own.incarnation, own.address, clock.now_us())
             for root in roots:
                 note_life(root.directory, home.name, life)
-            self._completer = Completer(
-                self._output, self._journal, wanted, clock, self._notices.tell, checkpoint
-            )
+            self._completer = Completer(self._output, self._journal, wanted, self._notices.tell, checkpoint)
             opened.callback(self._completer.close)
             self._opened = opened.pop_all()
 
