@@ -14,13 +14,7 @@ import grpc
 
 from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.addresses import parts
-from photon.core.errors import (
-    OverloadedError,
-    PhotonError,
-    SettingsMismatchError,
-    UnavailableError,
-    UsageError,
-)
+from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError, UsageError
 from photon.rpc import joiner_pb2, joiner_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network, was_never_sent
 from photon.rpc.servers import ask_status, to_photon_error
@@ -56,7 +50,10 @@ def targets(addresses: Sequence[str], together: bool) -> list[str]:
     literals: dict[str, list[str]] = {"ipv4": [], "ipv6": []}
     found = []
     for address in dict.fromkeys(addresses):
-        scheme = _scheme(parts(address)[0])
+        try:
+            scheme = f"ipv{ipaddress.ip_address(parts(address)[0]).version}"
+        except ValueError:
+            scheme = "dns"
         if scheme == "dns":
             found.append(f"dns:///{address}")
         elif together:
@@ -69,13 +66,6 @@ def targets(addresses: Sequence[str], together: bool) -> list[str]:
 def addresses_of(target: str) -> list[str]:
     """The `host:port`s that one target of `targets` stands for."""
     return re.sub("^(dns:///|ipv[46]:)", "", target).split(",")
-
-
-def _scheme(host: str) -> str:
-    try:
-        return f"ipv{ipaddress.ip_address(host).version}"
-    except ValueError:
-        return "dns"
 
 
 @dataclass(slots=True, eq=False)
@@ -175,13 +165,7 @@ class JoinerClient:
 
     def statuses(self) -> dict[str, dict[str, Any] | UnavailableError]:
         """What each joiner says of itself, by address, or why it says nothing."""
-        answers: dict[str, dict[str, Any] | UnavailableError] = {}
-        for address in self._addresses:
-            try:
-                answers[address] = self._status_of(address)
-            except UnavailableError as error:
-                answers[address] = error
-        return answers
+        return {address: self._status_or_why(address) for address in self._addresses}
 
     def close(self) -> None:
         with self._lock:
@@ -197,8 +181,10 @@ class JoinerClient:
             try:
                 response: joiner_pb2.JoinResponse = group.stub.Join(request, timeout=left_s)
             except grpc.RpcError as error:
-                if not was_never_sent(error):
-                    raise _error_of(error, group.who) from error
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    raise SettingsMismatchError(f"{group.who}: {error.details()}") from error
+                if not was_never_sent(error):  # it was answered, or may have been
+                    raise to_photon_error(error, group.who) from error
                 group.failed(error)
                 met = error
             else:
@@ -212,16 +198,13 @@ class JoinerClient:
         turns = self._turns or self._open()
         there = [group for group in turns if not group.is_away]
         if len(there) < len(turns):
-            self._ask_those_away()
+            now_s = time.monotonic()
+            with self._lock:
+                for group in self._groups:
+                    if group.is_away:
+                        group.ask(now_s)
         start = next(self._turn) % (len(there) or 1)
         return dict.fromkeys(there[start:] + there[:start])
-
-    def _ask_those_away(self) -> None:
-        now_s = time.monotonic()
-        with self._lock:
-            for group in self._groups:
-                if group.is_away:
-                    group.ask(now_s)
 
     def _open(self) -> list[_Group]:
         with self._lock:
@@ -244,6 +227,12 @@ class JoinerClient:
         channel.subscribe(group.told)
         return group
 
+    def _status_or_why(self, address: str) -> dict[str, Any] | UnavailableError:
+        try:
+            return self._status_of(address)
+        except UnavailableError as error:
+            return error
+
     def _status_of(self, address: str) -> dict[str, Any]:
         with self._lock:
             if address not in self._own:
@@ -251,10 +240,3 @@ class JoinerClient:
             channel = self._own[address]
         stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
         return ask_status(stub.Status, joiner_pb2.StatusRequest(), self._timeout_s, f"joiner {address}")
-
-
-def _error_of(error: grpc.RpcError, who: str) -> PhotonError:
-    """Of a call that was answered, or may have been."""
-    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        return SettingsMismatchError(f"{who}: {error.details()}")
-    return to_photon_error(error, who)

@@ -154,22 +154,22 @@ def _count_in(directory: Path, writers: str) -> int:
     names = [name for name in _joined_names(directory) if name.startswith(writers)]
     stems = {name.removesuffix(LINES).removesuffix(PARQUET) for name in names}
     listed = complete_files(directory) if stems else {}
-    return sum(_count_one(directory, stem, listed) for stem in stems)
+    total = 0
+    for stem in stems:
+        lines, rows = stem + LINES, stem + PARQUET
+        # In this order: lines go only when their Parquet file is listed.
+        count = _count_lines(directory / lines, listed.get(lines))
+        if count is None:
+            if rows not in listed:
+                listed = complete_files(directory)
+            count = _count_rows(directory / rows, listed.get(rows))
+        total += count or 0
+    return total
 
 
 def _joined_names(directory: Path) -> list[str]:
     with storage_errors(directory):
         return [name for name in os.listdir(directory) if name.endswith((LINES, PARQUET))]
-
-
-def _count_one(directory: Path, stem: str, listed: dict[str, CompleteFile]) -> int:
-    # In this order: lines go only when their Parquet file is listed.
-    count = _count_lines(directory / (stem + LINES), listed.get(stem + LINES))
-    if count is None and stem + PARQUET not in listed:
-        listed = complete_files(directory)
-    if count is None:
-        count = _count_rows(directory / (stem + PARQUET), listed.get(stem + PARQUET))
-    return count or 0
 
 
 def _count_lines(path: Path, entry: CompleteFile | None) -> int | None:
