@@ -16,6 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -138,41 +139,41 @@ def try_writing(directory: Path) -> None:
         os.fsync(file.fileno())
 
 
+@dataclass(slots=True, eq=False)
 class Unended:
     """An intent on the way to its end; each step is taken once, however often the whole is tried."""
 
-    def __init__(self, intent: Intent, lease: Lease, written: Counter[bytes] | None = None) -> None:
-        """`lease`: its incarnation's. `written`: lines in the joined log that belong to this and other intents
-        without an end, of a process before this one; each counts for one of them, once."""
-        self.intent = intent
-        self.lease = lease
-        self.committed: bytes | None = None
-        """The registry's answer (core.fates.Committed), once it is known."""
-        self.place: Range | None = None
-        """Where its lines stand, once they do."""
-        self._written = written
-        self._missing: bytes | None = None
+    intent: Intent
+    lease: Lease
+    """Its incarnation's."""
+    written: Counter[bytes] | None = None
+    """Lines in the joined log that belong to this and other intents without an end, of a process before this
+    one; each counts for one of them, once."""
+    committed: bytes | None = None
+    """The registry's answer (core.fates.Committed), once it is known."""
+    place: Range | None = None
+    """Where its lines stand, once they do."""
+    _missing: bytes | None = None
 
     def missing_lines(self) -> bytes:
         """What of the lines that won is not in the joined log."""
         assert self.committed is not None
         if self._missing is None:
-            self._missing = winning_lines(self.committed, self.intent.lines)
-            if self._written is not None:
-                self._missing = join_lines([w for w in split_lines(self._missing) if self._is_missing(w)])
+            won = winning_lines(self.committed, self.intent.lines)
+            if self.written is not None:
+                wanted = Counter(split_lines(won))
+                there = wanted & self.written
+                self.written -= there  # in place: the others see it
+                won = join_lines([*(wanted - there).elements()])
+            self._missing = won
         return self._missing
 
     def missing_count(self) -> int:
         """How many those are. Counting newlines in the lines would take as long as splicing them."""
         assert self.committed is not None
-        if self._written is None:
+        if self.written is None:
             return self.committed.count(Committed.WON)
         return self.missing_lines().count(b"\n")
-
-    def _is_missing(self, line: bytes) -> bool:
-        assert self._written is not None
-        self._written[line] -= 1
-        return self._written[line] < 0
 
 
 class Settler:

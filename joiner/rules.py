@@ -3,7 +3,6 @@
 All in packed columns: what an event's outcome is, given what the others answered.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress
 from typing import Final
@@ -128,10 +127,3 @@ def winning_lines(committed: bytes, lines: bytes) -> bytes:
 def take_lines(lines: bytes, mask: npt.NDArray[np.bool_]) -> bytes:
     """The chosen ones of N newline-closed lines."""
     return join_lines(list(compress(split_lines(lines), mask.tolist())))
-
-
-def mask_of(rows: Sequence[int] | Rows, count: int) -> npt.NDArray[np.bool_]:
-    """Row numbers -> N flags."""
-    mask = np.zeros(count, np.bool_)
-    mask[rows] = True
-    return mask

@@ -145,15 +145,9 @@ class Worker:
             opened.callback(self._output.close)
             self._journal = IntentJournal(home.directory / "intents", wanted.fsync)
             opened.callback(self._journal.close)
-            self._settler = Settler(
-                registry,
-                self._journal,
-                self._output,
-                self._gate,
-                self.leases,
-                wanted.commits_in_flight_max,
-                checkpoint,
-            )
+            logs = (self._journal, self._output, self._gate)
+            commits_max = wanted.commits_in_flight_max
+            self._settler = Settler(registry, *logs, self.leases, commits_max, checkpoint)
             self._resolver = Resolver(self._settler.settle, rng, self._notices.tell)
             self._take_over()
             write_known(home.directory, roots, self._output.position.file)
@@ -363,7 +357,8 @@ def _once_each(candidates: _Candidates, batch_events: int) -> _Candidates:
     if not repeats:
         return candidates
     rows = np.arange(batch_events) if candidates.rows is None else candidates.rows
-    mask = ~rules.mask_of(list(repeats), len(rows))
+    mask = np.ones(len(rows), np.bool_)
+    mask[list(repeats)] = False
     return _Candidates(
         rows[mask],
         take_ids(candidates.ids, mask),

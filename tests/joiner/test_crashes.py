@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,6 @@ from hypothesis import strategies as st
 
 from joiner.output_files import complete_files, count_joined
 from photon.core.columns import split_lines
-from photon.core.errors import StorageError
 from tests.fake_registry import FakeRegistry
 from tests.joiner import crash_child
 from tests.joiner.fakes import (
@@ -267,39 +265,3 @@ def test_lines_that_a_power_cut_took_are_written_again_and_found_by_the_next_sta
     third.start()
     assert third.stop(20)
     assert output_lines(tmp_path) == lines_of(["b", "c", "d"])
-
-
-def test_recovery_waits_for_the_registry_and_serves_meanwhile(tmp_path):
-    registry = FakeRegistry()
-    first = make_worker(tmp_path, registry)
-    registry.failures = ["after"]
-    first.join(batch_of(["a"]))
-    first.close()
-    registry.failures = ["before"] * 3
-    second = make_worker(tmp_path, registry)
-    assert second.status()["unresolved"] == 1
-    assert second.status()["notices"] == ["1 batches were under way when the joiner ended; ending them"]
-    second.start()
-    deadline = time.monotonic() + 20
-    while second.status()["unresolved"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    assert "no quorum" in second.status()["notices"][1]
-    assert output_lines(tmp_path) == lines_of("a")
-    assert second.stop(0)
-
-
-def test_a_stop_leaves_what_the_registry_does_not_answer_to_the_next_start(tmp_path):
-    registry = FakeRegistry()
-    first = make_worker(tmp_path, registry)
-    first.start()
-    registry.down = True
-    first.join(batch_of(["a"]))
-    assert not first.stop(0.05)
-    with pytest.raises(StorageError):
-        first.join(batch_of(["b"]))
-    registry.down = False
-    second = make_worker(tmp_path, registry)
-    second.start()
-    assert second.stop(20)
-    assert output_lines(tmp_path) == lines_of("a")

@@ -104,8 +104,9 @@ def test_what_is_registered_waits_for_the_lease_and_is_then_written_once(make, r
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("file_bytes_max", [1 << 20, 150], ids=["in the same file", "in a new file"])
-def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back(
-    make, clock, monkeypatch, tmp_path, where, file_bytes_max
+@pytest.mark.parametrize("by_the_next_life", [False, True])
+def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back_and_written_once(
+    make, clock, monkeypatch, tmp_path, where, file_bytes_max, by_the_next_life
 ):
     worker = make(output_file_bytes_max=file_bytes_max, fsync=True)
     worker.join(batch_of(["a"]))
@@ -113,6 +114,9 @@ def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back(
     assert fates(worker.join(batch_of(["b", "c"]))) == [RETRY] * 2
     assert output_lines(tmp_path) == lines_of("a")
     assert worker.status()["joined"] == 1
+    if by_the_next_life:
+        worker.close()
+        worker = make()
     worker.leases.renew_due()
     worker.join(batch_of(["d"]))
     end_all(worker)
@@ -120,43 +124,9 @@ def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back(
     assert worker.status()["storage_error"] is None
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_lines_that_were_taken_back_are_written_by_the_next_life(make, clock, monkeypatch, tmp_path, where):
-    worker = make()
-    worker.join(batch_of(["a"]))
-    StandStill(monkeypatch, clock, where)
-    worker.join(batch_of(["b", "c"]))
-    worker.close()
-    end_all(make())
-    assert output_lines(tmp_path) == lines_of("abc")
-
-
+@pytest.mark.parametrize(("failing", "kept"), [("truncate", "ab"), ("rotate", "a")])
 def test_lines_that_cannot_be_taken_back_end_the_process_and_the_next_one_finds_them(
-    make, clock, monkeypatch, fatal, tmp_path
-):
-    worker = make()
-    StandStill(monkeypatch, clock, "after")
-    with monkeypatch.context() as broken:
-
-        def fail(*_):
-            raise StorageError("Input/output error")
-
-        broken.setattr(RotatingLog, "truncate", fail)
-        assert fates(worker.join(batch_of(["a"]))) == [RETRY]
-    assert [str(error) for error in fatal] == ["Input/output error"]
-    worker.leases.renew_due()
-    with pytest.raises(StorageError):
-        worker.join(batch_of(["b"]))
-    clock.advance(PROBE_INTERVAL_S)
-    assert fates(worker.join(batch_of(["b"]))) == [RETRY]
-    assert output_lines(tmp_path) == lines_of("a")
-    worker.close()
-    end_all(make())
-    assert output_lines(tmp_path) == lines_of("ab")
-
-
-def test_a_cut_without_its_rotation_leaves_the_batch_to_the_next_life(
-    make, clock, monkeypatch, fatal, tmp_path
+    make, clock, monkeypatch, fatal, tmp_path, failing, kept
 ):
     worker = make(output_file_bytes_max=1 << 20)
     worker.join(batch_of(["a"]))
@@ -164,14 +134,20 @@ def test_a_cut_without_its_rotation_leaves_the_batch_to_the_next_life(
     with monkeypatch.context() as broken:
 
         def fail(*_):
-            raise StorageError("no space")
+            raise StorageError("Input/output error")
 
-        broken.setattr(RotatingLog, "rotate", fail)
-        worker.join(batch_of(["b"]))
-    assert len(fatal) == 1
+        broken.setattr(RotatingLog, failing, fail)
+        assert fates(worker.join(batch_of(["b"]))) == [RETRY]
+    assert [str(error) for error in fatal] == ["Input/output error"]
+    worker.leases.renew_due()
+    with pytest.raises(StorageError):
+        worker.join(batch_of(["c"]))
+    clock.advance(PROBE_INTERVAL_S)
+    assert fates(worker.join(batch_of(["c"]))) == [RETRY]
+    assert output_lines(tmp_path) == lines_of(kept)
     worker.close()
     end_all(make())
-    assert output_lines(tmp_path) == lines_of("ab")
+    assert output_lines(tmp_path) == lines_of("abc")
 
 
 def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(make, tmp_path):
@@ -373,6 +349,7 @@ def test_a_joiner_that_starts_while_the_registry_is_away_waits_and_says_so(make,
     status = second.status()
     assert (status["unresolved"], status["lease"]["seconds_left"]) == (1, 0)
     assert status["lease"]["trouble"] == "registry: no quorum"
+    assert status["notices"][0] == "1 batches were under way when the joiner ended; ending them"
     assert registry.commits == 1
     registry.down = False
     wait_until(lambda: second.status()["unresolved"] == 0)

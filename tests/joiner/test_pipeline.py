@@ -31,25 +31,47 @@ from tests.joiner.fakes import (
 )
 from tests.waiting import wait_until
 
-DAY_US = 86_400_000_000
+EXPIRED = "older than the IdRegistry remembers"
+LACKS_A = {"q-a": Found.ABSENT}
 
 
-def test_joined_events_are_in_the_log_when_they_are_told(make, tmp_path):
-    answer = make().join(batch_of(["a", "b", "c"]))
-    assert fates(answer) == ["JOINED"] * 3
-    assert answer.reasons == {}
-    assert output_lines(tmp_path) == lines_of("abc")
-
-
-def test_an_empty_batch_is_answered_with_nothing(make):
-    answer = make().join(batch_of([]))
-    assert (answer.outcomes, answer.reasons) == (b"", {})
-
-
-def test_an_event_that_another_joiner_registered_is_not_written(make, registry, tmp_path):
-    registry.tokens[packed_id("b")] = b"another joiner's"
-    assert fates(make().join(batch_of(["a", "b", "c"]))) == ["JOINED", "DUPLICATE", "JOINED"]
-    assert output_lines(tmp_path) == lines_of("ac")
+@pytest.mark.parametrize(
+    ("names", "given", "outcomes", "reasons", "written"),
+    [
+        ("abc", {}, "JOINED JOINED JOINED", {}, "abc"),
+        ("", {}, "", {}, ""),
+        ("abc", {"taken": "b"}, "JOINED DUPLICATE JOINED", {}, "ac"),
+        ("abb", {"expired": "b"}, "JOINED EXPIRED EXPIRED", dict.fromkeys((1, 2), EXPIRED), "a"),
+        (
+            "abcde",
+            {"lacks": {"q-b": Found.ABSENT, "q-c": Found.BEHIND, "q-d": Found.UNREADABLE}},
+            "JOINED RETRY_ABSENT RETRY_ABSENT RETRY_UNAVAILABLE JOINED",
+            {},
+            "ae",
+        ),
+        (
+            "ab",
+            {"lacks": LACKS_A, "drain": True},
+            "UNJOINABLE JOINED",
+            {0: "no primary event in the logs"},
+            "b",
+        ),
+        ("abaca", {}, "JOINED JOINED DUPLICATE JOINED DUPLICATE", {}, "abc"),
+        ("aa", {"down": True}, "RETRY_UNAVAILABLE RETRY_UNAVAILABLE", {}, ""),
+    ],
+    ids="all none taken expired waits drained repeated unknown".split(),
+)
+def test_each_event_of_a_batch_has_its_own_outcome_and_what_is_joined_is_in_the_log(
+    make, registry, store, tmp_path, names, given, outcomes, reasons, written
+):
+    worker = make(drain=given.get("drain", False))
+    registry.tokens |= {packed_id(name): b"another joiner's" for name in given.get("taken", "")}
+    registry.expired |= {packed_id(name) for name in given.get("expired", "")}
+    registry.down = given.get("down", False)
+    store.lacks = given.get("lacks", {})
+    answer = worker.join(batch_of(names))
+    assert (fates(answer), answer.reasons) == (outcomes.split(), reasons)
+    assert output_lines(tmp_path) == lines_of(written)
 
 
 def test_an_event_that_is_sent_again_is_a_duplicate(make, tmp_path):
@@ -59,52 +81,27 @@ def test_an_event_that_is_sent_again_is_a_duplicate(make, tmp_path):
     assert output_lines(tmp_path) == lines_of("ab")
 
 
-def test_an_expired_event_is_not_written_and_the_reason_is_told(make, registry, tmp_path):
-    registry.expired.add(packed_id("b"))
-    answer = make().join(batch_of(["a", "b", "b"]))
-    assert fates(answer) == ["JOINED", "EXPIRED", "EXPIRED"]
-    assert answer.reasons == dict.fromkeys((1, 2), "older than the IdRegistry remembers")
-    assert output_lines(tmp_path) == lines_of("a")
-
-
-def test_an_event_waits_for_its_primary_and_holds_no_other_back(make, store, tmp_path):
-    store.lacks = {"q-b": Found.ABSENT, "q-c": Found.BEHIND, "q-d": Found.UNREADABLE}
-    answer = make().join(batch_of(["a", "b", "c", "d", "e"]))
-    assert fates(answer) == ["JOINED", "RETRY_ABSENT", "RETRY_ABSENT", "RETRY_UNAVAILABLE", "JOINED"]
-    assert output_lines(tmp_path) == lines_of("ae")
-
-
 @pytest.mark.parametrize(
-    ("tries", "age_s", "outcome"),
+    ("lacks", "drain", "tries", "age_s", "outcome"),
     [
-        (9, 200_000, "RETRY_ABSENT"),
-        (10, 86_399, "RETRY_ABSENT"),
-        (10, 86_400, "UNJOINABLE"),
-        (500, 90_000, "UNJOINABLE"),
+        (Found.ABSENT, False, 9, 200_000, "RETRY_ABSENT"),
+        (Found.ABSENT, False, 10, 86_399, "RETRY_ABSENT"),
+        (Found.ABSENT, False, 10, 86_400, "UNJOINABLE"),
+        (Found.ABSENT, False, 500, 90_000, "UNJOINABLE"),
+        # Never given up while the logs are not read.
+        (Found.BEHIND, True, 99, 9 * 86_400, "RETRY_ABSENT"),
+        (Found.UNREADABLE, True, 99, 9 * 86_400, "RETRY_UNAVAILABLE"),
     ],
 )
-def test_an_event_is_unjoinable_after_so_many_tries_and_so_long(make, store, tries, age_s, outcome):
-    store.lacks = {"q-a": Found.ABSENT}
-    worker = make()
-    answer = worker.join(batch_of(["a"], tries=tries, first_seen_us=NOW_US - age_s * 1_000_000))
+def test_an_event_is_unjoinable_after_so_many_tries_and_so_long(
+    make, store, lacks, drain, tries, age_s, outcome
+):
+    store.lacks = {"q-a": lacks}
+    sent = batch_of(["a"], tries=tries, first_seen_us=NOW_US - age_s * 1_000_000)
+    answer = make(drain=drain).join(sent)
     assert fates(answer) == [outcome]
     if outcome == "UNJOINABLE":
         assert answer.reasons == {0: f"no primary event after {tries + 1} tries in {age_s} s"}
-
-
-@pytest.mark.parametrize("not_there", [Found.BEHIND, Found.UNREADABLE])
-def test_an_event_is_not_given_up_while_the_logs_are_not_read(make, store, not_there):
-    store.lacks = {"q-a": not_there}
-    worker = make(drain=True)
-    answer = worker.join(batch_of(["a"], tries=99, first_seen_us=NOW_US - 9 * DAY_US))
-    assert fates(answer)[0].startswith("RETRY")
-
-
-def test_absent_is_final_when_the_logs_grow_no_more(make, store):
-    store.lacks = {"q-a": Found.ABSENT}
-    answer = make(drain=True).join(batch_of(["a", "b"]))
-    assert fates(answer) == ["UNJOINABLE", "JOINED"]
-    assert answer.reasons == {0: "no primary event in the logs"}
 
 
 def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry):
@@ -113,23 +110,11 @@ def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry
     assert registry.commits == 0
 
 
-def test_an_id_that_stands_twice_in_a_batch_is_joined_once(make, tmp_path):
-    answer = make().join(batch_of(["a", "b", "a", "c", "a"]))
-    assert fates(answer) == ["JOINED", "JOINED", "DUPLICATE", "JOINED", "DUPLICATE"]
-    assert output_lines(tmp_path) == lines_of("abc")
-
-
 def test_a_repeated_id_is_judged_by_its_own_primary(make, store, tmp_path):
     store.lacks = {"q-gone": Found.ABSENT}
     batch = batch_of(["a", "a", "b", "b"], primaries=["q-gone", "q-x", "q-y", "q-gone"])
     assert fates(make(drain=True).join(batch)) == ["UNJOINABLE", "JOINED", "JOINED", "UNJOINABLE"]
     assert output_lines(tmp_path) == Counter([joined_line("a", "q-x"), joined_line("b", "q-y")])
-
-
-def test_a_repeated_id_whose_first_one_is_unknown_is_unknown_too(make, registry):
-    worker = make()
-    registry.down = True
-    assert fates(worker.join(batch_of(["a", "a"]))) == ["RETRY_UNAVAILABLE"] * 2
 
 
 ADAPTERS = """

@@ -12,7 +12,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from joiner.client import ForeignColumns, JoinerClient
 from joiner.server import SERVICE_NAME
 from photon.core.clock import ManualClock
-from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError, UsageError
+from photon.core.errors import AddressInUseError, OverloadedError, StorageError, UnavailableError, UsageError
 from photon.core.fates import Found, Joined
 from photon.rpc.network import LOOPBACK
 from tests.joiner.fakes import batch_of, lines_of, output_lines
@@ -147,6 +147,8 @@ def test_a_restarted_joiner_ends_what_was_unresolved_and_serves_on_the_same_addr
     assert client.join(batch_of(["a"])).outcomes == bytes([Joined.RETRY_UNAVAILABLE])
     assert client.status()["unresolved"] == 1
     assert not first.stop(0.1)
+    with pytest.raises(StorageError):
+        first._worker.join(batch_of(["c"]))
     registry.down = False
     second = serve(address=first.listen)
     assert connect(second).join(batch_of(["b"])).outcomes == bytes([Joined.JOINED])
