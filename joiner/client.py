@@ -92,21 +92,17 @@ class _Group:
         elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             self.is_away = True
 
-    def failed(self, error: Any) -> None:
-        """A call that was never sent ended so."""
-        self.why = str(to_photon_error(error, self.who))
+    def failed(self, call: Any) -> None:
+        """A call that was never sent ended so; others tell nothing of the joiners that are away."""
+        if was_never_sent(call):
+            self.why = str(to_photon_error(call, self.who))
 
     def ask(self, now_s: float) -> None:
         """In the background: no batch waits for joiners that may be away."""
-        if now_s - self.asked_s < TRY_AWAY_S or (self.asking is not None and not self.asking.done()):
-            return
-        self.asked_s = now_s
-        self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=TRY_AWAY_S)
-        self.asking.add_done_callback(self._answered)
-
-    def _answered(self, ended: Any) -> None:
-        if was_never_sent(ended):
-            self.failed(ended)
+        if now_s - self.asked_s >= TRY_AWAY_S and (self.asking is None or self.asking.done()):
+            self.asked_s = now_s
+            self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=TRY_AWAY_S)
+            self.asking.add_done_callback(self.failed)
 
 
 class JoinerClient:
@@ -165,7 +161,13 @@ class JoinerClient:
 
     def statuses(self) -> dict[str, dict[str, Any] | UnavailableError]:
         """What each joiner says of itself, by address, or why it says nothing."""
-        return {address: self._status_or_why(address) for address in self._addresses}
+        answers: dict[str, dict[str, Any] | UnavailableError] = {}
+        for address in self._addresses:
+            try:
+                answers[address] = self._status_of(address)
+            except UnavailableError as error:
+                answers[address] = error
+        return answers
 
     def close(self) -> None:
         with self._lock:
@@ -226,12 +228,6 @@ class JoinerClient:
         group = _Group(channel, stub, who, len(addresses))
         channel.subscribe(group.told)
         return group
-
-    def _status_or_why(self, address: str) -> dict[str, Any] | UnavailableError:
-        try:
-            return self._status_of(address)
-        except UnavailableError as error:
-            return error
 
     def _status_of(self, address: str) -> dict[str, Any]:
         with self._lock:

@@ -69,7 +69,7 @@ class Completer:
         self._until = float("inf")
         self._blocks = 0
         self._rested = time.monotonic()
-        self._work = Background("completer", self._step_in_background)
+        self._work = Background("completer", self.step)
 
     def start(self) -> None:
         self._work.start()
@@ -90,8 +90,8 @@ class Completer:
         except _ClosedError:
             self._tell(_LOG, f"{self._waiting()} files took too long; they are left for the next start")
 
-    def step(self) -> None:
-        """Close the file if it is due, list what can be listed."""
+    def step(self) -> float:
+        """Close the file if it is due, list what can be listed. Seconds until the next one."""
         with self._one_step:
             needed = LogPosition(0, 0)
             with self._telling(_LOG):
@@ -105,6 +105,7 @@ class Completer:
             for number in [number for number in self._output.times if number < done]:
                 del self._output.times[number]
             self._failures = self._failures + 1 if self._troubles else 0
+            return PACE.delay_s(self._failures + 1)
 
     def status(self) -> dict[str, Any]:
         """`listed`: files in the first root's manifest; `waiting`: files, in all roots, that are closed and
@@ -117,10 +118,6 @@ class Completer:
             "progress": self._blocks,
             "trouble": next(iter(self._troubles.values()), None),
         }
-
-    def _step_in_background(self) -> float:
-        self.step()
-        return PACE.delay_s(self._failures + 1)
 
     def _close_what_is_due(self) -> LogPosition:
         """The place before which all is complete. StorageError."""

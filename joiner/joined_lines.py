@@ -98,7 +98,17 @@ class JoinedDecoder:
         """SettingsError for field paths that can't be."""
         fields = {"id": Field(parse_path(settings.foreign.id), ID), **(more or {})}
         decoder, self.columns = decoder_of("JoinedEvent", fields)
-        self._decoder = _with_raw(decoder, settings.adapter.field) if raw else decoder
+        if raw:
+            joined = msgspec.defstruct(
+                "Joined",
+                [("raw", msgspec.Raw, msgspec.Raw())],
+                bases=(decoder.type,),
+                rename={"raw": settings.adapter.field},
+                kw_only=True,
+                gc=False,
+            )
+            decoder = msgspec.json.Decoder(joined)
+        self._decoder = decoder
 
     columns: dict[str, Column]
     """Field -> how to take it from events."""
@@ -106,18 +116,6 @@ class JoinedDecoder:
     def decode(self, chunk: bytes, found: Lines | None = None) -> JoinedEvents:
         """A chunk of lines; `found`: as they were split, or those of its lines that are wanted."""
         return JoinedEvents(*decode(self._decoder, chunk, split_chunk(chunk) if found is None else found))
-
-
-def _with_raw(decoder: Any, inside: str) -> Any:
-    joined = msgspec.defstruct(
-        "Joined",
-        [("raw", msgspec.Raw, msgspec.Raw())],
-        bases=(decoder.type,),
-        rename={"raw": inside},
-        kw_only=True,
-        gc=False,
-    )
-    return msgspec.json.Decoder(joined)
 
 
 def inside(settings: Settings) -> Field:

@@ -27,13 +27,11 @@ if TYPE_CHECKING:
 
 FIRST_LEASE_WAIT_S: Final = 1.0
 _STOP_WAIT_S: Final = 1.0
-
 RENEWALS_A_LEASE: Final = 3
-"""A lease is asked for again when this part of it is over, so that one lost answer loses no lease."""
-
+"""So that one lost answer loses no lease."""
 RETRIES_A_LEASE: Final = 10
 RETRY_S_MAX: Final = 1.0
-"""After a failure it is asked for so often, and at least so often."""
+"""Between tries after a failure, at most."""
 
 
 class TokenSource:
@@ -124,11 +122,6 @@ class LeaseKeeper:
                 "the joiner holds no lease, so it registers and writes nothing until the IdRegistry gives it "
                 "one; send again later"
             )
-
-    @property
-    def runs(self) -> bool:
-        """Whether this joiner's own does."""
-        return self.own.holds(self._monotonic())
 
     def inherit(self, token: Token) -> Lease:
         """The lease for one more batch of an earlier life, until it has `ended`. Before `start` only."""

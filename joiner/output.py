@@ -85,7 +85,8 @@ class JoinedLog:
         self._checkpoint = checkpoint
         self._one_at_a_time = threading.Lock()
         self._not_taken_back: StorageError | None = None
-        self._position = LogPosition(0, 0)
+        self.position = LogPosition(0, 0)
+        """No line that is not yet appended can stand before it; what stands before it stays."""
         self._file = 0
         """The file that all roots are to be in; they are, where `position` is in it."""
         self._opened_us = 0
@@ -114,11 +115,6 @@ class JoinedLog:
         return cut
 
     @property
-    def position(self) -> LogPosition:
-        """No line that is not yet appended can stand before it; what stands before it stays."""
-        return self._position
-
-    @property
     def broken(self) -> bool:
         """No write will work before a restart."""
         return self._not_taken_back is not None or any(log.broken for log in self._logs)
@@ -129,14 +125,14 @@ class JoinedLog:
         So it is with what `check_lease` raises, where it does so before or after the lines are written.
         """
         if not lines:
-            end = self._position
+            end = self.position
             return Range(end.file, end.offset, end.offset)
         with self._one_at_a_time:  # what is taken back is the end of the log
             if self._not_taken_back is not None:
                 raise StorageError(*self._not_taken_back.args)
             self._make_room(len(lines))
             check_lease()
-            start = self._position
+            start = self.position
             self._write(lines, start)
             try:
                 check_lease()
@@ -145,7 +141,7 @@ class JoinedLog:
                 raise
             if not start.offset:
                 self._opened_us, self._opened_s = self._clock.now_us(), self._clock.monotonic()
-            self._position = LogPosition(start.file, start.offset + len(lines))
+            self.position = LogPosition(start.file, start.offset + len(lines))
         return Range(start.file, start.offset, start.offset + len(lines))
 
     def sync(self, written: Range) -> None:
@@ -167,9 +163,9 @@ class JoinedLog:
         with self._one_at_a_time:
             for log in self._logs:
                 log.sync()
-            if self._position.offset:
+            if self.position.offset:
                 self._note_times()
-                self._position = LogPosition(self._position.file + 1, 0)
+                self.position = LogPosition(self.position.file + 1, 0)
             self._not_taken_back = StorageError("the joined log is closed")
 
     def count(self, wanted: Container[bytes], start: LogPosition, but: Iterable[Range]) -> Counter[bytes]:
@@ -226,7 +222,7 @@ class JoinedLog:
             raise
 
     def _make_room(self, size: int) -> None:
-        position = self._position
+        position = self.position
         if position.file != self._file:
             self._align()
         elif position.offset and position.offset + size > self._file_bytes_max:
@@ -238,11 +234,11 @@ class JoinedLog:
 
     def _leave_file(self) -> None:
         self._note_times()
-        self._file = self._position.file + 1
+        self._file = self.position.file + 1
 
     def _note_times(self) -> None:
-        if self._position.offset:
-            self.times[self._position.file] = self._opened_us, self._clock.now_us()
+        if self.position.offset:
+            self.times[self.position.file] = self._opened_us, self._clock.now_us()
 
     def _align(self) -> None:
         """Bring each root to the file that is meant. Only then is it a place that is given out."""
@@ -250,10 +246,10 @@ class JoinedLog:
             while log.position.file < self._file:
                 log.rotate()
                 self._checkpoint("one root rotated")
-        self._position = LogPosition(self._file, 0)
+        self.position = LogPosition(self._file, 0)
 
     def _is_older(self, age_s: float) -> bool:
-        return self._position.offset > 0 and self._clock.monotonic() - self._opened_s >= age_s
+        return self.position.offset > 0 and self._clock.monotonic() - self._opened_s >= age_s
 
     def _level(self, logs: Sequence[RotatingLog], floor: LogPosition) -> int:
         """Cut from each root what the others have not; bytes cut."""

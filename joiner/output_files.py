@@ -53,14 +53,11 @@ class CompleteFile:
     closed_us: int
 
 
-_DECODER: Final = msgspec.json.Decoder(CompleteFile)
-
-
 def _read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
     """A manifest's whole lines -> its files by name. CorruptStateError if a line is none of ours."""
     whole = data[: data.rfind(b"\n") + 1]
     try:
-        entries = [_DECODER.decode(line) for line in whole.splitlines()]
+        entries = msgspec.json.Decoder(CompleteFile).decode_lines(whole)
     except msgspec.DecodeError as error:
         raise CorruptStateError(
             f"{path}: a line that is no entry of a manifest ({error}); restore it from another output root, "
@@ -96,13 +93,9 @@ class _LifeLine(msgspec.Struct, frozen=True):
     since_us: int
 
 
-_LIFE_DECODER: Final = msgspec.json.Decoder(_LifeLine)
-
-
 def encode_life(life: Life) -> bytes:
     """A line of a `.lives` file."""
-    line = _LifeLine(f"{life.incarnation:016x}", life.address, life.since_us)
-    return msgspec.json.encode(line) + b"\n"
+    return msgspec.json.encode(_LifeLine(f"{life.incarnation:016x}", life.address, life.since_us)) + b"\n"
 
 
 def note_life(directory: Path, stem: str, life: Life) -> None:
@@ -134,7 +127,7 @@ def read_lives(directory: Path) -> dict[int, Life]:
             data = path.read_bytes()
         for line in data[: data.rfind(b"\n") + 1].splitlines():
             with contextlib.suppress(ValueError):  # msgspec's errors are such
-                told = _LIFE_DECODER.decode(line)
+                told = msgspec.json.decode(line, type=_LifeLine)
                 incarnation = int(told.incarnation, 16)
                 found[incarnation] = Life(incarnation, told.address, told.since_us)
     return found
@@ -213,7 +206,12 @@ class Manifest:
             make_directory(directory)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            self._lock()
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise LockedError(
+                    f"{self.path}: another joiner of this name writes here; stop it, or name another output"
+                ) from error
             with storage_errors(self.path):
                 data = self.path.read_bytes()
                 self._size = data.rfind(b"\n") + 1
@@ -248,14 +246,6 @@ class Manifest:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LockedError(
-                f"{self.path}: another joiner of this name writes here; stop it, or name another output"
-            ) from error
 
 
 _NAME: Final = "roots"

@@ -14,6 +14,7 @@ from photon.core.columns import count_lines, join_lines, split_ids, split_lines
 from photon.core.errors import UsageError
 from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, Found, Joined
 from photon.core.ids import ID_BYTES
+from photon.core.settings import Joiner
 
 _WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "first_seen": 8}
 
@@ -66,31 +67,24 @@ Outcomes = npt.NDArray[np.uint8]
 EXPIRED_REASON: Final = "older than the IdRegistry remembers"
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """When an event whose primary is absent is given up (paper 3.3.1)."""
-
-    tries_min: int
-    age_s: float
-    drain: bool
-    """The logs grow no more: absent is final."""
-
-
 def outcomes_of_lookup(
-    found: bytes, batch: ForeignColumns, now_us: int, patience: Patience
+    found: bytes, batch: ForeignColumns, now_us: int, patience: Joiner, drain: bool
 ) -> tuple[Outcomes, dict[int, str]]:
-    """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable."""
+    """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable.
+
+    `drain`: the logs grow no more, so absent is final.
+    """
     answers = np.frombuffer(found, np.uint8)
     outcomes = np.frombuffer(bytearray(found.translate(JOINED_OF_FOUND)), np.uint8)
     tries = np.frombuffer(batch.tries, "<u4")
     age_us = now_us - np.frombuffer(batch.first_seen, "<i8")
     given_up = answers == Found.ABSENT
-    if not patience.drain:
-        given_up &= (tries >= patience.tries_min) & (age_us >= patience.age_s * 1e6)
+    if not drain:
+        given_up &= (tries >= patience.unjoinable_tries_min) & (age_us >= patience.unjoinable_age_s * 1e6)
     outcomes[given_up] = Joined.UNJOINABLE
     reasons = {
         int(row): "no primary event in the logs"
-        if patience.drain
+        if drain
         else f"no primary event after {int(tries[row]) + 1} tries in {age_us[row] / 1e6:.0f} s"
         for row in np.flatnonzero(given_up)
     }
@@ -110,11 +104,6 @@ def repeated_rows(ids: bytes) -> dict[int, int]:
 def outcomes_of_commit(committed: bytes) -> bytes:
     """1 x N core.fates.Committed -> 1 x N core.fates.Joined."""
     return committed.translate(JOINED_OF_COMMITTED)
-
-
-def outcome_of_repeat(original: int) -> int:
-    """The outcome of an event whose id stands earlier in the batch, given the outcome of that one."""
-    return Joined.DUPLICATE if original == Joined.JOINED else original
 
 
 def winning_lines(committed: bytes, lines: bytes) -> bytes:

@@ -29,7 +29,7 @@ from joiner.leases import Lease, LeaseKeeper, TokenSource
 from joiner.output import Checkpoint, JoinedLog, Left
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
 from joiner.parquet import check_installed
-from joiner.rules import ForeignColumns, JoinOutcomes, Patience
+from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.clock import Clock
 from photon.core.columns import split_lines, take_ids, take_times
 from photon.core.disk import DirectoryLock
@@ -120,7 +120,6 @@ class Worker:
         self._eventstore, self._clock, self._checkpoint = eventstore, clock, checkpoint
         self._notices = Notices("joiner")
         self._adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
-        self._patience = Patience(wanted.unjoinable_tries_min, wanted.unjoinable_age_s, home.drain)
         self._requests = Slots(
             wanted.requests_in_flight_max,
             "requests are in flight; send again later or raise joiner.requests_in_flight_max",
@@ -173,7 +172,7 @@ class Worker:
         """Whether a batch would be taken: the lease runs and the disks take writes. Those that did not are
         tried again."""
         self._gate.probe([self.home.directory, *(root.directory for root in self._output.roots)])
-        return self.leases.runs and self._gate.error is None
+        return self.leases.own.holds(self._clock.monotonic()) and self._gate.error is None
 
     def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
         """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done.
@@ -187,7 +186,9 @@ class Worker:
             except UnavailableError:
                 return JoinOutcomes(bytes([Joined.RETRY_UNAVAILABLE]) * len(batch), {})
             self._checkpoint("looked up")
-            outcomes, reasons = rules.outcomes_of_lookup(found, batch, self._clock.now_us(), self._patience)
+            outcomes, reasons = rules.outcomes_of_lookup(
+                found, batch, self._clock.now_us(), self.settings.joiner, self.home.drain
+            )
             candidates = self._adapt(batch, found, primaries, outcomes, reasons)
             if candidates.ids:
                 _place(candidates, self._register(candidates, deadline), outcomes, reasons)
@@ -346,7 +347,8 @@ def _place(
             expired = np.flatnonzero(outcomes == Joined.EXPIRED)
             reasons.update(dict.fromkeys(expired.tolist(), rules.EXPIRED_REASON))
     for row, original in candidates.repeats.items():
-        outcomes[row] = rules.outcome_of_repeat(int(outcomes[original]))
+        joined = outcomes[original] == Joined.JOINED
+        outcomes[row] = Joined.DUPLICATE if joined else outcomes[original]
         if original in reasons:
             reasons[row] = reasons[original]
 

@@ -136,10 +136,6 @@ def lines_of(names: Iterable[str]) -> Counter[bytes]:
     return Counter(joined_line(name, f"q-{name}") for name in names)
 
 
-def cut_file(path: Path, size: int) -> None:
-    os.truncate(path, size)
-
-
 def fates(answer: JoinOutcomes) -> list[str]:
     return [Joined(outcome).name for outcome in answer.outcomes]
 
@@ -168,6 +164,18 @@ class FailingWrites:
             self.refused += 1
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return self._real(fd, data)
+
+
+def fail_one_sync(monkeypatch) -> None:
+    """The next sync of joined lines can't begin."""
+    real, failures = os.dup, [errno.EMFILE]
+
+    def dup(fd: int) -> int:
+        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
+            raise OSError(failures.pop(), "too many open files")
+        return real(fd)
+
+    monkeypatch.setattr(os, "dup", dup)
 
 
 class Crash(BaseException):

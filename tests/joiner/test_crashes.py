@@ -1,6 +1,7 @@
 """A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,6 @@ from tests.joiner import crash_child
 from tests.joiner.fakes import (
     Crash,
     batch_of,
-    cut_file,
     lines_of,
     make_worker,
     output_bytes,
@@ -157,7 +157,7 @@ class Life:
             self._left = -1
             if step == "output appended":
                 log, size = self._end_of_log(self._logs[self.torn_root % len(self._logs)])
-                cut_file(log, max(self._before.get(log, 0), size - self._torn_bytes))
+                os.truncate(log, max(self._before.get(log, 0), size - self._torn_bytes))
             raise Crash
         if step == "registered":
             self._before = dict(map(self._end_of_log, self._logs))
@@ -250,7 +250,7 @@ def test_lines_that_a_power_cut_took_are_written_again_and_found_by_the_next_sta
     first.join(batch_of(["d"]))
     first.close()
     log = tmp_path / "out" / "joined" / "east" / "joiner-000000.jsonl"
-    cut_file(log, 0)  # intents b, c and d remember a place behind the end of the log now
+    os.truncate(log, 0)  # intents b, c and d remember a place behind the end of the log now
     registry.failures = []
 
     def crash_when_written(step):

@@ -15,7 +15,16 @@ from photon.core.errors import FencedError, OverloadedError, StorageError
 from photon.core.fates import Committed, Joined
 from photon.core.ids import parse_token
 from photon.logs.writer import RotatingLog
-from tests.joiner.fakes import Crash, batch_of, end_all, fates, lines_of, output_lines, packed_id
+from tests.joiner.fakes import (
+    Crash,
+    batch_of,
+    end_all,
+    fail_one_sync,
+    fates,
+    lines_of,
+    output_lines,
+    packed_id,
+)
 from tests.waiting import wait_until
 
 LONG = 100.0
@@ -211,27 +220,13 @@ def test_what_one_shard_let_win_is_not_written_if_another_says_fenced(make, regi
 def test_lines_that_stand_but_for_their_sync_are_no_longer_dropped(make, registry, monkeypatch, tmp_path):
     """They were readable before the fence, so recovery has not released them."""
     worker = make(fsync=True)
-    real, failures = os.dup, [1]
-
-    def dup(fd):
-        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
-            raise OSError(failures.pop(), "too many open files")
-        return real(fd)
-
-    monkeypatch.setattr(os, "dup", dup)
+    fail_one_sync(monkeypatch)
     assert fates(worker.join(batch_of(["a"]))) == [RETRY]
     worker.leases.fenced(worker.leases.own)
     worker.start()
     wait_until(lambda: worker.status()["unresolved"] == 0)
     assert worker.status()["dropped"] == 0
     assert output_lines(tmp_path) == lines_of("a")
-
-
-def test_a_joiner_that_is_closed_asks_for_no_lease(make):
-    worker = make()
-    worker.start()
-    worker.close()
-    assert not any(thread.name == "leases" for thread in threading.enumerate())
 
 
 def test_an_outcome_that_no_version_knows_is_never_taken_for_joined():
@@ -257,6 +252,7 @@ def test_a_new_life_ends_the_batches_of_an_old_one_under_the_old_ones_lease(make
     ]
     end_all(second)
     assert output_lines(tmp_path) == lines_of("ab")
+    wait_until(lambda: not second._resolver.unresolved)  # the lease is let go after the end is noted
     asked = len(registry.asked_leases)
     clock.advance(5)
     second.leases.renew_due()
@@ -355,6 +351,8 @@ def test_a_joiner_that_starts_while_the_registry_is_away_waits_and_says_so(make,
     wait_until(lambda: second.status()["unresolved"] == 0)
     assert fates(second.join(batch_of(["c"]))) == ["JOINED"]
     assert output_lines(tmp_path) == lines_of("abc")
+    second.close()
+    assert not any(thread.name == "leases" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("end", ["fenced", "closed"])

@@ -14,6 +14,7 @@ from photon.core.columns import join_lines, pack_times
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
 from photon.core.journal import HEADER_BYTES, MARK_BYTES
 from photon.logs.writer import LogPosition
+from tests.joiner.fakes import FailingWrites
 
 
 def draft(number, events=2):
@@ -183,7 +184,7 @@ def test_an_intent_that_could_not_be_written_leaves_nothing_behind(tmp_path, mon
     first = append(journal, 1)
     size = segments(tmp_path)[0].stat().st_size
     with monkeypatch.context() as full:
-        write_half_then_fail(full, 40)
+        FailingWrites(full, "/intents-")
         with pytest.raises(DiskFullError, match="no space left"):
             append(journal, 2)
         journal.done(first, Range(0, 1, 2))  # its record waits for space
@@ -191,23 +192,6 @@ def test_an_intent_that_could_not_be_written_leaves_nothing_behind(tmp_path, mon
     third = append(journal, 3)
     journal.close()
     assert reopened(tmp_path) == ([third], [Range(0, 1, 2)])
-
-
-def write_half_then_fail(patch, room):
-    import errno
-    import os
-
-    real = os.write
-    left = [room]
-
-    def write(fd, data):
-        if not left[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = real(fd, data[: left[0]])
-        left[0] -= written
-        return written
-
-    patch.setattr("photon.core.disk.os.write", write)
 
 
 STEP = st.one_of(

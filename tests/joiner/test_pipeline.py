@@ -23,6 +23,7 @@ from tests.joiner.fakes import (
     FailingWrites,
     batch_of,
     end_all,
+    fail_one_sync,
     fates,
     joined_line,
     lines_of,
@@ -270,15 +271,7 @@ def test_after_a_failed_sync_of_the_intents_nothing_is_registered_and_a_restart_
 def test_a_sync_that_could_not_begin_does_not_write_the_lines_twice(make, registry, monkeypatch, tmp_path):
     worker = make(fsync=True)
     worker.join(batch_of(["a"]))
-    real, failures = os.dup, [1]
-
-    def dup(fd):
-        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
-            failures.pop()
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(fd)
-
-    monkeypatch.setattr(os, "dup", dup)
+    fail_one_sync(monkeypatch)
     assert fates(worker.join(batch_of(["b"]))) == ["RETRY_UNAVAILABLE"]
     end_all(worker)
     assert output_lines(tmp_path) == lines_of("ab")

@@ -37,12 +37,6 @@ def test_a_batch_goes_there_and_each_event_has_its_own_outcome(serve, connect, s
     assert output_lines(tmp_path) == lines_of("ac")
 
 
-def test_a_large_batch_is_joined_whole(serve, connect, tmp_path):
-    names = [f"n{number}" for number in range(20_000)]
-    assert connect(serve()).join(batch_of(names)).outcomes == bytes(20_000)
-    assert output_lines(tmp_path) == lines_of(names)
-
-
 def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     client = connect(serve())
     client.join(batch_of(["a", "b"]))
@@ -66,48 +60,32 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     }
 
 
-def test_batches_go_to_the_joiners_in_turn(serve, connect):
+def test_batches_go_to_the_joiners_in_turn_and_past_one_that_is_gone_but_no_batch_leaves_one_out(
+    serve, connect
+):
     servers = [serve(name="one"), serve(name="two")]
     client = connect(*servers)
     share_calls(client, servers)
-    before = [server.status()["joined"] for server in servers]
-    for number in range(4):
-        client.join(batch_of([f"e{number}"]))
-    assert [server.status()["joined"] for server in servers] == [before[0] + 2, before[1] + 2]
-
-
-def test_a_joiner_that_is_gone_is_left_out_while_others_answer(serve, connect):
-    servers = [serve(name="one"), serve(name="two")]
-    client = connect(*servers)
-    share_calls(client, servers)
-    before = servers[1].status()["joined"]
-    servers[0].stop(1)
-    failures = 0
-    for number in range(20):
-        try:
-            client.join(batch_of([f"e{number}"]))
-        except UnavailableError:
-            failures += 1
-    assert failures <= 1
-    assert servers[1].status()["joined"] == before + 20 - failures
-    statuses = client.statuses()
-    assert statuses[servers[1].listen]["joined"] == before + 20 - failures
-    assert isinstance(statuses[servers[0].listen], UnavailableError)
-
-
-def test_a_batch_that_no_joiner_takes_leaves_none_out(serve, connect):
-    servers = [serve(name="one"), serve(name="two")]
-    client = connect(*servers)
     batch = batch_of(["a"])
     broken = ForeignColumns(batch.ids, b"", batch.times, batch.events, batch.tries, batch.first_seen)
-    share_calls(client, servers)
-    for _ in range(4):
+    for _ in range(4):  # no joiner takes it
         with pytest.raises(UnavailableError, match="invalid_argument: columns of 1 events: primary_ids"):
             client.join(broken)
     before = [server.status()["joined"] for server in servers]
     for number in range(4):
         client.join(batch_of([f"e{number}"]))
     assert [server.status()["joined"] for server in servers] == [before[0] + 2, before[1] + 2]
+    servers[0].stop(1)
+    failures = 0
+    for number in range(20):
+        try:
+            client.join(batch_of([f"f{number}"]))
+        except UnavailableError:
+            failures += 1
+    assert failures <= 1
+    statuses = client.statuses()
+    assert statuses[servers[1].listen]["joined"] == before[1] + 22 - failures
+    assert isinstance(statuses[servers[0].listen], UnavailableError)
 
 
 def test_a_joiner_with_too_much_in_flight_says_that_nothing_was_done(serve, connect, store):
@@ -176,12 +154,16 @@ def test_the_health_check_names_the_service(serve):
     channel.close()
 
 
-def test_events_that_are_no_lines_of_objects_are_the_caller_s_mistake(serve, connect, tmp_path):
+def test_events_that_are_no_lines_of_objects_are_the_callers_mistake_and_a_large_batch_is_joined_whole(
+    serve, connect, tmp_path
+):
     client = connect(serve())
     with pytest.raises(UnavailableError, match=r"invalid_argument: events: .* JSON object"):
         client.join(batch_of(["a", "b"], events=[b'{"id":"a"}', b"x"]))
     assert not output_lines(tmp_path)
-    assert client.join(batch_of(["a"])).outcomes == bytes([Joined.JOINED])
+    names = [f"n{number}" for number in range(20_000)]
+    assert client.join(batch_of(names)).outcomes == bytes(20_000)
+    assert output_lines(tmp_path) == lines_of(names)
 
 
 def test_tries_without_end_are_counted_without_a_warning(serve, connect, store, recwarn):
