@@ -121,10 +121,9 @@ class IntentJournal:
     def take_over(self) -> tuple[list[Intent], list[Range]]:
         """What the process before left, once: its intents without an end, oldest first, and the places in the
         joined log of the lines of those that have one."""
-        intents = [self._intents[sequence] for sequence in sorted(self._intents)]
-        ranges = self._ranges
+        taken = [*self._intents.values()], self._ranges
         self._intents, self._ranges = {}, []
-        return intents, ranges
+        return taken
 
     @property
     def broken(self) -> bool:

@@ -152,10 +152,8 @@ class JoinedLog:
 
     def rotate_if_older(self, age_s: float) -> None:
         """Go on in a new file if the first line of this one is so old. StorageError."""
-        if not self._is_older(age_s):
-            return
         with self._one_at_a_time:
-            if self._is_older(age_s):
+            if self.position.offset and self._clock.monotonic() - self._opened_s >= age_s:
                 self._rotate()
 
     def end(self) -> None:
@@ -247,9 +245,6 @@ class JoinedLog:
                 log.rotate()
                 self._checkpoint("one root rotated")
         self.position = LogPosition(self._file, 0)
-
-    def _is_older(self, age_s: float) -> bool:
-        return self.position.offset > 0 and self._clock.monotonic() - self._opened_s >= age_s
 
     def _level(self, logs: Sequence[RotatingLog], floor: LogPosition) -> int:
         """Cut from each root what the others have not; bytes cut."""

@@ -31,17 +31,14 @@ def test_who_makes_other_ids_is_told_so_and_nothing_is_done(
         assert "\n" not in str(told.value)
     assert registry.commits == 0 and not registry.tokens and not store.timeouts_s
     assert not output_lines(tmp_path)
+    with LOOPBACK.open(server.listen) as channel, pytest.raises(grpc.RpcError) as refused:
+        joiner_pb2_grpc.JoinerStub(channel).Join(joiner_pb2.JoinRequest(identity=theirs), timeout=20)
+    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     own = connect(server)
-    own.agree()
+    own.agree()  # which joins nothing and asks no event store
+    assert not store.timeouts_s and registry.commits == server.status()["joined"] == 0
     assert own.join(batch_of(["a"])).outcomes == bytes([Joined.JOINED])
     assert output_lines(tmp_path) == lines_of("a")
-
-
-def test_on_the_wire_it_is_a_status_of_its_own(serve):
-    server = serve()
-    with LOOPBACK.open(server.listen) as channel, pytest.raises(grpc.RpcError) as refused:
-        joiner_pb2_grpc.JoinerStub(channel).Join(joiner_pb2.JoinRequest(), timeout=20)
-    assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
 
 
 def test_a_joiner_without_a_lease_tells_nobody_to_end_for_its_own_settings_may_be_the_wrong_ones(
@@ -58,11 +55,3 @@ def test_a_joiner_without_a_lease_tells_nobody_to_end_for_its_own_settings_may_b
             assert "no lease" in refused.value.details()
     with pytest.raises(OverloadedError):
         connect(server, identity=OTHERS["another key"]).agree()
-
-
-def test_agreeing_joins_nothing_and_asks_no_event_store(serve, connect, store, registry):
-    server = serve()
-    store.down = True
-    connect(server).agree()
-    assert not store.timeouts_s and registry.commits == 0
-    assert server.status()["joined"] == 0
