@@ -80,10 +80,6 @@ class Adapter:
         return None
 
 
-class SpliceAdapter(Adapter):
-    """The default: the foreign event's object, byte for byte, and in it one more field, `splice_field`."""
-
-
 def keeps_default_line(adapter: Adapter) -> bool:
     """Whether all its joined lines are the default ones: it has no `join` of its own."""
     return type(adapter).join is Adapter.join
@@ -115,7 +111,7 @@ def load_adapter(use: str, field: str = DEFAULT_FIELD) -> Adapter:
 
     The module may lie in the current directory. `field` becomes its `splice_field`.
     """
-    adapter = _make(use) if use else SpliceAdapter()
+    adapter = _make(use) if use else Adapter()
     try:
         adapter.splice_field = field
     except _RAISED as error:
@@ -186,9 +182,8 @@ def _import(module_name: str, where: str) -> ModuleType:
         raise AdapterError(f"{where}: importing '{module_name}' raised {describe(error)}; mend it") from error
 
 
-# --- Runs an adapter over a batch: a joined line an event, or the reason why there is none.
-
 REASON_CHARS_MAX: Final = 500
+_RESULTS: Final = "None, a mapping, bytes or a Skip"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -249,26 +244,21 @@ class BatchAdapter:
             if isinstance(result, bytes):
                 return _checked(result)
             if isinstance(result, Mapping):
-                return _encoded(result)
+                try:
+                    return msgspec.json.encode(dict(result))
+                except Exception as error:
+                    return Fault(_line(f"adapter returned a mapping that is no JSON: {describe(error)}"))
             if isinstance(result, Skip):
                 return Skip(_line(result.reason))
-            kind = type(result).__name__
+            return Fault(_line(f"adapter returned {type(result).__name__}, not {_RESULTS}"))
         except BaseException as error:  # KeyboardInterrupt too: no person interrupts a joiner's threads
             return Fault(_line(f"adapter raised {describe(error)}"))
-        return Fault(_line(f"adapter returned {kind}, not None, a mapping, bytes or a Skip"))
 
 
 def _line(reason: object) -> str:
     """One line that can be encoded: of lone surrogates the escapes."""
     line = " ".join(str(reason).split())[:REASON_CHARS_MAX]
     return line.encode("utf-8", "backslashreplace").decode()[:REASON_CHARS_MAX]
-
-
-def _encoded(joined: Mapping[str, Any]) -> bytes | Fault:
-    try:
-        return msgspec.json.encode(dict(joined))
-    except Exception as error:
-        return Fault(_line(f"adapter returned a mapping that is no JSON: {describe(error)}"))
 
 
 def _checked(line: bytes) -> bytes | Fault:

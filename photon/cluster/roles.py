@@ -225,25 +225,22 @@ def _eventstore(topology: "Topology", name: str, network: "Network", clock: Cloc
 def _joiner(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
+    from joiner.worker import Home, Worker
 
     settings = topology.settings
     place = topology.place("joiner", name)
     home = place.pipeline.eventstores[0]
-    return JoinerServer(
-        settings,
+    joiner = Home(
         name=place.process("joiner"),
         datacenter=place.pipeline.datacenter,
-        listen=place.address("joiner"),
+        address=place.address("joiner"),
         directory=place.directory("joiner"),
         output_root=Path(topology.output),
-        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
-        eventstore=EventStoreClient(home, settings.eventstore.request_timeout_s, network=network),
-        clock=clock,
-        rng=random.Random(),
         drain=topology.drain,
-        on_fatal=fail,
-        network=network,
     )
+    registry = _registry_client(topology, place.pipeline.datacenter, clock, network)
+    eventstore = EventStoreClient(home, settings.eventstore.request_timeout_s, network=network)
+    return JoinerServer(Worker(settings, joiner, registry, eventstore, clock, fail), network)
 
 
 def _dispatcher(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:

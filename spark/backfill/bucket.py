@@ -24,10 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from idregistry.client import RegistryAt
-from joiner import parquet
+from joiner import parquet, rules
 from joiner.adapter import BatchAdapter, load_adapter
 from joiner.output_files import LINES, PARQUET
-from joiner.rules import batch as rules
 from photon.core.clock import Attempts, Backoff
 from photon.core.columns import join_lines, split_ids, take_ids, take_times
 from photon.core.errors import FencedError, UnavailableError

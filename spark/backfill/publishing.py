@@ -27,8 +27,8 @@ from idregistry.rules.packing import SCAN_S_MAX, buckets_of
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import Scanned
 from joiner.leases import LeaseKeeper
+from joiner.output import Checkpoint
 from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest
-from joiner.ports import Checkpoint
 from photon.core.columns import pack_times, take_ids, unpack_times
 from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError

@@ -26,10 +26,9 @@ import msgspec
 from idregistry.client import RegistryAt, RegistryClient
 from joiner import parquet
 from joiner.adapter import load_adapter
-from joiner.leases import LeaseKeeper
+from joiner.leases import Lease, LeaseKeeper
+from joiner.output import Checkpoint
 from joiner.output_files import Life, note_life
-from joiner.ports import Checkpoint
-from joiner.rules.lease import Lease
 from photon.core.clock import Clock, SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import LockedError, UsageError

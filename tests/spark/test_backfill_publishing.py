@@ -6,9 +6,8 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from joiner.leases import LeaseKeeper
+from joiner.leases import Lease, LeaseKeeper
 from joiner.output_files import complete_files, count_joined
-from joiner.rules.lease import Lease
 from photon.core.clock import ManualClock
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError, UsageError

@@ -1,6 +1,8 @@
-"""A request to the joiner and its answer, in packed columns."""
+"""A request to the joiner, its answer, and how the one becomes the other (paper 3.3.1). Pure.
 
-from collections.abc import Sequence
+All in packed columns: what an event's outcome is, given what the others answered.
+"""
+
 from dataclasses import dataclass
 from itertools import compress
 from typing import Final
@@ -12,6 +14,7 @@ from photon.core.columns import count_lines, join_lines, split_ids, split_lines
 from photon.core.errors import UsageError
 from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, Found, Joined
 from photon.core.ids import ID_BYTES
+from photon.core.settings import Joiner
 
 _WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "first_seen": 8}
 
@@ -58,39 +61,30 @@ class JoinOutcomes:
     reasons: dict[int, str]
 
 
-# --- The joiner's rules (paper 3.3.1), pure: what an event's outcome is, given what the others answered.
-
 Rows = npt.NDArray[np.intp]
 Outcomes = npt.NDArray[np.uint8]
 
 EXPIRED_REASON: Final = "older than the IdRegistry remembers"
 
 
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """When an event whose primary is absent is given up (paper 3.3.1)."""
-
-    tries_min: int
-    age_s: float
-    drain: bool
-    """The logs grow no more: absent is final."""
-
-
 def outcomes_of_lookup(
-    found: bytes, batch: ForeignColumns, now_us: int, patience: Patience
+    found: bytes, batch: ForeignColumns, now_us: int, patience: Joiner, drain: bool
 ) -> tuple[Outcomes, dict[int, str]]:
-    """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable."""
+    """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable.
+
+    `drain`: the logs grow no more, so absent is final.
+    """
     answers = np.frombuffer(found, np.uint8)
     outcomes = np.frombuffer(bytearray(found.translate(JOINED_OF_FOUND)), np.uint8)
     tries = np.frombuffer(batch.tries, "<u4")
     age_us = now_us - np.frombuffer(batch.first_seen, "<i8")
     given_up = answers == Found.ABSENT
-    if not patience.drain:
-        given_up &= (tries >= patience.tries_min) & (age_us >= patience.age_s * 1e6)
+    if not drain:
+        given_up &= (tries >= patience.unjoinable_tries_min) & (age_us >= patience.unjoinable_age_s * 1e6)
     outcomes[given_up] = Joined.UNJOINABLE
     reasons = {
         int(row): "no primary event in the logs"
-        if patience.drain
+        if drain
         else f"no primary event after {int(tries[row]) + 1} tries in {age_us[row] / 1e6:.0f} s"
         for row in np.flatnonzero(given_up)
     }
@@ -112,11 +106,6 @@ def outcomes_of_commit(committed: bytes) -> bytes:
     return committed.translate(JOINED_OF_COMMITTED)
 
 
-def outcome_of_repeat(original: int) -> int:
-    """The outcome of an event whose id stands earlier in the batch, given the outcome of that one."""
-    return Joined.DUPLICATE if original == Joined.JOINED else original
-
-
 def winning_lines(committed: bytes, lines: bytes) -> bytes:
     """Of N newline-closed lines, those whose ids were won."""
     if committed.count(Committed.WON) == len(committed):
@@ -127,10 +116,3 @@ def winning_lines(committed: bytes, lines: bytes) -> bytes:
 def take_lines(lines: bytes, mask: npt.NDArray[np.bool_]) -> bytes:
     """The chosen ones of N newline-closed lines."""
     return join_lines(list(compress(split_lines(lines), mask.tolist())))
-
-
-def mask_of(rows: Sequence[int] | Rows, count: int) -> npt.NDArray[np.bool_]:
-    """Row numbers -> N flags."""
-    mask = np.zeros(count, np.bool_)
-    mask[rows] = True
-    return mask
