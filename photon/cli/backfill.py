@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.console import RunDisplay, working
+from photon.cluster.statuses import working
 from photon.core.errors import UsageError
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.engine.options import SparkOptions, spark_options
@@ -85,7 +85,7 @@ def command(
         from spark.engine.session import check_requirements
 
         check_requirements()
-    with asked_registry(Named(work, addresses, settings), RunDisplay().notice) as asked:
+    with asked_registry(Named(work, addresses, settings)) as asked:
         if abandon:
             return _abandon(place, asked.registry, as_json)
         from spark.backfill.run import Order, backfill
@@ -128,8 +128,7 @@ def _settings(config: Path | None, work: Path | None) -> Settings:
     """Those of the run, where it is known: events that are read otherwise would be joined twice."""
     if work is None:
         return load_settings(config)
-    from photon.cluster.system import check_reads_alike
-    from photon.cluster.topology import read_topology
+    from photon.cluster.topology import check_reads_alike, read_topology
 
     runs = read_topology(work / "topology.json").settings
     if config is None:

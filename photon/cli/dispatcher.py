@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.system import find_system
+from photon.cluster.topology import find_system
 from photon.core.errors import PhotonError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def _start(text: str) -> "Start":
         return "now"
     if text == "start":
         return "start"
-    from photon.cli.registry import parse_time_us
+    from photon.cli.options import parse_time_us
 
     return parse_time_us(text, "--from")
 

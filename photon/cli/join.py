@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from photon.cluster.console import print_summary
+from photon.cluster.statuses import print_summary
 
 
 @click.command("join")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.console import RunDisplay, working
+from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, read_topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
@@ -98,7 +98,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
         check_new(options.details)
     began = time.monotonic()
     named = Named(options.work, options.registry, settings)
-    with working("starting") as tell, asked_registry(named, RunDisplay().notice) as asked:
+    with working("starting") as tell, asked_registry(named) as asked:
         job = replace(job, ended=asked.started)
         report = _run(job, settings, options, outs, asked.registry, spark, tell)
     seconds = round(time.monotonic() - began, 2)
@@ -148,7 +148,7 @@ def _topology(work: Path) -> Topology:
 
 def _settings(options: Options, topology: Topology | None) -> Settings:
     """The run's own, where it is known: what is read otherwise seems lost. SettingsError."""
-    from photon.cluster.system import check_reads_alike
+    from photon.cluster.topology import check_reads_alike
 
     if options.work is None or topology is None:
         return load_settings(options.config)

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from photon.cluster.roles import ROLES
-from photon.cluster.summary import fates_of, whole
-from photon.cluster.system import find_system, system_options
+from photon.cli.options import system_options
+from photon.cluster.statuses import fates_of, whole
+from photon.cluster.topology import find_system
 
 Status = Mapping[str, Any]
 
@@ -29,17 +29,17 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     from photon.cluster.statuses import StatusReader
 
     with contextlib.closing(StatusReader(find_system(work, config))) as reader:
-        dispatchers = dict(zip(ROLES, reader.read(tuple(ROLES)), strict=True))["dispatcher"]
-        statuses, silent = dict(reader.named()), reader.silent()
-        why = {name: reader.why_silent(name) for name in silent}
-    fates = {status["datacenter"]: fates_of(status) for status in whole(dispatchers)}
+        sample = reader.read()
+    statuses, silent = sample.answered(), sample.silent()
+    fates = {status["datacenter"]: fates_of(status) for status in whole(sample.of("dispatcher"))}
     if as_json:
         click.echo(json.dumps({**statuses, **dict.fromkeys(silent), "fates": fates}))
     else:
         for name, status in statuses.items():
             click.echo(f"{name:<{_WIDTH}}{line_of(status)}")
         for name in silent:
-            click.echo(f"{name:<{_WIDTH}}does not answer{f' ({why[name]})' if why[name] else ''}")
+            why = f" ({reader.why_silent[name]})" if name in reader.why_silent else ""
+            click.echo(f"{name:<{_WIDTH}}does not answer{why}")
         for datacenter, row in fates.items():
             click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
     wrong = any(not row["adds_up"] for row in fates.values())

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.registry import parse_time_us
-from photon.cluster.console import RunDisplay, working
+from photon.cli.options import parse_time_us
 from photon.cluster.registry_access import Named, asked_registry, registry_of
+from photon.cluster.statuses import working
 from photon.cluster.topology import read_topology
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import load_settings
@@ -136,7 +136,7 @@ def _registry(named: Named, export: str, outs: tuple[str, ...]) -> Iterator["Reg
     elif not given and topology.is_file():
         yield _running(registry_of(read_topology(topology)))
     elif given or named.settings.replicas:
-        with asked_registry(named, RunDisplay().notice) as asked:
+        with asked_registry(named) as asked:
             yield asked.registry
     else:
         yield None

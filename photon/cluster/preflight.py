@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from joiner.output_files import same_directory
 from photon.cluster.registry_replicas import members_of
-from photon.cluster.roles import process_name
+from photon.cluster.topology import process_name
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings

@@ -190,22 +190,21 @@ class Supervisor:
     def restarts(self) -> int:
         return sum(child.restarts for child in self.children.values())
 
-    def stop(self, tiers: Sequence[Sequence[str]], grace_s: float = 10.0) -> None:
-        """SIGTERM tier by tier, SIGKILL for what is left after `grace_s`; returns when all are gone."""
-        for tier in tiers:
-            running = [c.process for name in tier if (c := self.children.get(name)) and c.process]
-            for process in running:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-            deadline = time.monotonic() + grace_s
-            for process in running:
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            for name in tier:  # not earlier: who interrupts this wants them killed
-                self.children.pop(name, None)
+    def stop(self, names: Sequence[str], grace_s: float = 10.0) -> None:
+        """SIGTERM, SIGKILL for what is left after `grace_s`; returns when all of these are gone."""
+        running = [c.process for name in names if (c := self.children.get(name)) and c.process]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        deadline = time.monotonic() + grace_s
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for name in names:  # not earlier: who interrupts this wants them killed
+            self.children.pop(name, None)
 
     def kill(self) -> None:
         """SIGKILL everything at once. Every process can take it."""

@@ -18,7 +18,8 @@ import pytest
 from idregistry.client import RegistryAt, check_replica
 from idregistry.hosting import read_table, write_table
 from idregistry.rules.directory_commands import Row
-from photon.cli.registry import _write_joining_topology, parse_time_us
+from photon.cli.options import parse_time_us
+from photon.cli.registry import _write_joining_topology
 from photon.cluster.certificates import Authority
 from photon.cluster.preflight import _check_replicas
 from photon.cluster.registry_access import Named
@@ -319,7 +320,7 @@ class Role:
     def __init__(self, fail): self.fail = fail
     def start(self): self.fail(UsageError("r1 has been replaced"))
 roles.ROLES["registry"] = replace(
-    roles.ROLES["registry"], make=lambda topology, name, network, clock, fail: Role(fail)
+    roles.ROLES["registry"], make=lambda topology, process, network, fail: Role(fail)
 )
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """

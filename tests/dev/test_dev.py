@@ -98,11 +98,12 @@ class Site:
             time.sleep(0.02)
 
     def silent(self):
-        self.reader.read(ROLES)
-        return {*self.reader.silent()}
+        return {*self.reader.read().silent()}
 
     def fates(self, datacenter):
-        return next((d["fates"] for d in self.reader.read(ROLES)[3] if d["datacenter"] == datacenter), {})
+        return next(
+            (d["fates"] for d in self.reader.read().of("dispatcher") if d["datacenter"] == datacenter), {}
+        )
 
     def write(self, number):
         now_us = time.time_ns() // 1_000
