@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from photon.cli.options import json_flag, path_option
 from photon.core.errors import UsageError
 from photon.core.fates import LETTERS, Fate
 
@@ -19,15 +20,13 @@ _FATES: Final = [fate.value for fate in Fate if fate in LETTERS]
 def _which(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that choose letters."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        json_flag("Print JSON."),
         click.option("--id", "event_id", metavar="ID", help="Only the foreign event of this id."),
         click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
         click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
         click.option("--datacenter", help="Only of this one  [default: all]"),
-        click.option(
-            "--work", type=click.Path(path_type=Path), help="State of the run  [default: OUT/.photon]"
-        ),
-        click.option("--out", type=click.Path(path_type=Path), required=True, help="Output of the run."),
+        path_option("--work", help="State of the run  [default: OUT/.photon]"),
+        path_option("--out", required=True, help="Output of the run."),
     ):
         command = option(command)
     return command
@@ -106,7 +105,7 @@ def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
     counts = {}
     for directory in _directories(which):
         pipeline = topology.pipeline(directory.name)
-        inbox = Path(pipeline.directory) / "dispatcher" / "inbox"
+        inbox = pipeline.home("dispatcher") / "inbox"
         counts[directory.name] = replay(directory, inbox, name, chosen, again)
     if as_json:
         click.echo(json.dumps(counts))

@@ -7,6 +7,8 @@ from typing import Final
 
 import click
 
+from photon.cli.options import json_flag, path_option
+
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DEFAULT_OUT: Final = "photon-dev"
 
@@ -22,13 +24,11 @@ def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 
 @click.command("dev")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml).")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help=f"Directory of the output.  [default: {DEFAULT_OUT}, or system.out of the settings]",
+@path_option("--config", help="Settings (photon.toml).")
+@path_option(
+    "--out", help=f"Directory of the output.  [default: {DEFAULT_OUT}, or system.out of the settings]"
 )
-@click.option("--work", type=click.Path(path_type=Path), help="State to resume from  [default: OUT/.photon]")
+@path_option("--work", help="State to resume from  [default: OUT/.photon]")
 @click.option("--datacenters", type=click.IntRange(1, 5), help="Pipelines to run.  [default: 2]")
 @click.option("--primary", multiple=True, metavar="GLOB", help="Existing primary logs; repeatable.")
 @click.option("--foreign", multiple=True, metavar="GLOB", help="Existing foreign logs; repeatable.")
@@ -52,7 +52,7 @@ def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     callback=duration,
     help="After the kill; without it, it stays down.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON lines: a look a second, at last the summary.")
+@json_flag("JSON lines: a look a second, at last the summary.")
 def command(
     config: Path | None,
     out: Path | None,

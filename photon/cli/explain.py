@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from photon.cli.options import show_time, system_options
+from photon.cli.options import json_flag, show_time, system_options
 from photon.cluster.topology import find_system
 from photon.core.errors import UsageError
 
@@ -16,7 +16,7 @@ from photon.core.errors import UsageError
 @click.argument("event_id")
 @system_options
 @click.option("--primary-id", help="Of the primary event it names, where no log tells it yet.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_flag("Print JSON.")
 def command(
     event_id: str, work: Path | None, config: Path | None, primary_id: str | None, as_json: bool
 ) -> None:

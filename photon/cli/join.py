@@ -5,24 +5,21 @@ from pathlib import Path
 
 import click
 
+from photon.cli.options import json_flag, logs_option, path_option
 from photon.cluster.statuses import print_summary
 
 
 @click.command("join")
-@click.option(
-    "--primary", "primary", multiple=True, required=True, metavar="GLOB", help="Primary logs; repeatable."
-)
-@click.option(
-    "--foreign", "foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable."
-)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of the output.")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml).")
-@click.option("--work", type=click.Path(path_type=Path), help="State to resume from  [default: OUT/.photon]")
+@logs_option("primary")
+@logs_option("foreign")
+@path_option("--out", required=True, help="Directory of the output.")
+@path_option("--config", help="Settings (photon.toml).")
+@path_option("--work", help="State to resume from  [default: OUT/.photon]")
 @click.option(
     "--datacenters", type=click.IntRange(1, 5), default=1, show_default=True, help="Pipelines to run."
 )
 @click.option("--follow", is_flag=True, help="Go on tailing until Ctrl-C or SIGTERM.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_flag("Print the summary as JSON.")
 def command(
     primary: tuple[str, ...],
     foreign: tuple[str, ...],

@@ -221,10 +221,6 @@ def export(directory: str, named: Named, scan_timeout: float, spark: SparkOption
     from spark.registered import write_export
 
     check_new(directory, "DIR")
-    with (
-        asked_registry(named) as asked,
-        open_session(spark) as session,
-        spark_failures(),
-    ):
+    with asked_registry(named) as asked, open_session(spark) as session, spark_failures():
         ids = write_export(session, asked.registry, directory, scan_timeout)
     click.echo(f"{ids:,} ids in {directory}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from photon.cli.options import system_options
+from photon.cli.options import json_flag, system_options
 from photon.cluster.statuses import fates_of, whole
 from photon.cluster.topology import find_system
 
@@ -20,7 +20,7 @@ _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 
 @click.command("status")
 @system_options
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_flag("Print everything as JSON.")
 def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import parse_time_us
+from photon.cli.options import json_flag, logs_option, parse_time_us, path_option
 from photon.cluster.registry_access import Named, asked_registry, registry_of
 from photon.cluster.statuses import working
 from photon.cluster.topology import read_topology
@@ -26,13 +26,11 @@ _PROBE_S: Final = 2.0
 
 
 @click.command("verify")
-@click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
+@logs_option("foreign")
 @click.option(
     "--out", multiple=True, required=True, metavar="DIR", help="The --out of `photon join`; repeatable."
 )
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run, or system."
-)
+@path_option("--config", help="Settings (photon.toml) of that run, or system.")
 @click.option(
     "--primary",
     multiple=True,
@@ -40,7 +38,7 @@ _PROBE_S: Final = 2.0
     help="Primary logs; repeatable. With them: which events could have been joined, and are the primaries "
     "inside those of the logs?",
 )
-@click.option("--work", type=click.Path(path_type=Path), help="Ask the registry of this work directory.")
+@path_option("--work", help="Ask the registry of this work directory.")
 @click.option("--registry", metavar="HOST:PORT,...", help="Ask the registry whose replicas answer there.")
 @click.option("--export", default="", metavar="DIR", help="Ask an export of the registry.")
 @click.option("--from", "start", metavar="TIME", help="Only events of this time or later.")
@@ -54,7 +52,7 @@ _PROBE_S: Final = 2.0
     help="What was registered so shortly before is in flight, not lost.",
 )
 @click.option("--details", default="", metavar="DIR", help="Write every id and its verdict there (Parquet).")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_flag("Print the report as JSON.")
 @scan_timeout_option
 @spark_options
 def command(
@@ -97,14 +95,7 @@ def command(
     if export and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")
     question = Question(
-        foreign,
-        out,
-        primary,
-        details,
-        export=export,
-        span=span,
-        settle_s=settle,
-        scan_timeout_s=scan_timeout,
+        foreign, out, primary, details, export=export, span=span, settle_s=settle, scan_timeout_s=scan_timeout
     )
     question.check()
     began = time.monotonic()

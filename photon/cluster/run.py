@@ -30,15 +30,7 @@ from photon.cluster.preflight import (
 )
 from photon.cluster.registry_replicas import Replacing, clear_unfounded, members_of
 from photon.cluster.roles import ROLES
-from photon.cluster.statuses import (
-    RunDisplay,
-    Sample,
-    Status,
-    StatusReader,
-    merge_fates,
-    run_summary,
-    whole,
-)
+from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
 from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import (
     DATACENTER_NAMES,

@@ -244,14 +244,16 @@ def find_system(work: Path | None, config: Path | None) -> Topology:
     return topology_of(replace(settings, system=replace(settings.system, secret_file="")), str(config))
 
 
-def check_reads_alike(settings: Settings, config: Path, runs: Settings, work: Path) -> None:
-    """SettingsError where `settings`, of the file `config`, read events otherwise than those of the run in
-    `work`: they would be taken for other ones, and joined twice."""
+def load_alike(config: Path, runs: Settings, work: Path) -> Settings:
+    """The settings of the file. SettingsError where they read events otherwise than those of the run in
+    `work`: the events would be taken for other ones, and joined twice."""
+    settings = load_settings(config)
     if reading_fingerprint(settings) != reading_fingerprint(runs):
         raise SettingsError(
             f"{config}: [foreign], [primary], ids.key and logs.line_bytes_max must be those of the run in "
             f"{work}, or events would be joined twice; leave --config out to use them"
         )
+    return settings
 
 
 def topology_of(settings: Settings, source: str = "settings") -> Topology:

@@ -73,10 +73,7 @@ def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(jo
     chooser = TakenAt(RAFT, times=1)
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
-        with (
-            asked_registry(Named(job.work)) as asked,
-            asked.registry.client(10.0) as client,
-        ):
+        with asked_registry(Named(job.work)) as asked, asked.registry.client(10.0) as client:
             assert all(client.directory().leaders)
     finally:
         chooser.close()
