@@ -260,53 +260,6 @@ def test_times_are_given_as_iso_or_in_seconds() -> None:
             parse_time_us(text)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["reshard", "3"],
-        ["reshard", "3", "--work", "nowhere"],
-        ["reshard", "0", "--registry", "127.0.0.1:1"],
-        ["registry", "replace", "r1", "--name", "r3", "--raft", "x", "--grpc", "h:1", "--registry", "h:1"],
-        [
-            "registry",
-            "replace",
-            "r1",
-            "--name",
-            "../r3",
-            "--raft",
-            "h:1",
-            "--grpc",
-            "h:1",
-            "--registry",
-            "h:1",
-        ],
-        [
-            "registry",
-            "replace",
-            "r1",
-            "--name",
-            "r3",
-            "--raft",
-            "a b:1",
-            "--grpc",
-            "h:1",
-            "--registry",
-            "h:1",
-        ],
-        ["registry", "replace", "r1", "--name", "r3", "--raft", "h:1", "--grpc", "g:g", "--registry", "h:1"],
-        ["registry", "replace", "r1", "--name", "r3", "--registry", "h:1"],
-        ["registry", "replace", "r1", "--cancel", "r3", "--registry", "h:1"],
-        ["registry", "scan", "0", "--work", "a", "--registry", "b:1"],
-        ["registry", "scan", "0", "--work", "a", "--config", os.devnull],
-        ["registry", "scan", "0", "--config", os.devnull],
-    ],
-)
-def test_bad_usage_is_told_in_a_line(arguments: list[str]) -> None:
-    done = photon(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
     """It is told so by the log that it reads; a supervisor must not start it again for ever."""
     program = """
