@@ -3,7 +3,7 @@
 import json
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -58,16 +58,11 @@ def command(
     out: Path | None,
     work: Path | None,
     datacenters: int | None,
-    primary: tuple[str, ...],
-    foreign: tuple[str, ...],
-    queries_per_s: float,
-    clicks_per_s: float,
-    seed: int,
-    seconds: float | None,
     kill_datacenter: str | None,
     after: float,
     restore_after: float | None,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Run several datacenters on this machine and show how they do, until Ctrl-C.
 
@@ -91,7 +86,7 @@ def command(
     if restore_after is not None and kill_datacenter is None:
         raise UsageError("--restore-after needs --kill-datacenter NAME")
     outage = None if kill_datacenter is None else Outage(kill_datacenter, after, restore_after)
-    if outage is not None and seconds is not None and seconds < outage.ends_s:
+    if outage is not None and (seconds := given["seconds"]) is not None and seconds < outage.ends_s:
         raise UsageError(
             f"--for {seconds:g}s is over before the outage is, at {outage.ends_s:g}s; give it more"
         )
@@ -99,20 +94,8 @@ def command(
         out = Path(settings.system.out if described else DEFAULT_OUT)
     if work is None:
         work = Path(settings.system.work) if described else out / ".photon"
-    job = DevJob(
-        out=out,
-        work=work,
-        settings=settings,
-        replicas=len(settings.replicas) or named_replicas(document),
-        primary=list(primary),
-        foreign=list(foreign),
-        datacenters=datacenters or 2,
-        queries_per_s=queries_per_s,
-        clicks_per_s=clicks_per_s,
-        seconds=seconds,
-        outage=outage,
-        seed=seed,
-    )
+    replicas = len(settings.replicas) or named_replicas(document)
+    job = DevJob(out, work, settings, replicas, datacenters=datacenters or 2, outage=outage, **given)
     view = make_view(as_json)
     try:
         summary = run_dev(job, view)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -20,16 +21,7 @@ from photon.cluster.statuses import print_summary
 )
 @click.option("--follow", is_flag=True, help="Go on tailing until Ctrl-C or SIGTERM.")
 @json_flag("Print the summary as JSON.")
-def command(
-    primary: tuple[str, ...],
-    foreign: tuple[str, ...],
-    out: Path,
-    config: Path | None,
-    work: Path | None,
-    datacenters: int,
-    follow: bool,
-    as_json: bool,
-) -> int:
+def command(out: Path, follow: bool, as_json: bool, **given: Any) -> int:
     """Join each foreign event with the primary event it names; write it exactly once.
 
     Output: OUT/joined/<datacenter>/*.jsonl, and OUT/dead-letters/<datacenter>/*.jsonl for the rest.
@@ -37,7 +29,7 @@ def command(
     """
     from photon.cluster.run import join
 
-    summary = join(primary, foreign, out, config=config, work=work, datacenters=datacenters, follow=follow)
+    summary = join(out=out, follow=follow, **given)
     if as_json:
         click.echo(json.dumps(summary))
     else:

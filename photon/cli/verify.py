@@ -45,6 +45,7 @@ _PROBE_S: Final = 2.0
 @click.option("--to", "end", metavar="TIME", help="Only events before this time.")
 @click.option(
     "--settle",
+    "settle_s",
     type=click.FloatRange(min=0),
     default=SETTLE_S,
     show_default=True,
@@ -56,20 +57,16 @@ _PROBE_S: Final = 2.0
 @scan_timeout_option
 @spark_options
 def command(
-    foreign: tuple[str, ...],
     out: tuple[str, ...],
     config: Path | None,
-    primary: tuple[str, ...],
     work: Path | None,
     registry: str | None,
-    export: str,
     start: str | None,
     end: str | None,
-    settle: float,
-    details: str,
     as_json: bool,
     scan_timeout: float,
     spark: SparkOptions,
+    **given: Any,
 ) -> int:
     """Check that every foreign event came out once, with the right primary event, or see what became of it.
 
@@ -92,16 +89,14 @@ def command(
         None if start is None else parse_time_us(start, "--from"),
         None if end is None else parse_time_us(end, "--to"),
     )
-    if export and (work is not None or registry is not None):
+    if given["export"] and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")
-    question = Question(
-        foreign, out, primary, details, export=export, span=span, settle_s=settle, scan_timeout_s=scan_timeout
-    )
+    question = Question(out=out, span=span, scan_timeout_s=scan_timeout, **given)
     question.check()
     began = time.monotonic()
     with (
         working("verifying"),
-        _registry(Named(work, registry, settings), export, out) as asked,
+        _registry(Named(work, registry, settings), given["export"], out) as asked,
         open_session(spark) as session,
     ):
         report = verify(session, replace(question, registry=asked), settings)
@@ -112,8 +107,8 @@ def command(
         from spark.verification.rules import as_table
 
         click.echo(as_table(report))
-        if details:
-            click.echo(f"details: {details}")
+        if question.details:
+            click.echo(f"details: {question.details}")
     return 1 if report.broken else 0
 
 

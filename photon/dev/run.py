@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -35,8 +35,8 @@ class DevJob:
     work: Path
     settings: Settings = field(default_factory=Settings)
     replicas: int = REPLICAS
-    primary: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
+    primary: Sequence[str] = ()
+    foreign: Sequence[str] = ()
     datacenters: int = 2
     queries_per_s: float = 1_000.0
     clicks_per_s: float = 200.0
