@@ -2,9 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -97,7 +97,7 @@ def _lease(lease: Status) -> list[str]:
     return [f"lease not renewed{why}, {lease['seconds_left']:.1f} s left"] if why else []
 
 
-def _tier(name: str) -> Any:
+def _tier(name: str) -> Callable[[Status], list[str]]:
     """An event store's cache or logs: how many lookups it answered, of how many it was asked."""
 
     def shown(tier: Status) -> list[str]:
@@ -110,48 +110,27 @@ def _tier(name: str) -> Any:
     return shown
 
 
-def _output(output: Status) -> list[str]:
-    trouble = output.get("trouble")
-    return [f"output: {trouble}"] if trouble else []
-
-
 def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
     """Of an event store its caches, of the registry its replicas, which all have lines of their own."""
-    if isinstance(members, Mapping):
-        return []
-    caches = members
-    return [f"{len(caches)} cache processes beside"]
-
-
-def _worker(worker: Status) -> list[str]:
-    return [f"worker {worker['slot']} reads {worker['files']:,} files"]
-
-
-def _drained(_: bool) -> list[str]:
-    """With --follow there is no such thing."""
-    return ["drained"]
+    return [] if isinstance(members, Mapping) else [f"{len(members)} cache processes beside"]
 
 
 def _told(value: object) -> list[str]:
     return [str(value)]
 
 
-def _unread(files: Mapping[str, str]) -> list[str]:
-    return [f"{file} not read ({reason})" for file, reason in files.items()]
-
-
-_SHOWN = {
+_SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "directory": _directory,
     "shards": _shards,
     "lease": _lease,
     "cache": _tier("cache"),
     "logs": _tier("logs"),
-    "output": _output,
+    "output": lambda output: [f"output: {output['trouble']}"] if output.get("trouble") else [],
     "members": _members,
-    "worker": _worker,
-    "drained": _drained,
+    "worker": lambda worker: [f"worker {worker['slot']} reads {worker['files']:,} files"],
+    "drained": lambda _: ["drained"],  # with --follow there is no such thing
     "trouble": _told,
     "storage_error": _told,
     "paused": _told,
-    "unreadable": _unread,
+    "unreadable": lambda files: [f"{file} not read ({reason})" for file, reason in files.items()],
 }

@@ -177,10 +177,6 @@ class LocalCluster:
         """Its processes start again with what is on their disks, at the next `poll`."""
         self.supervisor.let_up(self._started(name))
 
-    def kill_process(self, process: str) -> None:
-        """SIGKILL one; `poll` starts it again."""
-        self.supervisor.kill_one(process)
-
     def pid_of(self, process: str) -> int | None:
         """None while it is down."""
         child = self.supervisor.children[process].process

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -120,7 +120,7 @@ class Child:
     """Where in its log the running process began."""
     failures: int = 0
     restart_at: float = 0.0
-    restarts: int = field(default=0)
+    restarts: int = 0
     stays_down: Callable[[], bool] | None = None
     """Asked before each restart: whether it would do harm."""
     held: bool = False
@@ -167,12 +167,6 @@ class Supervisor:
                 self._spawn(child)
             elif (status := child.process.poll()) is not None:
                 self._on_exit(child, status, now)
-
-    def kill_one(self, name: str) -> None:
-        """SIGKILL; `poll` starts it again."""
-        process = self.children[name].process
-        if process is not None:
-            process.kill()
 
     def hold_down(self, names: Sequence[str]) -> None:
         """SIGKILL all of these at once; they are not started again before `let_up`."""

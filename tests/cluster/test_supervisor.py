@@ -311,16 +311,3 @@ def test_one_that_died_and_waits_for_its_restart_can_be_held_down_too(sleepers):
     assert sleepers.children["a"].process is None
     sleepers.stop(["a"])
     assert sleepers.children == {}
-
-
-def test_one_that_is_killed_on_purpose_is_started_again(sleepers):
-    sleepers.start("a", ["import time; time.sleep(100)"])
-    first = sleepers.children["a"].process
-    sleepers.kill_one("a")
-
-    def restarted():
-        sleepers.poll()
-        return sleepers.children["a"].process not in (None, first)
-
-    wait_until(restarted)
-    assert first.poll() == -signal.SIGKILL

@@ -199,7 +199,8 @@ class FaultSystem:
 
     def kill(self, process: str) -> None:
         """SIGKILL `joiner-east`, say; started again by the next poll."""
-        self.dev.kill_process(process)
+        if (pid := self.dev.pid_of(process)) is not None:
+            os.kill(pid, signal.SIGKILL)
 
     def pause(self, process: str) -> None:
         """SIGSTOP, until `resume`."""
