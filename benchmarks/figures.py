@@ -18,7 +18,7 @@ import click
 
 from benchmarks import figures_measured
 from benchmarks.measuring import Row, describe_machine
-from photon.cluster.summary import percentiles_ms
+from photon.cluster.statuses import percentiles_ms
 from tests.faults.kit.toxiproxy import ToxiproxyError
 
 if TYPE_CHECKING:

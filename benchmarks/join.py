@@ -134,8 +134,8 @@ def wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
             if reader is None and topology.exists():
                 reader = held.enter_context(closing(StatusReader(read_topology(topology))))
             if reader is not None:
-                reader.read(("registry", "eventstore", "joiner", "dispatcher"))
-                if not reader.silent() and reader.registry_has_quorum():
+                sample = reader.read()
+                if not sample.silent() and sample.has_quorum():
                     return
             time.sleep(0.1)
     raise BenchError(f"the system did not start within {START_S_MAX:.0f} s; see {out / '.photon' / 'logs'}")

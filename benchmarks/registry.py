@@ -33,7 +33,7 @@ from benchmarks.registry_load import (
     measure,
     running,
 )
-from photon.cluster.placing import free_ports
+from photon.cluster.local_cluster import free_ports
 from photon.core.ids import Token
 
 # Ids a request, requests in flight, requests a second (None: each follows the last one's answer).

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks.measuring import BenchError, Row, cpu_seconds, percentiles
 from idregistry.client import RegistryClient
-from photon.cluster.placing import free_ports
+from photon.cluster.local_cluster import free_ports
 from photon.cluster.supervisor import child_environment, die_with_parent, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.clock import SystemClock

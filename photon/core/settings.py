@@ -168,6 +168,10 @@ class DatacenterPlace:
     dispatchers: tuple[str, ...] = ()
 
 
+PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
+"""Whose processes a datacenter has, as they are started; a joiner's address is among `joiners`."""
+
+
 @dataclass(frozen=True, slots=True)
 class EventStore:
     """[eventstore]: cache and logs of primary events (paper 3.4)."""

@@ -2,17 +2,16 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from photon.cluster.local_cluster import LocalCluster
-from photon.cluster.placing import PORT_TRIES_MAX, on_free_ports
+from photon.cluster.local_cluster import PORT_TRIES_MAX, LocalCluster, on_free_ports
 from photon.cluster.preflight import check_apart, check_directories, check_leaders, check_run, check_same_run
 from photon.cluster.registry_replicas import clear_unfounded
-from photon.cluster.running import STALL_S, Ground, RunLoop, StalledError, holding, running, why_stalled
-from photon.cluster.summary import Sample
+from photon.cluster.run import STALL_S, Ground, RunLoop, StalledError, holding, running, why_stalled
+from photon.cluster.statuses import Sample
 from photon.cluster.topology import Topology
 from photon.core.errors import UsageError
 from photon.core.settings import Foreign, Primary, Settings
@@ -36,8 +35,8 @@ class DevJob:
     work: Path
     settings: Settings = field(default_factory=Settings)
     replicas: int = REPLICAS
-    primary: list[str] = field(default_factory=list)
-    foreign: list[str] = field(default_factory=list)
+    primary: Sequence[str] = ()
+    foreign: Sequence[str] = ()
     datacenters: int = 2
     queries_per_s: float = 1_000.0
     clicks_per_s: float = 200.0

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import click
 
-from photon.cluster.roles import PIPELINE_ROLES, process_name
-from photon.cluster.summary import Sample, Status, fates_of, percentiles_ms, whole
-from photon.cluster.topology import Topology
+from photon.cluster.statuses import Sample, Status, fates_of, percentiles_ms, whole
+from photon.cluster.topology import Topology, process_name
 from photon.core.fates import Fate
+from photon.core.settings import PIPELINE_ROLES
 
 # Rich takes long to import and is of use on a terminal only.
 if TYPE_CHECKING:

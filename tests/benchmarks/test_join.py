@@ -13,7 +13,7 @@ from benchmarks.join import PARTS, Drain, Plan, check, drain, generated, live, r
 from benchmarks.join_peers import PEERS, Peer, beside_us, what_it_wrote
 from benchmarks.measuring import BenchError, ProcessTree, Usage, memory_of, table, text
 from photon.cli import bench
-from photon.cluster.statuses import StatusReader
+from photon.cluster.statuses import Sample, StatusReader
 from photon.cluster.topology import write_topology
 from photon.core.errors import UsageError
 from tests.cluster.test_statuses import system
@@ -212,15 +212,10 @@ def test_who_waits_for_a_run_to_start_stops_asking_when_it_has(tmp_path, monkeyp
     readers = []
 
     class Answering(StatusReader):
-        def read(self, roles=()):
-            return ([],) * len(roles)
-
-        def silent(self, roles=("",)):
-            return []
-
-        def registry_has_quorum(self):
+        def read(self):
             readers.append(self)
-            return True
+            well = {"has_quorum": True}
+            return Sample(0.0, {"registry-r0": {"directory": well, "shards": [well]}})
 
     monkeypatch.setattr(join, "StatusReader", Answering)
     (tmp_path / ".photon").mkdir()

@@ -8,15 +8,7 @@ import time
 
 import pytest
 
-from tests.system import (
-    children_of,
-    fates_add_up,
-    join,
-    join_arguments,
-    joined_pairs,
-    photon,
-    start_photon,
-)
+from tests.system import children_of, fates_add_up, join, join_arguments, joined_pairs, photon, start_photon
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster

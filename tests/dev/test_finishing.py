@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from photon.cluster.running import Ground
+from photon.cluster.run import Ground
 from photon.cluster.supervisor import FreshLauncher
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
