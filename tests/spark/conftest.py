@@ -5,7 +5,8 @@ import os
 import pytest
 
 from photon.core.errors import UsageError
-from spark.engine.session import check_requirements, open_session
+from spark.options import SparkOptions, check_requirements
+from spark.session import open_session
 from tests.spark.cluster import NO_CODEGEN, QUICK_JAVA, running_cluster
 
 
@@ -33,7 +34,7 @@ def session(requirements):
     quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
     # So does generated code; the commands in processes of their own on this machine run it.
     quick |= NO_CODEGEN
-    with open_session("local[2]", "768m", quick) as session:
+    with open_session(SparkOptions("local[2]", "768m", quick)) as session:
         yield session
 
 

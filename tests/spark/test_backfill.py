@@ -251,7 +251,7 @@ class Interrupted(BaseException):
 @pytest.fixture
 def half_done(run, order, tmp_path, monkeypatch):
     """All is registered, the driver was never told: it died."""
-    import spark.backfill.joining as module
+    import spark.backfill.run as module
 
     write_logs(tmp_path, [(f"c{n}", f"q{n % 7}") for n in range(100)], [f"q{n}" for n in range(7)])
     real = module.run
@@ -322,7 +322,7 @@ def test_after_abandoning_it_a_new_backfill_joins_all(run, order, registry, capf
 
 
 def test_a_log_that_is_replaced_while_it_is_read_ends_the_job(run, order, tmp_path, monkeypatch):
-    import spark.backfill.joining as module
+    import spark.backfill.run as module
 
     write_logs(tmp_path, [("a",)])
     real = module.run

@@ -7,6 +7,7 @@ import pytest
 from photon.cli.main import main
 from photon.cluster.topology import Topology, write_topology
 from photon.core.settings import parse_settings
+from tests.spark.backfill_kit import planned_job
 from tests.system import write_lines
 
 pytest.importorskip("pyspark")
@@ -53,7 +54,7 @@ def said(tmp_path, monkeypatch, capfd, requirements):
     ],
 )
 def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, monkeypatch, changed, message):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
     monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
     monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
     status, line = said(**changed)
@@ -64,7 +65,7 @@ def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, monkeyp
     "changed", [{}, {"foreign": os.fsdecode(b"logs/clicks/\xff*")}, {"primary": "logs/clicks"}]
 )
 def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_path, monkeypatch, changed):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
     monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
     monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
     (tmp_path / os.fsdecode(b"logs/clicks/\xff.jsonl")).touch()
@@ -74,7 +75,7 @@ def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_p
 
 
 def test_a_registry_that_does_not_answer_is_told_before_spark_is_started(said, monkeypatch):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
     monkeypatch.setattr("spark.backfill.run._CLIENT_TIMEOUT_S", 0.5)
     status, line = said()
     assert (status, "127.0.0.1:1" in line) == (1, True)
@@ -88,13 +89,11 @@ def test_there_must_be_something_to_abandon(said):
 
 
 def test_of_a_backfill_that_is_done_and_lost_its_files_it_is_told_that_recovery_is_the_way(said, tmp_path):
-    from spark.backfill.job import Job, Phase, Place
+    from spark.backfill.job import Phase, Place
 
     place = Place(tmp_path / "out", "backfill")
     place.home.mkdir(parents=True)
-    facts = {"reading": "r", "spark": "s", "output_format": "jsonl", "patterns": ((), ())}
-    numbers = {"incarnation": 1, "begun_us": 1, "buckets": 1, "first_number": 0}
-    place.save(Job(**facts, **numbers, primary=(), foreign=(), phase=Phase.DONE))
+    place.save(planned_job(1, phase=Phase.DONE))
     status, line = said("--abandon")
     assert (status, "is done" in line, "`photon recover --gone-for-good`" in line) == (2, True, True), line
 

@@ -65,7 +65,7 @@ class Striking(Adapter):
 '''
 
 COMMAND = """\
-import spark.backfill.joining as module
+import spark.backfill.run as module
 module.SESSION_SETTINGS["spark.sql.execution.arrow.maxRecordsPerBatch"] = "10"
 from photon.cli.main import main
 main()

@@ -48,7 +48,7 @@ def test_executors_import_the_packages_that_the_command_sends(start):
     assert (done.returncode, done.stderr) == (0, "")
     [[core, spark]] = json.loads(done.stdout)
     assert core.endswith("photon-packages.zip/photon/logs/formats.py")
-    assert spark.endswith("photon-packages.zip/spark/engine/executors.py")
+    assert spark.endswith("photon-packages.zip/spark/session.py")
 
 
 def test_a_worker_lost_in_the_middle_of_a_job_does_not_spoil_the_result(start, cluster, tmp_path):

@@ -63,7 +63,7 @@ def damaged(run, tmp_path):
 @pytest.fixture
 def here(session, monkeypatch, capfd):
     """Runs a command on the session of this process -> its status and report."""
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
 
     def here(*arguments):
         capfd.readouterr()

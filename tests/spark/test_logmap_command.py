@@ -23,7 +23,7 @@ def photon(capfd, *arguments):
 def test_a_map_is_built_loaded_and_served(tmp_path, session, monkeypatch, capfd):
     from eventstore.server import EventStoreServer
 
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
     log, work = tmp_path / "logs" / "q.jsonl", tmp_path / "work" / "eventstore"
     log.parent.mkdir()
     append(log, line("10.0.0.1:7:1700000000000000"), line("opaque"), b"malformed")

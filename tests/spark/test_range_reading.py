@@ -6,7 +6,7 @@ import pytest
 
 from photon.core.errors import StorageError
 from photon.core.settings import Settings
-from spark.reading.ranges import Range, chunks_of, local_file
+from spark.reading.lines import Range, chunks_of, local_file
 
 
 def lines_of(file):

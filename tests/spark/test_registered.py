@@ -65,7 +65,7 @@ def test_the_command_keeps_an_export_and_overwrites_none(session, registry, tmp_
     from photon.cli.main import main
     from spark.registered import check_export, read_export
 
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
     directory = str(tmp_path / "kept")
     arguments = ["registry", "export", directory, "--registry", registry.address]
     with pytest.raises(SystemExit) as end:
@@ -97,8 +97,8 @@ def test_what_was_acknowledged_before_a_scan_is_in_it(session, registry):
 
 
 def test_a_scan_that_takes_longer_than_it_may_ends(session, registry, tmp_path):
-    from spark.engine.session import SparkFailedError, spark_failures
     from spark.registered import boundaries, registered
+    from spark.session import SparkFailedError, spark_failures
 
     with pytest.raises(UnavailableError):
         boundaries(registry.at, 1e-6)
@@ -118,7 +118,6 @@ def test_a_registry_that_does_not_answer_is_told_in_a_line(session):
 def test_executors_ask_through_tls_what_answers_nobody_without(session, tmp_path, monkeypatch, capsys):
     from photon.cli.main import main
     from spark import registered as module
-    from spark.verification.sources import absent
 
     tls = Authority(tmp_path / "ca").issue("node", tls_name="photon")
     secured = RealRegistry(tmp_path / "registry", tls=tls)
@@ -130,12 +129,12 @@ def test_executors_ask_through_tls_what_answers_nobody_without(session, tmp_path
         asked = session.createDataFrame(
             [(bytearray(key), 2) for key in packed("a", "c")], "key binary, time_us long"
         )
-        assert [bytes(row.key) for row in absent(asked, secured.at).collect()] == packed("c")
+        assert [bytes(row.key) for row in module.absent(asked, secured.at).collect()] == packed("c")
         (tmp_path / "photon.toml").write_text(
             f'replicas.r0 = {{ datacenter = "east", grpc = "{secured.address}", raft = "127.0.0.1:1" }}\n'
             f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n'
         )
-        monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+        monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
         with pytest.raises(SystemExit):
             main(["registry", "export", str(tmp_path / "kept"), "--config", str(tmp_path / "photon.toml")])
         assert capsys.readouterr().out == f"2 ids in {tmp_path / 'kept'}\n"

@@ -5,7 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from photon.core.errors import UsageError
-from spark.engine.options import SparkOptions, parse_conf, spark_options
+from spark.options import SparkOptions, parse_conf, spark_options
 
 
 def taken(*arguments):

@@ -3,8 +3,9 @@
 import pytest
 
 from photon.core.errors import UsageError
-from spark.engine import options as requirements
-from spark.engine.session import check_requirements, open_session
+from spark import options as requirements
+from spark.options import SparkOptions, check_requirements
+from spark.session import open_session
 
 
 @pytest.fixture
@@ -67,5 +68,5 @@ def test_options_are_checked_before_anything_starts(
     monkeypatch, tmp_path, pyspark_found, master, memory, message
 ):
     monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, 'openjdk version "17"')))
-    with pytest.raises(UsageError, match=message), open_session(master, memory):
+    with pytest.raises(UsageError, match=message), open_session(SparkOptions(master, memory)):
         pass

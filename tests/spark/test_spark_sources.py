@@ -63,9 +63,9 @@ LINES = [
 
 
 def rows_of(source, session, *paths, settings=None):
-    """Rows of one of the functions of spark.verification.sources."""
+    """Rows of one of the functions of spark.verification.facts."""
     from spark.reading.paths import input_paths
-    from spark.verification import sources
+    from spark.verification import facts as sources
 
     function = getattr(sources, source)
     return function(session, input_paths([str(path) for path in paths]), settings or Settings()).collect()
@@ -216,7 +216,7 @@ def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(session, tmp_
 @pytest.mark.parametrize("mixed", [False, True])
 def test_joined_logs_as_parquet_tell_what_their_lines_told(session, tmp_path, mixed):
     from spark.reading.paths import input_paths
-    from spark.verification import sources
+    from spark.verification import facts as sources
 
     events = [joined(foreign(f"c{n}", f"q{n}"), primary(f"q{n}", gap=None, n=float(n))) for n in range(40)]
     if mixed:
@@ -274,7 +274,7 @@ def test_files_with_awkward_names_are_read(session, tmp_path, name):
 
 
 def test_a_damaged_file_fails_in_one_line_that_names_it(session, tmp_path):
-    from spark.engine.session import SparkFailedError, spark_failures
+    from spark.session import SparkFailedError, spark_failures
 
     (tmp_path / "clicks.jsonl.gz").write_bytes(gzip.compress(lines_of(foreign(1, "q")) * 10_000)[:-20])
     with pytest.raises(SparkFailedError) as failure, spark_failures():

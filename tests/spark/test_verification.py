@@ -238,7 +238,7 @@ def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
 def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(
     session, tmp_path, monkeypatch
 ):
-    from spark.verification import sources
+    from spark.verification import facts as sources
 
     logs = WrittenLogs(tmp_path)
     clicks = logs.foreign(foreign("before", "q"))

@@ -242,7 +242,7 @@ def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_los
 
 
 def test_an_event_joined_after_the_scan_is_not_called_unregistered(session, registry, tmp_path, monkeypatch):
-    from spark.verification import sources
+    from spark.verification import facts as sources
     from spark.verification.verify import Question, verify
 
     logs = WrittenLogs(tmp_path)

@@ -36,7 +36,7 @@ def logs(tmp_path):
 
 @pytest.mark.spark
 def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, session, monkeypatch, capfd):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
     arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), "--json"]
     with pytest.raises(SystemExit) as end:
         main([*arguments, "--primary", str(logs.directory / "queries")])
@@ -66,7 +66,7 @@ def test_the_registry_of_a_run_that_ended_tells_what_was_lost_from_its_output(
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[3:]) + lines[-1])
     gone = {json.loads(line)["id"] for line in lines[:3]}
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
     arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(out), "--json"]
     details = tmp_path / "lost"
     with pytest.raises(SystemExit) as end:
@@ -113,7 +113,7 @@ def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_pat
     ],
 )
 def test_bad_usage_ends_with_2_and_one_line(logs, monkeypatch, capfd, option, value, message):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("too late"))
     options = {"--out": logs.out, "--foreign": logs.directory / "clicks", option: value}
     arguments = [part for name, given in options.items() for part in (name, *str(given).split(" "))]
     with pytest.raises(SystemExit) as end:
@@ -133,7 +133,7 @@ def test_the_question_is_what_the_options_say(logs, monkeypatch, capfd):
         asked.append(question)
         return make_report([], primaries_given=False)
 
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext())
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext())
     monkeypatch.setattr("spark.verification.verify.verify", verify)
     options = ["--registry", "a:1,b:2", "--settle", "5", "--scan-timeout", "90", "--to", "3"]
     config = logs.directory / "photon.toml"
