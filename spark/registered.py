@@ -45,11 +45,10 @@ _IDS, _FACTS = "ids", "shards"
 
 
 def registered(session: SparkSession, registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> DataFrame:
-    """All that the registry holds. Everything acknowledged before a job of it began is in; what is registered
-    or released meanwhile may be or not.
+    """All that was acknowledged before a job of it began; what is registered or released meanwhile may be in.
 
-    UnavailableError where no replica answers now; a job fails where a shard can't be read within `timeout_s`.
-    Each job scans anew: persist it, or write an export, to use it twice.
+    UnavailableError if no replica answers now; a job fails if it can't read a shard within `timeout_s`. Each
+    job scans anew: persist it, or write an export, to use it twice.
     """
     shards = _shards(registry)
     numbers = session.range(0, shards, 1, shards).select(F.col("id").cast("int").alias("shard"))

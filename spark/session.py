@@ -40,7 +40,6 @@ MASTER_ASK_S_MAX: Final = 5.0
 EXECUTOR_WAIT_S_MAX: Final = 120.0
 """How long a standalone cluster may take to give the first executor."""
 PACKAGES: Final = ("photon", "idregistry", "eventstore", "dispatcher", "joiner", "spark")
-ZIP_NAME: Final = "photon-packages.zip"
 LIBRARIES: Final = {
     "google.protobuf.message": "protobuf",  # google.protobuf alone is in a jar on the path of Spark's Pythons
     "grpc": "grpcio",
@@ -69,10 +68,6 @@ appender.stderr.layout.pattern = %p %c{1}: %m%n%ex
 
 class SparkFailedError(PhotonError):
     """Spark could not start, or a job of it failed: nothing is known of the logs. Mend it and ask again."""
-
-
-class NotShippableError(PhotonError):
-    """A package of Photon's has no files that could be sent to executors."""
 
 
 @contextmanager
@@ -155,7 +150,7 @@ def _raised_by_python(text: str) -> str:
 
 def write_packages(directory: Path) -> Path:
     """A zip, in that directory, of the sources of the very packages that this process runs."""
-    path = directory / ZIP_NAME
+    path = directory / "photon-packages.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as packages:
         for name in PACKAGES:
             root = package_root(name)
@@ -167,13 +162,13 @@ def write_packages(directory: Path) -> Path:
 
 
 def package_root(package: str) -> Path:
-    """The directory that the package runs from."""
+    """The directory that the package runs from. PhotonError if there is none to send to executors."""
     found = find_spec(package)
     if found is None or not found.submodule_search_locations:
-        raise NotShippableError(f"package {package} is not installed here; install Photon anew")
+        raise PhotonError(f"package {package} is not installed here; install Photon anew")
     root = Path(found.submodule_search_locations[0])
     if not root.is_dir():
-        raise NotShippableError(f"{root}: package {package} is no directory; install Photon unpacked")
+        raise PhotonError(f"{root}: package {package} is no directory; install Photon unpacked")
     return root
 
 

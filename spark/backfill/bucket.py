@@ -35,7 +35,7 @@ from photon.core.ids import Token
 from photon.core.settings import Settings
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from spark.backfill.job import BucketResult, Job, Place, Staged
-from spark.backfill.rows import Kind, file_and_offset, kinds_of
+from spark.backfill.rows import KIND_BITS, Kind, file_and_offset
 
 PATIENCE_S: Final = 300.0
 """How long a registry that does not answer is asked."""
@@ -141,7 +141,7 @@ class _Task:
     def take(self, batch: Any) -> None:
         """Rows come sorted by place, so all primaries of the bucket before its first foreign event."""
         places = batch.column("place").to_numpy()
-        ends = np.searchsorted(kinds_of(places), range(len(Kind) + 1))
+        ends = np.searchsorted(places >> KIND_BITS, range(len(Kind) + 1))
         for kind in Kind:
             start, end = int(ends[kind]), int(ends[kind + 1])
             if start < end:

@@ -169,8 +169,7 @@ class Place:
 
 
 def check_registry(job: Job, place: Place, identity: str) -> None:
-    """UsageError for another registry than the job's: it would give all events to whoever asks, has nothing
-    of what is to be released, and its lease says nothing of the job's."""
+    """UsageError for another registry than the job's: it would let every event be joined again."""
     if job.registry != identity:
         raise UsageError(
             f"{place.home}: its backfill registers with the registry {job.registry}, and this is {identity}; "
@@ -197,16 +196,12 @@ def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
     found = []
     for name in map(os.path.abspath, named_files(patterns)):
         check_name(name)
-        found.append(_look_at_one(name))
+        with storage_errors(Path(name)):
+            size = os.stat(name).st_size
+            if size >= OFFSET_MAX:
+                raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
+            found.append(LogInput(name, size, _telling(name, size)))
     return found
-
-
-def _look_at_one(name: str) -> LogInput:
-    with storage_errors(Path(name)):
-        size = os.stat(name).st_size
-        if size >= OFFSET_MAX:
-            raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
-        return LogInput(name, size, _telling(name, size))
 
 
 def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
@@ -235,9 +230,8 @@ def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
 
 
 def _telling(name: str, size: int) -> str:
-    ends = read_at(name, 0, min(size, _TELLING_BYTES)) + read_at(
-        name, max(0, size - _TELLING_BYTES), min(size, _TELLING_BYTES)
-    )
+    length = min(size, _TELLING_BYTES)
+    ends = read_at(name, 0, length) + read_at(name, size - length, length)
     return hashlib.blake2b(ends, digest_size=8).hexdigest()
 
 

@@ -247,14 +247,13 @@ def _await_shards(client: RegistryClient, configuration: Configuration, token: b
 
 def _probes(configuration: Configuration) -> tuple[bytes, bytes]:
     """Ids that nobody has, and times, by which every shard is asked."""
-    rng = random.Random()
     ids: list[bytes] = []
     starts: list[int] = []
     for interval in configuration.intervals:
         start_us = max(1, interval.start_us)
         found: dict[int, bytes] = {}
         while len(found) < interval.shards:
-            one = rng.randbytes(ID_BYTES)
+            one = random.randbytes(ID_BYTES)
             found.setdefault(int(configuration.shard_of(one, pack_times([start_us]))[0]), one)
         ids += found.values()
         starts += [start_us] * len(found)

@@ -43,7 +43,7 @@ _TYPES: Final = {
     "reason": pa.string(),
 }
 _OFFSET_BITS: Final = OFFSET_MAX.bit_length() - 1
-_KIND_BITS: Final = _OFFSET_BITS + FILES_MAX.bit_length() - 1
+KIND_BITS: Final = _OFFSET_BITS + FILES_MAX.bit_length() - 1
 
 _FILTER_BITS_AN_ID: Final = 32
 """Of the primaries that nobody names, one in this many is kept."""
@@ -61,12 +61,7 @@ class Kind(IntEnum):
 
 
 def place_of(kind: Kind, file: int, offset: int) -> int:
-    return kind << _KIND_BITS | file << _OFFSET_BITS | offset
-
-
-def kinds_of(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """N places -> N kinds."""
-    return places >> _KIND_BITS
+    return kind << KIND_BITS | file << _OFFSET_BITS | offset
 
 
 def file_and_offset(place: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -173,7 +173,7 @@ def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice
     facts = {
         "the reading of events, or the adapter": (reading_of(order.settings), job.reading),
         "--format": (order.output_format, job.output_format),
-        "--primary or --foreign": (_patterns(order), job.patterns),
+        "--primary or --foreign": ((_absolute(order.primary), _absolute(order.foreign)), job.patterns),
     }
     changed = [what for what, (now, before) in facts.items() if now != before]
     if job.phase is Phase.DONE:
@@ -212,7 +212,7 @@ def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) 
         reading=reading_of(order.settings),
         spark=pyspark.__version__,
         output_format=order.output_format,
-        patterns=_patterns(order),
+        patterns=(_absolute(order.primary), _absolute(order.foreign)),
         primary=primary,
         foreign=foreign,
         buckets=buckets_for(primary, foreign, 2 * spark.session().sparkContext.defaultParallelism),
@@ -226,10 +226,6 @@ def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) 
 def _inputs(order: Order, spark: _Spark) -> tuple[tuple[LogInput, ...], tuple[LogInput, ...]]:
     primary = look_at(order.primary, "primary", spark.look)
     return primary, look_at(order.foreign, "foreign", spark.look)
-
-
-def _patterns(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return _absolute(order.primary), _absolute(order.foreign)
 
 
 def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
@@ -278,7 +274,9 @@ def join_buckets(session: SparkSession, job: Job, order: Order, keeper: LeaseKee
     FencedError; SparkFailedError: run it again.
     """
     place = replace(order.place, out=order.place.out.absolute())
-    _empty(place.staging)
+    with storage_errors(place.staging):
+        for left in place.staging.iterdir():  # by earlier attempts, and never published
+            left.unlink(missing_ok=True)
     _send_adapter(session, order.settings.adapter.use)
     for name, value in SESSION_SETTINGS.items():
         session.conf.set(name, value)
@@ -318,11 +316,3 @@ def _send_adapter(session: SparkSession, use: str) -> None:
     found = importlib.util.find_spec(use.partition(":")[0]) if use else None
     if found is not None and found.origin and not str(context.master).startswith("local"):
         context.addPyFile(found.origin)
-
-
-def _empty(staging: Path) -> None:
-    """What earlier attempts left is never published."""
-    with storage_errors(staging):
-        for path in staging.iterdir():
-            with suppress(FileNotFoundError):
-                path.unlink()

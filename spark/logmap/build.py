@@ -37,8 +37,7 @@ _GENERATION: Final = "generation-"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a run found: logs that were new, had grown or were gone, and of what it read the events, the
-    malformed lines and the entries."""
+    """What a run found: logs that were new, had grown or were gone; and what it read."""
 
     new: int
     grown: int
@@ -79,8 +78,8 @@ def local_names(patterns: Sequence[str]) -> list[str]:
 def build(session: SparkSession, patterns: Sequence[str], directory: Path, settings: Settings) -> Built:
     """Add what the logs have gained to the built map in `directory`, which is made if there is none.
 
-    Every executor must see the logs and the directory by the same names. UsageError, StorageError;
-    SparkFailedError if a job fails: then the map is as it was.
+    Executors must see logs and directory by the same names. UsageError, StorageError; SparkFailedError if a
+    job fails: then the map is as it was.
     """
     names = local_names(patterns)
     with DirectoryLock(directory):

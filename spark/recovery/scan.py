@@ -53,16 +53,6 @@ def losses(absent: DataFrame, young_us: int, doubtful_us: int) -> DataFrame:
     )
 
 
-def details(absent: DataFrame) -> DataFrame:
-    """`missing` for its reader: id (packed, hex), joiner, incarnation (hex), token_us."""
-    return absent.select(F.lower(F.hex("id")).alias("id"), *joiner_columns(), "token_us")
-
-
-def held_by(registered: DataFrame, incarnations: Sequence[int]) -> DataFrame:
-    """What tokens of these (signed) hold: id, token, incarnation."""
-    return registered.where(F.col("incarnation").isin([*incarnations])).select("id", "token", "incarnation")
-
-
 def in_inputs(lost: DataFrame, foreign: DataFrame) -> DataFrame:
     """Lost ids (id, token, incarnation) -> a row each: id, token, lines (array of time_us, line: each once),
     bytes (of the lines, at most).
@@ -167,7 +157,8 @@ class SparkReading:
     def __init__(
         self, session: SparkSession, sources: Sources, settings: Settings, details: str = ""
     ) -> None:
-        """`details`: where the survey's missing ids go as Parquet; "" for nowhere."""
+        """`details`: where the survey's missing ids go as Parquet (id in hex, joiner, incarnation, token_us);
+        "" for nowhere."""
         self._session = session
         self._details = details
         self._sources = sources
@@ -184,7 +175,8 @@ class SparkReading:
             untold, damaged, joined = _counts(keys)
             absent = missing(ids, keys)
             if self._details:
-                details(absent).write.parquet(self._details)
+                identity = F.lower(F.hex("id")).alias("id")
+                absent.select(identity, *joiner_columns(), "token_us").write.parquet(self._details)
             rows = losses(absent, young_us, doubtful_us).collect()
             keys.unpersist()
             ids.unpersist()
@@ -198,7 +190,8 @@ class SparkReading:
     def lost(self, incarnations: Sequence[int]) -> "SparkLost":
         """After their fence: what they hold, and what of it stands in no joined log by now."""
         with spark_failures():
-            held = held_by(self._registered(), list(map(signed, incarnations)))
+            theirs = F.col("incarnation").isin(list(map(signed, incarnations)))
+            held = self._registered().where(theirs).select("id", "token", "incarnation")
             held = held.persist(StorageLevel.DISK_ONLY)
             held.count()
             keys = self._joined().persist(StorageLevel.DISK_ONLY)

@@ -93,12 +93,10 @@ _FATES: Final = frozenset(fate.value for fate in Fate)
 
 
 class _KeepingPacker(IdPacker):
-    """Keeps the texts of the last columns that it packed."""
+    """Keeps the texts of the last two columns that it packed."""
 
-    def __init__(self, key: bytes) -> None:
-        super().__init__(key)
-        self.before: list[str] = []
-        self.last: list[str] = []
+    before: Sequence[str] = ()
+    last: Sequence[str] = ()
 
     def pack(self, ids: Sequence[str | int]) -> bytes:
         self.before, self.last = self.last, _texts(ids)

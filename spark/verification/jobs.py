@@ -146,10 +146,10 @@ def within(rows: DataFrame, span: Span) -> DataFrame:
     return rows.where(F.col("key").isNull() | span.holds(F.col("time_us"))) if span else rows
 
 
-def count_and_backfills(registered: DataFrame) -> DataFrame:
-    """-> one row: ids, and the incarnations of the backfills that registered any of them."""
+def backfills(registered: DataFrame) -> DataFrame:
+    """-> one row: the incarnations of the backfills that registered any of the ids."""
     of_backfills = F.when(F.col("address").startswith(BACKFILL), F.col("incarnation"))
-    return registered.agg(F.count(F.lit(1)).alias("ids"), F.collect_set(of_backfills).alias("backfills"))
+    return registered.agg(F.collect_set(of_backfills).alias("backfills"))
 
 
 def against_registry(

@@ -1,6 +1,7 @@
 """One run of `photon verify`: reads registry and logs, lets the jobs judge them, writes the details."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -73,10 +74,6 @@ class Question:
             raise UsageError("the time range is empty: --from must be before --to")
         _outputs(self.out, "joined")
 
-    @property
-    def asked(self) -> Asked:
-        return Asked.ITSELF if self.registry else Asked.EXPORT if self.export else Asked.NOT
-
 
 def verify(session: SparkSession, question: Question, settings: Settings) -> Report:
     """Account for every foreign line. UsageError as Question.check, SparkFailedError if a job fails.
@@ -84,12 +81,8 @@ def verify(session: SparkSession, question: Question, settings: Settings) -> Rep
     UnavailableError if the registry does not answer.
     """
     question.check()
-    with spark_failures():
-        run = _Run(session, question, settings)
-        try:
-            return run.report()
-        finally:
-            run.forget()
+    with spark_failures(), ExitStack() as kept:
+        return _Run(session, question, settings, kept).report()
 
 
 class _Run:
@@ -100,9 +93,11 @@ class _Run:
     none seems joined without an input.
     """
 
-    def __init__(self, session: SparkSession, question: Question, settings: Settings) -> None:
+    def __init__(
+        self, session: SparkSession, question: Question, settings: Settings, kept: ExitStack
+    ) -> None:
         self._session, self._question, self._settings = session, question, settings
-        self._kept: list[DataFrame] = []
+        self._kept = kept
         self._backfills: Sequence[int] = ()
         self._adapted = bool(settings.adapter.use)
         self._compares = bool(question.primary) and not self._adapted
@@ -130,13 +125,12 @@ class _Run:
         losers = self._losers(rows)
         if self._question.details:
             self._write_details(rows, losers)
-        question = self._question
-        others, note = self._other_registered(totals), note_of(self._settings.adapter)
-        return make_report(totals, bool(question.primary), question.asked, others, losers, note)
-
-    def forget(self) -> None:
-        for frame in self._kept:
-            frame.unpersist()
+        question, others = self._question, None
+        if self._registered is not None and not question.span:  # times of others are not known
+            others = int(self._registered.ids.count()) - sum(total.registered for total in totals)
+        asked = Asked.ITSELF if question.registry else Asked.EXPORT if question.export else Asked.NOT
+        note = note_of(self._settings.adapter)
+        return make_report(totals, bool(question.primary), asked, others, losers, note)
 
     def _read_registry(self) -> Export | None:
         question = self._question
@@ -147,7 +141,7 @@ class _Run:
         began_us = SystemClock().now_us()
         held = registered(self._session, question.registry, question.scan_timeout_s)
         held = self._keep(held.select("id", "address", "incarnation", "token_us"))
-        [found] = verification.count_and_backfills(held).collect()
+        [found] = verification.backfills(held).collect()
         # Of one whose lease is over by now, all that it publishes is listed below.
         states = _leases([unsigned(one) for one in found.backfills], question.registry)
         self._backfills = [signed(one) for one, lease in states.items() if lease == "runs"]
@@ -156,7 +150,7 @@ class _Run:
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         kept = frame.persist(StorageLevel.DISK_ONLY)
-        self._kept.append(kept)
+        self._kept.callback(kept.unpersist)
         return kept
 
     def _alike(self) -> DataFrame | None:
@@ -205,13 +199,6 @@ class _Run:
         missing = verification.not_registered(rows, edge(held.boundaries.values()))
         gone = self._keep(absent(missing, question.registry) if question.registry else missing)
         return verification.marked(rows, None if gone.isEmpty() else gone)
-
-    def _other_registered(self, totals: Sequence[Total]) -> int | None:
-        """Ids of the registry that no line told; not counted of a span, as their times are not known."""
-        if self._registered is None or self._question.span:
-            return None
-        known = sum(total.registered for total in totals)
-        return int(self._registered.ids.count()) - known
 
     def _losers(self, rows: DataFrame) -> list[Loser]:
         if self._registered is None:

@@ -199,12 +199,3 @@ def photon(*arguments, directory, environment=None, timeout=200):
         "-m", "photon.cli.main", *arguments, directory=directory, environment=environment
     )
     return ended(process, timeout)
-
-
-def poll(condition, what, seconds=60.0):
-    """Its first true value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
-        time.sleep(0.05)
-    return value

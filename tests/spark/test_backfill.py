@@ -29,7 +29,6 @@ FATES = ("foreign_events", "joined", "duplicate", "unjoinable", "filtered", "exp
 
 @pytest.fixture
 def registry(tmp_path):
-    (tmp_path / "registry").mkdir()
     made = RealRegistry(tmp_path / "registry", shards=2)
     yield made
     made.close()
@@ -204,7 +203,6 @@ def test_parquet_holds_the_same_events_and_is_listed(run, order, tmp_path):
 
 
 def test_events_older_than_the_registry_remembers_expire(run, order, tmp_path):
-    (tmp_path / "forgetful").mkdir()
     forgetful = RealRegistry(tmp_path / "forgetful", retention_days=1)
     try:
         write_logs(tmp_path, [("a",), ("a",), ("b", "none")])

@@ -9,7 +9,6 @@ from photon.core.errors import FencedError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, parse_settings
 from tests.spark.backfill_kit import BEGUN_US, planned_job
-from tests.spark.real_registry import RealRegistry
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -17,13 +16,6 @@ pytestmark = pytest.mark.spark
 
 BUCKET = 3
 NUMBERS = iter(range(1, 1000))
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -255,13 +255,6 @@ def test_one_backfill_of_a_datacenter_at_a_time(desk):
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=3)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def other_registry(tmp_path_factory):
     made = RealRegistry(tmp_path_factory.mktemp("other-registry"))
     yield made

@@ -1,15 +1,18 @@
 """Log lines with their places against what Photon's own readers find."""
 
 import gzip
+import os
 from functools import partial
 
 import pytest
 import zstandard
 
 from photon.core.columns import split_ids, unpack_times
+from photon.core.errors import StorageError
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary, Settings
 from photon.logs.formats import JsonLines
+from spark.reading.lines import Range, chunks_of, local_file
 from tests.spark.test_spark_sources import LINES
 
 pytestmark = pytest.mark.spark
@@ -168,8 +171,10 @@ def test_a_damaged_archive_fails_the_job_and_is_named(session, tmp_path):
 
     packed = tmp_path / "clicks.jsonl.gz"
     packed.write_bytes(gzip.compress(b"\n".join(clicks(50)))[:-9])
-    with pytest.raises(SparkFailedError, match=r"clicks.jsonl.gz: not a whole archive"), spark_failures():
+    with pytest.raises(SparkFailedError) as failure, spark_failures():
         read(session, packed)
+    assert "clicks.jsonl.gz: not a whole archive" in str(failure.value)
+    assert "\n" not in str(failure.value)
 
 
 def test_a_line_beyond_the_bound_is_malformed_and_the_rest_goes_on(session, tmp_path):
@@ -202,3 +207,19 @@ def test_primaries_have_an_id_and_no_time(session, tmp_path):
     assert rows[0].id == IdPacker().pack(["10.0.0.1:7:1700000000000000"])
     assert [row.start for row in rows] == [0, 37, 49]
     assert rows[2].id is None and rows[2].reason
+
+
+def lines_of(file):
+    found = chunks_of(Range(file, 0, file.size), Settings().logs, unended=False)
+    return sum(chunk.data.count(b"\n") for _, chunk in found)
+
+
+def test_a_file_that_is_shorter_where_it_is_read_than_where_it_was_listed_is_an_error(tmp_path):
+    """Cut meanwhile, or an old state of it on another machine: its missing lines would seem lost."""
+    path = tmp_path / "joined.jsonl"
+    path.write_bytes(b'{"id":"a"}\n' * 100)
+    listed = local_file(str(path))
+    assert lines_of(listed) == 100
+    os.truncate(path, 11 * 40)
+    with pytest.raises(StorageError, match="holds 440 bytes where 1100 were listed"):
+        lines_of(listed)

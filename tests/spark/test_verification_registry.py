@@ -116,13 +116,6 @@ class Planted:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def planted(tmp_path_factory, registry):
     return Planted(tmp_path_factory.mktemp("planted"), registry, 240, random.Random(5))
 
