@@ -177,8 +177,7 @@ def check_registry(job: Job, place: Place, identity: str) -> None:
         )
 
 
-Look = Callable[[Sequence[str]], tuple[LogInput, ...]]
-"""At what URIs name."""
+Look = Callable[[Sequence[str]], tuple[LogInput, ...]]  # at what URIs name
 
 
 def look_at(patterns: Sequence[str], what: str, remote: Look) -> tuple[LogInput, ...]:

@@ -13,7 +13,6 @@ compare-and-delete, what the tokens of unpublished buckets hold. Killed anywhere
 
 import random
 import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import Scanned
 from joiner.leases import LeaseKeeper
 from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest, file_number
-from joiner.ports import Checkpoint
+from joiner.ports import Checkpoint, Notice
 from photon.core.columns import pack_times, take_ids, unpack_times
 from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError
@@ -54,8 +53,6 @@ FENCE_WAIT_S_MAX: Final = 120.0
 """More than a lease, for the fence and for its way to the shards."""
 _LEASE_POLL_S: Final = 0.05
 _FENCE_POLL_S: Final = 0.2
-
-Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

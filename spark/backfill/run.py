@@ -36,7 +36,7 @@ from joiner import parquet
 from joiner.adapter import load_adapter
 from joiner.leases import LeaseKeeper
 from joiner.output_files import Life, note_life
-from joiner.ports import Checkpoint
+from joiner.ports import Checkpoint, Notice
 from joiner.rules.lease import Lease
 from photon.core.clock import Clock, SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
@@ -57,14 +57,7 @@ from spark.backfill.job import (
     reading_of,
     summary_of,
 )
-from spark.backfill.publishing import (
-    FIRST_LEASE_WAIT_S_MAX,
-    Notice,
-    Publisher,
-    await_lease,
-    fenced,
-    next_number,
-)
+from spark.backfill.publishing import FIRST_LEASE_WAIT_S_MAX, Publisher, await_lease, fenced, next_number
 from spark.backfill.rows import in_buckets, rows_of
 from spark.reading.paths import check_name, is_uri
 from spark.session import map_in_arrow, spark_failures

@@ -141,13 +141,11 @@ def _generation(
         sparse, dense, letters = [], [], []
         parallelism = session.sparkContext.defaultParallelism
         if runs := sum(fact.runs for fact in facts):
-            ordered = logmap.sorted_sparse(logmap.sparse(rows, interval), _parts(runs, parallelism))
-            sparse = _collected(write_sparse_parts(ordered, into, interval.us))
+            sparse = _collected(write_sparse_parts(rows, _parts(runs, parallelism), interval, into))
         if opaque := sum(fact.opaque for fact in facts):
-            ordered = logmap.sorted_dense(rows, _parts(opaque, parallelism))
-            dense = _collected(write_dense_parts(ordered, into))
+            dense = _collected(write_dense_parts(rows, _parts(opaque, parallelism), into))
         if any(fact.malformed for fact in facts):
-            [written] = _collected(write_letters(logmap.sorted_letters(rows), into))
+            [written] = _collected(write_letters(rows, into))
             letters = [msgspec.structs.replace(written, spans=_spans(facts))]
     finally:
         rows.unpersist()

@@ -43,26 +43,28 @@ PART_SCHEMA: Final = "name string, entries long, level int, part int"
 """Of what was written; files go in the order of level and part."""
 
 
-def write_sparse_parts(runs: DataFrame, directory: Path, interval_us: int) -> DataFrame:
-    """From spark.logmap.jobs.sorted_sparse."""
+def write_sparse_parts(rows: DataFrame, parts: int, interval: Interval, directory: Path) -> DataFrame:
+    """The runs of each cell of the grid made one, range-partitioned and sorted as the map's keys are."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         found = [_records(batch) for batch in batches if batch.num_rows]
         if not found:
             return
         records = np.concatenate(found)
-        levels = levels_of(records, interval_us)
+        levels = levels_of(records, interval.us)
         for level in np.unique(levels).tolist():
             name = _name("sparse")
             part = records[levels == level]
             write_sparse(directory / name, part)
             yield _written(name, len(part), level)
 
+    order = ["level", "id", "a", "file", "c"]
+    runs = sparse(rows, interval).repartitionByRange(parts, *order).sortWithinPartitions(*order)
     return map_in_arrow(runs, write, PART_SCHEMA)
 
 
-def write_dense_parts(opaque: DataFrame, directory: Path) -> DataFrame:
-    """From spark.logmap.jobs.sorted_dense."""
+def write_dense_parts(rows: DataFrame, parts: int, directory: Path) -> DataFrame:
+    """Opaque ids, range-partitioned and sorted, those of one id by their places."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         found = [_columns(batch) for batch in batches if batch.num_rows]
@@ -76,11 +78,13 @@ def write_dense_parts(opaque: DataFrame, directory: Path) -> DataFrame:
         writer.close()
         yield _written(name, count)
 
+    opaque = rows.where(F.col("kind") == OPAQUE).select("id", "file", "a", "b")
+    opaque = opaque.repartitionByRange(parts, "id").sortWithinPartitions("id", "file", "a")
     return map_in_arrow(opaque, write, PART_SCHEMA)
 
 
-def write_letters(letters: DataFrame, directory: Path) -> DataFrame:
-    """From spark.logmap.jobs.sorted_letters."""
+def write_letters(rows: DataFrame, directory: Path) -> DataFrame:
+    """Dead letters in the order of their places, as one part."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         lines = [line for batch in batches for line in batch.column(0).to_pylist()]
@@ -89,7 +93,8 @@ def write_letters(letters: DataFrame, directory: Path) -> DataFrame:
             write_durably(directory / name, b"".join(lines))
             yield _written(name, len(lines))
 
-    return map_in_arrow(letters, write, PART_SCHEMA)
+    letters = rows.where(F.col("kind") == LETTER).repartition(1).sortWithinPartitions("file", "a")
+    return map_in_arrow(letters.select("text"), write, PART_SCHEMA)
 
 
 def _records(batch: Any) -> Any:
@@ -264,24 +269,6 @@ def sparse(rows: DataFrame, interval: Interval) -> DataFrame:
     narrow = [(width * part <= interval.us).cast("int") for part in LEVEL_PARTS[1:]]
     level = sum(narrow[1:], start=narrow[0])
     return runs.select(level.alias("level"), "id", "a", "file", "c", "b", "d")
-
-
-def sorted_sparse(runs: DataFrame, parts: int) -> DataFrame:
-    """Range-partitioned and sorted as the map's keys are."""
-    order = ["level", "id", "a", "file", "c"]
-    return runs.repartitionByRange(parts, *order).sortWithinPartitions(*order)
-
-
-def sorted_dense(rows: DataFrame, parts: int) -> DataFrame:
-    """Opaque ids, range-partitioned and sorted, those of one id by their places -> id, file, a, b."""
-    opaque = rows.where(F.col("kind") == OPAQUE).select("id", "file", "a", "b")
-    return opaque.repartitionByRange(parts, "id").sortWithinPartitions("id", "file", "a")
-
-
-def sorted_letters(rows: DataFrame) -> DataFrame:
-    """Dead letters in the order of their places -> text."""
-    letters = rows.where(F.col("kind") == LETTER)
-    return letters.repartition(1).sortWithinPartitions("file", "a").select("text")
 
 
 def facts(rows: DataFrame) -> list[Facts]:

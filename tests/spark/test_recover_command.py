@@ -54,12 +54,24 @@ def test_what_a_joiner_lost_with_its_disk_is_joined_again_in_every_root(run, tmp
     assert (status, again["lost"], again["recovered"]) == (0, 0, 0)
 
 
-def test_mistakes_are_told_in_a_line_before_spark_starts(tmp_path):
-    out, logs = tmp_path / "out", tmp_path / "clicks"
-    (out / "joined").mkdir(parents=True)
+@pytest.fixture
+def ended(tmp_path):
+    """What a run left, as far as is looked at before Spark starts."""
+    work, logs = tmp_path / "out" / ".photon", tmp_path / "clicks"
+    (work / "east" / "joiner-1").mkdir(parents=True)
     logs.mkdir()
     (logs / "a.jsonl").write_text("{}\n")
-    foreign = ["recover", "--foreign", logs]
+    (tmp_path / "out" / "joined").mkdir()
+    (tmp_path / "out" / "joined" / "run").touch()
+    pipeline = Pipeline(datacenter="east", directory=str(work / "east"))
+    write_topology(
+        Topology(Settings(), [], [], str(tmp_path / "out"), "", False, [], [pipeline]), work / "topology.json"
+    )
+    return work, ["recover", "--foreign", logs, "--work", work]
+
+
+def test_mistakes_are_told_in_a_line_before_spark_starts(ended, tmp_path):
+    out, foreign = tmp_path / "out", ended[1][:3]
     for arguments, said in (
         ([*foreign, "--out", out], "--work DIR or --registry"),
         ([*foreign, "--registry", "127.0.0.1:1"], "name the joined logs with --out"),
@@ -91,30 +103,10 @@ def test_a_copied_run_is_told_from_the_one_it_was_copied_from(tmp_path):
     assert "copied or moved" not in photon("recover", "--foreign", logs, "--work", old).stderr
 
 
-def test_a_registry_that_does_not_answer_is_told_in_a_line(tmp_path):
-    out, logs = tmp_path / "out", tmp_path / "clicks"
-    (out / "joined").mkdir(parents=True)
-    logs.mkdir()
-    (logs / "a.jsonl").write_text("{}\n")
-    done = photon("recover", "--foreign", logs, "--out", out, "--registry", "127.0.0.1:1")
+def test_a_registry_that_does_not_answer_is_told_in_a_line(ended, tmp_path):
+    done = photon(*ended[1][:3], "--out", tmp_path / "out", "--registry", "127.0.0.1:1")
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "127.0.0.1:1" in done.stderr
-
-
-@pytest.fixture
-def ended(tmp_path):
-    """What a run left, as far as is looked at before Spark starts."""
-    work, logs = tmp_path / "out" / ".photon", tmp_path / "clicks"
-    (work / "east" / "joiner-1").mkdir(parents=True)
-    logs.mkdir()
-    (logs / "a.jsonl").write_text("{}\n")
-    (tmp_path / "out" / "joined").mkdir()
-    (tmp_path / "out" / "joined" / "run").touch()
-    pipeline = Pipeline(datacenter="east", directory=str(work / "east"))
-    write_topology(
-        Topology(Settings(), [], [], str(tmp_path / "out"), "", False, [], [pipeline]), work / "topology.json"
-    )
-    return work, ["recover", "--foreign", logs, "--work", work]
 
 
 def test_a_config_that_reads_events_otherwise_than_the_run_is_refused(ended, tmp_path):
