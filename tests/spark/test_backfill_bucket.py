@@ -91,15 +91,6 @@ def names(prefix, count):
     return [f"{prefix}{next(NUMBERS)}" for _ in range(count)]
 
 
-def test_a_second_attempt_wins_again_all_that_the_first_had_won(work):
-    a, b, c = names("again", 3)
-    batches = [primaries("q"), clicks((a, "q"), (b, "q")), clicks((c, "q"))]
-    first, second = run(work, *batches), run(work, *batches)
-    assert joined_ids(work, first) == joined_ids(work, second) == [a, b, c]
-    assert second.fates == {"joined": 3, "duplicate": 0}
-    assert first.joined.name != second.joined.name
-
-
 def test_an_attempt_that_died_after_its_first_commit_is_made_up_for(work):
     from spark.backfill.bucket import join_bucket
 
@@ -119,7 +110,7 @@ def test_an_attempt_that_died_after_its_first_commit_is_made_up_for(work):
 def test_an_id_that_stands_twice_is_joined_once_within_a_batch_and_over_batches_in_each_attempt(work):
     a, b = names("twice", 2)
     batches = [primaries("q"), clicks((a, "q"), (b, "q"), (a, "q")), clicks((b, "q"), (a, "q"))]
-    for _ in range(2):
+    for _ in range(2):  # a second attempt wins again all that the first had won
         result = run(work, *batches)
         assert Counter(joined_ids(work, result)) == {a: 1, b: 1}
         assert result.fates == {"joined": 2, "duplicate": 3}
@@ -153,14 +144,6 @@ def _lines_held(thing, text, depth=5):
     if not depth or not type(thing).__module__.startswith("spark.backfill"):
         return 0
     return sum(_lines_held(getattr(thing, name), text, depth - 1) for name in names)
-
-
-def test_what_another_pipeline_joined_is_a_duplicate(work, registry):
-    a, b = names("other", 2)
-    registry.commit([a], Token("east:1", 77, 1), BEGUN_US)
-    result = run(work, primaries("q"), clicks((a, "q"), (b, "q")))
-    assert joined_ids(work, result) == [b]
-    assert result.fates == {"joined": 1, "duplicate": 1}
 
 
 def test_an_event_without_primary_is_a_dead_letter_unless_it_is_registered(work, registry):

@@ -231,13 +231,6 @@ def test_dead_letters_of_an_earlier_job_go_once_those_of_one_over_the_same_logs_
     }
 
 
-def test_nothing_is_published_by_a_fenced_job(desk):
-    desk.keeper.fenced(desk.lease)
-    with pytest.raises(FencedError):
-        desk.publish()
-    assert desk.joined() == []
-
-
 def test_a_staged_file_that_is_gone_or_cut_is_told_with_the_way_out(desk):
     (desk.place.staging / "joined-2.jsonl").write_bytes(b"")
     with pytest.raises(CorruptStateError, match=r"joined-2\.jsonl.*--abandon"):
