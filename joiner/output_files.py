@@ -19,7 +19,7 @@ import fcntl
 import importlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -196,6 +196,11 @@ def _count_rows(path: Path, entry: CompleteFile | None) -> int | None:
 _NUMBER: Final = re.compile(r"-(\d+)\.[a-z]+$")
 
 
+def numbers_in(names: Iterable[str]) -> list[int]:
+    """NNNNNN of each `<joiner>-NNNNNN.jsonl` or `.parquet` among the names."""
+    return [int(match[1]) for name in names if (match := _NUMBER.search(name))]
+
+
 class Manifest:
     """Which of one joiner's files in one root are complete. For one process and one thread at a time."""
 
@@ -226,8 +231,7 @@ class Manifest:
     @property
     def next_number(self) -> int:
         """Of files: greater than those of all that are listed, whether they are still there or not."""
-        numbers = [match[1] for name in self.listed if (match := _NUMBER.search(name))]
-        return 1 + max(map(int, numbers), default=-1)
+        return 1 + max(numbers_in(self.listed), default=-1)
 
     def add(self, entry: CompleteFile) -> None:
         """List a file, durably. DiskFullError, StorageError: it is not listed, or will be listed twice."""

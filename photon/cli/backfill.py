@@ -16,7 +16,7 @@ from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
-from spark.engine.options import SparkOptions, spark_options
+from spark.options import SparkOptions, spark_options
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt
@@ -83,14 +83,14 @@ def command(
     )
     check_not_matched([*primary, *foreign], written, "this backfill")
     if not abandon:
-        from spark.engine.session import check_requirements
+        from spark.options import check_requirements
 
         check_requirements()
     with asked_registry(Named(work, addresses, settings)) as asked:
         if abandon:
             return _abandon(place, asked.registry, as_json)
         from spark.backfill.run import Order, backfill
-        from spark.engine.session import open_session
+        from spark.session import open_session
 
         order = Order(primary, foreign, place, output_format, asked.registry, settings)
         with working("joining"):
@@ -103,10 +103,10 @@ def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
     import shutil
 
     from spark.backfill.job import Phase
-    from spark.backfill.publishing import WAIT_S_MAX, abandon
+    from spark.backfill.publishing import FENCE_WAIT_S_MAX, abandon
     from spark.backfill.run import locked
 
-    with locked(place), registry.client(WAIT_S_MAX) as client:
+    with locked(place), registry.client(FENCE_WAIT_S_MAX) as client:
         job = place.load()
         if job is None:
             raise UsageError(f"{place.home}: no unfinished backfill to abandon")

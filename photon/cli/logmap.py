@@ -10,7 +10,7 @@ import click
 
 from photon.cli.options import json_flag, logs_option, path_option
 from photon.core.settings import load_settings
-from spark.engine.options import SparkOptions, spark_options
+from spark.options import SparkOptions, spark_options
 
 _MEANINGS: Final = {
     "new": "logs that were not known",
@@ -50,7 +50,8 @@ def build_command(
 
     On a cluster every executor must see the logs and the map by the same names.
     """
-    from spark.engine.session import check_requirements, open_session
+    from spark.options import check_requirements
+    from spark.session import open_session
 
     settings = load_settings(config)
     check_requirements()

@@ -15,7 +15,7 @@ from photon.cluster.topology import Topology, load_alike, read_topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, load_settings
-from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
+from spark.options import SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt
@@ -79,7 +79,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
     from photon.cluster.registry_access import Named, asked_registry
-    from spark.engine.options import check_requirements
+    from spark.options import check_requirements
 
     options = Options(**given)
     topology = None if options.work is None else _topology(options.work)
@@ -119,8 +119,8 @@ def _run(
     tell: Callable[[str], None],
 ) -> "Report":
     from photon.recovery.recover import recover
-    from spark.engine.session import open_session
     from spark.recovery.scan import Sources, SparkReading
+    from spark.session import open_session
 
     clock = SystemClock()
     with registry.client(settings.registry.request_timeout_s, clock) as client:

@@ -14,13 +14,7 @@ from photon.cli.options import parse_time_us, registry_options, show_time
 from photon.cluster.registry_access import Named, asked_registry
 from photon.core.addresses import joined
 from photon.core.errors import PhotonError, UsageError
-from spark.engine.options import (
-    SCAN_TIMEOUT_S,
-    SCAN_TIMEOUT_S_MAX,
-    SparkOptions,
-    scan_timeout_option,
-    spark_options,
-)
+from spark.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX, SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
@@ -214,7 +208,8 @@ def export(directory: str, named: Named, scan_timeout: float, spark: SparkOption
 
     Of a run that is over (--work) the replicas are started meanwhile.
     """
-    from spark.engine.session import check_requirements, open_session, spark_failures
+    from spark.options import check_requirements
+    from spark.session import open_session, spark_failures
 
     check_requirements()
     from spark.reading.paths import check_new

@@ -16,7 +16,7 @@ from photon.cluster.statuses import working
 from photon.cluster.topology import read_topology
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import load_settings
-from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
+from spark.options import SparkOptions, scan_timeout_option, spark_options
 from spark.verification.rules import SETTLE_S
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ def command(
     Ends with status 1 if an event was lost after it was registered, joined twice, without being registered,
     with the wrong primary event or without being in the inputs, or was given up though it can be joined.
     """
-    from spark.engine.session import check_requirements, open_session
+    from spark.options import check_requirements
+    from spark.session import open_session
 
     settings = load_settings(config)
     check_requirements()

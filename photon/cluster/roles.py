@@ -25,8 +25,7 @@ from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
 from photon.core.settings import Settings, identity_digest
-from photon.rpc.network import expiry_complaint
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls, expiry_complaint
 
 # The nursery imports this before all else, and the rooms take long: they are imported, where they are needed.
 if TYPE_CHECKING:
@@ -171,25 +170,21 @@ def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> Non
 
 
 def _registry(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
-    from idregistry.server import RegistryServer
+    from idregistry import server
+    from idregistry.rules.commands import Row
 
     me = topology.replica(process.name)
-    return RegistryServer(
-        topology.settings.registry,
-        node=me.name,
+    replica = server.Replica(
+        name=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
         raft_listen=_raft_listen(me, network),
-        raft_dialed=me.raft_address,
-        peers={r.name: r.raft_address for r in topology.replicas if r.name != me.name},
-        addresses={r.name: r.grpc for r in topology.replicas},
+        rows={r.name: Row(r.name, *r.raft_address, r.grpc) for r in topology.replicas},
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
-        clock=SystemClock(),
-        rng=random.Random(),
-        on_fatal=fail,
         joining=me.joining,
-        network=replace(network, bind=""),
     )
+    settings, clock = topology.settings.registry, SystemClock()
+    return server.RegistryServer(replica, settings, clock, random.Random(), fail, replace(network, bind=""))
 
 
 def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
@@ -223,24 +218,21 @@ def _eventstore(topology: "Topology", process: "Process", network: "Network", fa
 def _joiner(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
+    from joiner.worker import Home, Worker
 
     settings, pipeline = topology.settings, topology.pipeline(process.datacenter)
-    timeout_s = settings.eventstore.request_timeout_s
-    return JoinerServer(
-        settings,
+    joiner = Home(
         name=process.title,
         datacenter=process.datacenter,
-        listen=process.address,
+        address=process.address,
         directory=pipeline.home("joiner", process.number),
         output_root=Path(topology.output),
-        registry=_registry_client(topology, process.datacenter, network),
-        eventstore=EventStoreClient(pipeline.eventstores[0], timeout_s, network=network),
-        clock=SystemClock(),
-        rng=random.Random(),
         drain=topology.drain,
-        on_fatal=fail,
-        network=network,
     )
+    registry = _registry_client(topology, process.datacenter, network)
+    timeout_s = settings.eventstore.request_timeout_s
+    eventstore = EventStoreClient(pipeline.eventstores[0], timeout_s, network=network)
+    return JoinerServer(Worker(settings, joiner, registry, eventstore, SystemClock(), fail), network)
 
 
 def _dispatcher(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
@@ -268,7 +260,6 @@ def _dispatcher(topology: "Topology", process: "Process", network: "Network", fa
         rng=random.Random(),
         drain=topology.drain,
         network=network,
-        agree=joiner.agree,
         worker=process.number,
         workers=len(pipeline.dispatchers),
     )

@@ -1,17 +1,24 @@
-"""Which bytes of which local log files a task reads, and their records. On driver and executors."""
+"""Log lines on the executors: which bytes of which local files a task reads, in chunks, and Photon's parser.
+
+Packed columns become Arrow arrays without a Python statement for each row.
+"""
 
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from photon.core.errors import StorageError
-from photon.core.settings import Logs
+from photon.core.ids import ID_BYTES, IdPacker
+from photon.core.settings import Logs, Settings
 from photon.logs.files import Chunk, read_at, read_chunk
+from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.logs.packed import is_packed, unpacked
 
 _OPEN_BYTES: Final = 1 << 16
@@ -31,11 +38,6 @@ class LogFile:
     start: int = 0
     number: int = 0
 
-    @property
-    def whole(self) -> bool:
-        """Whether one task must read all of it, as of what is packed."""
-        return is_packed(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class Range:
@@ -46,10 +48,10 @@ class Range:
     end: int
 
 
-def local_file(name: str, number: int = 0, start: int = 0) -> LogFile:
-    """StorageError if it can't be looked at."""
+def local_file(name: str) -> LogFile:
+    """As it is now. StorageError if it can't be looked at."""
     try:
-        return LogFile(name, os.stat(name).st_size, start, number)
+        return LogFile(name, os.stat(name).st_size)
     except OSError as error:
         raise StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions") from error
 
@@ -78,13 +80,10 @@ def tasks_of(files: Sequence[LogFile], split: int) -> list[list[Range]]:
 def _pieces(file: LogFile, split: int) -> list[Range]:
     if file.start >= file.size:
         return []
-    if file.whole or file.size - file.start <= split:
+    if is_packed(file.name) or file.size - file.start <= split:
         return [Range(file, file.start, file.size)]
     starts = range(file.start, file.size, split)
     return [Range(file, start, min(start + split, file.size)) for start in starts]
-
-
-# --- what a task does with its ranges: whole records in chunks, as Photon's own readers cut them
 
 
 def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, Chunk]]:
@@ -178,8 +177,34 @@ def _unpacked(name: str) -> Iterator[tuple[str, int]]:
         yield copy.name, size
 
 
-def beginning(path: str, start: int, length: int) -> bytes:
-    """Of a record that is too long to be kept whole."""
-    with suppress(OSError), open(path, "rb", buffering=0) as log:
-        return os.pread(log.fileno(), length, start)
-    return b""
+OVERSIZED_KEPT_BYTES: Final = 1024
+"""Of a line that is longer than logs.line_bytes_max."""
+
+
+class ChunkParser:
+    """photon.logs.formats, for chunks of primary or foreign logs. For one thread, as a packer of ids is."""
+
+    def __init__(self, settings: Settings, foreign: bool) -> None:
+        self._lines = json_lines(settings, IdPacker(settings.ids.key.encode()))
+        self._line_bytes_max = settings.logs.line_bytes_max
+        self._foreign = foreign
+
+    def batch(self, path: str, chunk: Chunk) -> PrimaryBatch | ForeignBatch:
+        """`path` is what was read. Places are offsets in the chunk."""
+        data = b"" if chunk.oversized else chunk.data
+        batch = self._lines.parse_foreign(data) if self._foreign else self._lines.parse_primary(data)
+        if chunk.oversized:
+            reason = (
+                f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
+                f"{self._line_bytes_max}; only its beginning is kept here"
+            )
+            kept = chunk.data or read_at(path, chunk.start, OVERSIZED_KEPT_BYTES)
+            batch.malformed.append(Malformed(0, kept, reason))
+        return batch
+
+
+def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:
+    """width x N bytes -> a binary array of N values; the bytes are not copied."""
+    count = len(column) // width
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(column)])

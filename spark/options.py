@@ -1,7 +1,4 @@
-"""The options that every command on Spark has: where it runs, how much memory, Spark's own settings.
-
-And what this machine must have before Spark is started: PySpark, and a Java that can run it.
-"""
+"""The options that every command on Spark has, and what this machine needs: PySpark and a Java for it."""
 
 import functools
 import os
@@ -23,15 +20,14 @@ SCAN_TIMEOUT_S: Final = 600.0
 """Of the scan of one shard of the registry, what Spark does with the rows meanwhile included."""
 SCAN_TIMEOUT_S_MAX: Final = 3600.0
 """As the registry has it (idregistry.messages), whose modules take their time to import."""
+JAVA_MIN: Final = 17
+JAVA_ASK_S_MAX: Final = 30.0
 
+_JAVA_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
 _MEMORY: Final = re.compile(r"[1-9]\d*[kmgt]b?", re.ASCII | re.IGNORECASE)
 _STANDALONE: Final = re.compile(r"spark://(?P<addresses>[^/\s:,]+:\d{1,5}(,[^/\s:,]+:\d{1,5})*)", re.ASCII)
 _MASTER: Final = re.compile(rf"local(\[.+\])?|k8s://.+|yarn|{_STANDALONE.pattern}", re.ASCII)
-# Of these a second place to say it would only be a second way to be wrong.
-_SAID_ELSEWHERE: Final = {
-    "spark.master": "--master",
-    "spark.driver.memory": "--driver-memory",
-}
+_SAID_ELSEWHERE: Final = {"spark.master": "--master", "spark.driver.memory": "--driver-memory"}
 
 _Result = TypeVar("_Result")
 
@@ -70,10 +66,7 @@ class SparkOptions:
 
 
 def spark_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorator of a click command: --master, --driver-memory and --conf become one argument, `spark`.
-
-    They are checked before the command is called.
-    """
+    """Decorator of a click command: --master, --driver-memory and --conf, checked, as argument `spark`."""
     import click  # executors import this module too, and need none
 
     @click.option("--master", default=MASTER, show_default=True, help="Where Spark runs.")
@@ -113,7 +106,7 @@ def scan_timeout_option(command: Callable[..., _Result]) -> Callable[..., _Resul
 
 
 def parse_conf(texts: tuple[str, ...]) -> Mapping[str, str]:
-    """KEY=VALUE, each -> the settings; of a key that stands twice the last counts. UsageError if not so."""
+    """KEY=VALUE, each -> the settings; the last of a key counts. UsageError."""
     settings: dict[str, str] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -129,19 +122,12 @@ def parse_conf(texts: tuple[str, ...]) -> Mapping[str, str]:
     return MappingProxyType(settings)
 
 
-# --- requirements
-
-JAVA_MIN: Final = 17
-JAVA_ASK_S_MAX: Final = 30.0
-
-_JAVA_VERSION: Final = re.compile(r'version "(\d+)(?:\.(\d+))?')
-
-
 def check_requirements() -> None:
     """UsageError, with the mend, where PySpark or a Java that can run it is missing."""
     if find_spec("pyspark") is None:
         raise UsageError("this command needs PySpark; install it with: pip install 'pyspark>=4,<5' pyarrow")
-    java = _java()
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")  # as Spark finds it
     if java is None:
         raise UsageError(
             f"this command needs Java {JAVA_MIN} or newer and found none; "
@@ -155,12 +141,6 @@ def check_requirements() -> None:
         )
 
 
-def _java() -> str | None:
-    """The java that Spark will start: the one of JAVA_HOME, else the first on the PATH."""
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / "bin" / "java") if home else shutil.which("java")
-
-
 def _java_version(java: str) -> int:
     """Its major version (1.8 counts as 8); 0 if it can't be run or says none."""
     try:
@@ -169,7 +149,5 @@ def _java_version(java: str) -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    found = _JAVA_VERSION.search(asked.stderr)
-    if found is None:
-        return 0
-    return int(found[2] or 0) if found[1] == "1" else int(found[1])
+    major, minor = found.groups() if (found := _JAVA_VERSION.search(asked.stderr)) else ("0", None)
+    return int(minor or 0) if major == "1" else int(major)
