@@ -22,7 +22,7 @@ MASTER: Final = "local[*]"
 SCAN_TIMEOUT_S: Final = 600.0
 """Of the scan of one shard of the registry, what Spark does with the rows meanwhile included."""
 SCAN_TIMEOUT_S_MAX: Final = 3600.0
-"""As the registry has it (idregistry.messages), whose modules take their time to import."""
+"""As the registry has it (idregistry.rules.packing), whose modules take their time to import."""
 
 _MEMORY: Final = re.compile(r"[1-9]\d*[kmgt]b?", re.ASCII | re.IGNORECASE)
 _STANDALONE: Final = re.compile(r"spark://(?P<addresses>[^/\s:,]+:\d{1,5}(,[^/\s:,]+:\d{1,5})*)", re.ASCII)
