@@ -1,7 +1,7 @@
 """The state machine of a shard: which ids are registered, by which token; the boundary (paper 2.1-2.3). Pure.
 
 Deterministic: it reads no clock, and nothing hangs on hash randomisation (dicts keep the order of insertion).
-Where an id physically is (idregistry.idtable) is each replica's own matter and changes no answer. An id is
+Where an id physically is (table) is each replica's own matter and changes no answer. An id is
 registered while it has a stamp whose bucket is not wholly before the boundary: raising the boundary takes out
 what is expired at once, on all replicas; `tidy` takes it out of memory later.
 

@@ -1,4 +1,4 @@
-"""Systems of real replica processes for the tests of this folder."""
+"""Replicas for the tests of this folder: real processes, or on fake logs."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.idregistry.cluster import Cluster
+from tests.idregistry.nodes import Ensemble
 
 
 @pytest.fixture
@@ -22,3 +23,10 @@ def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
     yield make
     for cluster in clusters:
         cluster.close()
+
+
+@pytest.fixture
+def ensemble() -> Iterator[Ensemble]:
+    made = Ensemble()
+    yield made
+    made.close()

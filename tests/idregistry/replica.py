@@ -13,7 +13,9 @@ from idregistry.rules.commands import Row
 from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
+from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import on_termination
+from photon.rpc.tls import Tls
 
 
 def main() -> None:
@@ -30,6 +32,10 @@ def main() -> None:
         logging.error("fatal", exc_info=error)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    network = LOOPBACK
+    if replica.get("tls"):
+        *files, name = replica["tls"]
+        network = Network(Tls(*map(Path, files), name))
     me = Replica(
         node,
         grpc[node],
@@ -40,7 +46,7 @@ def main() -> None:
         joining=replica["joining"],
     )
     settings = parse_settings({"registry": replica["settings"]}).registry
-    server = RegistryServer(me, settings, SystemClock(), random.Random(), fatal)
+    server = RegistryServer(me, settings, SystemClock(), random.Random(), fatal, network)
     server.start()
     parent = os.getppid()
     while not stop.wait(0.2) and os.getppid() == parent:

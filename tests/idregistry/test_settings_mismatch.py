@@ -1,25 +1,19 @@
 """Joiners that make other ids of the same events get no lease: the directory, gRPC, real replicas."""
 
-import random
-from collections.abc import Iterator
-
 import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.client import RegistryClient
 from idregistry.rules.commands import EndLease, Fence, KeepAlive, Mismatched, encode
 from idregistry.rules.directory import DirectoryState
-from photon.core.clock import SystemClock
 from photon.core.errors import SettingsError, SettingsMismatchError
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK
 from tests.idregistry.kit import NOW_US
+from tests.idregistry.nodes import Ensemble, Node
 from tests.idregistry.test_directory import Directory
-from tests.idregistry.test_service import Node
-from tests.waiting import wait_until
 
 OURS, OTHERS = b"a" * 16, b"b" * 16
 
@@ -95,26 +89,14 @@ def test_all_replicas_refuse_the_same_whether_they_replay_or_restore(
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    """One replica that leads all there is, on fake logs."""
-    made = Node("r0", 1, {}, request_timeout_s=2.0)
-    made.directory_log._leader = "r0"
-    made.logs[0]._leader = "r0"
-    wait_until(lambda: made.shards[0].state.configuration is not None)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def client(node: Node) -> Iterator[RegistryClient]:
-    made = RegistryClient([node.address], 5.0, SystemClock(), random.Random(1))
-    yield made
-    made.close()
+def node(ensemble: Ensemble) -> Node:
+    return ensemble.leading(request_timeout_s=2.0)
 
 
 def test_the_client_is_told_that_its_settings_are_not_those_of_the_registry(
-    node: Node, client: RegistryClient
+    node: Node, ensemble: Ensemble
 ) -> None:
+    client = ensemble.client()
     client.keep_alive("j:1", 1, 2.0, OURS)
     with pytest.raises(
         SettingsMismatchError, match=r"ids\.key and all of \[foreign\] must be the same"
