@@ -196,9 +196,14 @@ class Site:
             drain,
         )
 
-    def drain(self, settings: Settings | None = None, seconds: float = 20.0) -> dict:
+    def drain(
+        self,
+        settings: Settings | None = None,
+        seconds: float = 20.0,
+        patterns: Sequence[str] | None = None,
+    ) -> dict:
         """Run until all is drained; the last status."""
-        server = self.server(settings, drain=True)
+        server = self.server(settings, drain=True, patterns=patterns)
         server.start()
         try:
             wait_until(lambda: server.wait(0) or server.status()["drained"], seconds)

@@ -189,18 +189,33 @@ def test_the_queue_is_bounded_in_bytes_too(request):
     assert rig.sending.primaries.dropped >= 20 - 3 - 3  # some were taken by the thread, some wait
 
 
-def test_a_process_with_other_settings_than_the_system_sends_nothing(request):
+MINE, AWAY = {"reading": reading_fingerprint(Settings())}, UnavailableError("joiner: away")
+OTHER = {"reading": reading_fingerprint(parse_settings({"ids": {"key": "another"}}))}
+
+
+@pytest.mark.parametrize(
+    ("says", "sent", "notice"),
+    [
+        ([MINE], True, None),
+        ([OTHER], False, "other settings"),
+        ([MINE, OTHER], False, "other settings"),
+        ([AWAY, MINE], True, None),
+        ([AWAY], False, "joiner: away"),
+        ([{}], False, "other settings"),
+    ],
+    ids=["alike", "otherwise", "one otherwise", "one away", "all away", "without a word of it"],
+)
+def test_events_are_sent_only_while_all_joiners_that_answer_read_them_alike(request, says, sent, notice):
     clock = ManualClock()
     rig = rig_of(request, clock=clock)
-    rig.joiner.settings = parse_settings({"ids": {"key": "another"}})
-    rig.hand_in([query("q")], [click("c")])
-    assert (rig.cache.lines, rig.joiner.batches) == ({}, [])
-    assert (rig.sending.foreigns.left, rig.sending.foreigns.sent, rig.sending.primaries.left) == (1, 0, 1)
-    assert "other settings" in rig.sending.notices[0]
-    rig.joiner.settings = Settings()  # the system was started anew
+    rig.joiner.says = says
+    counts = rig.hand_in([query("q")], [click("c")])
+    assert (bool(rig.joiner.batches), bool(rig.cache.lines)) == (sent, sent)
+    assert (counts.joined, counts.left, rig.sending.primaries.left) == ((1, 0, 0) if sent else (0, 1, 1))
+    assert notice is None or notice in rig.sending.notices[-1]
+    rig.joiner.says = [MINE, AWAY]  # the system was started anew
     clock.advance(60)
-    rig.hand_in([query("q")], [click("c")])
-    assert rig.sending.foreigns.joined == 1
+    assert rig.hand_in([query("q")], [click("d")]).joined == 1 + sent
 
 
 @pytest.mark.parametrize(
@@ -217,39 +232,6 @@ def test_a_process_with_other_settings_than_the_system_sends_nothing(request):
 )
 def test_settings_that_make_another_event_of_a_line_are_told_apart(section, key, value):
     assert reading_fingerprint(parse_settings({section: {key: value}})) != reading_fingerprint(Settings())
-
-
-def test_nothing_is_sent_while_any_joiner_that_answers_reads_otherwise(request):
-    clock = ManualClock()
-    rig = rig_of(request, clock=clock)
-    mine = rig.joiner.statuses()["first"]
-    rig.joiner.others = {"second": {"reading": "another"}}
-    rig.hand_in([query("q")], [click("c")])
-    assert (rig.joiner.batches, rig.sending.foreigns.left) == ([], 1)
-    clock.advance(60)
-    rig.joiner.others = {"second": mine, "third": UnavailableError("joiner: away")}
-    rig.hand_in([query("q")], [click("c")])
-    assert rig.sending.foreigns.joined == 1
-
-
-def test_the_first_joiner_need_not_be_up(rig):
-    rig.joiner.others = {"second": rig.joiner.statuses()["first"]}
-    rig.joiner.away = True
-    rig.hand_in([query("q")], [click("c")])
-    assert rig.sending.foreigns.joined == 1
-
-
-def test_while_no_joiner_answers_it_is_not_known_how_they_read(rig):
-    rig.joiner.away = True
-    rig.hand_in(foreigns=[click("c")])
-    assert (rig.joiner.batches, rig.sending.foreigns.left) == ([], 1)
-    assert "joiner: away" in rig.sending.notices[-1]
-
-
-def test_a_joiner_that_does_not_say_how_it_reads_gets_nothing(rig):
-    rig.joiner.silent = True
-    rig.hand_in(foreigns=[click("c")])
-    assert rig.joiner.batches == []
 
 
 def test_caches_that_are_away_cost_latency_only(rig):
