@@ -183,7 +183,6 @@ def _import(module_name: str, where: str) -> ModuleType:
 
 
 REASON_CHARS_MAX: Final = 500
-_RESULTS: Final = "None, a mapping, bytes or a Skip"
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -244,21 +243,26 @@ class BatchAdapter:
             if isinstance(result, bytes):
                 return _checked(result)
             if isinstance(result, Mapping):
-                try:
-                    return msgspec.json.encode(dict(result))
-                except Exception as error:
-                    return Fault(_line(f"adapter returned a mapping that is no JSON: {describe(error)}"))
+                return _encoded(result)
             if isinstance(result, Skip):
                 return Skip(_line(result.reason))
-            return Fault(_line(f"adapter returned {type(result).__name__}, not {_RESULTS}"))
+            kind = type(result).__name__
         except BaseException as error:  # KeyboardInterrupt too: no person interrupts a joiner's threads
             return Fault(_line(f"adapter raised {describe(error)}"))
+        return Fault(_line(f"adapter returned {kind}, not None, a mapping, bytes or a Skip"))
 
 
 def _line(reason: object) -> str:
     """One line that can be encoded: of lone surrogates the escapes."""
     line = " ".join(str(reason).split())[:REASON_CHARS_MAX]
     return line.encode("utf-8", "backslashreplace").decode()[:REASON_CHARS_MAX]
+
+
+def _encoded(joined: Mapping[str, Any]) -> bytes | Fault:
+    try:
+        return msgspec.json.encode(dict(joined))
+    except Exception as error:
+        return Fault(_line(f"adapter returned a mapping that is no JSON: {describe(error)}"))
 
 
 def _checked(line: bytes) -> bytes | Fault:

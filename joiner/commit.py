@@ -241,7 +241,8 @@ class Settler:
             committed = self._registry.commit(intent.ids, intent.times, intent.token)
             if len(committed) != len(intent):
                 raise UnavailableError(
-                    f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: mixed versions?"
+                    f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: "
+                    "mixed versions?"
                 )
             batch.committed = committed
             if Committed.FENCED in batch.committed:  # by one shard, so soon by all

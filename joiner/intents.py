@@ -37,6 +37,7 @@ _BATCH: Final = struct.Struct("<HI")
 _INTENT: Final = struct.Struct("<QIQ")  # sequence, file, offset
 _DONE: Final = struct.Struct("<QIQQ")  # sequence, file, start, end
 _TIME_BYTES: Final = 8
+_NOWHERE: Final = LogPosition(0, 0)
 
 
 class Kind(IntEnum):
@@ -54,7 +55,7 @@ class Intent:
     times: bytes
     lines: bytes
     sequence: int = -1
-    position: LogPosition = LogPosition(0, 0)
+    position: LogPosition = _NOWHERE
     """Both set by the journal."""
 
     def __len__(self) -> int:

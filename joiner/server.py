@@ -57,9 +57,9 @@ class JoinerServer(joiner_pb2_grpc.JoinerServicer):
                 # Without a lease it is not known whose settings are the registry's: nobody is told to end.
                 self._worker.leases.check(self._worker.leases.own)
                 raise SettingsMismatchError(
-                    "ids.key and all of [foreign] must be the same on all machines of a system, or every event "
-                    "would be joined twice, and this joiner has others than its client: give the client the "
-                    "joiner's photon.toml"
+                    "ids.key and all of [foreign] must be the same on all machines of a system, or every "
+                    "event would be joined twice, and this joiner has others than its client: give the "
+                    "client the joiner's photon.toml"
                 )
             batch.check()
             if not batch.ids:  # an empty batch only asks whether a real one would be taken

@@ -5,13 +5,13 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
 
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
-from photon.core.fates import Committed
+from photon.core.fates import Committed, Registered
 from photon.core.ids import parse_token
 
 SKEW_S = 0.1
@@ -29,6 +29,12 @@ class FakeRegistry:
         """Incarnation -> until when it has its lease, by the machine's clock."""
         self.settings = b""
         """Digest of those that it was founded with, by the first that tells one."""
+        self.pending: dict[bytes, int] = {}
+        """For so many lookups a commit of it is under way; then it is as it stands above."""
+        self.fails: Exception | None = None
+        """What lookups meet with."""
+        self.calls = 0
+        """Lookups."""
         self.commits = 0
         self.asked_leases: list[tuple[str, int, float]] = []
         self.failures: list[str] = []
@@ -60,6 +66,23 @@ class FakeRegistry:
         if failure == "after":
             raise UnavailableError("registry: the answer was lost")
         return answer
+
+    @property
+    def present(self) -> Set[bytes]:
+        """Ids that are registered, by whatever token."""
+        return self.tokens.keys()
+
+    @present.setter
+    def present(self, ids: Iterable[bytes]) -> None:
+        self.tokens = dict.fromkeys(ids, b"")
+
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
+        assert tell_pending
+        assert len(ids) == 2 * len(times)
+        self.calls += 1
+        if self.fails is not None:
+            raise self.fails
+        return bytes(map(self._registered, split_ids(ids)))
 
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         self.before("lease", incarnation)
@@ -100,6 +123,14 @@ class FakeRegistry:
         if key in self.expired:
             return Committed.EXPIRED
         return Committed.WON if self.tokens[key] == token else Committed.DUPLICATE
+
+    def _registered(self, key: bytes) -> Registered:
+        if self.pending.get(key, 0) > 0:
+            self.pending[key] -= 1
+            return Registered.PENDING
+        if key in self.tokens:
+            return Registered.PRESENT
+        return Registered.EXPIRED if key in self.expired else Registered.ABSENT
 
     @contextmanager
     def _state(self) -> Iterator[None]:

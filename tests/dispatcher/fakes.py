@@ -1,4 +1,4 @@
-"""A registry and a joiner in memory, log lines, and a dispatcher set up for a test."""
+"""A joiner in memory, log lines, and a dispatcher set up for a test."""
 
 import contextlib
 import json
@@ -18,8 +18,9 @@ from dispatcher.server import DispatcherServer
 from joiner.client import ForeignColumns
 from photon.core.clock import SystemClock
 from photon.core.columns import split_ids, split_lines
-from photon.core.fates import Joined, Registered
+from photon.core.fates import Joined
 from photon.core.settings import Settings, parse_settings
+from tests.fake_registry import FakeRegistry
 from tests.waiting import wait_until
 
 
@@ -67,32 +68,6 @@ class Writer(threading.Thread):
         for file, tail in zip(files, tails, strict=True):
             file.write(tail)
             file.close()
-
-
-class FakeRegistry:
-    def __init__(self) -> None:
-        self.present: set[bytes] = set()
-        self.expired: set[bytes] = set()
-        self.pending: dict[bytes, int] = {}
-        """For so many lookups a commit of it is under way; then it is as it stands above."""
-        self.fails: Exception | None = None
-        self.calls = 0
-
-    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
-        assert tell_pending
-        assert len(ids) == 2 * len(times)
-        self.calls += 1
-        if self.fails is not None:
-            raise self.fails
-        return bytes(map(self._registered, split_ids(ids)))
-
-    def _registered(self, key: bytes) -> Registered:
-        if self.pending.get(key, 0) > 0:
-            self.pending[key] -= 1
-            return Registered.PENDING
-        if key in self.present:
-            return Registered.PRESENT
-        return Registered.EXPIRED if key in self.expired else Registered.ABSENT
 
 
 @dataclass
@@ -145,7 +120,7 @@ class FakeJoiner:
                 if outcome is Joined.JOINED and self.registry is not None:
                     if key in self.registry.present:
                         outcome = Joined.DUPLICATE
-                    self.registry.present.add(key)
+                    self.registry.tokens[key] = b""
                 if outcome is Joined.JOINED:
                     self.joined[line] += 1
                 outcomes.append(outcome)

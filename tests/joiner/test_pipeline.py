@@ -60,7 +60,7 @@ LACKS_A = {"q-a": Found.ABSENT}
         ("abaca", {}, "JOINED JOINED DUPLICATE JOINED DUPLICATE", {}, "abc"),
         ("aa", {"down": True}, "RETRY_UNAVAILABLE RETRY_UNAVAILABLE", {}, ""),
     ],
-    ids="all none taken expired waits drained repeated unknown".split(),
+    ids=["all", "none", "taken", "expired", "waits", "drained", "repeated", "unknown"],
 )
 def test_each_event_of_a_batch_has_its_own_outcome_and_what_is_joined_is_in_the_log(
     make, registry, store, tmp_path, names, given, outcomes, reasons, written
