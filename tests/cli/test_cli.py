@@ -95,6 +95,13 @@ COMMANDS = """join generate demo bench status explain dead-letters adapter verif
 dispatcher"""
 
 
+@pytest.mark.parametrize(
+    "port", ["127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1", "127.0.0.1:x", "::1", "::1:7400"]
+)
+def test_the_health_of_a_port_that_there_can_not_be_is_not_asked(refused, port):
+    assert re.search(r"ADDRESS: .* is no address: give HOST:PORT", refused("health", port, "--timeout", "1"))
+
+
 def test_help_lists_the_commands(command):
     done = command("--help")
     assert done.status == 0

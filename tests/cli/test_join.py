@@ -239,19 +239,24 @@ def test_several_shards_and_five_replicas_join_the_same_pairs(tmp_path):
 
 
 def test_a_joined_line_is_the_foreign_one_byte_for_byte_whatever_its_logs_are_named(tmp_path):
-    """The primary object is added at its end. A log beside it that can't be read is named."""
+    """The primary object is added at its end. Logs beside it that can't be read are named."""
     query = b'{ "id" : "q-1", "ts_us": 5, "text": "caf\\u00e9 \xc3\xa9", "n": 1.50 }'
     click = b'{"zeta":1e3,"id":"c-1","primary_id":"q-1","ts_us":7,"list":[1, 2]}'
     logs, out = tmp_path / "logs", tmp_path / "out"
     for kind, line in (("queries", query), ("clicks", click)):
         (logs / kind).mkdir(parents=True)
-        Path(os.fsdecode(os.fsencode(logs / kind) + b"/bad\xff.jsonl")).write_bytes(line + b"\n")
-    broken = logs / "clicks" / "d.jsonl.gz"
-    broken.write_bytes(gzip.compress(b'{"id":"d","primary_id":"q-1","ts_us":1}\n' * 99)[:-20])
+        cut_off = gzip.compress(b'{"id":"d","primary_id":"q-1","ts_us":1}\n' * 99)[:-20]
+        for name, data in (
+            (b"/bad\xff.jsonl", line + b"\n"),
+            (b"/d\xe9.jsonl.gz", cut_off),
+            (b"/e\xe9.jsonl", b'{"id":"e","prim'),
+        ):
+            Path(os.fsdecode(os.fsencode(logs / kind) + name)).write_bytes(data)
     done = photon(*join_arguments(logs, out))
-    assert done.returncode == 1
-    assert f"{broken} was not read" in done.stderr
+    assert done.returncode == 1 and "started again" not in done.stderr
+    unread = [rf"{logs}/{kind}/d\xe9.jsonl.gz" for kind in ("clicks", "queries")]
+    assert all(f"{log} was not read" in done.stderr for log in unread)
     summary = json.loads(done.stdout)
-    assert (summary["joined"], summary["unread_files"]) == (1, [str(broken)])
+    assert (summary["joined"], sorted(summary["unread_files"])) == (1, unread)
     (file,) = (out / "joined" / "east").glob("*.jsonl")
     assert file.read_bytes() == click[:-1] + b',"primary":' + query + b"}\n"
