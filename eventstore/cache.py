@@ -92,7 +92,6 @@ class CacheEventStore:
         return lines
 
     def clear(self) -> None:
-        """Forget all events."""
         with self._lock:
             self._batches.clear()
             self._lines.clear()

@@ -69,7 +69,6 @@ class DenseMap:
 
     @property
     def disk_bytes(self) -> int:
-        """Of all segments."""
         return sum(segment.disk_bytes for segment in list(self._segments.values()))
 
     def entries(self, transaction: Any) -> int:
@@ -304,7 +303,6 @@ class Merger:
             return 0.0 if self._due else float("inf")
 
     def _step(self) -> bool:
-        """One merge, if there is one to do."""
         job = job_of(self._dense.all_listed())
         return job is not None and self._merge(job, job[0].level + 1)
 

@@ -118,7 +118,6 @@ class LogFileMap:
         return self._merger.trouble
 
     def entries(self) -> dict[str, int]:
-        """How many entries there are of each kind."""
         while True:
             with suppress(ExchangedError), self._file.transaction() as transaction:
                 sparse = sum(transaction.stat(db)["entries"] for db in self._file.sparse)
@@ -126,7 +125,6 @@ class LogFileMap:
                 return {"sparse": sparse, "dense": self._dense.entries(transaction), "repeated": repeated}
 
     def states(self) -> list[FileState]:
-        """What is known of every log file."""
         with self._file.transaction() as transaction:
             values = list(transaction.cursor(self._file.files).iternext(keys=False, values=True))
         return list(map(self._unpack_state, values))

@@ -282,39 +282,34 @@ class _Tail:
         return self.start <= offset <= min(self.end, self.start + bytes_max)
 
 
+@dataclass
 class ReadOn:
     """For many threads at once; one reads at a time."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        log_file_map: LogFileMap,
-        log_format: JsonLines,
-        bytes_max: int,
-        clock: Clock,
-    ) -> None:
-        self._reader = reader
-        self._map = log_file_map
-        self._format = log_format
-        self._bytes_max = bytes_max
-        self._clock = clock
+    reader: Reader
+    log_file_map: LogFileMap
+    log_format: JsonLines
+    bytes_max: int
+    clock: Clock
+    hits: int = 0
+    bytes_read: int = 0
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * bytes_max, getsizeof=_Tail.size)
+        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * self.bytes_max, getsizeof=_Tail.size)
         self._turn = 0
         self._rests_until = float("-inf")
-        self.hits = 0
-        self.bytes_read = 0
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The lines of those ids that it finds."""
-        if not self._bytes_max:
+        if not self.bytes_max:
             return {}
         wanted = set(keys)
         found: dict[bytes, bytes] = {}
         with self._lock:
-            positions = self._reader.positions
-            budget = self._bytes_max
-            began = self._clock.monotonic()
+            positions = self.reader.positions
+            budget = self.bytes_max
+            began = self.clock.monotonic()
             resting = began < self._rests_until
             before = self.bytes_read
             for state in self._candidates(keys, positions):
@@ -327,7 +322,7 @@ class ReadOn:
                 if not wanted:
                     break
             if self.bytes_read > before:
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 self._rests_until = now + _REST_FACTOR * (now - began)
             self._forget(positions)
             self.hits += len(found)
@@ -335,7 +330,7 @@ class ReadOn:
 
     def _candidates(self, keys: Sequence[bytes], positions: Mapping[int, FileState]) -> Iterator[FileState]:
         """The files to read on in, the likely ones first."""
-        numbers = dict.fromkeys([*self._map.last_files(keys), *self._tails])
+        numbers = dict.fromkeys([*self.log_file_map.last_files(keys), *self._tails])
         for number in numbers:
             state = positions.get(number)
             if state is not None and not state.gone:
@@ -352,19 +347,19 @@ class ReadOn:
         """What is parsed already behind the map's end; a new one if the map is past it."""
         tail = self._tails.get(state.number)
         identity = (state.device, state.inode)
-        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self._bytes_max):
+        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self.bytes_max):
             tail = self._tails[state.number] = _Tail(identity, state.offset, state.offset)
         return tail
 
     def _extend(self, tail: _Tail, state: FileState, budget: int) -> int:
         """Parse on; the bytes that were read."""
-        data = _read(state, tail.end, min(budget, state.offset + self._bytes_max - tail.end))
+        data = _read(state, tail.end, min(budget, state.offset + self.bytes_max - tail.end))
         if not data:
             return 0
         self.bytes_read += len(data)
         whole = data[: whole_lines(data)]
         if whole:
-            tail.lines = first_lines(self._format.parse_primary(whole)) | tail.lines
+            tail.lines = first_lines(self.log_format.parse_primary(whole)) | tail.lines
             tail.end += len(whole)
             self._tails[state.number] = tail  # of another size now
         return len(data)

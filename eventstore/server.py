@@ -129,7 +129,6 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         return self._lookup.look_up(ids, missed)
 
     def status(self) -> dict[str, Any]:
-        """What the Status call says."""
         reader, cache, logs = self._reader, self._cache, self._logs
         return {
             "primary_events": self._map.counts.primary_events,
@@ -248,7 +247,6 @@ class CacheServer(eventstore_pb2_grpc.EventStoreServicer):
         self._channel.close()
 
     def status(self) -> dict[str, Any]:
-        """What the Status call says."""
         return {
             "home": self._home,
             "member": self._is_member(),
