@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from eventstore.dense import DenseMap, ExchangedError, Merger
+from eventstore.dense import DenseMap, ExchangedError
 from eventstore.rules.entries import (
     LEVEL_PARTS,
     Entries,
@@ -47,7 +47,6 @@ __all__ = ["Counts", "LogFileMap", "Rows"]
 
 ENTRIES_A_STEP: Final = 8192
 _READERS_MAX: Final = 256
-_MERGE_WAIT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +88,6 @@ class LogFileMap:
         except BaseException:
             self._lock.release()
             raise
-        self._merger = Merger(self._dense)
         self._kept: frozenset[int] = frozenset()  # swept, though still listed
         self._sweep: _Sweep | None = None
         self.swept = 0
@@ -115,7 +113,7 @@ class LogFileMap:
     @property
     def trouble(self) -> str | None:
         """Why segments of the dense map can't be merged at the moment."""
-        return self._merger.trouble
+        return self._dense.trouble
 
     def entries(self) -> dict[str, int]:
         while True:
@@ -136,9 +134,7 @@ class LogFileMap:
         not the first with their id. StorageError if nothing was written.
         """
         states = list(states)
-        if self._dense.flush_if_due():
-            self._merger.wake()
-            self._merger.wait(_MERGE_WAIT_S)
+        self._dense.flush_if_due()
         gone = {state.number for state in states if state.gone}
         self._gone |= gone
         self._live |= {state.number for state in states if not state.gone}
@@ -201,13 +197,13 @@ class LogFileMap:
             self.swept += self._sweep.swept - before
             return True
         self._forget_files(self._sweep.gone)
-        self._merger.wake(sweep=True)
+        self._dense.wake(sweep=True)
         self._sweep = None
         return True
 
     def close(self) -> None:
         """Wait for lookups under way, then close. Lookups after that raise StorageError."""
-        self._merger.close()
+        self._dense.close()
         if self._file.close():
             self._lock.release()
 

@@ -142,11 +142,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
                 "logs": self._lookup.logs_latency.status(),
             },
             "members": self._members.membership().caches,
-            "fill": {
-                "sent": self._filling.sent,
-                "dropped": self._filling.dropped,
-                "waiting_bytes": self._filling.waiting_bytes,
-            },
+            "fill": self._filling.status(),
             "map_bytes": self._map.disk_bytes,
             "map_entries": self._map.entries(),
             "map_swept": self._map.swept,

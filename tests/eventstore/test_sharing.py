@@ -249,10 +249,10 @@ def test_a_full_queue_drops_and_counts(monkeypatch):
     for start in range(0, 200, 10):
         part = slice(start, start + 10)
         filling.put_many(split_ids(PACKER.pack(idents[part])), lines[part])
-        assert filling.waiting_bytes <= 3000
+        assert filling.status()["waiting_bytes"] <= 3000
     kept = filling._cache.events
     assert 50 < kept < 150
-    wait_until(lambda: filling.dropped == 200 - kept)
+    wait_until(lambda: filling.status()["dropped"] == 200 - kept)
     filling.close()
 
 
