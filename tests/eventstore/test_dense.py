@@ -19,7 +19,7 @@ from photon.core.backoff import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState
-from tests.eventstore.kit import PACKER, Parts, append, line, pack
+from tests.eventstore.kit import PACKER, pack
 from tests.power_cut import PowerCuts
 from tests.waiting import wait_until
 
@@ -362,22 +362,6 @@ def test_only_neighbours_of_one_level_are_merged(runs):
         at = listed.index(job[0])
         assert job == listed[at : at + FAN]
         assert len({one.level for one in job}) == 1
-
-
-def test_repeats_of_what_is_in_a_segment_stay_out_of_the_cache(root):
-    path = root / "logs" / "a.jsonl"
-    append(path, *[line(f"id-{n}", "first") for n in range(30)])
-    parts = Parts(root).read_all()
-    append(path, *[line(f"more-{n}") for n in range(30)])
-    parts.read_all()
-    assert segments_of(parts.map)
-    parts.cache.clear()
-    append(path, *[line(f"id-{n}", "second") for n in range(30)], line("new"))
-    parts.read_all()
-    idents = [f"id-{n}" for n in range(30)]
-    assert parts.cache.get_many([pack(i) for i in idents]) == [None] * 30
-    assert parts.in_logs(*idents, "new") == [*[line(i, "first") for i in idents], line("new")]
-    parts.close()
 
 
 def test_of_an_id_in_two_segments_the_later_counts(held, monkeypatch):
