@@ -9,7 +9,7 @@ all of it, slowly, while the reader has nothing else to do. Until then it costs 
 
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -73,21 +73,17 @@ class LogFileMap:
         self._interval = Interval(settings.map_interval_bytes, interval_us_of(settings.map_interval_s))
         self._open_runs = OpenRuns(self._interval)
         self._lock = DirectoryLock(directory)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._lock.release)
             shutil.rmtree(directory / LOADING, ignore_errors=True)  # of a load that was killed
             self._file = MapFile(directory, settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False)
-            try:
-                self._meta = self._read_meta(identity)
-                states = self.states()
-                self._gone = {state.number for state in states if state.gone}
-                self._live = {state.number for state in states if not state.gone}
-                self._dense = DenseMap(self._file, self._live)
-            except BaseException:
-                self._file.close()
-                raise
-        except BaseException:
-            self._lock.release()
-            raise
+            undo.callback(self._file.close)
+            self._meta = self._read_meta(identity)
+            states = self.states()
+            self._gone = {state.number for state in states if state.gone}
+            self._live = {state.number for state in states if not state.gone}
+            self._dense = DenseMap(self._file, self._live)
+            undo.pop_all()
         self._kept: frozenset[int] = frozenset()  # swept, though still listed
         self._sweep: _Sweep | None = None
         self.swept = 0
