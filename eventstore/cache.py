@@ -92,7 +92,6 @@ class CacheEventStore:
         return lines
 
     def clear(self) -> None:
-        """Forget all events."""
         with self._lock:
             self._batches.clear()
             self._lines.clear()
@@ -249,19 +248,14 @@ class Filling:
         self._sent_before = 0
         self._closed = False
 
-    @property
-    def dropped(self) -> int:
-        """Events that were not put into their owner's cache."""
-        return self._dropped_before + sum(feed.dropped for feed in list(self._feeds.values()))
-
-    @property
-    def sent(self) -> int:
-        """Events that cache processes have taken."""
-        return self._sent_before + sum(feed.sent for feed in list(self._feeds.values()))
-
-    @property
-    def waiting_bytes(self) -> int:
-        return sum(feed.waiting_bytes for feed in list(self._feeds.values()))
+    def status(self) -> dict[str, int]:
+        """Events that cache processes have taken, those that were not put anywhere, and what waits."""
+        feeds = [*self._feeds.values()]
+        return {
+            "sent": self._sent_before + sum(feed.sent for feed in feeds),
+            "dropped": self._dropped_before + sum(feed.dropped for feed in feeds),
+            "waiting_bytes": sum(feed.waiting_bytes for feed in feeds),
+        }
 
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
         """Of an id that is there already, or twice in the batch, the first line stays."""

@@ -2,12 +2,9 @@
 
 Log-structured. New entries are in an LMDB table; when it holds FLUSH_ENTRIES they become a sorted segment,
 a file of its own, and the table is emptied: a tree that takes keys in random order is fast while it is small
-only. Segments are merged by a thread (Merger). Which there are is in LMDB, in the transaction
-that empties the table or exchanges merged ones: a file that it does not name is removed at start. A power
-cut may bring back the list before the last: files go only after the list without them is synced.
-
-The map's keys are ids and times, not files: what a deleted log has left there is found by going through
-all of it, slowly, while the reader has nothing else to do. Until then it costs room, and lookups pass it by.
+only. A thread merges segments. Which there are is in LMDB, in the transaction that empties the table or
+exchanges merged ones: a file that it does not name is removed at start. A power cut may bring back the list
+before the last: files go only after the list without them is synced.
 """
 
 import itertools
@@ -35,6 +32,20 @@ from photon.core.clock import Background, Backoff
 from photon.core.errors import StorageError
 
 FLUSH_ENTRIES: Final = 1 << 18
+FAN: Final = 4
+"""So many segments of a level become one of the next."""
+SEGMENTS_MAX: Final = 64
+"""With more the reader waits for the merges."""
+_MERGE_WAIT_S: Final = 60.0
+_DEAD_SHARE: Final = 8
+"""A segment is written anew when an eighth of it points to logs that are gone."""
+_RETRIES: Final = Backoff(10.0, 10.0)
+_PAUSE_S: Final = 0.002  # between parts: lookups go first
+_LOOKED_AT_ONCE: Final = 1 << 20
+
+
+class _GivenUpError(Exception):
+    """The merger is stopping."""
 
 
 class ExchangedError(Exception):
@@ -42,7 +53,10 @@ class ExchangedError(Exception):
 
 
 class DenseMap:
-    """One thread writes, any may look up. `live`: numbers of the files that are there, kept by the owner."""
+    """One thread writes, any may look up, one merges; that one starts with the first `wake`.
+
+    `live`: numbers of the files that are there, kept by the owner.
+    """
 
     def __init__(self, file: MapFile, live: Collection[int]) -> None:
         """CorruptStateError if a segment is missing or damaged."""
@@ -65,10 +79,15 @@ class DenseMap:
                 raise file.corrupt(str(error)) from error
         self._numbers = itertools.count(max(self._segments, default=-1) + 1)
         self._merged_away: list[int] = []
+        self._changed = threading.Condition()
+        self._due = False
+        self._sweeps = 0
+        self._swept = 0
+        self._started = False
+        self._work = Background("dense-merger", self._work_off, _RETRIES)
 
     @property
     def disk_bytes(self) -> int:
-        """Of all segments."""
         return sum(segment.disk_bytes for segment in list(self._segments.values()))
 
     def entries(self, transaction: Any) -> int:
@@ -132,18 +151,24 @@ class DenseMap:
         rest = [key for key in wanted if key not in found] if found else wanted
         return found | {rest[n]: place for n, place in self._find(transaction, rest).items()}
 
-    def flush_if_due(self) -> bool:
-        """Make a segment of the table if it is great enough; by the thread that writes. StorageError."""
+    def flush_if_due(self) -> None:
+        """Make a segment of the table if it is great enough; by the thread that writes. StorageError.
+
+        Waits a while where there are more than SEGMENTS_MAX: the writer is faster than the merges.
+        """
         with self._file.transaction() as transaction:
             if transaction.stat(self._file.dense)["entries"] < FLUSH_ENTRIES:
-                return False
+                return
             keys = b"".join(transaction.cursor(self._file.dense).iternext(keys=True, values=False))
             values = b"".join(transaction.cursor(self._file.dense).iternext(keys=False, values=True))
         number = self.write_segment([columns_of(keys, values)], len(keys) // 16)
         with self._listing(number) as transaction:
             transaction.drop(self._file.dense, delete=False)
             self._put_list(transaction, [*self._file.segments(transaction), Listed(number, 0)])
-        return True
+        self.wake()
+        if len(self.all_listed()) > SEGMENTS_MAX:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self.all_listed()) <= SEGMENTS_MAX, _MERGE_WAIT_S)
 
     def all_listed(self) -> list[Listed]:
         """The segments, oldest first."""
@@ -232,41 +257,13 @@ class DenseMap:
     def _path(self, number: int) -> Path:
         return self._file.directory / segment_name(number)
 
-
-FAN: Final = 4
-"""So many segments of a level become one of the next."""
-SEGMENTS_MAX: Final = 64
-"""With more the reader waits for the merges."""
-_DEAD_SHARE: Final = 8
-"""A segment is written anew when an eighth of it points to logs that are gone."""
-_RETRIES: Final = Backoff(10.0, 10.0)
-_PAUSE_S: Final = 0.002  # between parts: lookups go first
-_LOOKED_AT_ONCE: Final = 1 << 20
-
-
-class _GivenUpError(Exception):
-    """The merger is stopping."""
-
-
-class Merger:
-    """`wake` it when there may be something to do. It starts with the first call."""
-
-    def __init__(self, dense: DenseMap) -> None:
-        self._dense = dense
-        self._changed = threading.Condition()
-        self._due = False
-        self._sweeps = 0
-        self._swept = 0
-        self._started = False
-        self._work = Background("dense-merger", self._work_off, _RETRIES)
-
     @property
     def trouble(self) -> str | None:
         """Why the last merge failed; it is tried again."""
         return self._work.trouble
 
     def wake(self, sweep: bool = False) -> None:
-        """`sweep`: logs were deleted, so look for segments that point to them."""
+        """Look for merges to do. `sweep`: logs were deleted, so look for segments that point to them."""
         with self._changed:
             self._due = True
             self._sweeps += sweep
@@ -274,13 +271,6 @@ class Merger:
                 self._started = True
                 self._work.start()
         self._work.wake()
-
-    def wait(self, timeout_s: float) -> None:
-        """Until there are no more than SEGMENTS_MAX. For a writer that is faster than the merges."""
-        if len(self._dense.all_listed()) > SEGMENTS_MAX:
-            self.wake()
-            with self._changed:
-                self._changed.wait_for(lambda: len(self._dense.all_listed()) <= SEGMENTS_MAX, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until there is nothing left to do (tests, benchmarks)."""
@@ -298,19 +288,18 @@ class Merger:
             self._rewrite_dead()
             self._swept = sweeps
         with self._changed:
-            self._due = self._swept != self._sweeps or job_of(self._dense.all_listed()) is not None
+            self._due = self._swept != self._sweeps or job_of(self.all_listed()) is not None
             self._changed.notify_all()
             return 0.0 if self._due else float("inf")
 
     def _step(self) -> bool:
-        """One merge, if there is one to do."""
-        job = job_of(self._dense.all_listed())
+        job = job_of(self.all_listed())
         return job is not None and self._merge(job, job[0].level + 1)
 
     def _merge(self, job: Sequence[Listed], level: int) -> bool:
-        segments = [self._dense.segment(one.number) for one in job]
+        segments = [self.segment(one.number) for one in job]
         # After the segments were chosen: what is live then and in them is live now, or was deleted.
-        live = np.sort(np.fromiter(list(self._dense.live), np.int64))
+        live = np.sort(np.fromiter(list(self.live), np.int64))
 
         def parts() -> Iterator[Columns]:
             for part in merged(segments, live):
@@ -319,16 +308,16 @@ class Merger:
                 yield part
 
         try:
-            number = self._dense.write_segment(parts(), sum(segment.count for segment in segments))
+            number = self.write_segment(parts(), sum(segment.count for segment in segments))
         except _GivenUpError:
             return False
-        self._dense.exchange(job, number, level)
+        self.exchange(job, number, level)
         return True
 
     def _rewrite_dead(self) -> None:
-        for one in self._dense.all_listed():
-            segment = self._dense.segment(one.number)
-            live = np.fromiter(list(self._dense.live), np.int64)
+        for one in self.all_listed():
+            segment = self.segment(one.number)
+            live = np.fromiter(list(self.live), np.int64)
             dead = 0
             for start in range(0, segment.count, _LOOKED_AT_ONCE):
                 part = segment.columns.file[start : start + _LOOKED_AT_ONCE]

@@ -178,7 +178,6 @@ class Loaded:
     missing: list[str]
 
     def as_document(self) -> dict[str, Any]:
-        """For --json."""
         return asdict(self)
 
 
@@ -214,8 +213,6 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
 
 @dataclass
 class _Load:
-    """One load."""
-
     built: Path
     into: Path
     manifest: Manifest

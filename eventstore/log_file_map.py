@@ -9,7 +9,7 @@ all of it, slowly, while the reader has nothing else to do. Until then it costs 
 
 import shutil
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import compress, islice
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from eventstore.dense import DenseMap, ExchangedError, Merger
+from eventstore.dense import DenseMap, ExchangedError
 from eventstore.rules.entries import (
     LEVEL_PARTS,
     Entries,
@@ -47,7 +47,6 @@ __all__ = ["Counts", "LogFileMap", "Rows"]
 
 ENTRIES_A_STEP: Final = 8192
 _READERS_MAX: Final = 256
-_MERGE_WAIT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,22 +73,17 @@ class LogFileMap:
         self._interval = Interval(settings.map_interval_bytes, interval_us_of(settings.map_interval_s))
         self._open_runs = OpenRuns(self._interval)
         self._lock = DirectoryLock(directory)
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._lock.release)
             shutil.rmtree(directory / LOADING, ignore_errors=True)  # of a load that was killed
             self._file = MapFile(directory, settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False)
-            try:
-                self._meta = self._read_meta(identity)
-                states = self.states()
-                self._gone = {state.number for state in states if state.gone}
-                self._live = {state.number for state in states if not state.gone}
-                self._dense = DenseMap(self._file, self._live)
-            except BaseException:
-                self._file.close()
-                raise
-        except BaseException:
-            self._lock.release()
-            raise
-        self._merger = Merger(self._dense)
+            undo.callback(self._file.close)
+            self._meta = self._read_meta(identity)
+            states = self.states()
+            self._gone = {state.number for state in states if state.gone}
+            self._live = {state.number for state in states if not state.gone}
+            self._dense = DenseMap(self._file, self._live)
+            undo.pop_all()
         self._kept: frozenset[int] = frozenset()  # swept, though still listed
         self._sweep: _Sweep | None = None
         self.swept = 0
@@ -115,10 +109,9 @@ class LogFileMap:
     @property
     def trouble(self) -> str | None:
         """Why segments of the dense map can't be merged at the moment."""
-        return self._merger.trouble
+        return self._dense.trouble
 
     def entries(self) -> dict[str, int]:
-        """How many entries there are of each kind."""
         while True:
             with suppress(ExchangedError), self._file.transaction() as transaction:
                 sparse = sum(transaction.stat(db)["entries"] for db in self._file.sparse)
@@ -126,7 +119,6 @@ class LogFileMap:
                 return {"sparse": sparse, "dense": self._dense.entries(transaction), "repeated": repeated}
 
     def states(self) -> list[FileState]:
-        """What is known of every log file."""
         with self._file.transaction() as transaction:
             values = list(transaction.cursor(self._file.files).iternext(keys=False, values=True))
         return list(map(self._unpack_state, values))
@@ -138,9 +130,7 @@ class LogFileMap:
         not the first with their id. StorageError if nothing was written.
         """
         states = list(states)
-        if self._dense.flush_if_due():
-            self._merger.wake()
-            self._merger.wait(_MERGE_WAIT_S)
+        self._dense.flush_if_due()
         gone = {state.number for state in states if state.gone}
         self._gone |= gone
         self._live |= {state.number for state in states if not state.gone}
@@ -203,13 +193,13 @@ class LogFileMap:
             self.swept += self._sweep.swept - before
             return True
         self._forget_files(self._sweep.gone)
-        self._merger.wake(sweep=True)
+        self._dense.wake(sweep=True)
         self._sweep = None
         return True
 
     def close(self) -> None:
         """Wait for lookups under way, then close. Lookups after that raise StorageError."""
-        self._merger.close()
+        self._dense.close()
         if self._file.close():
             self._lock.release()
 

@@ -7,6 +7,7 @@ that are kept open (paper 3.4.2).
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
 from eventstore.cache import CacheEventStore, Fill
@@ -166,44 +167,36 @@ class LogsEventStore:
         return search.lines, search.doubtful
 
     def _tools(self) -> tuple[OpenLogs, JsonLines]:
-        """This thread's."""
         if not hasattr(self._local, "tools"):
             self._local.tools = OpenLogs(), self._make_format()
         tools: tuple[OpenLogs, JsonLines] = self._local.tools
         return tools
 
 
+@dataclass
 class _Search:
-    """Finds the lines of a batch of ids."""
+    keys: Sequence[bytes]
+    places: Sequence[Sequence[Place]]
+    states: Mapping[int, FileState]
+    logs: OpenLogs
+    log_format: JsonLines
 
-    def __init__(
-        self,
-        keys: Sequence[bytes],
-        places: Sequence[Sequence[Place]],
-        states: Mapping[int, FileState],
-        logs: OpenLogs,
-        log_format: JsonLines,
-    ) -> None:
-        self._keys = keys
-        self._places = places
-        self._states = states
-        self._logs = logs
-        self._format = log_format
-        self._exact = opaque_mask(b"".join(keys)).tolist()
-        self.lines: list[bytes | None] = [None] * len(keys)
-        self.doubtful = [False] * len(keys)
+    def __post_init__(self) -> None:
+        self.exact = opaque_mask(b"".join(self.keys)).tolist()
+        self.lines: list[bytes | None] = [None] * len(self.keys)
+        self.doubtful = [False] * len(self.keys)
         self.contradicted: set[str] = set()
         """Names of logs that hold another line where the map says one is."""
 
     def run(self) -> None:
         rows_at: dict[Place, list[int]] = {}
-        for row, found in enumerate(self._places):
+        for row, found in enumerate(self.places):
             for place in found:
                 rows_at.setdefault(place, []).append(row)
         # What stood in a file that is gone is in the logs no more.
-        spans = spans_of(sorted(place for place in rows_at if not self._states[place.file].gone))
+        spans = spans_of(sorted(place for place in rows_at if not self.states[place.file].gone))
         if len(spans) > 1:
-            self._logs.read_ahead([span.place for span in spans], self._states)
+            self.logs.read_ahead([span.place for span in spans], self.states)
         for span in spans:
             rows = [[row for row in rows_at[place] if self.lines[row] is None] for place in span.places]
             if not any(rows):
@@ -217,14 +210,14 @@ class _Search:
                 else:  # its end may be cut off, and this place still there
                     self._look_into(self._read(place), 0, place.length, of_place)
         for row in self._verify():
-            if self._exact[row]:
+            if self.exact[row]:
                 self.doubtful[row] = True  # the log was overwritten, and not yet found to be
-                self.contradicted |= {self._states[place.file].name for place in self._places[row]}
+                self.contradicted |= {self.states[place.file].name for place in self.places[row]}
             else:
                 self.lines[row] = self._by_parsing(row)
 
     def _read(self, place: Place) -> bytes | None:
-        return self._logs.read(place, self._states[place.file])
+        return self.logs.read(place, self.states[place.file])
 
     def _look_into(self, data: bytes | None, low: int, length: int, rows: Sequence[int]) -> None:
         """Look for the events of these rows in a place, which begins at `low` of the bytes that were read."""
@@ -237,8 +230,8 @@ class _Search:
         for row in rows:
             if self.lines[row] is not None:
                 continue  # an earlier place of the same span had it
-            key = self._keys[row]
-            line = data[low:high] if self._exact[row] else probe_json_lines(key, data, low, high)
+            key = self.keys[row]
+            line = data[low:high] if self.exact[row] else probe_json_lines(key, data, low, high)
             if line is None:
                 parsed = self._parse(data[low:high]) if parsed is None else parsed
                 line = parsed.get(key)
@@ -250,26 +243,25 @@ class _Search:
         found = [line for line in self.lines if line is not None]
         if not found:
             return []
-        batch = self._format.parse_primary(b"\n".join(found))
+        batch = self.log_format.parse_primary(b"\n".join(found))
         right: Sequence[bytes | None] = batch.lines
-        if batch.ids != b"".join([self._keys[row] for row in rows]):
+        if batch.ids != b"".join([self.keys[row] for row in rows]):
             parsed = zip(rows, map(self._parse, found), strict=True)
-            right = [lines.get(self._keys[row]) for row, lines in parsed]
+            right = [lines.get(self.keys[row]) for row, lines in parsed]
         for row, line in zip(rows, right, strict=True):
             self.lines[row] = line
         return [row for row in rows if self.lines[row] is None]
 
     def _by_parsing(self, row: int) -> bytes | None:
         """The slow way, where the text of an id stands in another field too."""
-        for place in self._places[row]:
-            line = self._parse(self._read(place) or b"").get(self._keys[row])
+        for place in self.places[row]:
+            line = self._parse(self._read(place) or b"").get(self.keys[row])
             if line is not None:
                 return line
         return None
 
     def _parse(self, data: bytes) -> dict[bytes, bytes]:
-        """The first line of each id."""
-        return first_lines(self._format.parse_primary(data))
+        return first_lines(self.log_format.parse_primary(data))
 
 
 # Below the bound of a message. What does not fit is BEHIND: asked again without the others, it fits.
@@ -277,31 +269,22 @@ ANSWER_BYTES_MAX: Final = 48 << 20
 _FINEST_CACHE_US: Final = 1.0
 
 
+@dataclass
 class EventLookup:
     """Thread-safe. `fill` gets what the logs gave.
 
-    `read_on` is asked for what neither cache nor map have while the reader is behind.
+    `read_on` is asked for what neither cache nor map have while the reader is behind. The latencies are of
+    each call's look into the cache, and of its search in the logs, if it needed one.
     """
 
-    def __init__(
-        self,
-        cache: CacheEventStore,
-        logs: LogsEventStore,
-        reader: Reader,
-        clock: Clock,
-        fill: Fill,
-        read_on: ReadOn,
-    ) -> None:
-        self._cache = cache
-        self._logs = logs
-        self._reader = reader
-        self._clock = clock
-        self._fill = fill
-        self._read_on = read_on
-        self.cache_latency = Histogram(_FINEST_CACHE_US)
-        """Of each call's look into the cache."""
-        self.logs_latency = Histogram()
-        """Of each call's search in the logs, if it needed one."""
+    cache: CacheEventStore
+    logs: LogsEventStore
+    reader: Reader
+    clock: Clock
+    fill: Fill
+    read_on: ReadOn
+    cache_latency: Histogram = field(default_factory=lambda: Histogram(_FINEST_CACHE_US))
+    logs_latency: Histogram = field(default_factory=Histogram)
 
     def look_up(self, ids: bytes, missed: bool = False) -> tuple[bytes, list[bytes]]:
         """16 x N bytes -> core.fates.Found column and N lines, b"" where not found. StorageError.
@@ -309,35 +292,35 @@ class EventLookup:
         `missed`: their owners' caches were asked and are where misses are counted.
         """
         keys = split_ids(ids)
-        began = self._clock.monotonic()
-        lines = self._cache.get_many(keys, counted=not missed)
-        cached = self._clock.monotonic()
+        began = self.clock.monotonic()
+        lines = self.cache.get_many(keys, counted=not missed)
+        cached = self.clock.monotonic()
         self.cache_latency.count((cached - began) * 1e6)
         if missed and lines.count(None) < len(lines):
             # Its owner is new and does not have it yet.
             here = [row for row, line in enumerate(lines) if line is not None]
-            self._fill([keys[row] for row in here], [lines[row] or b"" for row in here])
+            self.fill([keys[row] for row in here], [lines[row] or b"" for row in here])
         outcomes = bytearray(len(keys))
         if None in lines:
             self._look_into_logs(keys, lines, outcomes)
-            self.logs_latency.count((self._clock.monotonic() - cached) * 1e6)
+            self.logs_latency.count((self.clock.monotonic() - cached) * 1e6)
         return bounded(lines, outcomes)
 
     def _look_into_logs(
         self, keys: tuple[bytes, ...], lines: list[bytes | None], outcomes: bytearray
     ) -> None:
         # Before the map is read: only so "absent" can be believed.
-        caught_up, unread = self._reader.caught_up, bool(self._reader.unreadable)
+        caught_up, unread = self.reader.caught_up, bool(self.reader.unreadable)
         missed = [row for row, line in enumerate(lines) if line is None]
         wanted = list(dict.fromkeys([keys[row] for row in missed]))
-        in_logs, doubtful = self._logs.get_many(wanted)
+        in_logs, doubtful = self.logs.get_many(wanted)
         found = {key: line for key, line in zip(wanted, in_logs, strict=True) if line is not None}
         unreadable = {key for key, doubt in zip(wanted, doubtful, strict=True) if doubt}
         if found:
-            self._fill(list(found), list(found.values()))
+            self.fill(list(found), list(found.values()))
         if not caught_up and len(found) < len(wanted):
             # Not for the caches: the reader itself fills them when it comes by, the first of repeated ones.
-            found |= self._read_on.get_many([key for key in wanted if key not in found])
+            found |= self.read_on.get_many([key for key in wanted if key not in found])
         absent = (Found.UNREADABLE if unread else Found.ABSENT) if caught_up else Found.BEHIND
         for row in missed:
             key = keys[row]

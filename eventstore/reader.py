@@ -62,42 +62,32 @@ class _Group:
         return Rows(b"".join(self.ids), np.concatenate(self.files), np.concatenate(self.starts), lengths)
 
 
+@dataclass
 class Reader:
-    """Use `start` and `stop`, or call `step` (tests). `on_failure` is told of what no retry can mend."""
+    """Use `start` and `stop`, or call `step` (tests). `on_failure` gets what no retry can mend."""
 
-    def __init__(
-        self,
-        follower: LogFollower,
-        log_file_map: LogFileMap,
-        fill: Fill,
-        log_format: JsonLines,
-        dead_letters: RotatingLog,
-        settings: Logs,
-        clock: Clock,
-        notices: Notices,
-        on_failure: Callable[[Exception], None] = lambda _: None,
-        wake: threading.Event | None = None,
-    ) -> None:
-        self._follower = follower
-        self._map = log_file_map
-        self._fill = fill
-        self._format = log_format
-        self._dead_letters = dead_letters
-        self._settings = settings
-        self._clock = clock
-        self._notices = notices
-        self._on_failure = on_failure
+    follower: LogFollower
+    log_file_map: LogFileMap
+    fill: Fill
+    log_format: JsonLines
+    dead_letters: RotatingLog
+    settings: Logs
+    clock: Clock
+    notices: Notices
+    on_failure: Callable[[Exception], None] = lambda _: None
+    wake: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
         self._stopping = threading.Event()
-        self._wake = wake or threading.Event()
         self._thread = threading.Thread(target=self._run, name="primary-reader", daemon=True)
         self._group = _Group()
-        self._dead_letters.truncate(log_file_map.counts.dead_letters)
+        self.dead_letters.truncate(self.log_file_map.counts.dead_letters)
         self._letters_beyond = False  # what the map says: they are cut off before the next append
         self._next_unended = float("-inf")
         self._next_sweep = float("-inf")
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache."""
-        self.positions: dict[int, FileState] = {s.number: s for s in log_file_map.states() if not s.gone}
+        self.positions = {state.number: state for state in self.log_file_map.states() if not state.gone}
         """How far the map knows each log; of one that is new, nothing. For other threads to look at."""
         self.storage_error: str | None = None
         self.unended: dict[str, int] = {}
@@ -109,21 +99,21 @@ class Reader:
     def stop(self) -> None:
         """End after the group under way; what is not committed is read again at the next start."""
         self._stopping.set()
-        self._wake.set()
+        self.wake.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._follower.close()
+        self.follower.close()
 
     def step(self) -> bool:
         """Read and store one group; was there anything? StorageError: call again, the group is kept."""
         group = self._group
-        for state in self._follower.scan_if_due():
+        for state in self.follower.scan_if_due():
             group.states[state.number] = state
             self.positions.setdefault(state.number, state)
-        self._follower.poll()
-        self.caught_up = self.caught_up and self._follower.caught_up
+        self.follower.poll()
+        self.caught_up = self.caught_up and self.follower.caught_up
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
-            found = self._follower.next_chunk()
+            found = self.follower.next_chunk()
             if found is None:
                 break
             self.caught_up = False
@@ -132,13 +122,13 @@ class Reader:
         worked = bool(group.states)
         if worked:
             self._write()
-        self.caught_up = self._follower.caught_up
-        self.unreadable = self._follower.unreadable
+        self.caught_up = self.follower.caught_up
+        self.unreadable = self.follower.unreadable
         if not worked:
             self._sweep_if_due()
-        if worked or self._clock.monotonic() >= self._next_unended:
-            self.unended = self._follower.unended()
-            self._next_unended = self._clock.monotonic() + _UNENDED_EVERY_S
+        if worked or self.clock.monotonic() >= self._next_unended:
+            self.unended = self.follower.unended()
+            self._next_unended = self.clock.monotonic() + _UNENDED_EVERY_S
         return worked
 
     def _run(self) -> None:
@@ -149,7 +139,7 @@ class Reader:
                     worked = self.step()
                 except StorageError as error:
                     # What of broken dead letters is on disk only a restart can tell.
-                    if isinstance(error, CorruptStateError) or self._dead_letters.broken:
+                    if isinstance(error, CorruptStateError) or self.dead_letters.broken:
                         raise
                     failures += 1
                     self._tell(error)
@@ -157,28 +147,28 @@ class Reader:
                     continue
                 failures, self.storage_error = 0, None
                 if not worked:
-                    self._wake.wait(self._pause_s())
-                    self._wake.clear()
+                    self.wake.wait(self._pause_s())
+                    self.wake.clear()
         except Exception as error:
             self.caught_up = False
             self.storage_error = str(error)
-            self._notices.tell(f"the reader stopped: {error}")
-            self._on_failure(error)
+            self.notices.tell(f"the reader stopped: {error}")
+            self.on_failure(error)
 
     def _pause_s(self) -> float:
         """Until there may be something to do, unless the follower wakes the reader before."""
-        others = min(self._next_sweep, self._next_unended) - self._clock.monotonic()
-        return min(self._follower.patience_s, max(others, self._settings.poll_interval_ms / 1000))
+        others = min(self._next_sweep, self._next_unended) - self.clock.monotonic()
+        return min(self.follower.patience_s, max(others, self.settings.poll_interval_ms / 1000))
 
     def _sweep_if_due(self) -> None:
         """Room that deleted logs have left in the map, a little at a time."""
-        if self._clock.monotonic() >= self._next_sweep:
-            more = self._map.sweep_step()
-            self._next_sweep = self._clock.monotonic() + (_SWEEP_EVERY_S if more else _SWEEP_AGAIN_S)
+        if self.clock.monotonic() >= self._next_sweep:
+            more = self.log_file_map.sweep_step()
+            self._next_sweep = self.clock.monotonic() + (_SWEEP_EVERY_S if more else _SWEEP_AGAIN_S)
 
     def _tell(self, error: StorageError) -> None:
         if self.storage_error != str(error):
-            self._notices.tell(f"{error}; tried again until it works")
+            self.notices.tell(f"{error}; tried again until it works")
         self.storage_error = str(error)
 
     def _take(self, file: FileState, chunk: Chunk) -> bool:
@@ -188,7 +178,7 @@ class Reader:
         if chunk.oversized:
             group.letters.append(self._oversized(file, chunk))
         else:
-            batch = self._format.parse_primary(chunk.data)
+            batch = self.log_format.parse_primary(chunk.data)
             group.ids.append(batch.ids)
             group.lines += batch.lines
             group.starts.append(batch.starts + chunk.start)
@@ -197,8 +187,8 @@ class Reader:
                 DeadLetter(Fate.MALFORMED, bad.reason, bad.line, file.name, chunk.start + bad.start)
                 for bad in batch.malformed
             ]
-        group.states[file.number] = self._follower.advanced(file.number, chunk.end)
-        if chunk.end - chunk.start >= self._settings.chunk_bytes // 2:
+        group.states[file.number] = self.follower.advanced(file.number, chunk.end)
+        if chunk.end - chunk.start >= self.settings.chunk_bytes // 2:
             return False
         again = file.number in group.tails
         group.tails.add(file.number)
@@ -207,7 +197,7 @@ class Reader:
     def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
         reason = (
             f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
-            f"{self._settings.line_bytes_max}; only its beginning is kept here"
+            f"{self.settings.line_bytes_max}; only its beginning is kept here"
         )
         beginning = b""
         with suppress(OSError):
@@ -216,9 +206,9 @@ class Reader:
 
     def _write(self) -> None:
         """The group to the dead letters, the map (one transaction), the cache; then a new group begins."""
-        group, counts = self._group, self._map.counts
+        group, counts = self._group, self.log_file_map.counts
         rows = group.rows()
-        repeats = self._map.write(rows, group.states.values(), self._with_letters(counts))
+        repeats = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
         self._letters_beyond = False
         self._group = _Group()
         for number, state in group.states.items():
@@ -233,7 +223,7 @@ class Reader:
             first = np.ones(len(lines), np.bool_)
             first[repeats] = False
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
-        self._fill(keys, lines)
+        self.fill(keys, lines)
 
     def _with_letters(self, counts: Counts) -> Counts:
         """Append the group's dead letters, durably. What the map's transaction shall say of them.
@@ -244,10 +234,10 @@ class Reader:
         position = counts.dead_letters
         if group.letters:
             if self._letters_beyond:
-                self._dead_letters.truncate(position)
+                self.dead_letters.truncate(position)
             self._letters_beyond = True
-            position = self._dead_letters.append(dead_letter_lines(group.letters))
-            self._dead_letters.sync()
+            position = self.dead_letters.append(dead_letter_lines(group.letters))
+            self.dead_letters.sync()
         return Counts(
             counts.primary_events + len(group.lines),
             counts.malformed + len(group.letters),
@@ -280,39 +270,34 @@ class _Tail:
         return self.start <= offset <= min(self.end, self.start + bytes_max)
 
 
+@dataclass
 class ReadOn:
     """For many threads at once; one reads at a time."""
 
-    def __init__(
-        self,
-        reader: Reader,
-        log_file_map: LogFileMap,
-        log_format: JsonLines,
-        bytes_max: int,
-        clock: Clock,
-    ) -> None:
-        self._reader = reader
-        self._map = log_file_map
-        self._format = log_format
-        self._bytes_max = bytes_max
-        self._clock = clock
+    reader: Reader
+    log_file_map: LogFileMap
+    log_format: JsonLines
+    bytes_max: int
+    clock: Clock
+    hits: int = 0
+    bytes_read: int = 0
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * bytes_max, getsizeof=_Tail.size)
+        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * self.bytes_max, getsizeof=_Tail.size)
         self._turn = 0
         self._rests_until = float("-inf")
-        self.hits = 0
-        self.bytes_read = 0
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The lines of those ids that it finds."""
-        if not self._bytes_max:
+        if not self.bytes_max:
             return {}
         wanted = set(keys)
         found: dict[bytes, bytes] = {}
         with self._lock:
-            positions = self._reader.positions
-            budget = self._bytes_max
-            began = self._clock.monotonic()
+            positions = self.reader.positions
+            budget = self.bytes_max
+            began = self.clock.monotonic()
             resting = began < self._rests_until
             before = self.bytes_read
             for state in self._candidates(keys, positions):
@@ -325,7 +310,7 @@ class ReadOn:
                 if not wanted:
                     break
             if self.bytes_read > before:
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 self._rests_until = now + _REST_FACTOR * (now - began)
             self._forget(positions)
             self.hits += len(found)
@@ -333,7 +318,7 @@ class ReadOn:
 
     def _candidates(self, keys: Sequence[bytes], positions: Mapping[int, FileState]) -> Iterator[FileState]:
         """The files to read on in, the likely ones first."""
-        numbers = dict.fromkeys([*self._map.last_files(keys), *self._tails])
+        numbers = dict.fromkeys([*self.log_file_map.last_files(keys), *self._tails])
         for number in numbers:
             state = positions.get(number)
             if state is not None and not state.gone:
@@ -350,19 +335,19 @@ class ReadOn:
         """What is parsed already behind the map's end; a new one if the map is past it."""
         tail = self._tails.get(state.number)
         identity = (state.device, state.inode)
-        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self._bytes_max):
+        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self.bytes_max):
             tail = self._tails[state.number] = _Tail(identity, state.offset, state.offset)
         return tail
 
     def _extend(self, tail: _Tail, state: FileState, budget: int) -> int:
         """Parse on; the bytes that were read."""
-        data = _read(state, tail.end, min(budget, state.offset + self._bytes_max - tail.end))
+        data = _read(state, tail.end, min(budget, state.offset + self.bytes_max - tail.end))
         if not data:
             return 0
         self.bytes_read += len(data)
         whole = data[: whole_lines(data)]
         if whole:
-            tail.lines = first_lines(self._format.parse_primary(whole)) | tail.lines
+            tail.lines = first_lines(self.log_format.parse_primary(whole)) | tail.lines
             tail.end += len(whole)
             self._tails[state.number] = tail  # of another size now
         return len(data)

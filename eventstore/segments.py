@@ -89,7 +89,6 @@ def identity_of(settings: Settings) -> str:
 
 
 def interval_us_of(interval_s: float) -> int:
-    """W in microseconds."""
     return max(1, round(interval_s * 1e6))
 
 

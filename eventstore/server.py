@@ -127,7 +127,6 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         return self._lookup.look_up(ids, missed)
 
     def status(self) -> dict[str, Any]:
-        """What the Status call says."""
         reader, cache, logs = self._reader, self._cache, self._logs
         return {
             "primary_events": self._map.counts.primary_events,
@@ -141,11 +140,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
                 "logs": self._lookup.logs_latency.status(),
             },
             "members": self._members.membership().caches,
-            "fill": {
-                "sent": self._filling.sent,
-                "dropped": self._filling.dropped,
-                "waiting_bytes": self._filling.waiting_bytes,
-            },
+            "fill": self._filling.status(),
             "map_bytes": self._map.disk_bytes,
             "map_entries": self._map.entries(),
             "map_swept": self._map.swept,
@@ -246,7 +241,6 @@ class CacheServer(eventstore_pb2_grpc.EventStoreServicer):
         self._channel.close()
 
     def status(self) -> dict[str, Any]:
-        """What the Status call says."""
         return {
             "home": self._home,
             "member": self._is_member(),

@@ -19,7 +19,7 @@ from photon.core.clock import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState
-from tests.eventstore.kit import PACKER, Parts, append, line, pack
+from tests.eventstore.kit import PACKER, pack
 from tests.power_cut import PowerCuts
 from tests.waiting import wait_until
 
@@ -91,12 +91,12 @@ def test_it_holds_what_a_plain_dictionary_would(steps):
             offset += len(numbers)
             assert sorted(repeats) == expected
             if then == "settle":
-                held._merger.wake()
-                assert held._merger.settle(10)
+                held._dense.wake()
+                assert held._dense.settle(10)
             elif then == "sweep":
                 while held.sweep_step():
                     pass
-                assert held._merger.settle(10)
+                assert held._dense.settle(10)
             elif then == "reopen":
                 held.close()
                 held = LogFileMap(Path(directory), EventStore())
@@ -116,7 +116,7 @@ def test_segments_are_merged_and_their_files_removed(held):
     ids = [PACKER.pack([f"{k}-{n}" for n in range(12)]) for k in range(40)]
     for k, part in enumerate(ids):
         assert add(held, part, 1, 12 * k) == []
-        assert held._merger.settle(10)
+        assert held._dense.settle(10)
     listed = segments_of(held)
     assert [one.level for one in listed] == sorted([one.level for one in listed], reverse=True)
     assert len(listed) < 2 * FAN
@@ -134,7 +134,7 @@ def test_what_points_to_deleted_logs_is_swept_out_of_the_segments_too(held):
     add(held, b"", 3, gone={0})
     while held.sweep_step():
         pass
-    assert held._merger.settle(10)
+    assert held._dense.settle(10)
     assert held.entries()["dense"] == 36
     places, _ = held.look_up([pack("0-0"), pack("1-0"), pack("4-3"), pack("5-3")])
     assert [len(found) for found in places] == [0, 1, 0, 1]
@@ -142,8 +142,8 @@ def test_what_points_to_deleted_logs_is_swept_out_of_the_segments_too(held):
 
 def by_hand(held, monkeypatch):
     """Merges happen when the test says so, in its thread."""
-    monkeypatch.setattr(held._merger, "wake", lambda sweep=False: None)
-    return held._merger
+    monkeypatch.setattr(held._dense, "wake", lambda sweep=False: None)
+    return held._dense
 
 
 def fill(held, low, high):
@@ -364,22 +364,6 @@ def test_only_neighbours_of_one_level_are_merged(runs):
         assert len({one.level for one in job}) == 1
 
 
-def test_repeats_of_what_is_in_a_segment_stay_out_of_the_cache(root):
-    path = root / "logs" / "a.jsonl"
-    append(path, *[line(f"id-{n}", "first") for n in range(30)])
-    parts = Parts(root).read_all()
-    append(path, *[line(f"more-{n}") for n in range(30)])
-    parts.read_all()
-    assert segments_of(parts.map)
-    parts.cache.clear()
-    append(path, *[line(f"id-{n}", "second") for n in range(30)], line("new"))
-    parts.read_all()
-    idents = [f"id-{n}" for n in range(30)]
-    assert parts.cache.get_many([pack(i) for i in idents]) == [None] * 30
-    assert parts.in_logs(*idents, "new") == [*[line(i, "first") for i in idents], line("new")]
-    parts.close()
-
-
 def test_of_an_id_in_two_segments_the_later_counts(held, monkeypatch):
     """It came since the log of the first was deleted."""
     monkeypatch.setattr(dense, "FAN", 100)
@@ -402,7 +386,7 @@ def test_of_an_id_in_two_segments_the_later_counts(held, monkeypatch):
     ],
 )
 def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(held, monkeypatch, error, told):
-    monkeypatch.setattr(held._merger._work, "_retries", Backoff(0.01, 0.01))
+    monkeypatch.setattr(held._dense._work, "_retries", Backoff(0.01, 0.01))
     real = held._dense.write_segment
     full = threading.Event()
     full.set()
@@ -419,7 +403,7 @@ def test_a_merge_that_fails_is_told_and_tried_again_and_lookups_go_on(held, monk
     wait_until(lambda: held.trouble == told)
     assert all(held.look_up([part[:16]])[0][0] for part in ids)
     full.clear()
-    assert held._merger.settle(10)
+    assert held._dense.settle(10)
     assert held.trouble is None
     assert len(segments_of(held)) < FAN + 2
     assert all(held.look_up([part[:16]])[0][0] for part in ids)

@@ -63,16 +63,10 @@ class BuiltMap:
             starts += [file.offset + start for start in batch.starts.tolist()]
             lengths += map(len, batch.lines)
             letters.append((file.number, letter(path) * len(batch.malformed)))
-            head, tail = digest(data[:1024]).hex(), digest(data[-1024:]).hex()
-            known[file.name] = BuiltFile(
-                file.number,
-                file.name,
-                len(data),
-                min(1024, len(data)),
-                head,
-                tail,
-                file.events + len(batch.lines),
-                file.malformed + len(batch.malformed),
+            known[file.name] = msgspec.structs.replace(
+                built_file(file.number, path),
+                events=file.events + len(batch.lines),
+                malformed=file.malformed + len(batch.malformed),
             )
         columns = [np.array(column, np.int64) for column in (files, starts, lengths)]
         generation = Generation(
@@ -81,13 +75,11 @@ class BuiltMap:
             self._dense(name, ids, *columns),
             self._letters(name, letters),
         )
-        self.manifest = Manifest(
-            FORMAT,
-            self.manifest.identity,
-            *GRID,
-            len(known),
-            list(known.values()),
-            [*self.manifest.generations, generation],
+        self.manifest = msgspec.structs.replace(
+            self.manifest,
+            next_number=len(known),
+            files=list(known.values()),
+            generations=[*self.manifest.generations, generation],
         )
         write_manifest(self.directory, self.manifest)
 

@@ -164,8 +164,9 @@ def test_white_space_around_lines_does_not_shift_what_is_found(root):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=40), max_size=4))
-def test_of_opaque_ids_that_repeat_the_first_wins_in_map_and_cache(rounds):
-    with tempfile.TemporaryDirectory() as directory:
+def test_of_opaque_ids_that_repeat_the_first_wins_in_map_segments_and_cache(rounds):
+    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("eventstore.dense.FLUSH_ENTRIES", 10)
         root = Path(directory)
         (root / "logs").mkdir()
         path = root / "logs" / "a.jsonl"

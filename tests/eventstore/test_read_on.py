@@ -25,9 +25,9 @@ def no_rest(monkeypatch):
 
 def behind(parts):
     """The reader knows that there is more to read, and did not come to it yet."""
-    for state in parts.reader._follower.scan_if_due():
+    for state in parts.reader.follower.scan_if_due():
         parts.reader.positions.setdefault(state.number, state)
-    parts.reader._follower.poll()
+    parts.reader.follower.poll()
     parts.reader.caught_up = False
     return parts
 

@@ -52,8 +52,8 @@ def test_an_event_that_is_not_there_is_absent_only_when_all_is_read(logs, tmp_pa
         [line("here"), b"", b""],
     )
     append(logs / "a.jsonl", line("not"))
-    parts.reader._follower.poll()
-    parts.reader.caught_up = parts.reader._follower.caught_up
+    parts.reader.follower.poll()
+    parts.reader.caught_up = parts.reader.follower.caught_up
     assert outcomes(parts, "not")[0] == [Found.BEHIND]
 
 
@@ -171,7 +171,7 @@ def test_what_no_retry_mends_is_told(logs, tmp_path, monkeypatch, error):
     append(logs / "a.jsonl", b"bad")
     parts = Parts(tmp_path)
     told = []
-    monkeypatch.setattr(parts.reader, "_on_failure", told.append)
+    monkeypatch.setattr(parts.reader, "on_failure", told.append)
 
     def lost(_fd):
         raise OSError(errno.EIO, "Input/output error")

@@ -114,7 +114,7 @@ class IdentifiedParts(Parts):
             super().__init__(root, logs, settings=SETTINGS.eventstore)
         finally:
             kit.LogFileMap = original
-        self.reader._format = JsonLines(Primary(), Foreign(), IdPacker())
+        self.reader.log_format = JsonLines(Primary(), Foreign(), IdPacker())
 
 
 def sparse_of(log_file_map, names):
