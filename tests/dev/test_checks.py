@@ -10,7 +10,7 @@ from photon.core.fates import Fate
 from photon.core.settings import Adapter, Joiner, Settings
 from photon.dev import checks as dev_checks
 from photon.dev.checks import Ended, checks_of, count_lines
-from photon.dev.outage import Outage, OutagePlay
+from photon.dev.run import Outage, OutagePlay
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from tests.system import write_lines
 
