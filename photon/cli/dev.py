@@ -73,9 +73,8 @@ def command(
     from photon.core.errors import UsageError
     from photon.core.settings import parse_settings, read_document
     from photon.dev.checks import print_dev_summary
-    from photon.dev.outage import Outage
     from photon.dev.plan import named_replicas
-    from photon.dev.run import DevJob, run_dev
+    from photon.dev.run import DevJob, Outage, run_dev
     from photon.dev.view import make_view
 
     document = read_document(config)

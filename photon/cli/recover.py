@@ -103,7 +103,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     if options.as_json:
         click.echo(json.dumps({**report.as_document(), "seconds": seconds}))
     else:
-        from photon.recovery.report import as_text
+        from photon.recovery.rules import as_text
 
         click.echo(as_text(report))
     return report.status

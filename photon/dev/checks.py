@@ -269,9 +269,6 @@ def _is_flat(settings: Settings) -> bool:
     )
 
 
-# --- the summary
-
-
 @dataclass(slots=True)
 class Course:
     """How a run went, as far as no file tells."""

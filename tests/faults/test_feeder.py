@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.kit.cutting import cut_short
-from tests.faults.kit.feeder import Feed, Feeder
+from tests.faults.kit.feeder import Feed, Feeder, cut_short
 from tests.waiting import wait_until
 
 ALL_AT_ONCE = Feed(seed=7, clicks=1_000, clicks_per_s=0)

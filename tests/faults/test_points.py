@@ -15,8 +15,7 @@ from photon.core.settings import PIPELINE_ROLES
 from tests.faults import scenarios
 from tests.faults.kit.crashing import POINTS, SELDOM, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

@@ -8,8 +8,7 @@ from tests.faults import scenarios
 from tests.faults.kit.checkers import ledger_of
 from tests.faults.kit.crashing import Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.recovering import recover_into
 from tests.faults.kit.system import FaultSystem, seed_for
 
