@@ -1,7 +1,8 @@
 """CacheEventStore: the recent primary events in memory, spread over processes (paper 3.4.1).
 
-An event costs no Python statement: ids are in one plain dict, and what is evicted are whole batches, the
-chunks that were put at once, oldest first (docs/decisions/001-dependencies.md).
+Two generations of plain dicts: new and used events are in `hot`; when it holds half of the bytes it becomes
+`cold`, and what was cold is forgotten. So an event goes between one half and one whole cache after its last
+use, and no Python statement is spent on an event (docs/decisions/001-dependencies.md).
 
 The reader fills the shares of other processes. That is best effort: a share that is slow or away costs
 misses and nothing else, as its queue is bounded and what does not fit is dropped. Without cache processes
@@ -10,15 +11,12 @@ all goes into home's own cache, in the caller's thread.
 
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import compress, count, repeat
-from operator import is_
-from typing import Any, Final, NamedTuple
+from itertools import compress
+from typing import Any, Final
 
-import cachetools
 import grpc
 import numpy as np
 
@@ -30,53 +28,37 @@ from photon.rpc import eventstore_pb2, eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 
 # What an event costs beside its line: the key (64 with the allocator's rounding), the line's own header
-# (33, rounded), its share of the dict (from 37 to 110 as it grows) and of its batch (8).
+# (33, rounded), and its share of the dict (from 37 to 110 as it grows).
 ENTRY_BYTES: Final = 200
 _FILLED_AT_ONCE: Final = 8192  # a lookup waits no longer than for this many
-_BATCHES_MIN: Final = 8  # in a full cache, so that a batch is a small part of it
-
-
-class _Batch(NamedTuple):
-    keys: Sequence[bytes]
-    bytes: int
-
-
-class _Batches(cachetools.Cache[int, _Batch]):
-    """Batches by number; the oldest is evicted, and its lines with it."""
-
-    def __init__(self, bytes_max: int) -> None:
-        super().__init__(bytes_max, getsizeof=lambda batch: batch.bytes)
-        self.lines: dict[bytes, bytes] = {}
-
-    def popitem(self) -> tuple[int, _Batch]:
-        number = next(iter(self))
-        batch = self.pop(number)
-        deque(map(self.lines.pop, batch.keys, repeat(None)), maxlen=0)
-        return number, batch
 
 
 class CacheEventStore:
     """Lines of primary events by packed id, at most `bytes_max` with all that Python needs to hold them.
 
-    Thread-safe: a lock is held for a batch.
+    Thread-safe: a lock is held for a batch. (Single dict calls are safe without, but a generation must not
+    change between a lookup and its promotion, nor the byte counts be changed by two at once.)
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self._half = bytes_max // 2
         self._lock = threading.Lock()
-        self._batches = _Batches(bytes_max)
-        self._lines = self._batches.lines
-        self._numbers = count()
+        self._hot: dict[bytes, bytes] = {}
+        self._cold: dict[bytes, bytes] = {}
+        self._hot_bytes = 0
+        self._cold_bytes = 0
+        self._promoted = 0
         self.hits = 0
         self.misses = 0
 
     @property
     def held_bytes(self) -> int:
-        return int(self._batches.currsize)
+        """Bytes held, promoted events counted in both generations (never too little)."""
+        return self._hot_bytes + self._cold_bytes
 
     @property
     def events(self) -> int:
-        return len(self._lines)
+        return len(self._hot) + len(self._cold) - self._promoted
 
     def status(self) -> dict[str, int]:
         return {"hits": self.hits, "misses": self.misses, "bytes": self.held_bytes, "events": self.events}
@@ -84,7 +66,9 @@ class CacheEventStore:
     def get_many(self, keys: Sequence[bytes], counted: bool = True) -> list[bytes | None]:
         """A line or None for each key, in order. `counted`: among the hits and misses."""
         with self._lock:
-            lines = list(map(self._lines.get, keys))
+            lines = list(map(self._hot.get, keys))
+            if None in lines:
+                self._look_into_cold(keys, lines)
             if counted:
                 missed = lines.count(None)
                 self.misses += missed
@@ -93,35 +77,80 @@ class CacheEventStore:
 
     def clear(self) -> None:
         with self._lock:
-            self._batches.clear()
-            self._lines.clear()
+            self._age()
+            self._age()
 
     def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
-        """Add events. Of an id that is here already, or twice in the batch, the first line stays.
-
-        A line that takes more than half of the cache is not kept.
-        """
-        size = _bytes_of(lines)
-        great = len(keys) > _FILLED_AT_ONCE or size * _BATCHES_MIN > self._bytes_max
-        if great and len(keys) > 1:
-            half = len(keys) // 2
-            self.put_many(keys[:half], lines[:half])
-            self.put_many(keys[half:], lines[half:])
-        elif keys and 2 * size <= self._bytes_max:
+        """Add events. Of an id that is here already, or twice in the batch, the first line stays."""
+        for start in range(0, len(keys), _FILLED_AT_ONCE):
+            part = slice(start, start + _FILLED_AT_ONCE)
             with self._lock:
-                self._put(_Batch(keys, size), lines)
+                if not self._put_at_once(keys[part], lines[part]):
+                    self._put(dict(zip(reversed(keys[part]), reversed(lines[part]), strict=True)))
 
-    def _put(self, batch: _Batch, lines: Sequence[bytes]) -> None:
-        before = len(self._lines)
-        held = list(map(self._lines.setdefault, batch.keys, lines))
-        if len(self._lines) - before < len(batch.keys):
-            fresh = list(map(is_, held, lines))
-            batch = _Batch(tuple(compress(batch.keys, fresh)), _bytes_of(list(compress(lines, fresh))))
-        self._batches[next(self._numbers)] = batch
+    def _put_at_once(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> bool:
+        """The common case in one pass over the dict; False where the cold ones must be looked at, or aged."""
+        size = sum(map(len, lines)) + ENTRY_BYTES * len(lines)
+        if self._hot_bytes + size > self._half or not self._cold.keys().isdisjoint(keys):
+            return False
+        before = len(self._hot)
+        held = list(map(self._hot.setdefault, keys, lines))
+        if len(self._hot) - before < len(keys):
+            size = sum(
+                len(line) + ENTRY_BYTES for line, kept in zip(lines, held, strict=True) if line is kept
+            )
+        self._hot_bytes += size
+        return True
+
+    def _put(self, fresh: dict[bytes, bytes]) -> None:
+        for generation in (self._hot, self._cold):
+            if not generation.keys().isdisjoint(fresh):
+                for key in generation.keys() & fresh.keys():
+                    del fresh[key]
+        size = _bytes_of(fresh)
+        if self._hot_bytes + size <= self._half:
+            self._hot.update(fresh)
+            self._hot_bytes += size
+        else:
+            self._put_in_parts(fresh)
+
+    def _put_in_parts(self, fresh: dict[bytes, bytes]) -> None:
+        """So that no generation outgrows its half. A line that fits in no half is not kept."""
+        for key, line in fresh.items():
+            size = len(line) + ENTRY_BYTES
+            if size > self._half:
+                continue
+            if self._hot_bytes + size > self._half:
+                self._age()
+            self._hot[key] = line
+            self._hot_bytes += size
+
+    def _look_into_cold(self, keys: Sequence[bytes], lines: list[bytes | None]) -> None:
+        rows = [row for row, line in enumerate(lines) if line is None]
+        missed = [keys[row] for row in rows]
+        found = list(map(self._cold.get, missed))
+        hit = [line is not None for line in found]
+        if not any(hit):
+            return
+        for row, line in zip(compress(rows, hit), compress(found, hit), strict=True):
+            lines[row] = line
+        used = {key: line for key, line in zip(missed, found, strict=True) if line is not None}
+        size = _bytes_of(used)
+        if self._hot_bytes + size <= self._half:
+            self._hot.update(used)
+            self._hot_bytes += size
+            self._promoted += len(used)
+        else:
+            self._age()
+            self._put_in_parts(used)
+
+    def _age(self) -> None:
+        self._cold, self._cold_bytes = self._hot, self._hot_bytes
+        self._hot, self._hot_bytes, self._promoted = {}, 0, 0
 
 
-def _bytes_of(lines: Sequence[bytes]) -> int:
-    return sum(map(len, lines)) + ENTRY_BYTES * len(lines)
+def _bytes_of(events: dict[bytes, bytes]) -> int:
+    return sum(map(len, events.values())) + ENTRY_BYTES * len(events)
 
 
 Fill = Callable[[Sequence[bytes], Sequence[bytes]], None]

@@ -22,6 +22,15 @@ def test_a_line_is_found_until_newer_ones_need_its_place():
     assert cache.get_many(KEYS[16:20]) == [key[:10] for key in KEYS[16:20]]
 
 
+def test_an_event_that_is_used_outlives_those_that_are_not():
+    cache = CacheEventStore(8 * SMALL)
+    cache.put_many(KEYS[:1], [b"used"])
+    for key in KEYS[1:30]:
+        cache.put_many([key], [key[:10]])
+        assert cache.get_many(KEYS[:1]) == [b"used"]
+    assert cache.get_many(KEYS[1:2]) == [None]
+
+
 def test_the_first_line_with_an_id_wins_within_a_batch_and_over_batches():
     cache = CacheEventStore(8 * SMALL)
     cache.put_many([KEYS[0], KEYS[1], KEYS[0]], [b"first", b"one", b"second"])
@@ -29,7 +38,7 @@ def test_the_first_line_with_an_id_wins_within_a_batch_and_over_batches():
     assert cache.get_many(KEYS[:3]) == [b"first", b"one", b"two"]
     for key in KEYS[3:7]:
         cache.put_many([key], [b"x"])
-    cache.put_many([KEYS[2]], [b"a repeat of what is in an older batch"])
+    cache.put_many([KEYS[2]], [b"a repeat of what is in the older generation"])
     assert cache.get_many([KEYS[2]]) == [b"two"]
 
 
@@ -66,7 +75,7 @@ def test_the_cache_never_returns_a_wrong_line_and_stays_within_its_bytes(steps, 
         else:
             for key, line in zip(keys, cache.get_many(keys)):
                 assert line is None or line in put[key]
-        held = cache._lines
+        held = {**cache._cold, **cache._hot}
         assert sum(len(line) + ENTRY_BYTES for line in held.values()) <= cache.held_bytes <= bytes_max
         assert cache.events == len(held)
 
