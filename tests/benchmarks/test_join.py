@@ -74,6 +74,7 @@ def test_a_run_is_measured_only_if_its_output_is_the_true_one(logs, tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypatch):
     monkeypatch.setattr(join, "WARM_UP_S", 0.5)
     (row,) = live(Plan(tmp_path, live_seconds=1.0), 400, 200)
@@ -82,6 +83,7 @@ def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypat
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_the_command_prints_its_rows_as_json(tmp_path):
     options = ["join", "--only", "catch-up", "--queries", "300", "--clicks", "100", "--runs", "1"]
     bench = [sys.executable, "-m", "photon.cli.main", "bench", *options, "--dir", str(tmp_path), "--json"]

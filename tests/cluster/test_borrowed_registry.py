@@ -34,6 +34,7 @@ def registered(registry):
         return sum(len(part.ids) // 16 for shard in range(shards) for part in client.scan(shard, fresh=True))
 
 
+@pytest.mark.long
 def test_the_registry_of_a_run_that_is_over_is_started_for_the_time_being(out):
     work = out / ".photon"
     for _ in range(2):  # again, on other ports

@@ -149,6 +149,7 @@ def test_the_word_of_a_nursery_that_is_merely_busy_is_waited_for(tmp_path, monke
         own.close()
 
 
+@pytest.mark.long
 def test_a_child_is_called_dead_only_when_it_is(serving):
     """The next one needs its locks and its port."""
     own = Nursery()

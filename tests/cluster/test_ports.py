@@ -68,6 +68,7 @@ def test_it_does_not_choose_for_ever(job, monkeypatch):
     assert chooser.left == 9 - PORT_TRIES_MAX
 
 
+@pytest.mark.long
 def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd):
     run_join(job, RunDisplay())
     chooser = TakenAt(RAFT, times=1)

@@ -144,6 +144,7 @@ def refusal(roles, who):
     return told
 
 
+@pytest.mark.long
 def test_machines_that_make_other_ids_of_the_same_events_join_nothing_and_the_first_go_on(roles, truth):
     """With another key every click would have two ids; by another field every line would be malformed."""
     joiner, dispatcher = ("joiner", "west"), ("dispatcher", "west")
@@ -185,6 +186,7 @@ def test_a_whole_system_that_was_drained_goes_on_where_it_was(roles, truth):
     truth.await_all()
 
 
+@pytest.mark.long
 def test_all_that_are_told_to_end_at_once_end_well(roles, truth):
     roles.await_health(SERVING)
     truth.write(50)

@@ -174,6 +174,7 @@ def explained(event_id, config):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(tmp_path):
     config, out = tmp_path / "photon.toml", tmp_path / "out"
     config.write_text(SETTINGS.format(*free_ports(5), home=tmp_path))

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.cluster
 MakeCluster = Callable[..., Cluster]
 
 
+@pytest.mark.long
 def test_commits_go_on_after_the_leader_is_killed_or_stopped_and_no_id_is_won_twice(
     make_cluster: MakeCluster,
 ) -> None:

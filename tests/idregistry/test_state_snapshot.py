@@ -102,6 +102,7 @@ def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
 
 
 @pytest.mark.parametrize("tidying", [False, True])
+@pytest.mark.long
 def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
     monkeypatch: pytest.MonkeyPatch, tidying: bool
 ) -> None:

@@ -116,6 +116,7 @@ def each_gets_more(joiners, lines=10):
     wait_until(lambda: all(j.joined() >= b + lines for j, b in zip(joiners, before, strict=True)))
 
 
+@pytest.mark.long
 def test_batches_go_on_past_joiners_that_are_killed_or_stopped_or_have_no_lease_and_all_come_back(
     joiners, load, tmp_path
 ):
@@ -143,6 +144,7 @@ def test_batches_go_on_past_joiners_that_are_killed_or_stopped_or_have_no_lease_
     each_gets_more(joiners)
 
 
+@pytest.mark.long
 def test_a_joiner_that_is_told_to_end_drains_and_hardly_a_call_fails(joiners, load):
     each_gets_more(joiners)
     load.errors.clear()

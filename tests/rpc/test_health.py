@@ -137,6 +137,7 @@ def test_a_draining_server_says_so_first_and_ends_what_is_under_way(server, held
     assert health(server.listen) == "UNAVAILABLE"
 
 
+@pytest.mark.long
 def test_a_connection_that_is_silent_for_long_outlives_the_clients_pings(monkeypatch):
     """By default a server hangs up at the third (too_many_pings).
 
