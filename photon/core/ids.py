@@ -52,8 +52,6 @@ class IdPacker:
     """
 
     def __init__(self, key: bytes = DEFAULT_KEY) -> None:
-        self.key_digest = hashlib.blake2b(digest_size=8, key=key, person=b"ids.key").digest()
-        """Names the key without giving it away."""
         self._digest = hashlib.blake2b(digest_size=ID_BYTES, key=key)
         self._servers: dict[str, bytes] = {}
         self._padded: dict[bytes, bytes] = {}
