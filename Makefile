@@ -19,7 +19,7 @@ MINUTES ?= 30
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
 
-test: $(VENV)/.dev  ## all quick tests: under 5 minutes on 2 cores
+test: $(VENV)/.dev  ## all quick tests: under 4 minutes on 2 quiet cores
 	$(PYTEST) -m "not (spark or long or $(APART))"
 
 test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a cluster too; they skip where there is no Java

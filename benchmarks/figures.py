@@ -18,7 +18,7 @@ import click
 
 from benchmarks import figures_measured
 from benchmarks.measuring import Row, describe_machine
-from photon.cluster.summary import percentiles_ms
+from photon.cluster.statuses import percentiles_ms
 from tests.faults.kit.toxiproxy import ToxiproxyError
 
 if TYPE_CHECKING:
@@ -193,12 +193,11 @@ def _outage_said(outage: Figures) -> dict[str, Any]:
     cache, logs = (_mean(series(well, "west", f"{tier}_hits_per_s")[1]) for tier in ("cache", "logs"))
     read = max((row["read_per_s"] for row in after if "read_per_s" in row), default=math.nan)
     best = [row["skipped_per_s"] for row in after if row.get("read_per_s") == read]
+    since = [row for row in rows if down_at < row["at_s"]]
     return {
         "down_s": up_at - down_at,
         "before_ms": _mean(p90_ms(well)[1]),
-        "worst_ms": max(
-            _known(p90_ms([row for row in rows if down_at < row["at_s"]], "west")[1]), default=math.nan
-        ),
+        "worst_ms": max(_known(p90_ms(since, "west")[1]), default=math.nan),
         "hit_percent": 100.0 * cache / (cache + logs) if cache + logs else math.nan,
         "east": _mean(series(well, "east", "joined_per_s")[1]),
         "west": _mean(series(well, "west", "joined_per_s")[1]),
@@ -209,21 +208,14 @@ def _outage_said(outage: Figures) -> dict[str, Any]:
 
 
 def _wasted_said(wasted: Figures) -> dict[str, Any]:
+    arrival_s = figures_measured.ARRIVAL_S
     percent = [_mean(wasted_percent(run["rows"])[1]) for run in wasted["runs"].values()]
-    return {
-        "percent": percent,
-        "arrival_s": figures_measured.ARRIVAL_S,
-        "far_s": 5 * figures_measured.ARRIVAL_S,
-    }
+    return {"percent": percent, "arrival_s": arrival_s, "far_s": 5 * arrival_s}
 
 
 def _batching_said(batching: Figures) -> dict[str, Any]:
-    return {
-        "means": [
-            {key: _mean([row[key] for row in rows]) for key in rows[0]}
-            for rows in batching["series"].values()
-        ]
-    }
+    steps = batching["series"].values()
+    return {"means": [{key: _mean([row[key] for row in rows]) for key in rows[0]} for rows in steps]}
 
 
 def _upsharding_said(sharding: Figures) -> dict[str, Any]:

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.registry_load import connect, measure, running
-from photon.cluster.roles import PIPELINE_ROLES
-from photon.cluster.summary import Sample, Status
+from photon.cluster.statuses import Sample, Status
 from photon.core.fates import Fate
 from photon.core.ids import Token
+from photon.core.settings import PIPELINE_ROLES
 from tests.faults.kit.feeder import Feed
 from tests.faults.kit.system import FaultSystem
 

@@ -134,8 +134,8 @@ def wait_for_start(out: Path, process: "subprocess.Popen[bytes]") -> None:
             if reader is None and topology.exists():
                 reader = held.enter_context(closing(StatusReader(read_topology(topology))))
             if reader is not None:
-                reader.read(("registry", "eventstore", "joiner", "dispatcher"))
-                if not reader.silent() and reader.registry_has_quorum():
+                sample = reader.read()
+                if not sample.silent() and sample.has_quorum():
                     return
             time.sleep(0.1)
     raise BenchError(f"the system did not start within {START_S_MAX:.0f} s; see {out / '.photon' / 'logs'}")
@@ -216,9 +216,7 @@ def _watch(joined: Path, from_us: int, feeder: "subprocess.Popen[bytes]") -> tup
         while fed is None or seen < fed.clicks:
             time.sleep(LOOK_S)
             if (now := time.monotonic()) >= deadline:
-                raise BenchError(
-                    f"{seen:,} clicks were joined {CATCH_UP_S_MAX:.0f} s after the last was written"
-                )
+                raise BenchError(f"{seen:,} clicks joined {CATCH_UP_S_MAX:.0f} s after the last was written")
             if fed is None and feeder.poll() is not None:
                 if feeder.returncode != 0:
                     raise BenchError(f"the feeder ended with status {feeder.returncode}")
@@ -270,19 +268,19 @@ def _median(
     return {**row, "runs": len(runs), **cost}, middle
 
 
-def half_load(plan: Plan, steady_per_s: float) -> list[Row]:
+def half_load(plan: Plan, measured: Row) -> list[Row]:
     """Live at half of the steady rate, with the steady run's share of queries."""
-    clicks_per_s = steady_per_s / 2
+    clicks_per_s = (measured.get("steady") or steady(plan))[0]["joined_per_s"] / 2
     return live(plan, clicks_per_s * plan.steady_queries / plan.steady_clicks, clicks_per_s)
 
 
-HALF_LOAD: Final = "half-load"  # a part, too; it needs the steady rate
-PARTS: Final[dict[str, Callable[[Plan], list[Row]]]] = {
-    "catch-up": catch_up,
-    "steady": steady,
-    "live": lambda plan: live(plan, LIVE_QUERIES_PER_S, LIVE_CLICKS_PER_S),
-    HALF_LOAD: lambda plan: half_load(plan, steady(plan)[0]["joined_per_s"]),
+PARTS: Final[dict[str, Callable[[Plan, Row], list[Row]]]] = {
+    "catch-up": lambda plan, _: catch_up(plan),
+    "steady": lambda plan, _: steady(plan),
+    "live": lambda plan, _: live(plan, LIVE_QUERIES_PER_S, LIVE_CLICKS_PER_S),
+    "half-load": half_load,
 }
+"""Each takes the plan and what the parts before it measured."""
 
 
 def run(
@@ -293,14 +291,12 @@ def run(
     for name, part in PARTS.items():
         if name in only or not (only or peers):
             tell(name)
-            rate = report["steady"][0]["joined_per_s"] if name == HALF_LOAD and "steady" in report else None
-            report[name] = part(plan) if rate is None else half_load(plan, rate)
+            report[name] = part(plan, report)
     if peers:
         tell("photon")
         logs = generated(plan.directory, plan.queries, plan.clicks)
-        ours = min(
-            (drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)), key=lambda run: run.seconds
-        )
+        runs = [drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)]
+        ours = min(runs, key=lambda run: run.seconds)
         row = figures("Photon, fsync, 3 Raft replicas", ours.seconds, ours.usage, ours.pairs)
         unlike = {"lost": 0, "repeated": 0, "remark": ""}
         report["peers"] = [row | unlike, *beside_us(logs, plan.directory / "peer", plan.runs, pythons, tell)]

@@ -95,10 +95,8 @@ def fresh(directory: Path) -> Path:
 def percentiles(latencies_ms: Iterable[float], shares: Sequence[int] = (50, 99)) -> dict[str, float]:
     """p50 and so on, of nothing at all: not a number."""
     ordered = sorted(latencies_ms) or [float("nan")]
-    return {
-        f"p{share}_ms": round(ordered[min(len(ordered) - 1, len(ordered) * share // 100)], 2)
-        for share in shares
-    }
+    places = ((share, min(len(ordered) - 1, len(ordered) * share // 100)) for share in shares)
+    return {f"p{share}_ms": round(ordered[at], 2) for share, at in places}
 
 
 # --- a report as text

@@ -13,6 +13,7 @@ in files of any name that ends in .json or .jsonl. Exit status 0 when all is joi
 
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 
@@ -47,10 +48,9 @@ def pathway(logs: Path, out: Path) -> None:
     query = pw.schema_from_types(query_id=str, query_ts_us=int, query_payload=pw.Json)
     click = pw.schema_from_types(click_id=str, primary_id=str, ts_us=int, payload=pw.Json)
     paths = {"query_id": "/id", "query_ts_us": "/ts_us", "query_payload": "/payload"}
-    queries = pw.io.jsonlines.read(str(logs / "queries"), schema=query, mode="static", json_field_paths=paths)
-    clicks = pw.io.jsonlines.read(
-        str(logs / "clicks"), schema=click, mode="static", json_field_paths={"click_id": "/id"}
-    )
+    read = partial(pw.io.jsonlines.read, mode="static")
+    queries = read(str(logs / "queries"), schema=query, json_field_paths=paths)
+    clicks = read(str(logs / "clicks"), schema=click, json_field_paths={"click_id": "/id"})
     pairs = clicks.join(queries, clicks.primary_id == queries.query_id).select(*clicks, *queries)
     pw.io.jsonlines.write(pairs, str(out / "joined" / "joined.jsonl"))
     pw.run(monitoring_level=pw.MonitoringLevel.NONE)
@@ -73,10 +73,8 @@ def spark(logs: Path, out: Path) -> None:
         "spark.log.level": "ERROR",
     }
     session = SparkSession.builder.master(f"local[{cores}]").config(map=settings).getOrCreate()
-    click = (
-        "id STRING, primary_id STRING, ts_us BIGINT, "
-        "payload STRUCT<ad: STRING, position: INT, cost_micros: BIGINT>"
-    )
+    ad = "STRUCT<ad: STRING, position: INT, cost_micros: BIGINT>"
+    click = f"id STRING, primary_id STRING, ts_us BIGINT, payload {ad}"
     query = (
         "id STRING, ts_us BIGINT, payload STRUCT<user: STRING, query: STRING, country: STRING, "
         "device: STRING, results: BIGINT, latency_ms: DOUBLE, ads: ARRAY<STRING>>"

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from benchmarks.measuring import BenchError, Row, cpu_seconds, percentiles
 from idregistry.client import RegistryClient
-from photon.cluster.placing import free_ports
+from photon.cluster.local_cluster import free_ports
 from photon.cluster.supervisor import child_environment, die_with_parent, last_message
 from photon.cluster.topology import Replica, Topology, write_topology
 from photon.core.clock import SystemClock
@@ -60,12 +60,10 @@ class Cluster:
         """Start all replicas; they reach each other at the ports `dialed`."""
         replicas = []
         for node, grpc in self.grpc.items():
-            directory, bound = str(self._directory / node), f"127.0.0.1:{self.raft[node]}"
-            raft = f"127.0.0.1:{dialed[node]}"
+            raft, bound = (f"127.0.0.1:{ports[node]}" for ports in (dialed, self.raft))
+            home = str(self._directory / node)
             replicas.append(
-                Replica(
-                    datacenter="", name=node, grpc=grpc, raft=raft, directory=directory, listen_raft=bound
-                )
+                Replica(datacenter="", name=node, grpc=grpc, raft=raft, listen_raft=bound, directory=home)
             )
         registry = parse_settings({"registry": dict(settings)})
         topology = Topology(registry, [], [], "", os.urandom(16).hex(), False, replicas, [])
@@ -95,8 +93,7 @@ class Cluster:
     def shards(self, node: str) -> list[dict[str, Any]]:
         """What a replica says of each of its shards; empty while it does not answer."""
         with suppress(PhotonError):
-            shards: list[dict[str, Any]] = self._statuses.status(self.grpc[node])["shards"]
-            return shards
+            return list(self._statuses.status(self.grpc[node])["shards"])
         return []
 
     def status(self, node: str) -> dict[str, Any]:
@@ -106,11 +103,11 @@ class Cluster:
     def leader(self) -> str:
         """The node that leads shard 0, once there is one."""
 
-        def leading() -> list[str]:
+        def leading() -> str | None:
             found = [node for node in self._processes if self.status(node).get("is_leader")]
-            return found if len(found) == 1 else []
+            return found[0] if len(found) == 1 else None
 
-        return str(self._until(leading, "no leader")[0])
+        return str(self._until(leading, "no leader"))
 
     def wait_until_settled(self, seconds: float) -> None:
         """Until nobody else led for this long: a replica that comes back may be handed the lead it had."""
@@ -135,11 +132,11 @@ class Cluster:
     def meter(self) -> Callable[[], tuple[dict[str, float], int]]:
         """Of the one that leads now and the followers: CPU seconds, and Raft entries committed so far."""
         leader = self.leader()
-        followers = [process.pid for node, process in self._processes.items() if node != leader]
+        pids = {node: process.pid for node, process in self._processes.items()}
+        groups = {"leader": [pids.pop(leader)], "followers": list(pids.values())}
 
         def read() -> tuple[dict[str, float], int]:
-            leading = cpu_seconds([self._processes[leader].pid])
-            used = {"leader": leading, "followers": cpu_seconds(followers)}
+            used = {who: cpu_seconds(group) for who, group in groups.items()}
             return used, int(self.status(leader).get("commit_index", 0))
 
         return read
@@ -320,7 +317,7 @@ def _become(caller: Callable[[], Caller], parent: int) -> None:
     _own.append(caller())
 
 
-def _run(load: "Load") -> Seen:
+def _run(load: Load) -> Seen:
     return keep_calling(load, _own[0])
 
 

@@ -15,11 +15,10 @@ resolved  the sender    each event has a fate or waits; fresh    the same
                         are resolved, too
 recorded  the recorder  its transaction is on disk               it counts; what waits is in the retry queue
 
-A batch is in flight from when it is read until it is recorded, and only so many are: when joiners or the disk
-are slow, reading stops.
+A batch is in flight from when it is read until it is recorded, and only so many are: when joiners or the
+disk are slow, reading stops.
 """
 
-import enum
 import random
 import threading
 from collections import deque
@@ -29,34 +28,31 @@ from typing import Final
 
 import numpy as np
 
-from dispatcher.ledger import Ledger
-from dispatcher.reader import LogReader
-from dispatcher.recorder import STORAGE_BACKOFF, Finished, Recorder, RetryQueue
-from dispatcher.rules.backoff import AgeBackoff, Backoffs
-from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch
+from dispatcher.ledger import Entry, Ledger, RetryQueue
+from dispatcher.reader import BATCH_BYTES_MAX, LogReader
+from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch, pack_values
 from dispatcher.rules.pacing import Reading
-from dispatcher.rules.verdicts import resolve
+from dispatcher.rules.verdicts import Backoffs, Totals, resolve
 from dispatcher.sender import Gate, Sender
-from photon.core.backoff import Backoff
-from photon.core.clock import Clock
-from photon.core.errors import UnavailableError
-from photon.core.histogram import no_latencies
-from photon.core.settings import Dispatcher
+from photon.core.clock import Backoff
+from photon.core.errors import CorruptStateError, StorageError
+from photon.core.fates import Fate
+from photon.core.settings import Settings
+from photon.core.status import no_latencies
 from photon.logs.files import FileState
+from photon.logs.writer import dead_letter_lines
 
 GATHER_COMMITS_S: Final = 0.01
-"""What finishes within so long is one transaction: idle traffic costs few fsyncs."""
+"""Batches that finish within this window share a transaction: idle traffic costs few fsyncs."""
+STORAGE_BACKOFF: Final = Backoff(0.1, 5.0)
 
 _WAIT_S_MIN: Final = 0.001
-_NOTHING_RESOLVED: Final = Resolved({}, 0, no_latencies(), [], None, np.empty(0, np.int64))
+_NONE_DUE: Final = np.empty(0, np.int64)
+_NOTHING_RESOLVED: Final = Resolved({}, 0, no_latencies(), [], None, _NONE_DUE)
 
-
-class _Signal(enum.Enum):
-    """To the recorder, between the batches."""
-
-    FILES_CHANGED = enum.auto()
-    """There are states of files to record, perhaps nothing else."""
-    END = enum.auto()
+Finished = tuple[Batch, Resolved]
+Recorded = Callable[[Sequence[FileState]], None]
+"""Told the states of files that are on disk."""
 
 
 class Driver:
@@ -64,52 +60,44 @@ class Driver:
 
     def __init__(
         self,
-        settings: Dispatcher,
-        poll_interval_s: float,
+        settings: Settings,
         ledger: Ledger,
         reader: LogReader,
-        retries: RetryQueue,
-        gate: Gate,
         sender: Sender,
-        stopping: threading.Event,
-        clock: Clock,
-        rng: random.Random,
-        notice: Callable[[str], None],
-        recorded: Callable[[Sequence[FileState]], None],
-        may_begin: Callable[[], bool],
+        gate: Gate,
+        wake: threading.Event,
+        recorded: Recorded,
     ) -> None:
-        """`stopping`: set by `stop` and by failures, the sender waits for it, too; `recorded` as Recorder's;
-        `may_begin`: asked before anything is read; False when it is time to stop.
-        """
-        self._settings = settings
-        self._poll_interval_s = poll_interval_s
+        """`wake`: set by the reader when logs have grown."""
+        self._settings = settings.dispatcher
+        self._poll_interval_s = settings.logs.poll_interval_ms / 1000
         self._ledger = ledger
         self._reader = reader
-        self._retries = retries
-        self._clock = clock
-        self._rng = rng
-        self._notice = notice
-        self._may_begin = may_begin
-        self._stopping = stopping
-        self._wake = threading.Event()
-        reader.ring(self._wake.set)
         self._sender = sender
-        self._recorder = Recorder(ledger, reader, retries, self._wait_for_disk, recorded)
-        self._backoffs = backoffs_of(settings)
-        self._to_send = WaitingBatches(rng)
-        self._finished: SimpleQueue[Finished | _Signal] = SimpleQueue()
         self._gate = gate
-        self._paused: str | None = None
+        self._clock = gate.clock
+        self._stopping = gate.stopping
+        self._wake = wake
+        self._backoffs = Backoffs.of(self._settings)
+        self._retries = RetryQueue(ledger, self._backoffs.delay_us_max, BATCH_BYTES_MAX)
+        self._recorder = Recorder(ledger, reader, self._retries, gate, recorded)
+        self._to_send = WaitingBatches(gate.rng)
+        self._finished: SimpleQueue[list[Finished] | None] = SimpleQueue()
+        """To the recorder: batches; none where only states of files are to be recorded; None at the end."""
+        self.paused: str | None = None
+        """Why no new events are read, if it is not that all are."""
         self._caught_up = False
         self.failure: BaseException | None = None
         self.ended = threading.Event()
         """Set on `stop` and on failure."""
-        self._senders = [self._thread("send", self._send_all) for _ in range(settings.batches_in_flight_max)]
+        senders = self._settings.batches_in_flight_max
+        self._senders = [self._thread("send", self._send_all) for _ in range(senders)]
         self._source = self._thread("read", self._read_all)
         self._writer = self._thread("record", self._record_all)
 
     @property
     def storage_error(self) -> str | None:
+        """What keeps the ledger from being written now."""
         return self._recorder.storage_error
 
     @property
@@ -119,20 +107,11 @@ class Driver:
             return pacing.fresh_events + pacing.retry_events
 
     @property
-    def paused(self) -> str | None:
-        """Why no new events are read, if it is not that all are."""
-        return self._paused
-
-    @property
-    def at_rest(self) -> bool:
-        """All whole lines that are there are read, and what became of them is on disk."""
-        with self._gate.pacing() as pacing:
-            return self._caught_up and not pacing.fresh_batches and not pacing.retry_batches
-
-    @property
     def idle(self) -> bool:
-        """At rest, and each event has its fate."""
-        return self.at_rest and not self._ledger.pending
+        """All whole lines that are there are read, and each event has its fate, on disk."""
+        with self._gate.pacing() as pacing:
+            at_rest = self._caught_up and not pacing.fresh_batches and not pacing.retry_batches
+        return at_rest and not self._ledger.pending
 
     def start(self) -> None:
         for thread in (self._writer, *self._senders, self._source):
@@ -149,7 +128,7 @@ class Driver:
         self._to_send.close()
         for thread in self._senders:
             thread.join()
-        self._finished.put(_Signal.END)
+        self._finished.put(None)
         self._writer.join()
         self.ended.set()
 
@@ -168,20 +147,20 @@ class Driver:
     # The reading thread.
 
     def _read_all(self) -> None:
-        if not self._may_begin():
+        if not self._sender.agree():
             return
         while not self._stopping.is_set():
             self._wake.clear()
             if self._reader.look():
-                self._finished.put(_Signal.FILES_CHANGED)
+                self._finished.put([])
             sent = self._send_retries()
             sent = self._send_fresh() or sent
             if not sent:
                 self._wake.wait(self._wait_s())
 
     def _wait_s(self) -> float:
-        due_us = self._retries.next_due_us()
-        longest_s = self._reader.patience_s if self._caught_up else self._poll_interval_s
+        due_us = self._retries.next_due_us
+        longest_s = self._reader.follower.patience_s if self._caught_up else self._poll_interval_s
         with self._gate.pacing() as pacing:
             pause_s = pacing.wait_s(self._clock.monotonic())
         if due_us is None or pause_s is None:
@@ -191,151 +170,213 @@ class Driver:
 
     def _send_fresh(self) -> bool:
         """One batch, so that a long backlog keeps neither retries nor new files waiting."""
-        if not self._may_read():
-            self._caught_up = False
-            return False
-        batch = self._reader.next_batch()
+        batch = self._reader.next_batch() if (may_read := self._may_read()) else None
         if batch is None:
-            self._caught_up = self._reader.caught_up
+            self._caught_up = may_read and self._reader.caught_up
             return False
         self._caught_up = False
         with self._gate.pacing() as pacing:
             pacing.read(batch.count, batch.size, self._clock.monotonic())
-        self._submit(batch)
+        if batch.events:
+            self._to_send.put(batch)
+        else:
+            self._finish(batch, _NOTHING_RESOLVED)  # only malformed or blank lines
         return True
 
     def _may_read(self) -> bool:
         pending = self._ledger.pending
         with self._gate.pacing() as pacing:
             may = pacing.may_read(pending, self._clock.monotonic())
-        if may is not Reading.AHEAD:
-            self._tell_pause(may, pending)
-        return may is Reading.READ
-
-    def _tell_pause(self, may: Reading, pending: int) -> None:
         if may is Reading.FULL:
             bound = self._settings.retry_queue_events_max
             # Without the present number: a notice that says the same is told once.
-            self._notice(
+            self._gate.notice(
                 f"as many events wait for a retry as 'dispatcher.retry_queue_events_max' ({bound}) allows: "
                 "no new ones are read until some of them have joined; see whether their primaries are read"
             )
-            self._paused = f"{pending} events wait for their retry, 'retry_queue_events_max' is {bound}"
+            self.paused = f"{pending} events wait for their retry, 'retry_queue_events_max' is {bound}"
         elif may is Reading.BEHIND:
-            self._paused = f"{pending} events wait for their primaries, and most new ones would too"
-        else:
-            self._paused = None
+            self.paused = f"{pending} events wait for their primaries, and most new ones would too"
+        elif may is Reading.READ:
+            self.paused = None
+        return may is Reading.READ
 
     def _send_retries(self) -> bool:
         sent = False
-        while not self._stopping.is_set() and self._may_retry():
-            now_us = self._clock.now_us()
+        while not self._stopping.is_set():
+            now_us, now = self._clock.now_us(), self._clock.monotonic()
+            with self._gate.pacing() as pacing:
+                if not pacing.may_retry(now):
+                    break
             batch = self._retries.take(now_us, self._settings.batch_events_max)
             if batch is None:
                 with self._gate.pacing() as pacing:
-                    early = pacing.early(self._clock.monotonic())
-                batch = self._retries.take_early(now_us, early) if early else None
+                    early = pacing.early(now)
+                batch = self._retries.take(now_us, early, early=True) if early else None
             if batch is None:
                 break
             sent = True
             with self._gate.pacing() as pacing:
                 pacing.taken(len(batch.events))
-            self._submit(batch)
-        return sent
-
-    def _may_retry(self) -> bool:
-        with self._gate.pacing() as pacing:
-            return pacing.may_retry(self._clock.monotonic())
-
-    def _submit(self, batch: Batch) -> None:
-        if batch.events:
             self._to_send.put(batch)
-        else:
-            self._answered(batch)
-            self._finished.put((batch, _NOTHING_RESOLVED))  # only malformed or blank lines
-
-    def _answered(self, batch: Batch) -> None:
-        if isinstance(batch, FreshBatch):
-            with self._gate.pacing() as pacing:
-                pacing.answered()
-            self._wake.set()
+        return sent
 
     # The sending threads.
 
     def _send_all(self) -> None:
         while (batch := self._to_send.take()) is not None:
             answer = self._sender.send(batch.events)
-            self._answered(batch)
             if answer is None:
-                continue  # stopped: it is not recorded, so it is read or taken again at the next start
+                self._finish(batch, None)
+                continue
             resolved = resolve(
                 batch.events,
                 answer.verdicts,
                 answer.reasons,
                 self._backoffs,
                 answer.at_us,
-                self._rng.uniform,
+                self._gate.rng.uniform,
                 batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
             )
-            self._finished.put((batch, resolved))
+            self._finish(batch, resolved)
+
+    def _finish(self, batch: Batch, resolved: Resolved | None) -> None:
+        """`resolved`: None where it was stopped. It is not recorded, so it comes again at the next start."""
+        if isinstance(batch, FreshBatch):
+            with self._gate.pacing() as pacing:
+                pacing.answered()
+            self._wake.set()
+        if resolved is not None:
+            self._finished.put([(batch, resolved)])
 
     # The recording thread.
 
     def _record_all(self) -> None:
-        running = True
-        while running:
-            running, group = self._take_finished()
-            if group is not None:
-                self._settle(self._recorder.record(group))
-                self._learn(group)
-                self._wake.set()
+        ended = False
+        while not ended:
+            item, group = self._finished.get(), list[Finished]()
+            deadline = self._clock.monotonic() + GATHER_COMMITS_S
+            while item is not None:
+                group += item
+                enough = len(group) >= self._settings.batches_in_flight_max
+                left = 0.0 if enough else deadline - self._clock.monotonic()
+                try:
+                    item = self._finished.get(timeout=left) if left > 0 else self._finished.get_nowait()
+                except Empty:
+                    break
+            else:
+                ended = True
+            self._learn(group, self._recorder.record(group))
+            self._wake.set()
 
-    def _take_finished(self) -> tuple[bool, list[Finished] | None]:
-        """All that is finished, and what follows shortly; None where nothing is to be recorded. False with
-        it if nothing will come any more."""
-        item = self._finished.get()
-        if item is _Signal.END:
-            return False, None
-        group: list[Finished] = []
-        deadline = self._clock.monotonic() + GATHER_COMMITS_S
-        enough = self._settings.batches_in_flight_max
-        while item is not _Signal.END:
-            if item is not _Signal.FILES_CHANGED:
-                group.append(item)
-            left = deadline - self._clock.monotonic() if len(group) < enough else 0.0
-            try:
-                item = self._finished.get(timeout=left) if left > 0 else self._finished.get_nowait()
-            except Empty:
-                return True, group
-        return False, group
-
-    def _settle(self, recorded: list[Batch]) -> None:
+    def _learn(self, group: list[Finished], recorded: list[Batch]) -> None:
+        now = self._clock.monotonic()
         with self._gate.pacing() as pacing:
             for batch in recorded:
                 if isinstance(batch, RetryBatch):
                     pacing.retry_recorded(len(batch.events))
                 else:
-                    pacing.recorded(batch.count, batch.size, self._clock.monotonic())
-
-    def _learn(self, group: list[Finished]) -> None:
-        with self._gate.pacing() as pacing:
+                    pacing.recorded(batch.count, batch.size, now)
             for batch, resolved in group:
                 again = 0 if resolved.retries is None else len(resolved.retries)
                 if isinstance(batch, FreshBatch):
                     pacing.resolved(len(batch.events), again)
                 else:
-                    pacing.retried(len(batch.events), again, batch.early, self._clock.monotonic())
+                    pacing.retried(len(batch.events), again, batch.early, now)
             self._to_send.in_order = pacing.in_order
 
-    def _wait_for_disk(self, tries: int) -> bool:
-        return self._stopping.wait(STORAGE_BACKOFF.delay_s(tries, self._rng.uniform))
+
+class Recorder:
+    """Puts finished batches into the ledger, all that are there in one transaction. Used by one thread."""
+
+    def __init__(
+        self, ledger: Ledger, reader: LogReader, retries: RetryQueue, gate: Gate, recorded: Recorded
+    ) -> None:
+        self._ledger = ledger
+        self._reader = reader
+        self._retries = retries
+        self._gate = gate
+        self._recorded = recorded
+        self._early: dict[int, Finished] = {}
+        self._given_up = False
+        self.storage_error: str | None = None
+
+    def record(self, group: Sequence[Finished]) -> list[Batch]:
+        """Record those of the group, and of groups before, whose turn it is; they are returned.
+
+        Tries until the disk takes them; [] if it was time to stop before. CorruptStateError, and StorageError
+        where only a restart can mend it.
+        """
+        if self._given_up:
+            return []
+        ready = self._in_turn(group)
+        entry = self._entry(ready)
+        keys = self._commit(entry)
+        if keys is None:
+            return []
+        self._retries.settled(entry.retries_removed, keys)
+        self._recorded(entry.files)
+        return [batch for batch, _ in ready]
+
+    def _in_turn(self, group: Sequence[Finished]) -> list[Finished]:
+        ready: list[Finished] = []
+        for batch, resolved in group:
+            if isinstance(batch, RetryBatch):
+                ready.append((batch, resolved))
+                continue
+            self._early[batch.number] = batch, resolved
+            ready += [self._early.pop(number) for number in self._reader.finished(batch.number)]
+        return ready
+
+    def _entry(self, ready: Sequence[Finished]) -> Entry:
+        events, wasted, latencies = 0, 0, no_latencies()
+        fates: dict[Fate, int] = {}
+        letters, files, removed, values = [], set(), [], []
+        for batch, resolved in ready:
+            if isinstance(batch, FreshBatch):
+                events += batch.count
+                fates[Fate.MALFORMED] = fates.get(Fate.MALFORMED, 0) + len(batch.malformed)
+                letters += batch.malformed
+                files |= {span.file for span in batch.spans}
+            else:
+                removed += batch.keys
+            for fate, count in resolved.fates.items():
+                fates[fate] = fates.get(fate, 0) + count
+            wasted += resolved.wasted_joins
+            latencies += resolved.latencies
+            letters += resolved.letters
+            if resolved.retries is not None:
+                values += pack_values(resolved.retries)
+        totals = Totals(events, fates, wasted, latencies.tolist())
+        due_us = np.concatenate([_NONE_DUE, *[resolved.due_us for _, resolved in ready]])
+        return Entry(self._reader.states(files), totals, dead_letter_lines(letters), removed, due_us, values)
+
+    def _commit(self, entry: Entry) -> list[bytes] | None:
+        failures = 0
+        while True:
+            try:
+                keys = self._ledger.record(entry)
+            except CorruptStateError:
+                raise
+            except StorageError as error:
+                self.storage_error = str(error)
+                if self._ledger.broken:
+                    raise
+                failures += 1
+                if self._gate.wait(STORAGE_BACKOFF, failures):
+                    # Later batches of the same files must not be recorded over the gap this one leaves.
+                    self._given_up = True
+                    return None
+            else:
+                self.storage_error = None
+                return keys
 
 
 class WaitingBatches:
     """Batches that wait for a sender: retries first, fresh ones in order or at random (rules/pacing).
 
-    Filled by one thread, emptied by many. Its user bounds it. None waits for long: only so many are read
-    ahead, and reading goes on only as the oldest of them ends.
+    Filled by one thread, emptied by many. Its user bounds it. None waits for long: few are read ahead, and
+    reading goes on only as the oldest of them ends.
     """
 
     def __init__(self, rng: random.Random) -> None:
@@ -362,48 +403,6 @@ class WaitingBatches:
             return self._fresh.pop(0 if self.in_order else self._rng.randrange(len(self._fresh)))
 
     def close(self) -> None:
-        """Nothing is put any more."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
-
-def backoffs_of(settings: Dispatcher) -> Backoffs:
-    least = settings.retry_delay_ms_min * 1_000
-    return Backoffs(
-        absent=AgeBackoff(least, max(least, settings.absent_delay_ms_max * 1_000)),
-        failed=Backoff(settings.retry_delay_ms_min / 1_000, settings.retry_delay_ms_max / 1_000),
-    )
-
-
-# --- Before anything is read: whether the joiners make the same ids of the same events.
-#
-# Lines that are read by other settings may all be malformed. They would be counted and passed over before any
-# batch came to a joiner, which refuses it.
-
-_BACKOFF: Final = Backoff(0.02, 0.25)
-_TELL_AFTER_FAILURES: Final = 8  # about 1 s: a joiner that is just starting is not worth a line
-
-
-def await_agreement(
-    agree: Callable[[], None],
-    wait: Callable[[float], bool],
-    rng: random.Random,
-    notice: Callable[[str], None],
-) -> bool:
-    """Ask until a joiner answers; False if it was time to stop before. SettingsMismatchError if it refuses.
-
-    `agree` is JoinerClient's, `wait` as Sender's.
-    """
-    failures = 0
-    while True:
-        try:
-            agree()
-        except UnavailableError as error:
-            failures += 1
-            if failures >= _TELL_AFTER_FAILURES:
-                notice(f"joiner: {error}; nothing is read until one answers")
-            if wait(_BACKOFF.delay_s(failures, rng.uniform)):
-                return False
-        else:
-            return True

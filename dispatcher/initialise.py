@@ -8,30 +8,25 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
 
-from dispatcher.inbox import Inbox
 from dispatcher.ledger import LedgerFile
-from dispatcher.rules.assignment import mine_of
-from dispatcher.workers import fix_workers, worker_directory
+from dispatcher.workers import Inbox, fix_workers, mine_of, worker_directory
 from photon.core.clock import Clock
 from photon.core.columns import unpack_times
 from photon.core.disk import DirectoryLock
 from photon.core.errors import StorageError
-from photon.core.settings import Logs, Settings
-from photon.logs.chunks import read_chunk
-from photon.logs.files import FileState, check_patterns
+from photon.core.settings import Settings
+from photon.logs.files import FileState, check_patterns, end_of_last_line, read_chunk
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines, json_lines
+from photon.logs.formats import json_lines
 
 Start = Literal["start", "now"] | int
 """From a file's start, from its end as it is now, or from the first event whose time (us) is not before."""
 
-_STEP_BYTES: Final = 1 << 16
 _SETTLE_S: Final = 600.0  # so long no archive may come any further: a large one takes minutes to unpack
 _LOOK_S: Final = 0.2
 
@@ -60,67 +55,42 @@ def initialise(
         for worker in range(workers):
             place = worker_directory(directory, worker)
             held.enter_context(DirectoryLock(place))
-            file = held.enter_context(
-                contextlib.closing(LedgerFile(place, settings.dispatcher.state_bytes_max))
+            file = LedgerFile(place, settings.dispatcher.state_bytes_max)
+            held.callback(file.close)
+            with file.read() as rows:
+                known = rows.files()
+            woken = threading.Event()
+            follower = LogFollower(
+                patterns,
+                place / "spool",
+                settings.logs,
+                clock,
+                known,
+                notice=notice,
+                mine=mine_of(worker, workers),
+                wake=woken.set,
             )
-            begin = _Begin(directory, place, file, settings, start, clock, notice, offsets)
-            found.append((file, begin.states(patterns, mine_of(worker, workers))))
+            with contextlib.closing(follower):
+                known += _all_scanned(follower, clock, woken)
+            for name, reason in follower.unreadable.items():
+                where = "a dispatcher begins where it ended before, or at its start"
+                notice(f"{name} is left as it was ({reason}): {where}")
+            inbox = Inbox(directory, file.sync)
+            states = {state.number: state for state in known}
+            for state in [state for state in states.values() if not state.gone and not inbox.holds(state)]:
+                try:
+                    offset = _offset(state, start, settings)
+                    states[state.number] = follower.passed_over(state.number, offset)
+                except (OSError, StorageError) as error:
+                    notice(f"{state.name} cannot be read ({error}); it is left as it was")
+                    continue
+                offsets[state.name] = offset
+            found.append((file, states))
         for file, states in found:
             with file.write() as rows:
-                for state in states:
+                for state in states.values():
                     rows.put_file(state)
     return offsets
-
-
-@dataclass
-class _Begin:
-    """Where one worker begins."""
-
-    directory: Path
-    place: Path
-    file: LedgerFile
-    settings: Settings
-    start: Start
-    clock: Clock
-    notice: Callable[[str], None]
-    offsets: dict[str, int]
-
-    def states(self, patterns: Sequence[str], mine: Callable[[str], bool] | None) -> list[FileState]:
-        """The states to record; `offsets` has those that were set."""
-        logs, notice = self.settings.logs, self.notice
-        inbox = Inbox(self.directory, self.file.sync)
-        with self.file.read() as rows:
-            known = {state.number: state for state in rows.files()}
-        woken = threading.Event()
-        follower = LogFollower(
-            patterns,
-            self.place / "spool",
-            logs,
-            self.clock,
-            known.values(),
-            notice=notice,
-            mine=mine,
-            wake=woken.set,
-        )
-        try:
-            known |= {state.number: state for state in _all_scanned(follower, self.clock, woken)}
-        finally:
-            follower.close()
-        for name, reason in follower.unreadable.items():
-            notice(
-                f"{name} is left as it was ({reason}): a dispatcher begins where it ended before, or at its "
-                "start"
-            )
-        lines = json_lines(self.settings)
-        for state in [state for state in known.values() if not state.gone and not inbox.holds(state)]:
-            try:
-                offset = _offset(state, self.start, logs, lines)
-                known[state.number] = follower.passed_over(state.number, offset)
-            except (OSError, StorageError) as error:
-                notice(f"{state.name} cannot be read ({error}); it is left as it was")
-                continue
-            self.offsets[state.name] = offset
-        return list(known.values())
 
 
 def _all_scanned(follower: LogFollower, clock: Clock, woken: threading.Event) -> list[FileState]:
@@ -143,35 +113,20 @@ def _all_scanned(follower: LogFollower, clock: Clock, woken: threading.Event) ->
         woken.clear()
 
 
-def _offset(state: FileState, start: Start, logs: Logs, lines: JsonLines) -> int:
+def _offset(state: FileState, start: Start, settings: Settings) -> int:
     if start == "start":
         return 0
     if start == "now" or os.stat(state.name).st_mtime_ns // 1_000 < start:
-        return _end_of_last_line(state.path)
-    return _first_from(state, start, logs, lines)
-
-
-def _end_of_last_line(path: str) -> int:
-    with open(path, "rb", buffering=0) as file:
-        position = os.fstat(file.fileno()).st_size
-        while position > 0:
-            step = min(_STEP_BYTES, position)
-            newline = os.pread(file.fileno(), step, position - step).rfind(b"\n")
-            if newline >= 0:
-                return position - step + newline + 1
-            position -= step
-    return 0
-
-
-def _first_from(state: FileState, time_us: int, logs: Logs, lines: JsonLines) -> int:
-    """Where the first event of the time begins; the end if there is none."""
-    offset = 0
+        with open(state.path, "rb", buffering=0) as file:
+            return end_of_last_line(file.fileno(), os.fstat(file.fileno()).st_size)
+    # Where the first event of the time begins; the end if there is none.
+    logs, lines, offset = settings.logs, json_lines(settings), 0
     while chunk := read_chunk(state.path, offset, logs.chunk_bytes, logs.line_bytes_max):
         offset = chunk.end
         if chunk.oversized:
             continue
         parsed = lines.parse_foreign(chunk.data)
-        rows = np.flatnonzero(unpack_times(parsed.times) >= time_us)
+        rows = np.flatnonzero(unpack_times(parsed.times) >= start)
         if len(rows):
             return chunk.start + int(parsed.starts[rows[0]])
     return offset

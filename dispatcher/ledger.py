@@ -7,23 +7,29 @@ them; at start what a crash left after the last counted one is cut off. So each 
 In LMDB:
     state   b"state" -> State
     files   number (8) -> FileState
-    retries due us (8) | sequence (8) -> an event (rules/retry_entries)
+    retries due us (8) | sequence (8) -> an event (rules/events)
+
+Events that wait for their retry (3.2.1) are on disk in the order they fall due. In memory are only the keys
+of those being sent, so that none is sent twice at a time.
 """
 
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import lmdb
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from dispatcher.rules.events import Events, RetryBatch, due_us_of, pack_keys, unpack_id, unpack_values
 from dispatcher.rules.verdicts import NOTHING, Totals
-from photon.core.disk import DirectoryLock
+from photon.core.columns import split_ids
+from photon.core.disk import DirectoryLock, LmdbFile
 from photon.core.errors import CorruptStateError, StorageError
-from photon.core.lmdb_errors import LmdbFile
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
 from photon.logs.writer import LogPosition, RotatingLog
 
@@ -32,6 +38,11 @@ DEAD_LETTER_FILE_BYTES_MAX: Final = 64 << 20
 
 _STATE_KEY: Final = b"state"
 _DATABASES: Final = ("state", "files", "retries")
+
+GATHER_US: Final = 5_000
+"""Entries that fall due so soon after each other are sent together."""
+SCANNED_MAX: Final = 16_384
+"""Entries looked through in a read transaction: a long one would keep old pages from being used again."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,14 +58,14 @@ class State:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Entry:
-    """What one transaction adds: `letters` are whole lines; retries are packed as in retry_entries."""
+    """What one transaction adds: `letters` are whole lines; `retries` are values as in rules/events, `due_us`
+    (N,) says when each is due."""
 
     files: Sequence[FileState]
     added: Totals
     letters: bytes = b""
     retries_removed: Sequence[bytes] = ()
-    retries_due: Callable[[int], list[bytes]] = lambda _: []
-    """Keys of the added retries, given the first free sequence number."""
+    due_us: npt.NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
     retries: Sequence[bytes] = ()
 
 
@@ -120,7 +131,7 @@ class LedgerFile:
             mend="restore it, or delete the directory to read all foreign logs again (what is registered is "
             "not joined twice)",
         )
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._mutex = threading.Lock()  # over the environment; a writer leaves the readers be
         self._write_mutex = threading.Lock()
         self._open()
@@ -130,7 +141,6 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Rows]:
-        """What is committed."""
         with self._mutex, self._file.errors(), self._environment.begin() as txn:
             yield Rows(txn, self._databases, self._file)
 
@@ -159,7 +169,7 @@ class LedgerFile:
         return self._environment.begin(write=True)
 
     def _open(self) -> None:
-        self._environment = self._file.open(self._bytes_max)
+        self._environment = self._file.open(self.bytes_max)
         with self._file.errors():
             self._environment.reader_check()  # what killed ones read could not be overwritten
             self._databases = {name: self._environment.open_db(name.encode()) for name in _DATABASES}
@@ -186,10 +196,6 @@ class Ledger:
             self._letters.truncate(self._state.letters)
             undo.pop_all()
 
-    def corrupt(self, why: str) -> CorruptStateError:
-        """The error for an entry that is not what was recorded."""
-        return self.file.corrupt(why)
-
     @property
     def totals(self) -> Totals:
         """As of the last transaction."""
@@ -198,7 +204,7 @@ class Ledger:
     @property
     def pending(self) -> int:
         """Events that wait for a retry or are being retried."""
-        return self._state.totals.foreign_events - self._state.totals.ended
+        return self._state.totals.waiting
 
     @property
     def broken(self) -> bool:
@@ -211,27 +217,69 @@ class Ledger:
             return [state for state in rows.files() if not state.gone]
 
     def retries_from(
-        self, key: bytes, wanted: Callable[[bytes], bool | None], bytes_max: int
+        self, key: bytes, wanted: Callable[[Any], bool | None], bytes_max: int
     ) -> list[tuple[bytes, bytes]]:
         """Entries from `key` on: those `wanted`, up to the first for which it is None, or to `bytes_max`.
 
-        The entry that reaches `bytes_max` is among them.
+        `wanted` is given the cursor. The entry that reaches `bytes_max` is among them.
         """
         found: list[tuple[bytes, bytes]] = []
         size = 0
         with self.file.read() as rows, rows.retries() as cursor:
             more = cursor.set_range(key) if key else cursor.first()
             while more and size < bytes_max:
-                key = cursor.key()
-                answer = wanted(key)
+                answer = wanted(cursor)
                 if answer is None:
                     break
                 if answer:
-                    value = cursor.value()
-                    size += len(value)
-                    found.append((key, value))
+                    found.append(cursor.item())
+                    size += len(found[-1][1])
                 more = cursor.next()
         return found
+
+    def find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
+        """16 x N ids -> of each that waits, what its entry says; None of others.
+
+        Looks through all entries: about a second a million. CorruptStateError for one that is no entry.
+        """
+        asked = split_ids(ids)
+        distinct = set(asked)
+        found: dict[bytes, dict[str, Any]] = {}
+        position, left = b"", 0
+
+        def wanted(cursor: Any) -> bool | None:
+            nonlocal position, left
+            if not left:
+                return None
+            left -= 1
+            position = cursor.key() + b"\0"  # behind it
+            return unpack_id(cursor.value()) in distinct
+
+        while not left and len(found) < len(distinct):
+            left = SCANNED_MAX
+            for key, value in self.retries_from(position, wanted, self.file.bytes_max):
+                found.setdefault(unpack_id(value), self._described(key, value))
+        return [found.get(id_) for id_ in asked]
+
+    def unpack(self, values: Sequence[bytes]) -> Events:
+        """The events of entries. CorruptStateError for one that is no entry."""
+        try:
+            return unpack_values(values)
+        except ValueError as error:  # UnicodeDecodeError too
+            raise self.file.corrupt(f"a retry entry: {error}") from error
+
+    def _described(self, key: bytes, value: bytes) -> dict[str, Any]:
+        event = self.unpack([value])
+        return {
+            "waiting_since_us": int(event.first_seen[0]),
+            "tries": int(event.tries[0]),
+            "sends": int(event.sends[0]),
+            "due_us": due_us_of(key),
+            "file": event.name(0),
+            "offset": int(event.offsets[0]),
+            "worker": self.worker,
+            "line": event.lines[0].decode("utf-8", "replace"),
+        }
 
     def record(self, entry: Entry) -> list[bytes]:
         """Commit it. The keys of the added retries."""
@@ -243,7 +291,7 @@ class Ledger:
                     self._letters.truncate(position)  # an earlier try got so far and no further
                 position = self._letters.append(entry.letters)
                 self._letters.sync()
-            keys = entry.retries_due(state.sequence)
+            keys = pack_keys(entry.due_us, state.sequence)
             after = dataclasses.replace(
                 state,
                 letters=position,
@@ -292,9 +340,10 @@ class Ledger:
             _, written = cursor.putmulti(list(zip(keys, entry.retries, strict=True)), overwrite=False)
         assert written == len(keys), "a retry's key was not free"
         totals, waiting = after.totals, rows.waiting()
-        if totals.foreign_events != totals.ended + waiting:
-            raise self.corrupt(
-                f"{totals.foreign_events} events read, but {totals.ended} have a fate and {waiting} wait",
+        if totals.waiting != waiting:
+            fated = totals.foreign_events - totals.waiting
+            raise self.file.corrupt(
+                f"{totals.foreign_events} events read, but {fated} have a fate and {waiting} wait",
             )
 
     def _got_through(self, after: State) -> bool:
@@ -303,6 +352,71 @@ class Ledger:
         with self.file.read() as rows:
             state = rows.state()
         return state is not None and state.commits == after.commits
+
+
+class RetryQueue:
+    """Takes what is due out of a ledger. Usable from several threads."""
+
+    def __init__(self, ledger: Ledger, delay_us_max: int, bytes_max: int) -> None:
+        """`bytes_max` bounds the values of a batch (the one that reaches it is in)."""
+        self._ledger = ledger
+        # An entry due later than any delay allows was written before the clock was set back.
+        self._wait_us_max = 2 * delay_us_max + GATHER_US
+        self._bytes_max = bytes_max
+        self._mutex = threading.Lock()
+        self._in_flight: set[bytes] = set()
+        self._position = b""  # before it, all is in flight
+        self.next_due_us: int | None = 0
+        """When to ask again, not later than the next entry falls due; None while nothing waits."""
+
+    def take(self, now_us: int, count_max: int, early: bool = False) -> RetryBatch | None:
+        """At most `count_max` events, soonest first: those that are due, or (`early`) due or not.
+
+        They are in flight until `settled`.
+        """
+        due_us = self.next_due_us
+        if not early and (due_us is None or 0 < due_us - now_us <= self._wait_us_max):
+            return None
+        with self._mutex:
+            next_due_us: int | None = None
+            left = count_max
+
+            def wanted(cursor: Any) -> bool | None:
+                nonlocal left, next_due_us
+                key: bytes = cursor.key()
+                if key in self._in_flight:
+                    self._position = key
+                    return False
+                due_us = due_us_of(key)
+                due = early or not GATHER_US < due_us - now_us <= self._wait_us_max
+                if not due or not left:
+                    next_due_us = due_us
+                    return None
+                left -= 1
+                self._position = key
+                return True
+
+            found = self._ledger.retries_from(self._position, wanted, self._bytes_max)
+            if found and next_due_us is None:
+                next_due_us = 0  # stopped by the bytes, or at the end: the next call finds out
+            self.next_due_us = next_due_us
+            if not found:
+                return None
+            keys = [key for key, _ in found]
+            self._in_flight.update(keys)
+        return RetryBatch(keys, self._ledger.unpack([value for _, value in found]), early)
+
+    def settled(self, removed: Iterable[bytes], added: Iterable[bytes]) -> None:
+        """The ledger has recorded what became of these, and has new ones."""
+        with self._mutex:
+            self._in_flight.difference_update(removed)
+            first = min(added, default=None)
+            if first is None:
+                return
+            self._position = min(self._position, first)
+            due_us = due_us_of(first)
+            if self.next_due_us is None or due_us < self.next_due_us:
+                self.next_due_us = due_us
 
 
 def letters_stem(worker: int) -> str:

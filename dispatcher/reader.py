@@ -45,12 +45,12 @@ class LogReader:
         drain: bool,
         notice: Callable[[str], None],
         mine: Callable[[str], bool] | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`states`: of the files as the ledger knows them; `mine` as LogFollower's."""
+        """`states`: of the files as the ledger knows them; `mine` and `wake` as LogFollower's."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
         self._mutex = threading.Lock()  # over the tracker and `_changed`
-        self._bell = _Bell()
-        self._follower = LogFollower(
+        self.follower = LogFollower(
             patterns,
             spool,
             settings,
@@ -59,7 +59,7 @@ class LogReader:
             drain,
             notice,
             mine,
-            self._bell.ring,
+            wake,
             keep_copies=False,
         )
         self._format = log_format
@@ -75,40 +75,22 @@ class LogReader:
     @property
     def caught_up(self) -> bool:
         """All whole lines that are there were given out as batches."""
-        return self._follower.caught_up and not self._ready
-
-    @property
-    def files(self) -> int:
-        """How many are followed."""
-        return self._follower.files
-
-    @property
-    def patience_s(self) -> float:
-        """So long there will be nothing to look for, unless the bell is rung."""
-        return self._follower.patience_s
-
-    def ring(self, bell: Callable[[], None]) -> None:
-        """`bell` is called, from another thread, when logs have grown."""
-        self._bell.ring_at = bell
-
-    def close(self) -> None:
-        """Watch the logs no more."""
-        self._follower.close()
+        return self.follower.caught_up and not self._ready
 
     def look(self) -> bool:
         """Look for new and grown files, as often as the settings say. True if a file's state changed."""
         now = self._clock.monotonic()
-        if now < self._poll_at and not self._follower.news:
+        if now < self._poll_at and not self.follower.news:
             return False
         self._poll_at = now + self._settings.poll_interval_ms / 1000
         changed: list[FileState] = []
         if now >= self._scan_at:
             try:
-                changed = self._follower.scan_if_due()
+                changed = self.follower.scan_if_due()
             except (OSError, StorageError) as error:
                 self._notice(f"looking for foreign logs: {error}; tried again at the next scan")
                 self._scan_at = now + self._settings.scan_interval_s
-        self._follower.poll()
+        self.follower.poll()
         with self._mutex:
             self._changed.update(state.number for state in changed)
         return bool(changed)
@@ -136,22 +118,14 @@ class LogReader:
         with self._mutex:
             numbers = sorted(self._changed.union(files))
             self._changed.clear()
-            return [self._follower.advanced(number, self._tracker.offset(number)) for number in numbers]
-
-    def unended(self) -> dict[str, int]:
-        """Files whose last line is not whole -> its bytes so far."""
-        return {_shown(name): size for name, size in self._follower.unended().items()}
-
-    def unreadable(self) -> dict[str, str]:
-        """Files that can't be read now -> why. They don't count for `caught_up`."""
-        return {_shown(name): reason for name, reason in self._follower.unreadable.items()}
+            return [self.follower.advanced(number, self._tracker.offset(number)) for number in numbers]
 
     def _gather(self) -> tuple[list[Part], Part | None]:
         """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""
         parts: list[Part] = []
         size = 0
         while size < self._settings.chunk_bytes:
-            part = self._follower.next_chunk()
+            part = self.follower.next_chunk()
             if part is None:
                 break
             if part[1].oversized:
@@ -210,16 +184,6 @@ class LogReader:
     def _number(self) -> int:
         self._next_number += 1
         return self._next_number - 1
-
-
-class _Bell:
-    """What to call when logs have grown; holds nothing else, so that the reader can be forgotten."""
-
-    def __init__(self) -> None:
-        self.ring_at: Callable[[], None] = lambda: None
-
-    def ring(self) -> None:
-        self.ring_at()
 
 
 class _Layout:

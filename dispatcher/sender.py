@@ -8,9 +8,9 @@ not stop the others: a batch that keeps failing goes on in smaller parts until t
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,45 +18,12 @@ import numpy.typing as npt
 from dispatcher.rules.events import Events, Rows
 from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
-from joiner.client import ForeignColumns
-from photon.core.backoff import Backoff
-from photon.core.clock import Clock
+from idregistry.client import RegistryClient
+from joiner.client import ForeignColumns, JoinerClient
+from photon.core.clock import Backoff, Clock
 from photon.core.columns import join_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
-
-# --- What the dispatcher asks of the rooms below it; their clients fit these shapes.
-
-
-class Registry(Protocol):
-    """idregistry.client.RegistryClient, of which only lookups are used."""
-
-    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
-        """16 x N ids, 8 x N times -> N bytes of core.fates.Registered. UnavailableError on failure."""
-        ...
-
-
-class Outcomes(Protocol):
-    """What a joiner says of a batch."""
-
-    @property
-    def outcomes(self) -> bytes:
-        """N bytes of core.fates.Joined."""
-        ...
-
-    @property
-    def reasons(self) -> Mapping[int, str]:
-        """Why, for some of the rows."""
-        ...
-
-
-class Joiner(Protocol):
-    """joiner.client.JoinerClient."""
-
-    def join(self, batch: ForeignColumns) -> Outcomes:
-        """UnavailableError: nothing is known of any event of the batch; OverloadedError: nothing was done."""
-        ...
-
 
 HELD_BACKOFF: Final = Backoff(0.02, 1.0)
 CUT_AFTER_FAILURES: Final = 4  # while it was on its way: a joiner may have died of another batch
@@ -67,15 +34,30 @@ UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
 
 
+AGREEMENT_BACKOFF: Final = Backoff(0.02, 0.25)
+AGREEMENT_TELL_AFTER_FAILURES: Final = 8  # about 1 s, as above
 _LOOK_S: Final = 0.1  # a thread that waits looks so often whether it is time to stop
 
 
 class Gate:
-    """Holds the threads of a dispatcher to its one pacing: each asks and tells it behind this lock."""
+    """What the threads of a dispatcher share. Holds them to one pacing: each asks and tells it behind a lock.
 
-    def __init__(self, pacing: Pacing, clock: Clock) -> None:
+    `stopping`: set when it is time to stop.
+    """
+
+    def __init__(
+        self,
+        pacing: Pacing,
+        clock: Clock,
+        rng: random.Random,
+        stopping: threading.Event,
+        notice: Callable[[str], None],
+    ) -> None:
+        self.clock = clock
+        self.rng = rng
+        self.stopping = stopping
+        self.notice = notice
         self._pacing = pacing
-        self._clock = clock
         self._changed = threading.Condition()
         self._inside = 0
 
@@ -83,16 +65,20 @@ class Gate:
     def size(self) -> int:
         return self._pacing.requests_max
 
+    def wait(self, backoff: Backoff, failures: int) -> bool:
+        """After so many failures in a row; true when it is time to stop."""
+        return self.stopping.wait(backoff.delay_s(failures, self.rng.uniform))
+
     @contextlib.contextmanager
     def pacing(self) -> Iterator[Pacing]:
         with self._changed:
             yield self._pacing
 
-    def enter(self, stopping: Callable[[], bool]) -> bool:
+    def enter(self) -> bool:
         """Wait for room for a request; `request` must follow. False if it was time to stop before."""
         with self._changed:
             while self._inside >= self._pacing.requests_max:
-                if stopping():
+                if self.stopping.is_set():
                     return False
                 self._changed.wait(_LOOK_S)
             self._inside += 1
@@ -101,21 +87,17 @@ class Gate:
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
         """Around a request, after `enter`: what becomes of it is learned, and the thread leaves."""
-        sent_at = self._clock.monotonic()
-        refused = False
+        sent_at = self.clock.monotonic()
+        tell = self._pacing.request_answered
         try:
             yield
         except OverloadedError:
-            refused = True
+            tell = self._pacing.request_refused
             raise
         finally:
-            now = self._clock.monotonic()
             with self._changed:
                 self._inside -= 1
-                if refused:
-                    self._pacing.request_refused(sent_at, now)
-                else:
-                    self._pacing.request_answered(sent_at, now)
+                tell(sent_at, self.clock.monotonic())
                 self._changed.notify_all()
 
 
@@ -129,30 +111,42 @@ class Answer:
 
 
 class Sender:
-    """Shared by all sending threads. `wait(seconds)` sleeps, and is true when it is time to stop."""
+    """Shared by all sending threads."""
 
     def __init__(
         self,
-        registry: Registry | None,
-        joiner: Joiner,
-        clock: Clock,
-        rng: random.Random,
-        wait: Callable[[float], bool],
-        notice: Callable[[str], None],
+        registry: RegistryClient | None,
+        joiner: JoinerClient,
         gate: Gate,
         is_recovered: Callable[[str], bool],
     ) -> None:
-        """`registry`: None to send without looking up first. `gate`: over requests to both. `is_recovered`:
-        whether the file of that name holds what recovery released (dispatcher.inbox)."""
+        """`registry`: None to send without looking up first. `is_recovered`: whether the file of that name
+        holds what recovery released (dispatcher.workers)."""
         self._registry = registry
         self._joiner = joiner
-        self._clock = clock
-        self._rng = rng
-        self._wait = wait
-        self._notice = notice
         self._gate = gate
+        self._clock = gate.clock
         self._is_recovered = is_recovered
         self._lookup_at = float("-inf")
+
+    def agree(self) -> bool:
+        """Ask, before anything is read, until a joiner says that it makes the same ids of the same events.
+
+        By other settings all lines may be malformed; they would be passed over before any batch was sent.
+        False if it was time to stop before. SettingsMismatchError if a joiner refuses.
+        """
+        failures = 0
+        while True:
+            try:
+                self._joiner.agree()
+            except UnavailableError as error:
+                failures += 1
+                if failures >= AGREEMENT_TELL_AFTER_FAILURES:
+                    self._gate.notice(f"joiner: {error}; nothing is read until one answers")
+                if self._gate.wait(AGREEMENT_BACKOFF, failures):
+                    return False
+            else:
+                return True
 
     def send(self, events: Events) -> Answer | None:
         """Verdicts of all events; None if it was time to stop before anything was known of any."""
@@ -176,7 +170,7 @@ class Sender:
         tries = 0
         while len(rows := np.flatnonzero(answer.verdicts == Verdict.UNDER_WAY)):
             tries += 1
-            if self._wait(UNDER_WAY_BACKOFF.delay_s(tries, self._rng.uniform)):
+            if self._gate.wait(UNDER_WAY_BACKOFF, tries):
                 return False
             verdicts = self._ask(events.take(rows))
             if verdicts is None:
@@ -197,7 +191,7 @@ class Sender:
         position, size, failures, strikes = 0, len(rows), 0, 0
         while position < len(rows):
             part = rows[position : position + size]
-            if not self._gate.enter(self._stopping):
+            if not self._gate.enter():
                 return False
             try:
                 self._join(answer, part, unsent.take(np.arange(position, position + len(part))))
@@ -205,14 +199,16 @@ class Sender:
                 failures += 1
                 strikes += not isinstance(error, OverloadedError)
                 if failures >= TELL_AFTER_FAILURES:
-                    self._notice(f"joiner: {error}; sent again until it answers")
+                    self._gate.notice(f"joiner: {error}; sent again until it answers")
                 if strikes >= CUT_AFTER_FAILURES:
                     if len(part) == 1:
-                        self._notice(f"joiner: {error}; an event that fails alone, too, is tried again later")
+                        self._gate.notice(
+                            f"joiner: {error}; an event that fails alone, too, is tried again later"
+                        )
                         answer.verdicts[part] = Joined.RETRY_UNAVAILABLE
                         position += 1
                     size = max(1, len(part) // CUT)
-                if self._wait(HELD_BACKOFF.delay_s(failures, self._rng.uniform)):
+                if self._gate.wait(HELD_BACKOFF, failures):
                     return False
             else:
                 position += len(part)
@@ -223,12 +219,12 @@ class Sender:
             pacing.joined_in_vain(in_vain, len(rows))
         return True
 
-    def _stopping(self) -> bool:
-        return self._wait(0)
-
     def _look_up(self, events: Events) -> Verdicts | None:
         """Where that pays; all are to be sent where it does not. None: stopped."""
-        if self._registry is None or self._clock.monotonic() < self._lookup_at or not self._lookup_pays():
+        with self._gate.pacing() as pacing:
+            due = self._registry is not None and self._clock.monotonic() >= self._lookup_at
+            pays = due and pacing.lookup_pays()
+        if not pays:
             return np.full(len(events), Verdict.SEND, np.uint8)
         verdicts = self._ask(events)
         if verdicts is not None:
@@ -236,21 +232,17 @@ class Sender:
                 pacing.looked_up(int(np.count_nonzero(verdicts != Verdict.SEND)), len(events))
         return verdicts
 
-    def _lookup_pays(self) -> bool:
-        with self._gate.pacing() as pacing:
-            return pacing.lookup_pays()
-
     def _ask(self, events: Events) -> Verdicts | None:
         """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""
         if self._registry is not None:
-            if not self._gate.enter(self._stopping):
+            if not self._gate.enter():
                 return None
             try:
                 with self._gate.request():
                     registered = self._registry.lookup(events.ids, events.times, tell_pending=True)
                 return self._doubted(events, judge_lookup(registered, len(events)))
             except UnavailableError as error:
-                self._notice(f"registry: {error}; events are sent without looking them up")
+                self._gate.notice(f"registry: {error}; events are sent without looking them up")
                 self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S
         return np.full(len(events), Verdict.SEND, np.uint8)
 
@@ -264,21 +256,17 @@ class Sender:
         return verdicts
 
     def _join(self, answer: Answer, rows: Rows, part: Events) -> None:
+        batch = ForeignColumns(
+            ids=part.ids,
+            primary_ids=part.primary_ids,
+            times=part.times,
+            events=join_lines(part.lines),
+            tries=part.tries.astype("<u4").tobytes(),
+            first_seen=part.first_seen.astype("<i8").tobytes(),
+        )
         with self._gate.request():
-            said = self._joiner.join(_columns(part))
+            said = self._joiner.join(batch)
         answer.verdicts[rows] = judge_join(said.outcomes, len(part))
         answer.at_us[rows] = self._clock.now_us()
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
-
-
-def _columns(events: Events) -> ForeignColumns:
-    """The form in which a joiner takes them."""
-    return ForeignColumns(
-        ids=events.ids,
-        primary_ids=events.primary_ids,
-        times=events.times,
-        events=join_lines(events.lines),
-        tries=events.tries.astype("<u4").tobytes(),
-        first_seen=events.first_seen.astype("<i8").tobytes(),
-    )

@@ -11,87 +11,24 @@ from typing import Any, Final
 import grpc
 import msgspec
 
-from dispatcher.driver import Driver, await_agreement, backoffs_of
-from dispatcher.inbox import Inbox
+from dispatcher.driver import Driver
 from dispatcher.ledger import Ledger
-from dispatcher.reader import BATCH_BYTES_MAX, LogReader
-from dispatcher.recorder import RetryQueue
-from dispatcher.rules.assignment import mine_of
-from dispatcher.rules.events import due_us_of, unpack_id, unpack_values
+from dispatcher.reader import LogReader
 from dispatcher.rules.pacing import Pacing
-from dispatcher.sender import Gate, Joiner, Registry, Sender
-from dispatcher.workers import counted, fix_workers, worker_directory
+from dispatcher.sender import Gate, Sender
+from dispatcher.workers import Inbox, counted, fix_workers, mine_of, worker_directory
+from idregistry.client import RegistryClient
+from joiner.client import JoinerClient
 from photon.core.clock import Clock
-from photon.core.columns import split_ids
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
-from photon.core.notices import Notices
 from photon.core.settings import Settings
+from photon.core.status import Notices
 from photon.logs.files import check_patterns
 from photon.logs.formats import json_lines
 from photon.rpc import dispatcher_pb2, dispatcher_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
-
-# --- What is known of events that wait for their retry (for `photon explain`).
-
-SCANNED_MAX: Final = 16_384
-"""Entries looked through in a read transaction: a long one would keep old pages from being used again."""
-
-
-def find_waiting(ledger: Ledger, ids: bytes) -> list[dict[str, Any] | None]:
-    """16 x N ids -> of each that waits, what its entry says; None of others.
-
-    Looks through all entries: about a second a million. CorruptStateError for one that is no entry.
-    """
-    asked = split_ids(ids)
-    wanted = set(asked)
-    found: dict[bytes, dict[str, Any]] = {}
-    key = b""
-    while len(found) < len(wanted) and (page := _page(ledger, key, wanted)) is not None:
-        key, entries = page
-        for entry_key, value in entries:
-            found.setdefault(unpack_id(value), _described(ledger, entry_key, value))
-    return [found.get(id_) for id_ in asked]
-
-
-def _page(ledger: Ledger, after: bytes, wanted: set[bytes]) -> tuple[bytes, list[tuple[bytes, bytes]]] | None:
-    """The wanted ones of the entries behind `after`, and the last key that was looked at; None at the end."""
-    entries: list[tuple[bytes, bytes]] = []
-    with ledger.file.read() as rows, rows.retries() as cursor:
-        more = cursor.set_range(after) if after else cursor.first()
-        if more and cursor.key() == after:
-            more = cursor.next()
-        if not more:
-            return None
-        last = after
-        for _ in range(SCANNED_MAX):
-            last, value = cursor.item()
-            if unpack_id(value) in wanted:
-                entries.append((last, value))
-            if not cursor.next():
-                break
-    return last, entries
-
-
-def _described(ledger: Ledger, key: bytes, value: bytes) -> dict[str, Any]:
-    try:
-        event = unpack_values([value])
-    except ValueError as error:  # UnicodeDecodeError too
-        raise ledger.corrupt(f"a retry entry: {error}") from error
-    return {
-        "waiting_since_us": int(event.first_seen[0]),
-        "tries": int(event.tries[0]),
-        "sends": int(event.sends[0]),
-        "due_us": due_us_of(key),
-        "file": event.name(0),
-        "offset": int(event.offsets[0]),
-        "worker": ledger.worker,
-        "line": event.lines[0].decode("utf-8", "replace"),
-    }
-
-
-# --- The dispatcher's gRPC service: only what it has to say of itself.
 
 
 class DispatcherService(dispatcher_pb2_grpc.DispatcherServicer):
@@ -131,9 +68,9 @@ class DispatcherServer:
 
     `directory` is of the datacenter's `workers` dispatchers, each of which reads the files whose names say
     so (paper 3.2); the state of this one, the `worker`th, is within. `dead_letters` gets the events that end
-    otherwise than joined or duplicate; `drain`: the logs will grow no more; `agree`: JoinerClient's, asked
-    before anything is read. Constructing opens the state: UsageError for a pattern that can never match,
-    SettingsError for another number of workers, LockedError, CorruptStateError, DiskFullError.
+    otherwise than joined or duplicate; `drain`: the logs will grow no more. Constructing opens the state:
+    UsageError for a pattern that can never match, SettingsError for another number of workers, LockedError,
+    CorruptStateError, DiskFullError.
     """
 
     def __init__(
@@ -145,13 +82,12 @@ class DispatcherServer:
         directory: Path,
         patterns: Sequence[str],
         dead_letters: Path,
-        registry: Registry,
-        joiner: Joiner,
+        registry: RegistryClient,
+        joiner: JoinerClient,
         clock: Clock,
         rng: random.Random,
         drain: bool = False,
         network: Network = LOOPBACK,
-        agree: Callable[[], None] = lambda: None,
         worker: int = 0,
         workers: int = 1,
     ) -> None:
@@ -165,6 +101,7 @@ class DispatcherServer:
         fix_workers(directory, workers)
         place = worker_directory(directory, worker)
         self._ledger = Ledger(place, dead_letters, own.state_bytes_max, worker)
+        stopping, wake = threading.Event(), threading.Event()
         with contextlib.ExitStack() as undo:
             undo.callback(self._ledger.close)
             inbox = Inbox(directory, self._ledger.file.sync)
@@ -181,6 +118,7 @@ class DispatcherServer:
                 drain,
                 inbox.notices(self._notices.tell),
                 mine_of(worker, workers),
+                wake.set,
             )
             pacing = Pacing(
                 own.batches_in_flight_max,
@@ -188,30 +126,16 @@ class DispatcherServer:
                 settings.logs.chunk_bytes,
                 own.retry_queue_events_max,
             )
-            self._gate = Gate(pacing, clock)
-            stopping, told = threading.Event(), self._notices.tell
+            self._gate = Gate(pacing, clock, rng, stopping, self._notices.tell)
             looked_up = registry if own.lookup_before_send else None
-            self._driver = Driver(
-                own,
-                settings.logs.poll_interval_ms / 1000,
-                self._ledger,
-                self._reader,
-                RetryQueue(self._ledger, backoffs_of(own).delay_us_max, BATCH_BYTES_MAX),
-                self._gate,
-                Sender(looked_up, joiner, clock, rng, stopping.wait, told, self._gate, inbox.is_recovered),
-                stopping,
-                clock,
-                rng,
-                told,
-                inbox.sweep,
-                lambda: await_agreement(agree, stopping.wait, rng, told),
-            )
+            sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered)
+            self._driver = Driver(settings, self._ledger, self._reader, sender, self._gate, wake, inbox.sweep)
             undo.pop_all()
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
         self._rpc.serve_while(lambda: self._driver.storage_error is None)
         self._rpc.add(
             dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-            DispatcherService(self.status, lambda ids: find_waiting(self._ledger, ids)),
+            DispatcherService(self.status, self._ledger.find_waiting),
             "photon.dispatcher.v1.Dispatcher",
         )
 
@@ -239,7 +163,7 @@ class DispatcherServer:
         self._stopped = True
         self._rpc.drain()
         self._driver.stop()
-        self._reader.close()
+        self._reader.follower.close()
         self._rpc.stop()
         self._ledger.close()
 
@@ -253,8 +177,8 @@ class DispatcherServer:
             "drained": self._drain and self._driver.idle,
             "paused": self._driver.paused,
             "notices": self._notices.lines(),
-            "unended": self._reader.unended(),
-            "unreadable": self._reader.unreadable(),
+            "unended": self._reader.follower.unended(),
+            "unreadable": self._reader.follower.unreadable,
             "storage_error": self._driver.storage_error,
-            "worker": {**self._worker, "files": self._reader.files},
+            "worker": {**self._worker, "files": self._reader.follower.files},
         }

@@ -1,21 +1,69 @@
-"""The workers of a datacenter: how many there are, and what each has for itself in their directory.
+"""The workers of a datacenter: which files each reads, and what they have in their directory (paper 3.2).
 
 <directory>/workers      their number, recorded at the first start
-<directory>/inbox        files of events that are fed in again; each belongs to a worker, as logs do
-<directory>/worker-<n>   its ledger, and its unpacked copies of logs
+<directory>/inbox        files of events that are fed in again (dead letters, recovery)
+<directory>/worker-<n>   the ledger of one, and its unpacked copies of logs
+
+Whose a file is follows from a hash of its name, so each knows by itself; this goes for the inbox as for logs.
+Files are put there whole, by rename, and deleted when everything of them is recorded. Events that recovery
+released are in files of their own, RECOVERED: a replica of the registry that lags behind the release still
+calls them present, so they go to a joiner, whatever a lookup says.
 """
 
 import contextlib
+import functools
+import glob
+import hashlib
 import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from dispatcher.ledger import Ledger
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
-from photon.core.errors import SettingsError
+from photon.core.errors import SettingsError, StorageError
 from photon.core.fates import Fate
-from photon.core.histogram import EDGES_US
+from photon.core.status import EDGES_US
+from photon.logs.files import FileState
+
+SLOTS: Final = 64
+"""A file has one of so many slots, a worker every so manieth of them."""
+
+_ROTATED: Final = re.compile(
+    r"""(?<=[^/])(?:
+        \.(?:gz|zst)                                     # packed
+      | \.\d{1,14}                                       # a.log.1, a.log.20260101
+      | -\d{8,14}                                        # a.log-20260101, a.log-1767225600
+      | [.-]\d{4}-\d\d-\d\d(?:[T_-]\d\d(?:[:-]?\d\d){0,2})?  # a.log.2026-01-01_12-30
+    )\Z""",
+    re.VERBOSE,
+)
+
+
+def unrotated(path: str) -> str:
+    """The path without what rotation and compression append to it: `a.log.2.zst` -> `a.log`."""
+    while (shorter := _ROTATED.sub("", path)) != path:
+        path = shorter
+    return path
+
+
+@functools.lru_cache(1 << 16)
+def slot_of(path: str) -> int:
+    name = unrotated(path).encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") % SLOTS
+
+
+def worker_of(path: str, workers: int) -> int:
+    """The worker, of so many, that reads the file."""
+    return slot_of(path) % workers
+
+
+def mine_of(worker: int, workers: int) -> Callable[[str], bool] | None:
+    """By its path, whether a file is this worker's; None where all are."""
+    return None if workers == 1 else lambda path: worker_of(path, workers) == worker
 
 
 def worker_directory(directory: Path, worker: int) -> Path:
@@ -69,16 +117,13 @@ def _recorded(directory: Path) -> int | None:
         ) from error
 
 
-# --- What a dispatcher's ledger counts, as plain values.
-
-
 def counted(totals: Totals) -> dict[str, Any]:
     fates = {fate.value: count for fate, count in totals.fates.items()}
     return {
         "foreign_events": totals.foreign_events,
         "fates": fates,
         "registered": totals.fates[Fate.JOINED] + totals.fates[Fate.DUPLICATE],
-        "pending": totals.foreign_events - totals.ended,
+        "pending": totals.waiting,
         "wasted_joins": totals.wasted_joins,
         "latency_us": {"edges": EDGES_US.tolist(), "counts": totals.latencies},
     }
@@ -93,3 +138,82 @@ def read_totals(directory: Path, dead_letters: Path, bytes_max: int) -> dict[str
         totals = totals.plus(ledger.totals)
         ledger.close()
     return counted(totals)
+
+
+RECOVERED: Final = "recovered-"
+"""What the names of recovery's files begin with."""
+
+_DELETED: Final = " is gone;", " shrank to ", " was overwritten;"
+"""What is told of a file that is no more; its inode may be that of the next file by now."""
+
+
+def put(lines: Path, inbox: Path, name: str, partly: Callable[[], None] = lambda: None) -> None:
+    """Copy a file of events into an inbox, durably, as `name`: whole or not at all. StorageError.
+
+    Where it is there already it is left alone; one that was read meanwhile is read again, and its events are
+    duplicates. `partly` is called before the rename.
+    """
+    final, temporary = inbox / name, inbox / f".{name}.partial"
+    with storage_errors(temporary):
+        make_directory(inbox)
+        if final.exists():
+            sync_directory(inbox)  # whoever renamed it may have been killed before this
+            return
+        with lines.open("rb") as source, temporary.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        partly()
+        temporary.rename(final)
+        sync_directory(inbox)
+
+
+class Inbox:
+    """`<directory>/inbox/*.jsonl`."""
+
+    def __init__(self, directory: Path, sync: Callable[[], None]) -> None:
+        """`sync` makes durable what is recorded: after it a power cut takes none of it. StorageError."""
+        self._path = (directory / "inbox").absolute()
+        self._sync = sync
+        with storage_errors(self._path):
+            make_directory(self._path)
+
+    @property
+    def pattern(self) -> str:
+        return f"{glob.escape(str(self._path))}/*.jsonl"
+
+    def notices(self, tell: Callable[[str], None]) -> Callable[[str], None]:
+        """`tell`, but for what is said of files that were deleted here: that is as it should be."""
+
+        def heed(line: str) -> None:
+            if not line.startswith(f"{self._path}{os.sep}") or not any(what in line for what in _DELETED):
+                tell(line)
+
+        return heed
+
+    def sweep(self, states: Iterable[FileState]) -> None:
+        """Delete those of these files that are recorded to their end, as their states in the ledger say."""
+        # Whatever hinders it now is met again at the next start; nothing is read twice.
+        with contextlib.suppress(StorageError):
+            done = [state for state in states if self._is_done(state)]
+            if done:
+                self._sync()
+            for state in done:
+                with contextlib.suppress(OSError):
+                    os.unlink(state.path)
+
+    def is_recovered(self, name: str) -> bool:
+        directory, base = os.path.split(name)
+        return base.startswith(RECOVERED) and directory == str(self._path)
+
+    def holds(self, state: FileState) -> bool:
+        return os.path.dirname(state.path) == str(self._path)
+
+    def _is_done(self, state: FileState) -> bool:
+        if state.gone or not self.holds(state):
+            return False
+        try:
+            status = os.stat(state.path)
+        except OSError:
+            return False
+        return status.st_ino == state.inode and state.offset >= status.st_size

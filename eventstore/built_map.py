@@ -20,28 +20,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.rules.entries import LEVEL_PARTS, Ints
+from eventstore.rules.entries import LEVEL_PARTS, SPARSE_RECORD, Ints, Records
 from eventstore.segments import Columns, Segment
 from photon.core.disk import storage_errors, write_file
 from photon.core.errors import CorruptStateError, UsageError
-from photon.logs.chunks import digest
+from photon.logs.files import digest
 
 FORMAT: Final = 2
 MANIFEST: Final = "files.json"
-SPARSE_RECORD: Final = np.dtype(
-    [
-        ("server", ">u8"),
-        ("earliest", ">u8"),
-        ("file", ">u4"),
-        ("start", ">u8"),
-        ("length", ">u4"),
-        ("latest", ">u8"),
-    ]
-)
-KEY_BYTES: Final = 28
-VALUE_BYTES: Final = 12
-
-Records = npt.NDArray[np.void]
 
 
 class BuiltFile(msgspec.Struct, frozen=True):
@@ -155,16 +141,6 @@ def check_same(directory: Path, manifest: Manifest, wanted: Manifest) -> None:
         )
 
 
-def levels_of(records: Records, interval_us: int) -> npt.NDArray[np.int8]:
-    """As eventstore.entries.level_of."""
-    width = records["latest"].astype(np.int64) - records["earliest"].astype(np.int64)
-    levels: npt.NDArray[np.int8] = sum(
-        ((width * part <= interval_us).astype(np.int8) for part in LEVEL_PARTS[1:]),
-        start=np.zeros(len(records), np.int8),
-    )
-    return levels
-
-
 def write_sparse(path: Path, records: Records) -> None:
     """Durably. OSError."""
     # numpy makes big-endian records native where it joins them.
@@ -179,25 +155,16 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def map_sparse(directory: Path, part: Part) -> Records:
-    """The records of a part, from its file. CorruptStateError."""
+def _mapped(directory: Path, part: Part, kind: Any, count: int) -> npt.NDArray[Any]:
+    """So many records of a kind, all of a part's file. CorruptStateError."""
     path = directory / part.name
     try:
-        records = np.memmap(path, SPARSE_RECORD, "r") if part.count else np.empty(0, SPARSE_RECORD)
+        records = np.memmap(path, kind, "r") if count else np.empty(0, kind)
     except (OSError, ValueError) as error:
         raise _damaged(path, str(error)) from error
-    if len(records) != part.count:
-        raise _damaged(path, f"{len(records)} records, not {part.count}")
+    if len(records) != count:
+        raise _damaged(path, f"{len(records)} records, not {count}")
     return np.asarray(records)
-
-
-def split_records(records: Records) -> tuple[list[bytes], list[bytes]]:
-    """N records -> N keys and N values of the sparse map."""
-    rows = np.ascontiguousarray(records).view(np.uint8).reshape(-1, KEY_BYTES + VALUE_BYTES)
-    return (
-        np.ascontiguousarray(rows[:, :KEY_BYTES]).view(f"V{KEY_BYTES}")[:, 0].tolist(),
-        np.ascontiguousarray(rows[:, KEY_BYTES:]).view(f"V{VALUE_BYTES}")[:, 0].tolist(),
-    )
 
 
 def _damaged(path: Path, why: str) -> CorruptStateError:
@@ -207,14 +174,6 @@ def _damaged(path: Path, why: str) -> CorruptStateError:
 def names_of(generations: Sequence[Generation]) -> set[str]:
     """Directories that count."""
     return {generation.name for generation in generations}
-
-
-def records_of(**columns: Any) -> Records:
-    """N runs as columns -> N records."""
-    records = np.empty(len(columns["file"]), SPARSE_RECORD)
-    for name, column in columns.items():
-        records[name] = column
-    return records
 
 
 _RECORDS_A_STEP: Final = 1 << 18
@@ -239,7 +198,7 @@ def sparse_records(
             for part in generation.sparse:
                 if part.level != level:
                     continue
-                records = map_sparse(directory / generation.name, part)
+                records = _mapped(directory / generation.name, part, SPARSE_RECORD, part.count)
                 for low in range(0, len(records), _RECORDS_A_STEP):
                     step = records[low : low + _RECORDS_A_STEP]
                     step = step[step["start"].astype(np.int64) < cut[step["file"].astype(np.int64)]]
@@ -297,13 +256,9 @@ def letters(directory: Path, manifest: Manifest, gone: Collection[int]) -> Itera
     """Dead letters as they were built, in pieces; not those of `gone`. CorruptStateError."""
     for generation in manifest.generations:
         for part in generation.malformed:
-            path = directory / generation.name / part.name
-            try:
-                data = np.memmap(path, np.uint8, "r")
-            except (OSError, ValueError) as error:
-                raise CorruptStateError(f"{path}: {error}; build the map anew") from error
-            if len(data) != sum(span.bytes for span in part.spans):
-                raise CorruptStateError(f"{path}: not the dead letters that were built; build the map anew")
+            data = _mapped(
+                directory / generation.name, part, np.uint8, sum(span.bytes for span in part.spans)
+            )
             end = 0
             for span in part.spans:
                 start, end = end, end + span.bytes
@@ -319,9 +274,9 @@ def _segments(directory: Path, generation: Generation) -> list[Segment]:
         try:
             segment = Segment(path)
         except (OSError, ValueError) as error:
-            raise CorruptStateError(f"{path}: {error}; build the map anew") from error
+            raise _damaged(path, str(error)) from error
         if segment.count != part.count:
-            raise CorruptStateError(f"{path}: not the segment that was built; build the map anew")
+            raise _damaged(path, f"{segment.count} entries, not {part.count}")
         segments.append(segment)
     return segments
 
@@ -330,7 +285,7 @@ def _first_and_others(
     pieces: Sequence[tuple[int, Columns]], live: npt.NDArray[np.bool_]
 ) -> tuple[Columns, Columns]:
     """Pieces, each with the number of its generation -> of all their ids the first places and the others."""
-    columns = Columns(*map(np.concatenate, zip(*[piece.all() for _, piece in pieces], strict=True)))
+    columns = Columns.joined([piece for _, piece in pieces])
     rows = np.flatnonzero(live[columns.file])
     if len({number for number, piece in pieces if len(piece)}) > 1:
         ages = np.concatenate([np.full(len(piece), number) for number, piece in pieces])

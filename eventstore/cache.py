@@ -1,17 +1,34 @@
-"""CacheEventStore: the recent primary events in memory, least recently used ones evicted (paper 3.4.1).
+"""CacheEventStore: the recent primary events in memory, spread over processes (paper 3.4.1).
 
 Two generations of plain dicts: new and used events are in `hot`; when it holds half of the bytes it becomes
 `cold`, and what was cold is forgotten. So an event goes between one half and one whole cache after its last
-use, and no Python statement is spent on an event.
+use, and no Python statement is spent on an event (docs/decisions/001-dependencies.md).
+
+The reader fills the shares of other processes. That is best effort: a share that is slow or away costs
+misses and nothing else, as its queue is bounded and what does not fit is dropped. Without cache processes
+all goes into home's own cache, in the caller's thread.
 """
 
+import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import compress
-from typing import Final, Protocol
+from typing import Any, Final
+
+import grpc
+import numpy as np
+
+from eventstore.rules.ring import HOME, Ring
+from photon.core.clock import Clock
+from photon.core.columns import join_lines, take_ids
+from photon.core.ids import ID_BYTES
+from photon.rpc import eventstore_pb2, eventstore_pb2_grpc
+from photon.rpc.network import LOOPBACK, Network
 
 # What an event costs beside its line: the key (64 with the allocator's rounding), the line's own header
-# (33, rounded), and its share of the dict (from 37 to 110 as it grows; measured at 25abbdd).
+# (33, rounded), and its share of the dict (from 37 to 110 as it grows).
 ENTRY_BYTES: Final = 200
 _FILLED_AT_ONCE: Final = 8192  # a lookup waits no longer than for this many
 
@@ -43,6 +60,9 @@ class CacheEventStore:
     def events(self) -> int:
         return len(self._hot) + len(self._cold) - self._promoted
 
+    def status(self) -> dict[str, int]:
+        return {"hits": self.hits, "misses": self.misses, "bytes": self.held_bytes, "events": self.events}
+
     def get_many(self, keys: Sequence[bytes], counted: bool = True) -> list[bytes | None]:
         """A line or None for each key, in order. `counted`: among the hits and misses."""
         with self._lock:
@@ -56,7 +76,6 @@ class CacheEventStore:
         return lines
 
     def clear(self) -> None:
-        """Forget all events."""
         with self._lock:
             self._age()
             self._age()
@@ -134,10 +153,8 @@ def _bytes_of(events: dict[bytes, bytes]) -> int:
     return sum(map(len, events.values())) + ENTRY_BYTES * len(events)
 
 
-class Fill(Protocol):
-    """Takes events for the cache."""
-
-    def __call__(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None: ...
+Fill = Callable[[Sequence[bytes], Sequence[bytes]], None]
+"""Takes events, ids and lines, for the cache."""
 
 
 class CacheShare:
@@ -170,3 +187,211 @@ class CacheShare:
         with self._filling:
             if store == self.store:
                 self.cache.put_many(keys, lines)
+
+
+ANNOUNCE_EVERY_S: Final = 1.0
+SILENT_S_MAX: Final = 3.0
+MEMBERS_MAX: Final = 256
+"""With home. More are refused: each costs the others a call in every lookup."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """`version` is another one with each change and over restarts of home; 0 where there are no caches."""
+
+    version: int = 0
+    caches: tuple[str, ...] = ()
+
+
+class Members:
+    """The cache processes, but those silent for more than SILENT_S_MAX. For many threads at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._heard: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._membership = Membership()
+
+    def announce(self, address: str) -> bool:
+        """A cache process is there. False: there are too many already."""
+        with self._lock:
+            self._forget_silent()
+            if address not in self._heard and len(self._heard) >= MEMBERS_MAX - 1:
+                return False
+            self._heard[address] = self._clock.monotonic()
+            self._renew()
+            return True
+
+    def leave(self, address: str) -> None:
+        with self._lock:
+            self._heard.pop(address, None)
+            self._renew()
+
+    def membership(self) -> Membership:
+        if self._heard:  # without a lock: the common case is one process
+            with self._lock:
+                self._forget_silent()
+        return self._membership
+
+    def _forget_silent(self) -> None:
+        now = self._clock.monotonic()
+        self._heard = {name: heard for name, heard in self._heard.items() if now - heard <= SILENT_S_MAX}
+        self._renew()
+
+    def _renew(self) -> None:
+        caches = tuple(sorted(self._heard))
+        if caches != self._membership.caches:
+            version = secrets.randbits(63) + 1 if caches else 0
+            self._membership = Membership(version, caches)
+
+
+QUEUE_BYTES_MAX: Final = 32 << 20
+"""Of each cache process."""
+_MESSAGE_BYTES: Final = 2 << 20
+_MESSAGE_EVENTS_MAX: Final = 16_384
+_PUT_TIMEOUT_S: Final = 1.0
+_PAUSE_S: Final = 0.1  # after a failure, so that a dead process is not asked in a tight loop
+
+
+class Filling:
+    """Puts events into the caches of their owners. For many threads at once."""
+
+    def __init__(
+        self,
+        cache: CacheEventStore,
+        membership: Callable[[], Membership],
+        virtual_nodes: int,
+        store: bytes,
+        network: Network = LOOPBACK,
+    ) -> None:
+        self._cache = cache
+        self._membership = membership
+        self._virtual_nodes = virtual_nodes
+        self._store = store
+        self._network = network
+        self._lock = threading.Lock()
+        self._known = Membership()
+        self._ring = Ring([HOME], virtual_nodes)
+        self._feeds: dict[str, _Feed] = {}
+        self._dropped_before = 0  # by feeds that are closed
+        self._sent_before = 0
+        self._closed = False
+
+    def status(self) -> dict[str, int]:
+        """Events that cache processes have taken, those that were not put anywhere, and what waits."""
+        feeds = [*self._feeds.values()]
+        return {
+            "sent": self._sent_before + sum(feed.sent for feed in feeds),
+            "dropped": self._dropped_before + sum(feed.dropped for feed in feeds),
+            "waiting_bytes": sum(feed.waiting_bytes for feed in feeds),
+        }
+
+    def put_many(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """Of an id that is there already, or twice in the batch, the first line stays."""
+        membership = self._membership()
+        if membership is not self._known:
+            self._follow(membership)
+        if not membership.caches:
+            self._cache.put_many(keys, lines)
+            return
+        ids = b"".join(keys)
+        ring, feeds = self._ring, self._feeds
+        for member, rows in ring.split(ids).items():
+            chosen = rows.tolist()
+            part = list(map(lines.__getitem__, chosen))
+            feed = feeds.get(member)
+            if feed is not None:
+                feed.offer(take_ids(ids, rows), part)
+            elif member == HOME:
+                self._cache.put_many(list(map(keys.__getitem__, chosen)), part)
+
+    def close(self) -> None:
+        """Drop what waits and end the threads."""
+        with self._lock:
+            self._closed = True
+            feeds, self._feeds = self._feeds, {}
+        for feed in feeds.values():
+            feed.close()
+
+    def _follow(self, membership: Membership) -> None:
+        with self._lock:
+            if self._closed or membership is self._known:
+                return
+            old, self._feeds = (
+                self._feeds,
+                {
+                    address: self._feeds.get(address) or _Feed(address, self._store, self._network)
+                    for address in membership.caches
+                },
+            )
+            self._ring = Ring([HOME, *membership.caches], self._virtual_nodes)
+            self._known = membership
+            for address in old.keys() - self._feeds.keys():
+                feed = old[address]
+                feed.close()
+                self._dropped_before += feed.dropped
+                self._sent_before += feed.sent
+
+
+class _Feed:
+    """Sends to one cache process, one message at a time, those that wait in order."""
+
+    def __init__(self, address: str, store: bytes, network: Network) -> None:
+        self._store = store
+        self._channel = network.open(address)
+        self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
+        self._sending = ThreadPoolExecutor(1, f"fill-{address}")
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._waiting = 0
+        self.waiting_bytes = 0
+        self.dropped = 0
+        self.sent = 0
+
+    def offer(self, ids: bytes, lines: Sequence[bytes]) -> None:
+        for message in _messages(ids, lines):
+            size, count = len(message[0]) + len(message[1]), len(message[0]) // ID_BYTES
+            with self._lock:
+                if self._closed.is_set() or self.waiting_bytes + size > QUEUE_BYTES_MAX:
+                    self.dropped += count
+                    continue
+                self._waiting += count
+                self.waiting_bytes += size
+                self._sending.submit(self._put, *message)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed.set()
+            self.dropped += self._waiting
+            self.waiting_bytes = 0
+        self._sending.shutdown(wait=False, cancel_futures=True)
+        self._channel.close()
+
+    def _put(self, ids: bytes, events: bytes) -> None:
+        request = eventstore_pb2.PutRequest(ids=ids, events=events, store=self._store)
+        taken = count = len(ids) // ID_BYTES
+        try:
+            self._stub.Put(request, timeout=_PUT_TIMEOUT_S)
+        except (grpc.RpcError, ValueError):  # ValueError: the channel was closed
+            taken = 0
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._waiting -= count
+            self.waiting_bytes -= len(ids) + len(events)  # it counted as waiting until now
+            self.sent += taken
+            self.dropped += count - taken
+        if not taken:
+            self._closed.wait(_PAUSE_S)
+
+
+def _messages(ids: bytes, lines: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Ids and joined lines, cut into messages of a few MiB (a greater line comes alone)."""
+    ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
+    start = 0
+    while start < len(lines):
+        before = int(ends[start - 1]) if start else 0
+        end = int(np.searchsorted(ends, before + _MESSAGE_BYTES, "right"))
+        end = min(max(end, start + 1), start + _MESSAGE_EVENTS_MAX)
+        yield ids[start * ID_BYTES : end * ID_BYTES], join_lines(lines[start:end])
+        start = end

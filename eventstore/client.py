@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import grpc
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from eventstore.rules.ring import HOME, Ring
-from photon.core.backoff import Backoff, Pause
+from photon.core.clock import Backoff, Pause
 from photon.core.columns import join_lines, split_lines, take_ids
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
@@ -47,7 +48,7 @@ class EventStoreClient:
         self._network = network
         self._channel = network.open(address)
         self._stub: Any = eventstore_pb2_grpc.EventStoreStub(self._channel)  # type: ignore[no-untyped-call]
-        self._view = _View(pb.MembersResponse(), {}, self._open_cache)
+        self._view = _View(pb.MembersResponse(), {})
         self._lock = threading.Lock()
         self._refreshing = False
         self._next_refresh = float("-inf")
@@ -76,17 +77,16 @@ class EventStoreClient:
         view = self._view
         calls = []
         for member, rows in view.ring.split(ids).items() if ids else ():
-            part = take_ids(ids, rows), join_lines(list(map(lines.__getitem__, rows.tolist())))
-            request = pb.PutRequest(ids=part[0], events=part[1], store=view.store)
+            events = join_lines(list(map(lines.__getitem__, rows.tolist())))
+            request = pb.PutRequest(ids=take_ids(ids, rows), events=events, store=view.store)
             cache = view.caches.get(member)
-            calls.append(cache.begin("Put", request) if cache else self._begin_put(request))
+            timeout_s = min(CACHE_TIMEOUT_S, self._timeout_s)
+            call = cache.begin("Put", request) if cache else _begin(self._stub.Put, request, timeout_s)
+            calls += [call] if call else []
         for call in calls:
-            try:
-                response = call.result() if call is not None else None
-            except (grpc.RpcError, grpc.FutureCancelledError, ValueError):
-                continue
-            if response is not None and response.version not in (0, view.version):
-                self._refresh()
+            with suppress(grpc.RpcError, grpc.FutureCancelledError, ValueError):
+                if call.result().version not in (0, view.version):
+                    self._refresh()
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself. UnavailableError if it does not answer."""
@@ -101,9 +101,6 @@ class EventStoreClient:
         for cache in self._view.caches.values():
             cache.close()
 
-    def _open_cache(self, address: str) -> "_Cache":
-        return _Cache(self._network.open(address), self._now)
-
     def _ask_home(self, ids: bytes, deadline: float, missed: bool = False) -> tuple[bytes, list[bytes]]:
         request = pb.LookupRequest(ids=ids, missed=missed)
         try:
@@ -116,7 +113,13 @@ class EventStoreClient:
 
     def _look_up_split(self, view: "_View", ids: bytes, deadline: float) -> tuple[bytes, list[bytes]]:
         """The caches side by side, home meanwhile for its own; then home for what was missed."""
-        answer = _Answer(len(ids) // ID_BYTES)
+        outcomes = np.zeros(len(ids) // ID_BYTES, np.uint8)
+        lines = np.full(len(outcomes), b"", object)
+
+        def take(rows: Rows, answer: tuple[bytes, list[bytes]]) -> None:
+            outcomes[rows] = np.frombuffer(answer[0], np.uint8)
+            lines[rows] = answer[1]
+
         at_home: list[Rows] = []
         asked = []
         for member, rows in view.ring.split(ids).items():
@@ -129,7 +132,7 @@ class EventStoreClient:
                 asked.append((cache, rows, call))
         if at_home:
             rows = np.concatenate(at_home)
-            answer.take(rows, *self._ask_home(take_ids(ids, rows), deadline))
+            take(rows, self._ask_home(take_ids(ids, rows), deadline))
         missed: list[Rows] = []
         for cache, rows, call in asked:
             found = cache.end(call)
@@ -137,18 +140,12 @@ class EventStoreClient:
                 self._refresh()
                 missed.append(rows)
             else:
-                answer.take(rows, *found)
+                take(rows, found)
                 missed.append(rows[np.frombuffer(found[0], np.uint8) != Found.FOUND])
-        rows = np.concatenate(missed) if missed else np.empty(0, np.intp)
-        if len(rows):
-            answer.take(rows, *self._ask_home(take_ids(ids, rows), deadline, missed=True))
-        return answer.columns()
-
-    def _begin_put(self, request: pb.PutRequest) -> Any:
-        try:
-            return self._stub.Put.future(request, timeout=min(CACHE_TIMEOUT_S, self._timeout_s))
-        except ValueError:  # closed meanwhile
-            return None
+        if any(map(len, missed)):
+            rows = np.concatenate(missed)
+            take(rows, self._ask_home(take_ids(ids, rows), deadline, missed=True))
+        return outcomes.tobytes(), lines.tolist()
 
     def _refresh(self) -> None:
         """Ask home for the members; the answer is taken up when it comes."""
@@ -157,12 +154,11 @@ class EventStoreClient:
                 return
             self._refreshing = True
             self._next_refresh = self._now() + _REFRESH_S
-        try:
-            call = self._stub.Members.future(pb.MembersRequest(), timeout=min(_REFRESH_S, self._timeout_s))
-        except ValueError:
+        call = _begin(self._stub.Members, pb.MembersRequest(), min(_REFRESH_S, self._timeout_s))
+        if call is None:
             self._refreshing = False
-            return
-        call.add_done_callback(self._take_members)
+        else:
+            call.add_done_callback(self._take_members)
 
     def _take_members(self, call: Any) -> None:
         try:
@@ -172,9 +168,17 @@ class EventStoreClient:
         with self._lock:
             self._refreshing = False
             old = self._view
-            if response is None or self._closed or old.names() == (response.version, response.store):
+            if (
+                response is None
+                or self._closed
+                or (old.version, old.store) == (response.version, response.store)
+            ):
                 return
-            self._view = _View(response, old.caches, self._open_cache)
+            caches = {
+                address: old.caches.get(address) or _Cache(self._network.open(address), self._now)
+                for address in response.caches
+            }
+            self._view = _View(response, caches)
             gone = [cache for name, cache in old.caches.items() if name not in self._view.caches]
         for cache in gone:
             cache.close()
@@ -183,16 +187,11 @@ class EventStoreClient:
 class _View:
     """The members as home told of them last. Never changed: a lookup works with one from begin to end."""
 
-    def __init__(
-        self, members: pb.MembersResponse, known: dict[str, "_Cache"], open_cache: Callable[[str], "_Cache"]
-    ) -> None:
+    def __init__(self, members: pb.MembersResponse, caches: dict[str, "_Cache"]) -> None:
         self.version = members.version
         self.store = members.store
         self.ring = Ring([HOME, *members.caches], members.virtual_nodes or 1)
-        self.caches = {address: known.get(address) or open_cache(address) for address in members.caches}
-
-    def names(self) -> tuple[int, bytes]:
-        return self.version, self.store
+        self.caches = caches
 
 
 class _Cache:
@@ -209,12 +208,9 @@ class _Cache:
         now = self._now()
         if not self._left_out.is_over(now):
             return None
-        try:
-            # Half of the time at most: home is still to be asked.
-            timeout_s = max(0.001, min(CACHE_TIMEOUT_S, (deadline - now) / 2))
-            return getattr(self._stub, call).future(request, timeout=timeout_s)
-        except ValueError:  # it left meanwhile
-            return None
+        # Half of the time at most: home is still to be asked.
+        timeout_s = max(0.001, min(CACHE_TIMEOUT_S, (deadline - now) / 2))
+        return _begin(getattr(self._stub, call), request, timeout_s)
 
     def end(self, call: Any) -> tuple[bytes, list[bytes]] | None:
         """Outcomes and lines, as EventStoreClient.lookup has them; None if it did not answer."""
@@ -230,19 +226,9 @@ class _Cache:
         self._channel.close()
 
 
-class _Answer:
-    """N rows, answered in parts. Of a row that is answered twice the later answer counts."""
-
-    def __init__(self, count: int) -> None:
-        self._at = np.zeros(count, np.intp)
-        self._outcomes: list[bytes] = []
-        self._lines: list[bytes] = []
-
-    def take(self, rows: Rows, outcomes: bytes, lines: list[bytes]) -> None:
-        self._at[rows] = np.arange(len(self._lines), len(self._lines) + len(rows))
-        self._outcomes.append(outcomes)
-        self._lines += lines
-
-    def columns(self) -> tuple[bytes, list[bytes]]:
-        outcomes = np.frombuffer(b"".join(self._outcomes), np.uint8)[self._at].tobytes()
-        return outcomes, list(map(self._lines.__getitem__, self._at.tolist()))
+def _begin(method: Any, request: Any, timeout_s: float) -> Any:
+    """The call under way; None if the channel is closed."""
+    try:
+        return method.future(request, timeout=timeout_s)
+    except ValueError:
+        return None

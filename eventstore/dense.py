@@ -2,101 +2,50 @@
 
 Log-structured. New entries are in an LMDB table; when it holds FLUSH_ENTRIES they become a sorted segment,
 a file of its own, and the table is emptied: a tree that takes keys in random order is fast while it is small
-only. Segments are merged by a thread (Merger). Which there are is in LMDB, in the transaction
-that empties the table or exchanges merged ones: a file that it does not name is removed at start. A power
-cut may bring back the list before the last: files go only after the list without them is synced.
-
-The map's keys are ids and times, not files: what a deleted log has left there is found by going through
-all of it, slowly, while the reader has nothing else to do. Until then it costs room, and lookups pass it by.
+only. A thread merges segments. Which there are is in LMDB, in the transaction that empties the table or
+exchanges merged ones: a file that it does not name is removed at start. A power cut may bring back the list
+before the last: files go only after the list without them is synced.
 """
 
 import itertools
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
-from itertools import groupby, islice
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import groupby
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from eventstore.rules.entries import Ints, Place, dense_entries, dense_place, repeated_entry, repeated_place
 from eventstore.segments import (
-    SEGMENTS_KEY,
     Columns,
     Listed,
+    MapFile,
     Segment,
     Writer,
     columns_of,
     merged,
     segment_name,
 )
-from photon.core.background import Background
-from photon.core.backoff import Backoff
-from photon.core.errors import DiskFullError, StorageError
-from photon.core.lmdb_errors import LmdbFile
-
-ENTRIES_A_STEP: Final = 8192
-
-
-class Transaction(Protocol):
-    """Opens one on the map's environment."""
-
-    def __call__(self, write: bool = False) -> AbstractContextManager[Any]: ...
-
-
-FilesOf = Callable[[Sequence[tuple[bytes, bytes]]], npt.NDArray[np.int64]]
-"""Entries (key, value) -> the numbers of the files they point to."""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A database of the map and how to tell which file an entry points to."""
-
-    database: Any
-    files_of: FilesOf
-
-
-class Sweep:
-    """One pass over all tables for the files that were `gone` when it began."""
-
-    def __init__(self, transaction: Transaction, tables: Sequence[Table], gone: Collection[int]) -> None:
-        self.gone = frozenset(gone)
-        self.swept = 0
-        self._gone_column = np.fromiter(self.gone, np.int64, len(self.gone))
-        self._transaction = transaction
-        self._tables = list(tables)
-        self._next_key = b""
-
-    @property
-    def done(self) -> bool:
-        return not self._tables
-
-    def step(self) -> None:
-        """Look through some thousand entries. StorageError: call again, nothing was swept by this call."""
-        table = self._tables[0]
-        with self._transaction() as transaction:
-            cursor = transaction.cursor(table.database)
-            there = cursor.set_range(self._next_key) if self._next_key else cursor.first()
-            entries = list(islice(cursor.iternext(), ENTRIES_A_STEP)) if there else []
-        if entries:
-            files = table.files_of(entries)
-            rows = np.flatnonzero(np.isin(files, self._gone_column)).tolist()
-            if rows:
-                with self._transaction(write=True) as transaction:
-                    for row in rows:
-                        transaction.delete(entries[row][0], db=table.database)
-                self.swept += len(rows)
-            self._next_key = entries[-1][0] + b"\0"
-        if len(entries) < ENTRIES_A_STEP:
-            self._tables.pop(0)
-            self._next_key = b""
-
+from photon.core.clock import Background, Backoff
+from photon.core.errors import StorageError
 
 FLUSH_ENTRIES: Final = 1 << 18
+FAN: Final = 4
+"""So many segments of a level become one of the next."""
+SEGMENTS_MAX: Final = 64
+"""With more the reader waits for the merges."""
+_MERGE_WAIT_S: Final = 60.0
+_DEAD_SHARE: Final = 8
+"""A segment is written anew when an eighth of it points to logs that are gone."""
+_RETRIES: Final = Backoff(10.0, 10.0)
+_PAUSE_S: Final = 0.002  # between parts: lookups go first
+_LOOKED_AT_ONCE: Final = 1 << 20
+
+
+class _GivenUpError(Exception):
+    """The merger is stopping."""
 
 
 class ExchangedError(Exception):
@@ -104,39 +53,22 @@ class ExchangedError(Exception):
 
 
 class DenseMap:
-    """One thread writes, any may look up. `live`: numbers of the files that are there, kept by the owner."""
+    """One thread writes, any may look up, one merges; that one starts with the first `wake`.
 
-    def __init__(
-        self,
-        file: LmdbFile,
-        transaction: Transaction,
-        sync: Callable[[], None],
-        table: Any,
-        repeated: Any,
-        metas: Any,
-        live: Collection[int],
-        bytes_max: int,
-    ) -> None:
-        """`sync`: the last transaction too survives a power cut after it.
+    `live`: numbers of the files that are there, kept by the owner.
+    """
 
-        CorruptStateError if a segment is missing or damaged.
-        """
-        self.file = file
-        self.transaction = transaction
-        self._sync = sync
+    def __init__(self, file: MapFile, live: Collection[int]) -> None:
+        """CorruptStateError if a segment is missing or damaged."""
+        self._file = file
         self.live = live
-        self._table = table
-        self._repeated = repeated
-        self._metas = metas
-        self._bytes_max = bytes_max
         self._segments: dict[int, Segment] = {}
-        with transaction() as reading:
-            listed = self.listed(reading)
+        listed = self.all_listed()
         names = {segment_name(segment.number) for segment in listed}
         with file.errors():
-            unlisted = [path for path in file.path.glob("dense-*") if path.name not in names]
+            unlisted = [path for path in file.directory.glob("dense-*") if path.name not in names]
         if unlisted:
-            sync()  # the list may be of a process that was killed before it could do so
+            file.sync()  # the list may be of a process that was killed before it could do so
         with file.errors():
             for path in unlisted:
                 path.unlink()
@@ -147,16 +79,21 @@ class DenseMap:
                 raise file.corrupt(str(error)) from error
         self._numbers = itertools.count(max(self._segments, default=-1) + 1)
         self._merged_away: list[int] = []
+        self._changed = threading.Condition()
+        self._due = False
+        self._sweeps = 0
+        self._swept = 0
+        self._started = False
+        self._work = Background("dense-merger", self._work_off, _RETRIES)
 
     @property
     def disk_bytes(self) -> int:
-        """Of all segments."""
         return sum(segment.disk_bytes for segment in list(self._segments.values()))
 
     def entries(self, transaction: Any) -> int:
         """How many, those of deleted logs among them until they are swept or merged away. ExchangedError."""
-        in_table: int = transaction.stat(self._table)["entries"]
-        return in_table + sum(self.segment(one.number).count for one in self.listed(transaction))
+        in_table: int = transaction.stat(self._file.dense)["entries"]
+        return in_table + sum(self.segment(one.number).count for one in self._file.segments(transaction))
 
     def write(self, transaction: Any, ids: bytes, files: Ints, starts: Ints, lengths: Ints) -> list[int]:
         """Add N opaque ids. The rows that repeat one found earlier, in logs that are still there.
@@ -170,7 +107,7 @@ class DenseMap:
         if older:
             rest = [n for n in range(len(keys)) if n not in older]
             order, keys, values = order[rest], [keys[n] for n in rest], [values[n] for n in rest]
-        cursor = transaction.cursor(self._table)
+        cursor = transaction.cursor(self._file.dense)
         _, added = cursor.putmulti(zip(keys, values, strict=True), overwrite=False)
         stored = dict(cursor.getmulti(keys)) if added < len(keys) else {}
         for row, key, value in zip(order.tolist(), keys, values, strict=True) if stored else ():
@@ -178,7 +115,7 @@ class DenseMap:
                 continue
             first = dense_place(stored[key])
             if first.file not in self.live:
-                transaction.put(key, value, db=self._table)  # what was there first can't be read any more
+                transaction.put(key, value, db=self._file.dense)  # the first can't be read any more
                 stored[key] = value
             else:
                 repeats.append((row, key, value, first))
@@ -188,15 +125,15 @@ class DenseMap:
             if dense_place(value).file != first.file
         ]
         if elsewhere:
-            transaction.cursor(self._repeated).putmulti(elsewhere)
+            transaction.cursor(self._file.repeated).putmulti(elsewhere)
         return [row for row, _, value, first in repeats if dense_place(value) != first]
 
     def repeated(self, transaction: Any, key: bytes) -> list[Place]:
         """Where else than in the first log an opaque id stands."""
         places: list[Place] = []
-        if not transaction.stat(self._repeated)["entries"]:
+        if not transaction.stat(self._file.repeated)["entries"]:
             return places
-        cursor = transaction.cursor(self._repeated)
+        cursor = transaction.cursor(self._file.repeated)
         if cursor.set_range(key):
             for entry, value in cursor.iternext():
                 if not entry.startswith(key):
@@ -209,31 +146,34 @@ class DenseMap:
         wanted = sorted(set(ids))
         if not wanted:
             return {}
-        found = {key: dense_place(value) for key, value in transaction.cursor(self._table).getmulti(wanted)}
+        entries = transaction.cursor(self._file.dense).getmulti(wanted)
+        found = {key: dense_place(value) for key, value in entries}
         rest = [key for key in wanted if key not in found] if found else wanted
         return found | {rest[n]: place for n, place in self._find(transaction, rest).items()}
 
-    def flush_if_due(self) -> bool:
-        """Make a segment of the table if it is great enough; by the thread that writes. StorageError."""
-        with self.transaction() as transaction:
-            if transaction.stat(self._table)["entries"] < FLUSH_ENTRIES:
-                return False
-            keys = b"".join(transaction.cursor(self._table).iternext(keys=True, values=False))
-            values = b"".join(transaction.cursor(self._table).iternext(keys=False, values=True))
-        number = self.write_segment([columns_of(keys, values)], len(keys) // 16)
-        assert number is not None
-        with self._listing(number) as transaction:
-            transaction.drop(self._table, delete=False)
-            self._put_list(transaction, [*self.listed(transaction), Listed(number, 0)])
-        return True
+    def flush_if_due(self) -> None:
+        """Make a segment of the table if it is great enough; by the thread that writes. StorageError.
 
-    def listed(self, transaction: Any) -> list[Listed]:
+        Waits a while where there are more than SEGMENTS_MAX: the writer is faster than the merges.
+        """
+        with self._file.transaction() as transaction:
+            if transaction.stat(self._file.dense)["entries"] < FLUSH_ENTRIES:
+                return
+            keys = b"".join(transaction.cursor(self._file.dense).iternext(keys=True, values=False))
+            values = b"".join(transaction.cursor(self._file.dense).iternext(keys=False, values=True))
+        number = self.write_segment([columns_of(keys, values)], len(keys) // 16)
+        with self._listing(number) as transaction:
+            transaction.drop(self._file.dense, delete=False)
+            self._put_list(transaction, [*self._file.segments(transaction), Listed(number, 0)])
+        self.wake()
+        if len(self.all_listed()) > SEGMENTS_MAX:
+            with self._changed:
+                self._changed.wait_for(lambda: len(self.all_listed()) <= SEGMENTS_MAX, _MERGE_WAIT_S)
+
+    def all_listed(self) -> list[Listed]:
         """The segments, oldest first."""
-        value = transaction.get(SEGMENTS_KEY, db=self._metas)
-        try:
-            return msgspec.msgpack.decode(value, type=list[Listed]) if value is not None else []
-        except msgspec.DecodeError as error:
-            raise self.file.corrupt(f"the list of its segments: {error}") from error
+        with self._file.transaction() as transaction:
+            return self._file.segments(transaction)
 
     def segment(self, number: int) -> Segment:
         """ExchangedError."""
@@ -242,21 +182,15 @@ class DenseMap:
         except KeyError as error:
             raise ExchangedError(f"segment {number} was merged away") from error
 
-    def write_segment(self, parts: Iterable[Columns | None], capacity: int) -> int | None:
-        """Write one that nobody knows of yet; its number, or None if a part was None. StorageError."""
-        if self.disk_bytes + Writer.bytes_of(capacity) > self._bytes_max:
-            raise DiskFullError(
-                f"{self.file.path}: {self.file.what} is full; raise '{self.file.setting}' and start again, "
-                "nothing is lost"
-            )
+    def write_segment(self, parts: Iterable[Columns], capacity: int) -> int:
+        """Write one that nobody knows of yet; its number. StorageError, and what `parts` raises."""
+        if self.disk_bytes + Writer.bytes_of(capacity) > self._file.bytes_max:
+            raise self._file.lmdb.full()
         number = next(self._numbers)
-        with self.file.errors():
+        with self._file.errors():
             writer = Writer(self._path(number), capacity)
             try:
                 for part in parts:
-                    if part is None:
-                        writer.abandon()
-                        return None
                     writer.append(part)
                 writer.close()
             except BaseException:
@@ -268,7 +202,7 @@ class DenseMap:
     def exchange(self, old: Sequence[Listed], number: int, level: int) -> None:
         """Put a merged segment in the place of those it was made of, and remove these. StorageError."""
         with self._listing(number) as transaction:
-            listed = self.listed(transaction)
+            listed = self._file.segments(transaction)
             at = listed.index(old[0])
             assert listed[at : at + len(old)] == list(old), "only the merger takes segments away"
             fresh = [Listed(number, level)] if self._segments[number].count else []
@@ -278,37 +212,33 @@ class DenseMap:
 
     def _remove_merged_away(self) -> None:
         """What could not be removed is removed with the next ones, or at the next start."""
-        self._sync()
+        self._file.sync()
         while self._merged_away:
-            # Lookups under way hold what they use; those that come to it now look again.
-            self._segments.pop(self._merged_away[-1], None)
-            with self.file.errors():
-                self._path(self._merged_away[-1]).unlink(missing_ok=True)
+            self._remove(self._merged_away[-1])
             self._merged_away.pop()
+
+    def _remove(self, number: int) -> None:
+        """Lookups under way hold what they use; those that come to it now look again."""
+        self._segments.pop(number, None)
+        with self._file.errors():
+            self._path(number).unlink(missing_ok=True)
 
     @contextmanager
     def _listing(self, number: int) -> Iterator[Any]:
         """The transaction that puts a new segment on the list. If it fails, the segment's file goes again."""
         try:
-            with self.transaction(write=True) as transaction:
+            with self._file.transaction(write=True) as transaction:
                 yield transaction
         except BaseException:
             with suppress(StorageError):  # then the next start does it
-                self._remove_unlisted(number)
+                if number not in {one.number for one in self.all_listed()}:
+                    self._remove(number)
             raise
-
-    def _remove_unlisted(self, number: int) -> None:
-        with self.transaction() as transaction:
-            if number in {segment.number for segment in self.listed(transaction)}:
-                return
-        del self._segments[number]
-        with self.file.errors():
-            self._path(number).unlink(missing_ok=True)
 
     def _find(self, transaction: Any, keys: Sequence[bytes]) -> dict[int, Place]:
         """Of sorted ids those that are in a segment, by their row: where their lines are."""
         found: dict[int, Place] = {}
-        listed = self.listed(transaction)
+        listed = self._file.segments(transaction)
         if not listed or not keys:
             return found
         halves = np.frombuffer(b"".join(keys), ">u8").astype(np.uint64)
@@ -322,33 +252,10 @@ class DenseMap:
         return found
 
     def _put_list(self, transaction: Any, listed: Sequence[Listed]) -> None:
-        transaction.put(SEGMENTS_KEY, msgspec.msgpack.encode(listed), db=self._metas)
+        self._file.put_segments(transaction, listed)
 
     def _path(self, number: int) -> Path:
-        return self.file.path / segment_name(number)
-
-
-FAN: Final = 4
-"""So many segments of a level become one of the next."""
-SEGMENTS_MAX: Final = 64
-"""With more the reader waits for the merges."""
-_DEAD_SHARE: Final = 8
-"""A segment is written anew when an eighth of it points to logs that are gone."""
-_RETRIES: Final = Backoff(10.0, 10.0)
-_PAUSE_S: Final = 0.002  # between parts: lookups go first
-_LOOKED_AT_ONCE: Final = 1 << 20
-
-
-class Merger:
-    """`wake` it when there may be something to do. It starts with the first call."""
-
-    def __init__(self, dense: DenseMap) -> None:
-        self._dense = dense
-        self._changed = threading.Condition()
-        self._due = False
-        self._sweep = False
-        self._started = False
-        self._work = Background("dense-merger", self._work_off, _RETRIES)
+        return self._file.directory / segment_name(number)
 
     @property
     def trouble(self) -> str | None:
@@ -356,21 +263,14 @@ class Merger:
         return self._work.trouble
 
     def wake(self, sweep: bool = False) -> None:
-        """`sweep`: logs were deleted, so look for segments that point to them."""
+        """Look for merges to do. `sweep`: logs were deleted, so look for segments that point to them."""
         with self._changed:
             self._due = True
-            self._sweep |= sweep
+            self._sweeps += sweep
             if not self._started and not self._work.stopping:
                 self._started = True
                 self._work.start()
         self._work.wake()
-
-    def wait(self, timeout_s: float) -> None:
-        """Until there are no more than SEGMENTS_MAX. For a writer that is faster than the merges."""
-        if self._count() > SEGMENTS_MAX:
-            self.wake()
-            with self._changed:
-                self._changed.wait_for(lambda: self._count() <= SEGMENTS_MAX, timeout_s)
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until there is nothing left to do (tests, benchmarks)."""
@@ -381,53 +281,43 @@ class Merger:
         """A merge under way is given up: the segments it was made of are all still there."""
         self._work.stop()
 
-    def _count(self) -> int:
-        with self._dense.transaction() as transaction:
-            return len(self._dense.listed(transaction))
-
     def _work_off(self) -> float:
-        """All merges that there are to do, then the sweep if one is due."""
+        """One merge, or the sweep if one is due."""
+        sweeps = self._sweeps
+        if not self._step() and self._swept != sweeps:
+            self._rewrite_dead()
+            self._swept = sweeps
         with self._changed:
-            sweep, self._sweep = self._sweep, False
-        try:
-            while self._step():
-                with self._changed:
-                    self._changed.notify_all()
-            if sweep:
-                self._rewrite_dead()
-        except BaseException:
-            with self._changed:
-                self._sweep |= sweep
-            raise
-        with self._changed:
-            self._due = self._sweep or job_of(self._listed()) is not None
+            self._due = self._swept != self._sweeps or job_of(self.all_listed()) is not None
             self._changed.notify_all()
             return 0.0 if self._due else float("inf")
 
     def _step(self) -> bool:
-        """One merge, if there is one to do."""
-        job = job_of(self._listed())
+        job = job_of(self.all_listed())
         return job is not None and self._merge(job, job[0].level + 1)
 
     def _merge(self, job: Sequence[Listed], level: int) -> bool:
-        segments = [self._dense.segment(one.number) for one in job]
+        segments = [self.segment(one.number) for one in job]
         # After the segments were chosen: what is live then and in them is live now, or was deleted.
-        live = np.sort(np.fromiter(list(self._dense.live), np.int64))
+        live = np.sort(np.fromiter(list(self.live), np.int64))
 
-        def parts() -> Iterator[Columns | None]:
+        def parts() -> Iterator[Columns]:
             for part in merged(segments, live):
-                yield None if self._work.rest(_PAUSE_S) else part
+                if self._work.rest(_PAUSE_S):
+                    raise _GivenUpError
+                yield part
 
-        number = self._dense.write_segment(parts(), sum(segment.count for segment in segments))
-        if number is None:
+        try:
+            number = self.write_segment(parts(), sum(segment.count for segment in segments))
+        except _GivenUpError:
             return False
-        self._dense.exchange(job, number, level)
+        self.exchange(job, number, level)
         return True
 
     def _rewrite_dead(self) -> None:
-        for one in self._listed():
-            segment = self._dense.segment(one.number)
-            live = np.fromiter(list(self._dense.live), np.int64)
+        for one in self.all_listed():
+            segment = self.segment(one.number)
+            live = np.fromiter(list(self.live), np.int64)
             dead = 0
             for start in range(0, segment.count, _LOOKED_AT_ONCE):
                 part = segment.columns.file[start : start + _LOOKED_AT_ONCE]
@@ -436,10 +326,6 @@ class Merger:
                     return
             if dead * _DEAD_SHARE > segment.count:
                 self._merge([one], one.level)
-
-    def _listed(self) -> list[Listed]:
-        with self._dense.transaction() as transaction:
-            return self._dense.listed(transaction)
 
 
 def job_of(listed: Sequence[Listed]) -> list[Listed] | None:

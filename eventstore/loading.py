@@ -7,10 +7,12 @@ killed before it, there is no map, and the next call begins anew.
 
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -23,21 +25,17 @@ from eventstore.built_map import (
     letters,
     read_manifest,
     sparse_records,
-    split_records,
 )
 from eventstore.dense import FAN, FLUSH_ENTRIES
-from eventstore.rules.entries import repeated_entries
+from eventstore.rules.entries import Entries, repeated_entries, sparse_entries
 from eventstore.segments import (
+    DATA,
     LOADED_LETTERS,
     LOADING,
     LOADING_LETTERS,
-    META_KEY,
-    SEGMENTS_KEY,
-    SPARSE_TABLES,
-    TABLES,
-    Columns,
     Counts,
     Listed,
+    MapFile,
     Writer,
     identity_of,
     new_meta,
@@ -45,11 +43,12 @@ from eventstore.segments import (
 )
 from photon.core.disk import DirectoryLock, make_directory, replace, storage_errors
 from photon.core.errors import DiskFullError, StorageError, UsageError
-from photon.core.lmdb_errors import LmdbFile
 from photon.core.settings import Settings
-from photon.logs.chunks import HEAD_BYTES, digest, read_at
-from photon.logs.files import TAIL_BYTES, FileState, SeenFile, Source, pack_file_state
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, FileState, Identity, SeenFile, digest, read_at
 from photon.logs.packed import Spool, is_packed
+
+Stamp = tuple[int, int]
+"""Size and time of change (ns) of an archive."""
 
 
 def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileState], list[str]]:
@@ -59,11 +58,30 @@ def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileSta
     UsageError if a name holds another log now and its own is nowhere, StorageError if one can't be read.
     """
     named = [_named_state(file, file.name, spool) for file in files]
-    elsewhere = _Elsewhere({state.source for state in named if state is not None})
+    taken = {state.source for state in named if state is not None}
+    listed = cache(lambda directory: list(_candidates(directory)))
+
+    @cache
+    def index(directory: str, head_bytes: int) -> dict[object, list[str]]:
+        """Names by the stamps of archives, and by the digests of so many first bytes of the others."""
+        names: dict[object, list[str]] = {}
+        for name, stamp, head in listed(directory):
+            names.setdefault(stamp or digest(head[:head_bytes]).hex(), []).append(name)
+        return names
+
+    def elsewhere(file: BuiltFile) -> FileState | None:
+        """Under another name in its directory. Links are not followed: what they lead to has its own name."""
+        if not file.head_bytes and file.archive is None:
+            return None  # nothing is known of it but its name
+        found = index(os.path.dirname(file.name), file.head_bytes).get(file.archive or file.head, ())
+        states = (_named_state(file, name, spool, taken) for name in found)
+        return next((state for state in states if state is not None), None)
+
     states, missing = [], []
     for file, there in zip(files, named, strict=True):
-        state = there or elsewhere.state(file, spool)
+        state = there or elsewhere(file)
         if state is not None:
+            taken.add(state.source)
             states.append(state)
         elif os.path.exists(file.name):
             raise UsageError(
@@ -75,83 +93,33 @@ def known_states(files: Sequence[BuiltFile], spool: Spool) -> tuple[list[FileSta
     return states, missing
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """`head`: its first bytes; of an archive none."""
-
-    name: str
-    source: Source
-    archive: tuple[int, int] | None
-    head: bytes
-
-
-class _Elsewhere:
-    """Finds logs under other names. `taken`: files that are known to be logs of the map already.
-
-    Links are not followed: what they lead to has a name of its own.
-    """
-
-    def __init__(self, taken: Collection[Source]) -> None:
-        self._taken = set(taken)
-        self._listed: dict[str, list[_Candidate]] = {}
-        self._indexed: dict[tuple[str, int], dict[object, list[_Candidate]]] = {}
-
-    def state(self, file: BuiltFile, spool: Spool) -> FileState | None:
-        """None if no file of its directory is that log."""
-        if not file.head_bytes and file.archive is None:
-            return None  # nothing is known of it but its name
-        key = file.archive or file.head
-        for candidate in self._index(os.path.dirname(file.name), file.head_bytes).get(key, ()):
-            if candidate.source in self._taken:
-                continue
-            state = _named_state(file, candidate.name, spool)
-            if state is not None:
-                self._taken.add(state.source)
-                return state
-        return None
-
-    def _index(self, directory: str, head_bytes: int) -> dict[object, list[_Candidate]]:
-        """By size and time of change of archives, by the digests of so many first bytes of the others."""
-        index = self._indexed.get((directory, head_bytes))
-        if index is None:
-            index = self._indexed[directory, head_bytes] = {}
-            for candidate in self._list(directory):
-                key = candidate.archive or digest(candidate.head[:head_bytes]).hex()
-                index.setdefault(key, []).append(candidate)
-        return index
-
-    def _list(self, directory: str) -> list[_Candidate]:
-        found = self._listed.get(directory)
-        if found is None:
-            found = self._listed[directory] = []
-            try:
-                with os.scandir(directory) as entries:
-                    names = sorted(entry.path for entry in entries if entry.is_file(follow_symlinks=False))
-            except FileNotFoundError:
-                return found
-            except OSError as error:
-                raise _unreadable(directory, error) from error
-            found += [candidate for name in names if (candidate := _candidate(name)) is not None]
-        return found
-
-
-def _candidate(name: str) -> _Candidate | None:
-    """None for one that can't be read: it may be anybody's."""
+def _candidates(directory: str) -> Iterator[tuple[str, Stamp | None, bytes]]:
+    """Name, stamp (of archives), first bytes (of others) of each file that can be read. StorageError."""
     try:
-        status = os.stat(name)
-        packed = is_packed(name)
-        head = b"" if packed else read_at(name, 0, HEAD_BYTES)
-    except OSError:
-        return None
-    archive = (status.st_size, status.st_mtime_ns) if packed else None
-    return _Candidate(name, (status.st_dev, status.st_ino), archive, head)
+        with os.scandir(directory) as entries:
+            names = sorted(entry.path for entry in entries if entry.is_file(follow_symlinks=False))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _unreadable(directory, error) from error
+    for name in names:
+        with suppress(OSError):  # one that can't be read may be anybody's
+            status = os.stat(name)
+            if is_packed(name):
+                yield name, (status.st_size, status.st_mtime_ns), b""
+            else:
+                yield name, None, read_at(name, 0, HEAD_BYTES)
 
 
-def _named_state(file: BuiltFile, name: str, spool: Spool) -> FileState | None:
-    """None if there is no such name, or it holds something else. StorageError if it can't be read."""
+def _named_state(
+    file: BuiltFile, name: str, spool: Spool, taken: Collection[Identity] = ()
+) -> FileState | None:
+    """None if there is no such name, it is taken, or it holds something else. StorageError if unreadable."""
     try:
         status = os.stat(name)
         source = (status.st_dev, status.st_ino)
+        if source in taken:
+            return None
         seen = SeenFile(name, name, *source, status.st_size, status.st_ctime_ns, source, status.st_mtime_ns)
         read = spool.unpack(seen) if is_packed(name) else seen
         if not _holds(read, file):
@@ -193,10 +161,6 @@ def _unreadable(name: str, error: OSError) -> StorageError:
     return StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions")
 
 
-DATA: Final = "data.mdb"
-_REPEATED: Final = b"repeated"
-
-
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """What the map holds now; `missing`: names of logs that were not found, whose entries were left out.
@@ -214,7 +178,6 @@ class Loaded:
     missing: list[str]
 
     def as_document(self) -> dict[str, Any]:
-        """For --json."""
         return asdict(self)
 
 
@@ -248,114 +211,99 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
         return _Load(built, into, manifest, settings, dead_letters).run()
 
 
+@dataclass
 class _Load:
-    """One load."""
+    built: Path
+    into: Path
+    manifest: Manifest
+    settings: Settings
+    dead_letters: Path | None
 
-    def __init__(
-        self, built: Path, into: Path, manifest: Manifest, settings: Settings, dead_letters: Path | None
-    ) -> None:
-        self._built, self._into = built, into
-        self._manifest = manifest
-        self._settings = settings
-        self._dead_letters = dead_letters
-        self._file = LmdbFile(
-            into / LOADING,
-            what="the log file map",
-            setting="eventstore.map_bytes_max",
-            mend="load it again",
-        )
-        self._env: Any = None
+    @property
+    def _bytes_max(self) -> int:
+        return self.settings.eventstore.map_bytes_max
 
     def run(self) -> Loaded:
-        spool = Spool(self._into.parent / "spool", self._settings.logs.spool_bytes_max)
-        states, missing = known_states(self._manifest.live, spool)
-        gone = {file.number for file in self._manifest.files} - {state.number for state in states}
-        with self._file.errors():
-            self._env = self._file.open(self._settings.eventstore.map_bytes_max, sync=False)
-            try:
-                dense, repeated = self._write_dense(gone)
-                sparse = self._write_sparse(gone)
-                counts = self._write_letters(gone)
-                self._write_rest(states, counts, dense)
-                self._env.sync(True)
-            finally:
-                self._env.close()
-        self._commit()
-        written = self._dead_letters is not None
+        spool = Spool(self.into.parent / "spool", self.settings.logs.spool_bytes_max)
+        states, missing = known_states(self.manifest.live, spool)
+        gone = {file.number for file in self.manifest.files} - {state.number for state in states}
+        self._file = MapFile(
+            self.into / LOADING, self.settings.eventstore.map_bytes_max, mend="load it again", sync=False
+        )
+        try:
+            dense, repeated = self._write_dense(gone)
+            sparse = self._write_sparse(gone)
+            counts = self._write_letters(gone)
+            meta = new_meta(identity_of(self.settings), self.manifest.interval_us, counts)
+            with self._file.transaction(write=True) as transaction:
+                for state in states:
+                    self._file.put_state(transaction, state)
+                self._file.put_meta(transaction, meta)
+                self._file.put_segments(transaction, [Listed(0, _level(dense))] if dense else [])
+            self._file.sync()
+        finally:
+            self._file.close()
+        with storage_errors(self.into):
+            replace(self.into / LOADING / DATA, self.into / DATA)
+            shutil.rmtree(self.into / LOADING)
+        written = self.dead_letters is not None
         return Loaded(
             len(states), counts.primary_events, counts.malformed, sparse, dense, repeated, written, missing
         )
 
     def _write_dense(self, gone: set[int]) -> tuple[int, int]:
         """The first places to the segment, the others to their table; how many there are of each."""
-        capacity = dense_entries_of(self._manifest)
+        capacity = dense_entries_of(self.manifest)
         if not capacity:
             return 0, 0
-        if Writer.bytes_of(capacity) > self._settings.eventstore.map_bytes_max:
+        if Writer.bytes_of(capacity) > self._bytes_max:
             raise DiskFullError(
-                f"{self._into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
+                f"{self.into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
                 "and load again"
             )
-        repeated = self._env.open_db(_REPEATED)
-        path, count = self._into / segment_name(0), 0
-        writer = Writer(path, capacity)
-        for first, others in dense_columns(self._built, self._manifest, gone):
-            writer.append(first)
-            count += len(others)
-            if len(others):
-                self._put(repeated, *_repeated(others), append=False)
-        writer.close()
-        if not writer.count:
-            path.unlink()
-        return writer.count, count
+        path, repeated = self.into / segment_name(0), 0
+        with self._file.errors():
+            writer = Writer(path, capacity)
+            for first, others in dense_columns(self.built, self.manifest, gone):
+                writer.append(first)
+                repeated += len(others)
+                if len(others):
+                    self._put(self._file.repeated, repeated_entries(*others.all()), append=False)
+            writer.close()
+            if not writer.count:
+                path.unlink()
+        return writer.count, repeated
 
     def _write_sparse(self, gone: set[int]) -> int:
-        tables = [self._env.open_db(name) for name in SPARSE_TABLES]
         count = 0
-        for level, append, records in sparse_records(self._built, self._manifest, gone):
-            self._put(tables[level], *split_records(records), append=append)
+        for level, append, records in sparse_records(self.built, self.manifest, gone):
+            self._put(self._file.sparse[level], sparse_entries(records), append)
             count += len(records)
         return count
 
-    def _put(self, table: Any, keys: Sequence[bytes], values: Sequence[bytes], append: bool) -> None:
+    def _put(self, table: Any, entries: Entries, append: bool) -> None:
         """`append`: they come after all that are there."""
-        with self._env.begin(write=True, db=table) as transaction:
-            transaction.cursor().putmulti(zip(keys, values, strict=True), append=append)
+        with self._file.transaction(write=True) as transaction:
+            transaction.cursor(table).putmulti(zip(*entries, strict=True), append=append)
 
     def _write_letters(self, gone: Collection[int]) -> Counts:
         """The counts, and the position in the dead letters that goes with them: both of the same logs."""
-        live = [file for file in self._manifest.live if file.number not in gone]
+        live = [file for file in self.manifest.live if file.number not in gone]
         counts = Counts(sum(file.events for file in live), sum(file.malformed for file in live))
-        if self._dead_letters is None:
+        if self.dead_letters is None:
             return counts
-        path = self._dead_letters / LOADED_LETTERS
+        path = self.dead_letters / LOADED_LETTERS
         with storage_errors(path):
-            make_directory(self._dead_letters)
+            make_directory(self.dead_letters)
             temporary = path.with_name(LOADING_LETTERS)
             with temporary.open("wb") as file:
-                file.writelines(letters(self._built, self._manifest, gone))
+                file.writelines(letters(self.built, self.manifest, gone))
                 size = file.tell()
                 file.flush()
                 os.fsync(file.fileno())
             # Later files than this one the reader cuts off: its map does not know of them.
             replace(temporary, path)
         return msgspec.structs.replace(counts, dead_letter_offset=size)
-
-    def _write_rest(self, states: Sequence[FileState], counts: Counts, dense: int) -> None:
-        tables = {name: self._env.open_db(name) for name in TABLES}
-        meta = new_meta(identity_of(self._settings), self._manifest.interval_us, counts)
-        listed = [Listed(0, _level(dense))] if dense else []
-        with self._env.begin(write=True) as transaction:
-            for state in states:
-                key = state.number.to_bytes(4, "big")
-                transaction.put(key, pack_file_state(state), db=tables[b"files"])
-            transaction.put(META_KEY, msgspec.msgpack.encode(meta), db=tables[b"meta"])
-            transaction.put(SEGMENTS_KEY, msgspec.msgpack.encode(listed), db=tables[b"meta"])
-
-    def _commit(self) -> None:
-        with storage_errors(self._into):
-            replace(self._into / LOADING / DATA, self._into / DATA)
-            shutil.rmtree(self._into / LOADING)
 
 
 def _level(entries: int) -> int:
@@ -364,7 +312,3 @@ def _level(entries: int) -> int:
     while entries >= FLUSH_ENTRIES * FAN ** (level + 1):
         level += 1
     return level
-
-
-def _repeated(others: Columns) -> tuple[list[bytes], list[bytes]]:
-    return repeated_entries(others.high, others.low, others.file, others.offset, others.length)

@@ -2,62 +2,51 @@
 
 LMDB. One transaction holds the entries of a group of chunks, the offsets up to which files are read, the
 counts and the position of the dead letters: after a crash all of them are of the same moment.
+
+The map's keys are ids and times, not files: what a deleted log has left there is found by going through
+all of it, slowly, while the reader has nothing else to do. Until then it costs room, and lookups pass it by.
 """
 
 import shutil
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from eventstore.dense import DenseMap, ExchangedError, Merger, Sweep, Table
+from eventstore.dense import DenseMap, ExchangedError
 from eventstore.rules.entries import (
     LEVEL_PARTS,
+    Entries,
     Interval,
     Ints,
     OpenRuns,
     Place,
-    dense_files,
-    level_of,
-    repeated_files,
+    Runs,
+    files_of,
+    levels_of,
     runs_of,
     sparse_entries,
-    sparse_files,
-    sparse_key,
     sparse_latest,
     sparse_place,
     sparse_range,
 )
-from eventstore.segments import (
-    FORMAT,
-    LOADING,
-    META_KEY,
-    SPARSE_TABLES,
-    TABLES,
-    Counts,
-    Meta,
-    interval_us_of,
-    new_meta,
-)
+from eventstore.segments import DATA, FORMAT, LOADING, Counts, MapFile, Meta, interval_us_of, new_meta
 from photon.core.columns import take_ids
 from photon.core.disk import DirectoryLock
-from photon.core.errors import SettingsError, StorageError
+from photon.core.errors import SettingsError
 from photon.core.ids import opaque_mask
-from photon.core.lmdb_errors import LmdbFile
 from photon.core.settings import EventStore
-from photon.logs.files import FileState, pack_file_state, unpack_file_state
+from photon.logs.files import FileState, unpack_file_state
 
 __all__ = ["Counts", "LogFileMap", "Rows"]
 
+ENTRIES_A_STEP: Final = 8192
 _READERS_MAX: Final = 256
-_CLOSE_WAIT_S: Final = 5.0
-_MERGE_WAIT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,45 +70,22 @@ class LogFileMap:
 
     def __init__(self, directory: Path, settings: EventStore, identity: str = "") -> None:
         self.directory = directory
-        self._settings = settings
-        interval = Interval(settings.map_interval_bytes, interval_us_of(settings.map_interval_s))
-        self._interval = interval
-        self._open_runs = OpenRuns(interval)
-        self._idle = threading.Condition()
-        self._active = 0
-        self._closed = False
-        self._file = LmdbFile(
-            directory,
-            what="the log file map",
-            setting="eventstore.map_bytes_max",
-            mend=f"remove {directory}: the map is rebuilt from the logs",
-        )
+        self._interval = Interval(settings.map_interval_bytes, interval_us_of(settings.map_interval_s))
+        self._open_runs = OpenRuns(self._interval)
         self._lock = DirectoryLock(directory)
-        self._env: Any = None
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._lock.release)
             shutil.rmtree(directory / LOADING, ignore_errors=True)  # of a load that was killed
-            self._open()
+            self._file = MapFile(directory, settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False)
+            undo.callback(self._file.close)
             self._meta = self._read_meta(identity)
-            self._gone = {state.number for state in self.states() if state.gone}
-            self._live = {state.number for state in self.states() if not state.gone}
-            self._dense = DenseMap(
-                self._file,
-                self._transaction,
-                self._sync,
-                self._dense_table,
-                self._repeated,
-                self._metas,
-                self._live,
-                settings.map_bytes_max,
-            )
-        except BaseException:
-            if self._env is not None:
-                self._env.close()
-            self._lock.release()
-            raise
-        self._merger = Merger(self._dense)
+            states = self.states()
+            self._gone = {state.number for state in states if state.gone}
+            self._live = {state.number for state in states if not state.gone}
+            self._dense = DenseMap(self._file, self._live)
+            undo.pop_all()
         self._kept: frozenset[int] = frozenset()  # swept, though still listed
-        self._sweep: Sweep | None = None
+        self._sweep: _Sweep | None = None
         self.swept = 0
         """Entries of deleted logs that were swept out by this process."""
 
@@ -136,27 +102,25 @@ class LogFileMap:
     def disk_bytes(self) -> int:
         """Size of the files on disk; 0 if somebody has removed them."""
         try:
-            return (self.directory / "data.mdb").stat().st_size + self._dense.disk_bytes
+            return (self.directory / DATA).stat().st_size + self._dense.disk_bytes
         except FileNotFoundError:
             return 0
 
     @property
     def trouble(self) -> str | None:
         """Why segments of the dense map can't be merged at the moment."""
-        return self._merger.trouble
+        return self._dense.trouble
 
     def entries(self) -> dict[str, int]:
-        """How many entries there are of each kind."""
         while True:
-            with suppress(ExchangedError), self._transaction() as transaction:
-                sparse = sum(transaction.stat(db)["entries"] for db in self._sparse)
-                repeated = transaction.stat(self._repeated)["entries"]
+            with suppress(ExchangedError), self._file.transaction() as transaction:
+                sparse = sum(transaction.stat(db)["entries"] for db in self._file.sparse)
+                repeated = transaction.stat(self._file.repeated)["entries"]
                 return {"sparse": sparse, "dense": self._dense.entries(transaction), "repeated": repeated}
 
     def states(self) -> list[FileState]:
-        """What is known of every log file."""
-        with self._transaction() as transaction:
-            values = list(transaction.cursor(self._files).iternext(keys=False, values=True))
+        with self._file.transaction() as transaction:
+            values = list(transaction.cursor(self._file.files).iternext(keys=False, values=True))
         return list(map(self._unpack_state, values))
 
     def write(self, rows: Rows | None, states: Iterable[FileState], counts: Counts) -> list[int]:
@@ -166,9 +130,7 @@ class LogFileMap:
         not the first with their id. StorageError if nothing was written.
         """
         states = list(states)
-        if self._dense.flush_if_due():
-            self._merger.wake()
-            self._merger.wait(_MERGE_WAIT_S)
+        self._dense.flush_if_due()
         gone = {state.number for state in states if state.gone}
         self._gone |= gone
         self._live |= {state.number for state in states if not state.gone}
@@ -176,7 +138,7 @@ class LogFileMap:
         meta = msgspec.structs.replace(self._meta, counts=counts)
         repeats: list[int] = []
         opened = {}
-        with self._transaction(write=True) as transaction:
+        with self._file.transaction(write=True) as transaction:
             if rows is not None and rows.ids:
                 opaque = opaque_mask(rows.ids)
                 if opaque.any():
@@ -187,8 +149,8 @@ class LogFileMap:
                 if not opaque.all():
                     opened = self._write_sparse(transaction, rows if not opaque.any() else rows.take(~opaque))
             for state in states:
-                transaction.put(state.number.to_bytes(4, "big"), pack_file_state(state), db=self._files)
-            transaction.put(META_KEY, msgspec.msgpack.encode(meta), db=self._metas)
+                self._file.put_state(transaction, state)
+            self._file.put_meta(transaction, meta)
         self._meta = meta
         self._open_runs.keep(opened)
         return repeats
@@ -201,7 +163,7 @@ class LogFileMap:
         """
         opaque = opaque_mask(b"".join(ids)).tolist()
         while True:
-            with suppress(ExchangedError), self._transaction() as transaction:
+            with suppress(ExchangedError), self._file.transaction() as transaction:
                 return self._look_up(transaction, ids, opaque)
 
     def last_files(self, ids: Sequence[bytes]) -> list[int]:
@@ -211,14 +173,12 @@ class LogFileMap:
         opaque = opaque_mask(b"".join(ids)).tolist()
         servers = {key[:8] for key, is_opaque in zip(ids, opaque, strict=True) if not is_opaque}
         files: dict[int, None] = {}
-        with self._transaction() as transaction:
-            cursors = [transaction.cursor(db) for db in self._sparse]
+        with self._file.transaction() as transaction:
+            cursors = [transaction.cursor(db) for db in self._file.sparse]
             for server in servers:
-                last = max(
-                    (entry for cursor in cursors if (entry := _last_entry(cursor, server))), default=None
-                )
-                if last is not None:
-                    files[sparse_place(*last[1:]).file] = None
+                entries = [entry for cursor in cursors if (entry := _last_entry(cursor, server))]
+                if entries:
+                    files[sparse_place(*max(entries)[1:]).file] = None
         return list(files)
 
     def sweep_step(self) -> bool:
@@ -226,42 +186,33 @@ class LogFileMap:
         if self._sweep is None:
             if not self._gone - self._kept:
                 return False
-            tables = [Table(db, sparse_files) for db in self._sparse]
-            tables += [Table(self._dense_table, dense_files), Table(self._repeated, repeated_files)]
-            self._sweep = Sweep(self._transaction, tables, self._gone)
+            self._sweep = _Sweep(self._file, self._gone)
         if not self._sweep.done:
             before = self._sweep.swept
             self._sweep.step()
             self.swept += self._sweep.swept - before
             return True
         self._forget_files(self._sweep.gone)
-        self._merger.wake(sweep=True)
+        self._dense.wake(sweep=True)
         self._sweep = None
         return True
 
     def close(self) -> None:
         """Wait for lookups under way, then close. Lookups after that raise StorageError."""
-        self._merger.close()
-        with self._idle:
-            self._closed = True
-            if not self._idle.wait_for(lambda: self._active == 0, _CLOSE_WAIT_S):
-                return  # closing under a reader would end the process; its end closes the file as well
-        self._env.close()
-        self._lock.release()
+        self._dense.close()
+        if self._file.close():
+            self._lock.release()
 
     def _forget_files(self, swept: frozenset[int]) -> None:
         """The states of files of which nothing is left; but the last number must not be given out again."""
-        with self._transaction(write=True) as transaction:
-            last = max(map(self._number, transaction.cursor(self._files).iternext(values=False)), default=0)
+        with self._file.transaction(write=True) as transaction:
+            numbers = transaction.cursor(self._file.files).iternext(values=False)
+            last = max((int.from_bytes(number, "big") for number in numbers), default=0)
             for number in swept - {last}:
-                transaction.delete(number.to_bytes(4, "big"), db=self._files)
+                transaction.delete(number.to_bytes(4, "big"), db=self._file.files)
         self._kept = swept & {last}
         self._gone -= swept - {last}
         self._open_runs.forget(swept)
-
-    @staticmethod
-    def _number(key: bytes) -> int:
-        return int.from_bytes(key, "big")
 
     def _look_up(
         self, transaction: Any, ids: Sequence[bytes], opaque: list[bool]
@@ -270,53 +221,47 @@ class LogFileMap:
         places = [[dense[key]] if key in dense else [] for key in ids] if dense else [[] for _ in ids]
         self._look_up_sparse(transaction, ids, opaque, places)
         states = self._states(transaction, places)
-        if any(opaque):
-            self._look_elsewhere(transaction, ids, opaque, places, states)
-        return places, states
-
-    def _look_elsewhere(
-        self,
-        transaction: Any,
-        ids: Sequence[bytes],
-        opaque: list[bool],
-        places: list[list[Place]],
-        states: dict[int, FileState],
-    ) -> None:
-        """Of opaque ids whose first log is deleted: where they were repeated in others."""
-        for row in [row for row, is_opaque in enumerate(opaque) if is_opaque]:
+        for row in compress(range(len(ids)), opaque):
             # A segment may still point to logs that were swept out of all the rest.
             found = [place for place in places[row] if place.file in states]
             if not found or states[found[0].file].gone:
+                # Its first log is deleted: where it was repeated in others.
                 others = sorted(self._dense.repeated(transaction, ids[row]))
                 states |= self._states(transaction, [others])
                 found += [place for place in others if place.file in states]
             places[row] = found
+        return places, states
 
     def _states(self, transaction: Any, places: Iterable[Iterable[Place]]) -> dict[int, FileState]:
-        states: dict[int, FileState] = {}
-        for file in {place.file for found in places for place in found}:
-            state = self._state(transaction, file)
-            if state is not None:
-                states[file] = state
-        return states
+        files = {place.file for found in places for place in found}
+        packed = {file: transaction.get(file.to_bytes(4, "big"), db=self._file.files) for file in files}
+        return {file: self._unpack_state(value) for file, value in packed.items() if value is not None}
 
-    def _write_sparse(self, transaction: Any, rows: Rows) -> dict[int, Any]:
+    def _write_sparse(self, transaction: Any, rows: Rows) -> dict[int, Runs]:
         runs = runs_of(rows.ids, rows.files, rows.starts, rows.lengths, self._interval)
-        extended, opened = self._open_runs.extend(runs)
-        interval_us = self._meta.interval_us
-        for old, new in extended:
-            if (level_of(old, interval_us), sparse_key(old)) != (level_of(new, interval_us), sparse_key(new)):
-                transaction.delete(sparse_key(old), db=self._sparse[level_of(old, interval_us)])
-        for db, (keys, values) in zip(self._sparse, sparse_entries(runs, interval_us), strict=True):
-            if keys:
-                transaction.cursor(db).putmulti(zip(keys, values, strict=True))
+        extended, runs, opened = self._open_runs.extend(runs)
+        old, new = self._leveled(extended), self._leveled(runs)
+        for level in old.keys() | new.keys():
+            db = self._file.sparse[level]
+            keys, values = new.get(level, ([], []))
+            for key in set(old.get(level, ([],))[0]).difference(keys):
+                transaction.delete(key, db=db)
+            transaction.cursor(db).putmulti(zip(keys, values, strict=True))
         return opened
+
+    def _leveled(self, runs: Runs) -> dict[int, Entries]:
+        """Keys and values by level, in the order of the keys."""
+        if not len(runs):
+            return {}
+        records = runs.records()
+        levels = levels_of(records, self._meta.interval_us)
+        return {level: sparse_entries(records[levels == level]) for level in set(levels.tolist())}
 
     def _look_up_sparse(
         self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
     ) -> None:
         wanted = sorted((key, row) for row, key in enumerate(ids) if not opaque[row])
-        for db, part in zip(self._sparse, LEVEL_PARTS, strict=True):
+        for db, part in zip(self._file.sparse, LEVEL_PARTS, strict=True):
             width_us = self._meta.interval_us // part
             cursor = transaction.cursor(db)
             for key, row in wanted:
@@ -332,75 +277,58 @@ class LogFileMap:
         for _, row in wanted:
             places[row].sort()
 
-    def _state(self, transaction: Any, file: int) -> FileState | None:
-        value = transaction.get(file.to_bytes(4, "big"), db=self._files)
-        return None if value is None else self._unpack_state(value)
-
     def _unpack_state(self, packed: bytes) -> FileState:
         try:
             return unpack_file_state(packed)
         except msgspec.DecodeError as error:
             raise self._file.corrupt(f"a file's state: {error}") from error
 
-    def _open(self) -> None:
-        with self._file.errors():
-            self._env = self._file.open(
-                self._settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False
-            )
-            last_page = self._env.info()["last_pgno"]
-            if (self.directory / "data.mdb").stat().st_size < (last_page + 1) * self._env.stat()[
-                "psize"
-            ] and last_page > 1:
-                raise self._file.corrupt("its file was cut short")
-            with self._env.begin() as transaction:
-                names = set(transaction.cursor().iternext(keys=True, values=False))
-            if not names <= {*SPARSE_TABLES, *TABLES}:
-                raise self._file.corrupt("it holds something else")
-            self._sparse = [self._env.open_db(name) for name in SPARSE_TABLES]
-            tables = map(self._env.open_db, TABLES)
-            self._dense_table, self._repeated, self._files, self._metas = tables
-
     def _read_meta(self, identity: str) -> Meta:
-        with self._transaction() as transaction:
-            value = transaction.get(META_KEY, db=self._metas)
-        if value is None:
-            meta = new_meta(identity, self._interval.us, Counts())
-        else:
-            try:
-                meta = msgspec.msgpack.decode(value, type=Meta)
-            except msgspec.DecodeError as error:
-                raise self._file.corrupt(str(error)) from error
-            if meta.format != FORMAT:
-                raise self._file.corrupt(f"its format is {meta.format}, not {FORMAT}")
-            if meta.identity != identity:
-                raise SettingsError(
-                    f"{self.directory}: written with other ids ({meta.identity}, now {identity}); put the "
-                    "settings back, or remove the directory: the map is rebuilt from the logs"
-                )
+        with self._file.transaction() as transaction:
+            meta = self._file.meta(transaction) or new_meta(identity, self._interval.us, Counts())
+        if meta.format != FORMAT:
+            raise self._file.corrupt(f"its format is {meta.format}, not {FORMAT}")
+        if meta.identity != identity:
+            raise SettingsError(
+                f"{self.directory}: written with other ids ({meta.identity}, now {identity}); put the "
+                "settings back, or remove the directory: the map is rebuilt from the logs"
+            )
         return msgspec.structs.replace(meta, interval_us=max(meta.interval_us, self._interval.us))
 
-    @contextmanager
-    def _transaction(self, write: bool = False) -> Iterator[Any]:
-        with self._in_use(), self._env.begin(write=write) as transaction:
-            yield transaction
 
-    def _sync(self) -> None:
-        with self._in_use():
-            self._env.sync(True)
+class _Sweep:
+    """One pass over all tables for the entries of the files that were `gone` when it began."""
 
-    @contextmanager
-    def _in_use(self) -> Iterator[None]:
-        with self._idle:
-            if self._closed:
-                raise StorageError(f"{self.directory}: the log file map is closed")
-            self._active += 1
-        try:
-            with self._file.errors():
-                yield
-        finally:
-            with self._idle:
-                self._active -= 1
-                self._idle.notify_all()
+    def __init__(self, file: MapFile, gone: Collection[int]) -> None:
+        self.gone = frozenset(gone)
+        self.swept = 0
+        self._gone_column = np.fromiter(self.gone, np.int64, len(self.gone))
+        self._file = file
+        self._tables = [*file.sparse, file.dense, file.repeated]
+        self._next_key = b""
+
+    @property
+    def done(self) -> bool:
+        return not self._tables
+
+    def step(self) -> None:
+        """Look through some thousand entries. StorageError: call again, nothing was swept by this call."""
+        table = self._tables[0]
+        with self._file.transaction() as transaction:
+            cursor = transaction.cursor(table)
+            there = cursor.set_range(self._next_key) if self._next_key else cursor.first()
+            entries = list(islice(cursor.iternext(), ENTRIES_A_STEP)) if there else []
+        if entries:
+            gone = np.isin(files_of(entries, table is self._file.dense), self._gone_column)
+            if gone.any():
+                with self._file.transaction(write=True) as transaction:
+                    for key, _ in compress(entries, gone.tolist()):
+                        transaction.delete(key, db=table)
+                self.swept += int(gone.sum())
+            self._next_key = entries[-1][0] + b"\0"
+        if len(entries) < ENTRIES_A_STEP:
+            self._tables.pop(0)
+            self._next_key = b""
 
 
 def _last_entry(cursor: Any, server: bytes) -> tuple[bytes, bytes, bytes] | None:

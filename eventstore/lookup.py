@@ -7,18 +7,18 @@ that are kept open (paper 3.4.2).
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, NamedTuple
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, cast
 
 from eventstore.cache import CacheEventStore, Fill
 from eventstore.log_file_map import LogFileMap
-from eventstore.reader import ReadOn
+from eventstore.reader import Reader, ReadOn, first_lines
 from eventstore.rules.entries import Place
 from photon.core.clock import Clock
 from photon.core.columns import split_ids
 from photon.core.fates import Found
-from photon.core.histogram import Histogram
 from photon.core.ids import opaque_mask
+from photon.core.status import Histogram
 from photon.logs.files import FileState
 from photon.logs.formats import JsonLines
 
@@ -28,8 +28,7 @@ GAP_BYTES_MAX: Final = 4096
 """Reading over so much that nobody asked for is cheaper than one more read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Bytes that are read at once, and the places in them, in order."""
 
     place: Place
@@ -41,18 +40,14 @@ def spans_of(places: Sequence[Place]) -> list[Span]:
     spans: list[Span] = []
     for place in places:
         end = place.offset + place.length
-        if spans:
-            last = spans[-1].place
-            reach = max(end, last.offset + last.length)
-            if (
-                place.file == last.file
-                and place.offset <= last.offset + last.length + GAP_BYTES_MAX
-                and reach - last.offset <= SPAN_BYTES_MAX
-            ):
-                spans[-1].places.append(place)
-                spans[-1] = Span(Place(last.file, last.offset, reach - last.offset), spans[-1].places)
-                continue
-        spans.append(Span(place, [place]))
+        (file, offset, length), together = spans[-1] if spans else (Place(-1, 0, 0), [])
+        reach = max(end, offset + length) - offset
+        close = place.offset <= offset + length + GAP_BYTES_MAX
+        if place.file == file and close and reach <= SPAN_BYTES_MAX:
+            together.append(place)
+            spans[-1] = Span(Place(file, offset, reach), together)
+        else:
+            spans.append(Span(place, [place]))
     return spans
 
 
@@ -112,13 +107,11 @@ class OpenLogs:
         self.close()
 
 
-Probe = Callable[[bytes, bytes, int, int], bytes | None]
-"""A packed photon id, some bytes of a log, and from where to where in them a run is -> the first line that
-may be its event, b"" if surely none, or None if only parsing can tell."""
-
-
 def probe_json_lines(key: bytes, data: bytes, low: int, high: int) -> bytes | None:
-    """The text of a photon id ends with its timestamp, so a search for that finds it without any parsing."""
+    """The first line in data[low:high] that may be a photon id's event, b"" if surely none is.
+
+    None if only parsing can tell. The id's text ends with its timestamp, so a search for that finds it.
+    """
     needle = b':%d"' % int.from_bytes(key[8:], "big")
     at = data.find(needle, low, high)
     # Any character may be written as an escape: such a line, if before the hit, would be overlooked.
@@ -143,13 +136,11 @@ class LogsEventStore:
         self,
         log_file_map: LogFileMap,
         make_format: Callable[[], JsonLines],
-        probe: Probe = probe_json_lines,
         notice: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._map = log_file_map
-        self._notice = notice
         self._make_format = make_format
-        self._probe = probe
+        self._notice = notice
         self._local = threading.local()
         self._counting = threading.Lock()
         self.hits = 0
@@ -159,128 +150,118 @@ class LogsEventStore:
     def get_many(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[bool]]:
         """For each distinct id its line or None, and whether a log that may hold it could not be read."""
         places, states = self._map.look_up(keys)
-        search = self._search()
-        before = search.logs.bytes_read
-        lines = search.run(keys, places, states)
-        found = len(lines) - lines.count(None)
+        logs, log_format = self._tools()
+        before = logs.bytes_read
+        search = _Search(keys, places, states, logs, log_format)
+        search.run()
         for name in search.contradicted:
             self._notice(
                 f"{name} does not hold what the log file map says: it was overwritten, or the map is "
                 f"damaged; if events keep waiting, stop and remove {self._map.directory}: it is rebuilt"
             )
         with self._counting:
-            self.hits += found
-            self.misses += len(lines) - found
-            self.bytes_read += search.logs.bytes_read - before
-        return lines, search.doubtful
+            missed = search.lines.count(None)
+            self.hits += len(keys) - missed
+            self.misses += missed
+            self.bytes_read += logs.bytes_read - before
+        return search.lines, search.doubtful
 
-    def _search(self) -> "_Search":
-        if not hasattr(self._local, "search"):
-            self._local.search = _Search(self._make_format(), self._probe)
-        search: _Search = self._local.search
-        return search
+    def _tools(self) -> tuple[OpenLogs, JsonLines]:
+        if not hasattr(self._local, "tools"):
+            self._local.tools = OpenLogs(), self._make_format()
+        tools: tuple[OpenLogs, JsonLines] = self._local.tools
+        return tools
 
 
+@dataclass
 class _Search:
-    """One thread's search for a batch of ids."""
+    keys: Sequence[bytes]
+    places: Sequence[Sequence[Place]]
+    states: Mapping[int, FileState]
+    logs: OpenLogs
+    log_format: JsonLines
 
-    def __init__(self, log_format: JsonLines, probe: Probe) -> None:
-        self.logs = OpenLogs()
-        self.doubtful: list[bool] = []
+    def __post_init__(self) -> None:
+        self.exact = opaque_mask(b"".join(self.keys)).tolist()
+        self.lines: list[bytes | None] = [None] * len(self.keys)
+        self.doubtful = [False] * len(self.keys)
         self.contradicted: set[str] = set()
         """Names of logs that hold another line where the map says one is."""
-        self._format = log_format
-        self._probe = probe
 
-    def run(
-        self, keys: Sequence[bytes], places: Sequence[Sequence[Place]], states: Mapping[int, FileState]
-    ) -> list[bytes | None]:
+    def run(self) -> None:
         rows_at: dict[Place, list[int]] = {}
-        for row, found in enumerate(places):
+        for row, found in enumerate(self.places):
             for place in found:
                 rows_at.setdefault(place, []).append(row)
         # What stood in a file that is gone is in the logs no more.
-        spans = spans_of(sorted(place for place in rows_at if not states[place.file].gone))
+        spans = spans_of(sorted(place for place in rows_at if not self.states[place.file].gone))
         if len(spans) > 1:
-            self.logs.read_ahead([span.place for span in spans], states)
-        self.doubtful = [False] * len(keys)
-        self.contradicted = set()
-        exact = opaque_mask(b"".join(keys)).tolist()
-        lines: list[bytes | None] = [None] * len(keys)
+            self.logs.read_ahead([span.place for span in spans], self.states)
         for span in spans:
-            rows = [[row for row in rows_at[place] if lines[row] is None] for place in span.places]
+            rows = [[row for row in rows_at[place] if self.lines[row] is None] for place in span.places]
             if not any(rows):
                 continue
-            data = self.logs.read(span.place, states[span.place.file])
+            data = self._read(span.place)
             for place, of_place in zip(span.places, rows, strict=True):
-                if of_place:
-                    part = (data, place.offset - span.place.offset)
-                    if data is None:  # its end may be cut off, and this place still there
-                        part = (self.logs.read(place, states[place.file]), 0)
-                    self._look_into(part, place, of_place, keys, exact, lines)
-        for row in self._verify(keys, lines):
-            if exact[row]:
+                if not of_place:
+                    continue
+                if data is not None:
+                    self._look_into(data, place.offset - span.place.offset, place.length, of_place)
+                else:  # its end may be cut off, and this place still there
+                    self._look_into(self._read(place), 0, place.length, of_place)
+        for row in self._verify():
+            if self.exact[row]:
                 self.doubtful[row] = True  # the log was overwritten, and not yet found to be
-                self.contradicted |= {states[place.file].name for place in places[row]}
+                self.contradicted |= {self.states[place.file].name for place in self.places[row]}
             else:
-                lines[row] = self._by_parsing(keys[row], places[row], states)
-        return lines
+                self.lines[row] = self._by_parsing(row)
 
-    def _look_into(
-        self,
-        part: tuple[bytes | None, int],
-        place: Place,
-        rows: Sequence[int],
-        keys: Sequence[bytes],
-        exact: Sequence[bool],
-        lines: list[bytes | None],
-    ) -> None:
-        """`part`: the bytes that were read and where in them the place is."""
-        data, low = part
+    def _read(self, place: Place) -> bytes | None:
+        return self.logs.read(place, self.states[place.file])
+
+    def _look_into(self, data: bytes | None, low: int, length: int, rows: Sequence[int]) -> None:
+        """Look for the events of these rows in a place, which begins at `low` of the bytes that were read."""
         if data is None:
             for row in rows:
                 self.doubtful[row] = True
             return
-        high = low + place.length
+        high = low + length
         parsed: dict[bytes, bytes] | None = None
         for row in rows:
-            if lines[row] is not None:
+            if self.lines[row] is not None:
                 continue  # an earlier place of the same span had it
-            line = data[low:high] if exact[row] else self._probe(keys[row], data, low, high)
+            key = self.keys[row]
+            line = data[low:high] if self.exact[row] else probe_json_lines(key, data, low, high)
             if line is None:
                 parsed = self._parse(data[low:high]) if parsed is None else parsed
-                line = parsed.get(keys[row])
-            lines[row] = line or None
+                line = parsed.get(key)
+            self.lines[row] = line or None
 
-    def _verify(self, keys: Sequence[bytes], lines: list[bytes | None]) -> list[int]:
+    def _verify(self) -> list[int]:
         """Forget the lines that are not the event looked for; their rows."""
-        found = [(row, line) for row, line in enumerate(lines) if line is not None]
+        rows = [row for row, line in enumerate(self.lines) if line is not None]
+        found = [line for line in self.lines if line is not None]
         if not found:
             return []
-        batch = self._format.parse_primary(b"\n".join([line for _, line in found]))
-        if batch.ids == b"".join([keys[row] for row, _ in found]):
-            for (row, _), line in zip(found, batch.lines, strict=True):
-                lines[row] = line
-            return []
-        for row, line in found:
-            lines[row] = self._parse(line).get(keys[row])
-        return [row for row, _ in found if lines[row] is None]
+        batch = self.log_format.parse_primary(b"\n".join(found))
+        right: Sequence[bytes | None] = batch.lines
+        if batch.ids != b"".join([self.keys[row] for row in rows]):
+            parsed = zip(rows, map(self._parse, found), strict=True)
+            right = [lines.get(self.keys[row]) for row, lines in parsed]
+        for row, line in zip(rows, right, strict=True):
+            self.lines[row] = line
+        return [row for row in rows if self.lines[row] is None]
 
-    def _by_parsing(
-        self, key: bytes, places: Sequence[Place], states: Mapping[int, FileState]
-    ) -> bytes | None:
+    def _by_parsing(self, row: int) -> bytes | None:
         """The slow way, where the text of an id stands in another field too."""
-        for place in places:
-            line = self._parse(self.logs.read(place, states[place.file]) or b"").get(key)
+        for place in self.places[row]:
+            line = self._parse(self._read(place) or b"").get(self.keys[row])
             if line is not None:
                 return line
         return None
 
     def _parse(self, data: bytes) -> dict[bytes, bytes]:
-        """The first line of each id."""
-        batch = self._format.parse_primary(data)
-        keys = [batch.ids[start : start + 16] for start in range(0, len(batch.ids), 16)]
-        return dict(zip(reversed(keys), reversed(batch.lines), strict=True))
+        return first_lines(self.log_format.parse_primary(data))
 
 
 # Below the bound of a message. What does not fit is BEHIND: asked again without the others, it fits.
@@ -288,38 +269,22 @@ ANSWER_BYTES_MAX: Final = 48 << 20
 _FINEST_CACHE_US: Final = 1.0
 
 
-class ReaderState(NamedTuple):
-    """`caught_up`: all that is in the logs is in map and cache; `unreadable`: but for some file."""
-
-    caught_up: bool
-    unreadable: bool
-
-
+@dataclass
 class EventLookup:
-    """Thread-safe. `reader_state` is asked before the map is read: only so "absent" can be believed.
+    """Thread-safe. `fill` gets what the logs gave.
 
-    `fill` gets what the logs gave; `read_on` what neither they nor the map have while the reader is behind.
+    `read_on` is asked for what neither cache nor map have while the reader is behind. The latencies are of
+    each call's look into the cache, and of its search in the logs, if it needed one.
     """
 
-    def __init__(
-        self,
-        cache: CacheEventStore,
-        logs: LogsEventStore,
-        reader_state: Callable[[], ReaderState],
-        clock: Clock,
-        fill: Fill | None = None,
-        read_on: ReadOn | None = None,
-    ) -> None:
-        self._cache = cache
-        self._logs = logs
-        self._reader_state = reader_state
-        self._clock = clock
-        self._fill = fill or cache.put_many
-        self._read_on = read_on
-        self.cache_latency = Histogram(_FINEST_CACHE_US)
-        """Of each call's look into the cache."""
-        self.logs_latency = Histogram()
-        """Of each call's search in the logs, if it needed one."""
+    cache: CacheEventStore
+    logs: LogsEventStore
+    reader: Reader
+    clock: Clock
+    fill: Fill
+    read_on: ReadOn
+    cache_latency: Histogram = field(default_factory=lambda: Histogram(_FINEST_CACHE_US))
+    logs_latency: Histogram = field(default_factory=Histogram)
 
     def look_up(self, ids: bytes, missed: bool = False) -> tuple[bytes, list[bytes]]:
         """16 x N bytes -> core.fates.Found column and N lines, b"" where not found. StorageError.
@@ -327,36 +292,36 @@ class EventLookup:
         `missed`: their owners' caches were asked and are where misses are counted.
         """
         keys = split_ids(ids)
-        began = self._clock.monotonic()
-        lines = self._cache.get_many(keys, counted=not missed)
-        cached = self._clock.monotonic()
+        began = self.clock.monotonic()
+        lines = self.cache.get_many(keys, counted=not missed)
+        cached = self.clock.monotonic()
         self.cache_latency.count((cached - began) * 1e6)
         if missed and lines.count(None) < len(lines):
             # Its owner is new and does not have it yet.
             here = [row for row, line in enumerate(lines) if line is not None]
-            self._fill([keys[row] for row in here], [lines[row] or b"" for row in here])
+            self.fill([keys[row] for row in here], [lines[row] or b"" for row in here])
         outcomes = bytearray(len(keys))
-        if None not in lines:
-            return _finish(lines, outcomes)  # type: ignore[arg-type]
-        self._look_into_logs(keys, lines, outcomes)
-        self.logs_latency.count((self._clock.monotonic() - cached) * 1e6)
-        return _finish([line or b"" for line in lines], outcomes)
+        if None in lines:
+            self._look_into_logs(keys, lines, outcomes)
+            self.logs_latency.count((self.clock.monotonic() - cached) * 1e6)
+        return bounded(lines, outcomes)
 
     def _look_into_logs(
         self, keys: tuple[bytes, ...], lines: list[bytes | None], outcomes: bytearray
     ) -> None:
-        state = self._reader_state()
+        # Before the map is read: only so "absent" can be believed.
+        caught_up, unread = self.reader.caught_up, bool(self.reader.unreadable)
         missed = [row for row, line in enumerate(lines) if line is None]
         wanted = list(dict.fromkeys([keys[row] for row in missed]))
-        in_logs, doubtful = self._logs.get_many(wanted)
+        in_logs, doubtful = self.logs.get_many(wanted)
         found = {key: line for key, line in zip(wanted, in_logs, strict=True) if line is not None}
         unreadable = {key for key, doubt in zip(wanted, doubtful, strict=True) if doubt}
         if found:
-            self._fill(list(found), list(found.values()))
-        if self._read_on is not None and not state.caught_up and len(found) < len(wanted):
+            self.fill(list(found), list(found.values()))
+        if not caught_up and len(found) < len(wanted):
             # Not for the caches: the reader itself fills them when it comes by, the first of repeated ones.
-            found |= self._read_on.get_many([key for key in wanted if key not in found])
-        absent = _absence(state)
+            found |= self.read_on.get_many([key for key in wanted if key not in found])
+        absent = (Found.UNREADABLE if unread else Found.ABSENT) if caught_up else Found.BEHIND
         for row in missed:
             key = keys[row]
             if key in found:
@@ -365,27 +330,15 @@ class EventLookup:
                 outcomes[row] = Found.UNREADABLE if key in unreadable else absent
 
 
-def bounded(lines: list[bytes], outcomes: bytearray) -> list[bytes]:
-    """The lines, those left out (and BEHIND) that would make the answer too great. Both changed in place."""
-    if sum(map(len, lines)) <= ANSWER_BYTES_MAX:
-        return lines
-    total = 0
-    for row, line in enumerate(lines):
-        if total and total + len(line) > ANSWER_BYTES_MAX:
-            lines[row] = b""
-            outcomes[row] = Found.BEHIND
-        else:
-            total += len(line)
-    return lines
-
-
-def _finish(lines: list[bytes], outcomes: bytearray) -> tuple[bytes, list[bytes]]:
-    lines = bounded(lines, outcomes)
-    return bytes(outcomes), lines
-
-
-def _absence(state: ReaderState) -> Found:
-    """What it means that an event was not found."""
-    if not state.caught_up:
-        return Found.BEHIND
-    return Found.UNREADABLE if state.unreadable else Found.ABSENT
+def bounded(lines: list[bytes | None], outcomes: bytearray) -> tuple[bytes, list[bytes]]:
+    """The answer, without the lines (which become BEHIND) that would make it too great."""
+    answer = [line or b"" for line in lines] if None in lines else cast(list[bytes], lines)
+    if sum(map(len, answer)) > ANSWER_BYTES_MAX:
+        total = 0
+        for row, line in enumerate(answer):
+            if total and total + len(line) > ANSWER_BYTES_MAX:
+                answer[row] = b""
+                outcomes[row] = Found.BEHIND
+            else:
+                total += len(line)
+    return bytes(outcomes), answer

@@ -12,31 +12,31 @@ it, and parsing takes a small share of the time only: all of it is the reader's 
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import compress
 from typing import Final
 
 import numpy as np
+from cachetools import LRUCache
 
 from eventstore.cache import Fill
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.rules.entries import Ints
-from photon.core.clock import Clock
+from photon.core.clock import Backoff, Clock
 from photon.core.columns import split_ids
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
-from photon.core.notices import Notices
 from photon.core.settings import Logs
-from photon.logs.chunks import whole_lines
-from photon.logs.files import Chunk, FileState
+from photon.core.status import Notices
+from photon.logs.files import Chunk, FileState, read_at, whole_lines
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines
+from photon.logs.formats import JsonLines, PrimaryBatch
 from photon.logs.writer import DeadLetter, RotatingLog, dead_letter_lines
 
 GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
-_RETRY_S_MIN: Final = 0.05
-_RETRY_S_MAX: Final = 5.0
+_RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
 _SWEEP_EVERY_S: Final = 0.05
 _SWEEP_AGAIN_S: Final = 1.0
@@ -62,50 +62,36 @@ class _Group:
         return Rows(b"".join(self.ids), np.concatenate(self.files), np.concatenate(self.starts), lengths)
 
 
+@dataclass
 class Reader:
-    """Use `start` and `stop`, or call `step` (tests). `on_failure` is told of what no retry can mend."""
+    """Use `start` and `stop`, or call `step` (tests). `on_failure` gets what no retry can mend."""
 
-    def __init__(
-        self,
-        follower: LogFollower,
-        log_file_map: LogFileMap,
-        fill: Fill,
-        log_format: JsonLines,
-        dead_letters: RotatingLog,
-        settings: Logs,
-        clock: Clock,
-        notices: Notices,
-        on_failure: Callable[[Exception], None] = lambda _: None,
-        wake: threading.Event | None = None,
-    ) -> None:
-        self._follower = follower
-        self._map = log_file_map
-        self._fill = fill
-        self._format = log_format
-        self._dead_letters = dead_letters
-        self._settings = settings
-        self._clock = clock
-        self._notices = notices
-        self._on_failure = on_failure
+    follower: LogFollower
+    log_file_map: LogFileMap
+    fill: Fill
+    log_format: JsonLines
+    dead_letters: RotatingLog
+    settings: Logs
+    clock: Clock
+    notices: Notices
+    on_failure: Callable[[Exception], None] = lambda _: None
+    wake: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
         self._stopping = threading.Event()
-        self._wake = wake or threading.Event()
         self._thread = threading.Thread(target=self._run, name="primary-reader", daemon=True)
         self._group = _Group()
-        self._dead_letters.truncate(log_file_map.counts.dead_letters)
+        self.dead_letters.truncate(self.log_file_map.counts.dead_letters)
         self._letters_beyond = False  # what the map says: they are cut off before the next append
         self._next_unended = float("-inf")
         self._next_sweep = float("-inf")
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache."""
-        self.positions: dict[int, FileState] = {s.number: s for s in log_file_map.states() if not s.gone}
+        self.positions = {state.number: state for state in self.log_file_map.states() if not state.gone}
         """How far the map knows each log; of one that is new, nothing. For other threads to look at."""
         self.storage_error: str | None = None
         self.unended: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
-
-    @property
-    def counts(self) -> Counts:
-        return self._map.counts
 
     def start(self) -> None:
         self._thread.start()
@@ -113,21 +99,21 @@ class Reader:
     def stop(self) -> None:
         """End after the group under way; what is not committed is read again at the next start."""
         self._stopping.set()
-        self._wake.set()
+        self.wake.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._follower.close()
+        self.follower.close()
 
     def step(self) -> bool:
         """Read and store one group; was there anything? StorageError: call again, the group is kept."""
         group = self._group
-        for state in self._follower.scan_if_due():
+        for state in self.follower.scan_if_due():
             group.states[state.number] = state
             self.positions.setdefault(state.number, state)
-        self._follower.poll()
-        self.caught_up = self.caught_up and self._follower.caught_up
+        self.follower.poll()
+        self.caught_up = self.caught_up and self.follower.caught_up
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
-            found = self._follower.next_chunk()
+            found = self.follower.next_chunk()
             if found is None:
                 break
             self.caught_up = False
@@ -136,55 +122,53 @@ class Reader:
         worked = bool(group.states)
         if worked:
             self._write()
-        self.caught_up = self._follower.caught_up
-        self.unreadable = self._follower.unreadable
+        self.caught_up = self.follower.caught_up
+        self.unreadable = self.follower.unreadable
         if not worked:
             self._sweep_if_due()
-        if worked or self._clock.monotonic() >= self._next_unended:
-            self.unended = self._follower.unended()
-            self._next_unended = self._clock.monotonic() + _UNENDED_EVERY_S
+        if worked or self.clock.monotonic() >= self._next_unended:
+            self.unended = self.follower.unended()
+            self._next_unended = self.clock.monotonic() + _UNENDED_EVERY_S
         return worked
 
     def _run(self) -> None:
-        retry_s = _RETRY_S_MIN
+        failures = 0
         try:
             while not self._stopping.is_set():
                 try:
                     worked = self.step()
-                except CorruptStateError:
-                    raise
                 except StorageError as error:
-                    if self._dead_letters.broken:
-                        raise  # only a restart can tell what of them is on disk
+                    # What of broken dead letters is on disk only a restart can tell.
+                    if isinstance(error, CorruptStateError) or self.dead_letters.broken:
+                        raise
+                    failures += 1
                     self._tell(error)
-                    self._stopping.wait(retry_s)
-                    retry_s = min(2 * retry_s, _RETRY_S_MAX)
+                    self._stopping.wait(_RETRIES.delay_s(failures))
                     continue
-                retry_s = _RETRY_S_MIN
-                self.storage_error = None
+                failures, self.storage_error = 0, None
                 if not worked:
-                    self._wake.wait(self._pause_s())
-                    self._wake.clear()
+                    self.wake.wait(self._pause_s())
+                    self.wake.clear()
         except Exception as error:
             self.caught_up = False
             self.storage_error = str(error)
-            self._notices.tell(f"the reader stopped: {error}")
-            self._on_failure(error)
+            self.notices.tell(f"the reader stopped: {error}")
+            self.on_failure(error)
 
     def _pause_s(self) -> float:
         """Until there may be something to do, unless the follower wakes the reader before."""
-        others = min(self._next_sweep, self._next_unended) - self._clock.monotonic()
-        return min(self._follower.patience_s, max(others, self._settings.poll_interval_ms / 1000))
+        others = min(self._next_sweep, self._next_unended) - self.clock.monotonic()
+        return min(self.follower.patience_s, max(others, self.settings.poll_interval_ms / 1000))
 
     def _sweep_if_due(self) -> None:
         """Room that deleted logs have left in the map, a little at a time."""
-        if self._clock.monotonic() >= self._next_sweep:
-            more = self._map.sweep_step()
-            self._next_sweep = self._clock.monotonic() + (_SWEEP_EVERY_S if more else _SWEEP_AGAIN_S)
+        if self.clock.monotonic() >= self._next_sweep:
+            more = self.log_file_map.sweep_step()
+            self._next_sweep = self.clock.monotonic() + (_SWEEP_EVERY_S if more else _SWEEP_AGAIN_S)
 
     def _tell(self, error: StorageError) -> None:
         if self.storage_error != str(error):
-            self._notices.tell(f"{error}; tried again until it works")
+            self.notices.tell(f"{error}; tried again until it works")
         self.storage_error = str(error)
 
     def _take(self, file: FileState, chunk: Chunk) -> bool:
@@ -194,7 +178,7 @@ class Reader:
         if chunk.oversized:
             group.letters.append(self._oversized(file, chunk))
         else:
-            batch = self._format.parse_primary(chunk.data)
+            batch = self.log_format.parse_primary(chunk.data)
             group.ids.append(batch.ids)
             group.lines += batch.lines
             group.starts.append(batch.starts + chunk.start)
@@ -203,8 +187,8 @@ class Reader:
                 DeadLetter(Fate.MALFORMED, bad.reason, bad.line, file.name, chunk.start + bad.start)
                 for bad in batch.malformed
             ]
-        group.states[file.number] = self._follower.advanced(file.number, chunk.end)
-        if chunk.end - chunk.start >= self._settings.chunk_bytes // 2:
+        group.states[file.number] = self.follower.advanced(file.number, chunk.end)
+        if chunk.end - chunk.start >= self.settings.chunk_bytes // 2:
             return False
         again = file.number in group.tails
         group.tails.add(file.number)
@@ -213,24 +197,25 @@ class Reader:
     def _oversized(self, file: FileState, chunk: Chunk) -> DeadLetter:
         reason = (
             f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
-            f"{self._settings.line_bytes_max}; only its beginning is kept here"
+            f"{self.settings.line_bytes_max}; only its beginning is kept here"
         )
-        try:
-            with open(file.path, "rb", buffering=0) as log:
-                log.seek(chunk.start)
-                beginning = log.read(_OVERSIZED_KEPT_BYTES)
-        except OSError:
-            beginning = b""
+        beginning = b""
+        with suppress(OSError):
+            beginning = read_at(file.path, chunk.start, _OVERSIZED_KEPT_BYTES)
         return DeadLetter(Fate.MALFORMED, reason, beginning, file.name, chunk.start)
 
     def _write(self) -> None:
         """The group to the dead letters, the map (one transaction), the cache; then a new group begins."""
-        group, counts = self._group, self._map.counts
+        group, counts = self._group, self.log_file_map.counts
         rows = group.rows()
-        repeats = self._map.write(rows, group.states.values(), self._with_letters(counts))
+        repeats = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
         self._letters_beyond = False
         self._group = _Group()
-        self._note_positions(group.states)
+        for number, state in group.states.items():
+            if state.gone:
+                self.positions.pop(number, None)
+            else:
+                self.positions[number] = state
         if rows is None:
             return
         keys, lines = split_ids(rows.ids), group.lines
@@ -238,13 +223,7 @@ class Reader:
             first = np.ones(len(lines), np.bool_)
             first[repeats] = False
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
-        self._fill(keys, lines)
-
-    def _note_positions(self, states: Mapping[int, FileState]) -> None:
-        self.positions.update(states)
-        for number, state in states.items():
-            if state.gone:
-                del self.positions[number]
+        self.fill(keys, lines)
 
     def _with_letters(self, counts: Counts) -> Counts:
         """Append the group's dead letters, durably. What the map's transaction shall say of them.
@@ -255,10 +234,10 @@ class Reader:
         position = counts.dead_letters
         if group.letters:
             if self._letters_beyond:
-                self._dead_letters.truncate(position)
+                self.dead_letters.truncate(position)
             self._letters_beyond = True
-            position = self._dead_letters.append(dead_letter_lines(group.letters))
-            self._dead_letters.sync()
+            position = self.dead_letters.append(dead_letter_lines(group.letters))
+            self.dead_letters.sync()
         return Counts(
             counts.primary_events + len(group.lines),
             counts.malformed + len(group.letters),
@@ -284,43 +263,41 @@ class _Tail:
     end: int
     lines: dict[bytes, bytes] = field(default_factory=dict)
 
+    def size(self) -> int:
+        return self.end - self.start
 
+    def reaches(self, offset: int, bytes_max: int) -> bool:
+        return self.start <= offset <= min(self.end, self.start + bytes_max)
+
+
+@dataclass
 class ReadOn:
-    """For many threads at once; one reads at a time.
+    """For many threads at once; one reads at a time."""
 
-    `positions`: how far the map knows each file. `last_files`: where the servers of photon ids wrote last.
-    """
+    reader: Reader
+    log_file_map: LogFileMap
+    log_format: JsonLines
+    bytes_max: int
+    clock: Clock
+    hits: int = 0
+    bytes_read: int = 0
 
-    def __init__(
-        self,
-        positions: Callable[[], Mapping[int, FileState]],
-        last_files: Callable[[Sequence[bytes]], Sequence[int]],
-        log_format: JsonLines,
-        bytes_max: int,
-        clock: Clock,
-    ) -> None:
-        self._positions = positions
-        self._last_files = last_files
-        self._format = log_format
-        self._bytes_max = bytes_max
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._tails: dict[int, _Tail] = {}
+        self._tails: LRUCache[int, _Tail] = LRUCache(_TAILS_HELD_MAX * self.bytes_max, getsizeof=_Tail.size)
         self._turn = 0
         self._rests_until = float("-inf")
-        self.hits = 0
-        self.bytes_read = 0
 
     def get_many(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """The lines of those ids that it finds."""
-        if not self._bytes_max:
+        if not self.bytes_max:
             return {}
         wanted = set(keys)
         found: dict[bytes, bytes] = {}
         with self._lock:
-            positions = self._positions()
-            budget = self._bytes_max
-            began = self._clock.monotonic()
+            positions = self.reader.positions
+            budget = self.bytes_max
+            began = self.clock.monotonic()
             resting = began < self._rests_until
             before = self.bytes_read
             for state in self._candidates(keys, positions):
@@ -333,7 +310,7 @@ class ReadOn:
                 if not wanted:
                     break
             if self.bytes_read > before:
-                now = self._clock.monotonic()
+                now = self.clock.monotonic()
                 self._rests_until = now + _REST_FACTOR * (now - began)
             self._forget(positions)
             self.hits += len(found)
@@ -341,7 +318,7 @@ class ReadOn:
 
     def _candidates(self, keys: Sequence[bytes], positions: Mapping[int, FileState]) -> Iterator[FileState]:
         """The files to read on in, the likely ones first."""
-        numbers = dict.fromkeys([*self._last_files(keys), *self._tails])
+        numbers = dict.fromkeys([*self.log_file_map.last_files(keys), *self._tails])
         for number in numbers:
             state = positions.get(number)
             if state is not None and not state.gone:
@@ -358,41 +335,34 @@ class ReadOn:
         """What is parsed already behind the map's end; a new one if the map is past it."""
         tail = self._tails.get(state.number)
         identity = (state.device, state.inode)
-        if (
-            tail is None
-            or tail.identity != identity
-            or not tail.start <= state.offset <= tail.end
-            or state.offset - tail.start > self._bytes_max
-        ):
+        if tail is None or tail.identity != identity or not tail.reaches(state.offset, self.bytes_max):
             tail = self._tails[state.number] = _Tail(identity, state.offset, state.offset)
         return tail
 
     def _extend(self, tail: _Tail, state: FileState, budget: int) -> int:
         """Parse on; the bytes that were read."""
-        data = _read(state, tail.end, min(budget, state.offset + self._bytes_max - tail.end))
+        data = _read(state, tail.end, min(budget, state.offset + self.bytes_max - tail.end))
         if not data:
             return 0
         self.bytes_read += len(data)
         whole = data[: whole_lines(data)]
         if whole:
-            batch = self._format.parse_primary(whole)
-            fresh = dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
-            tail.lines = fresh | tail.lines
+            tail.lines = first_lines(self.log_format.parse_primary(whole)) | tail.lines
             tail.end += len(whole)
+            self._tails[state.number] = tail  # of another size now
         return len(data)
 
     def _forget(self, positions: Mapping[int, FileState]) -> None:
-        """Tails that the map has by now, and the oldest where there are too many."""
+        """Tails that the map has by now."""
         for number, tail in list(self._tails.items()):
             state = positions.get(number)
             if state is None or state.gone or state.offset >= tail.end:
                 del self._tails[number]
-        held = sum(tail.end - tail.start for tail in self._tails.values())
-        for number, tail in list(self._tails.items()):
-            if held <= _TAILS_HELD_MAX * self._bytes_max:
-                break
-            held -= tail.end - tail.start
-            del self._tails[number]
+
+
+def first_lines(batch: PrimaryBatch) -> dict[bytes, bytes]:
+    """The first line of each id."""
+    return dict(zip(reversed(split_ids(batch.ids)), reversed(batch.lines), strict=True))
 
 
 def _size(state: FileState) -> int:
@@ -404,13 +374,6 @@ def _size(state: FileState) -> int:
 
 def _read(state: FileState, start: int, length: int) -> bytes:
     """At most so many bytes; none if the file is another one by now or can't be read."""
-    if length <= 0:
-        return b""
-    try:
-        with open(state.path, "rb", buffering=0) as log:
-            status = os.fstat(log.fileno())
-            if (status.st_dev, status.st_ino) != (state.device, state.inode):
-                return b""
-            return os.pread(log.fileno(), length, start)
-    except OSError:
-        return b""
+    with suppress(OSError):
+        return read_at(state.path, start, max(0, length), (state.device, state.inode))
+    return b""

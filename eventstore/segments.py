@@ -1,19 +1,20 @@
-"""Immutable sorted files of the dense log file map: an entry for each opaque id, found by binary search.
+"""What the log file map is on disk: an LMDB file, and sorted segments of its dense part beside it.
 
-A file is columns, little endian, each of `capacity` places of which the first `count` are used:
+A segment is immutable: an entry for each opaque id, found by binary search. It is columns, little endian,
+each of `capacity` places of which the first `count` are used:
 
     head (64): magic, capacity (8), count (8) | high halves of ids (8) | low halves (8)
     | offsets (8) | file numbers (4) | lengths (4)
 
 in the order of the high halves. Ids are digests, so that these are even and hardly ever equal.
-
-Beside them: what the map's LMDB file holds but for the entries (eventstore.entries).
 """
 
 import os
 import secrets
 import struct
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -22,21 +23,26 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from eventstore.rules.entries import LEVEL_PARTS, PLACES, Ints, Place
+from eventstore.rules.entries import LEVEL_PARTS, PLACES, Columnar, Ints, Place
+from photon.core.disk import LmdbFile, sync_directory
+from photon.core.errors import StorageError
 from photon.core.settings import Settings
+from photon.logs.files import FileState, pack_file_state
 from photon.logs.writer import LogPosition
 
 FORMAT: Final = 2
-META_KEY: Final = b"meta"
-SEGMENTS_KEY: Final = b"segments"
-SPARSE_TABLES: Final = tuple(b"sparse" if part == 1 else b"sparse/%d" % part for part in LEVEL_PARTS)
-TABLES: Final = (b"dense", b"repeated", b"files", b"meta")
+DATA: Final = "data.mdb"
 LOADING: Final = "loading"
 """Beside the map: a load that is under way, or was killed; of no use to anybody else."""
 LOADED_LETTERS: Final = "primary-000000.jsonl"
 LOADING_LETTERS: Final = f"{LOADED_LETTERS}.loading"
 """Among the dead letters: likewise."""
 _STORE_BYTES: Final = 16
+_META_KEY: Final = b"meta"
+_SEGMENTS_KEY: Final = b"segments"
+_SPARSE_TABLES: Final = tuple(b"sparse" if part == 1 else b"sparse/%d" % part for part in LEVEL_PARTS)
+_TABLES: Final = (b"dense", b"repeated", b"files", b"meta")
+_CLOSE_WAIT_S: Final = 5.0
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -83,12 +89,107 @@ def identity_of(settings: Settings) -> str:
 
 
 def interval_us_of(interval_s: float) -> int:
-    """W in microseconds."""
     return max(1, round(interval_s * 1e6))
 
 
 def segment_name(number: int) -> str:
     return f"dense-{number:08d}"
+
+
+class MapFile:
+    """The LMDB file: one thread at a time writes, any may read meanwhile. StorageError throughout."""
+
+    def __init__(self, directory: Path, bytes_max: int, mend: str = "", **options: Any) -> None:
+        """`mend`: what to do when it is damaged, but to remove it. `options`: of lmdb.open."""
+        self.directory = directory
+        self.bytes_max = bytes_max
+        self.lmdb = LmdbFile(
+            directory,
+            what="the log file map",
+            setting="eventstore.map_bytes_max",
+            mend=mend or f"remove {directory}: the map is rebuilt from the logs",
+        )
+        self.errors = self.lmdb.errors
+        self.corrupt = self.lmdb.corrupt
+        self._idle = threading.Condition()
+        self._active = 0
+        self._closed = False
+        self._env = self.lmdb.open(bytes_max, **options)
+        try:
+            with self.errors():
+                self._open_tables()
+        except BaseException:
+            self._env.close()
+            raise
+
+    def _open_tables(self) -> None:
+        last_page = self._env.info()["last_pgno"]
+        whole = (last_page + 1) * self._env.stat()["psize"]
+        if last_page > 1 and (self.directory / DATA).stat().st_size < whole:
+            raise self.corrupt("its file was cut short")
+        with self._env.begin() as transaction:
+            names = set(transaction.cursor().iternext(keys=True, values=False))
+        if not names <= {*_SPARSE_TABLES, *_TABLES}:
+            raise self.corrupt("it holds something else")
+        self.sparse = [self._env.open_db(name) for name in _SPARSE_TABLES]
+        self.dense, self.repeated, self.files, self._metas = map(self._env.open_db, _TABLES)
+
+    @contextmanager
+    def transaction(self, write: bool = False) -> Iterator[Any]:
+        with self._in_use(), self._env.begin(write=write) as transaction:
+            yield transaction
+
+    def sync(self) -> None:
+        """The last transaction too survives a power cut after this."""
+        with self._in_use():
+            self._env.sync(True)
+
+    def close(self) -> bool:
+        """Refuse transactions, wait for those under way, then close. False if they take too long."""
+        with self._idle:
+            self._closed = True
+            if not self._idle.wait_for(lambda: self._active == 0, _CLOSE_WAIT_S):
+                return False  # closing under a reader would end the process; its end closes the file as well
+        self._env.close()
+        return True
+
+    def meta(self, transaction: Any) -> Meta | None:
+        value = transaction.get(_META_KEY, db=self._metas)
+        return None if value is None else self._decoded(value, Meta)
+
+    def put_meta(self, transaction: Any, meta: Meta) -> None:
+        transaction.put(_META_KEY, msgspec.msgpack.encode(meta), db=self._metas)
+
+    def segments(self, transaction: Any) -> list[Listed]:
+        """The dense map's, oldest first."""
+        value = transaction.get(_SEGMENTS_KEY, db=self._metas)
+        return [] if value is None else self._decoded(value, list[Listed], "the list of its segments: ")
+
+    def put_segments(self, transaction: Any, listed: Sequence[Listed]) -> None:
+        transaction.put(_SEGMENTS_KEY, msgspec.msgpack.encode(listed), db=self._metas)
+
+    def put_state(self, transaction: Any, state: FileState) -> None:
+        transaction.put(state.number.to_bytes(4, "big"), pack_file_state(state), db=self.files)
+
+    def _decoded(self, value: bytes, kind: Any, what: str = "") -> Any:
+        try:
+            return msgspec.msgpack.decode(value, type=kind)
+        except msgspec.DecodeError as error:
+            raise self.corrupt(f"{what}{error}") from error
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._idle:
+            if self._closed:
+                raise StorageError(f"{self.directory}: the log file map is closed")
+            self._active += 1
+        try:
+            with self.errors():
+                yield
+        finally:
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
 
 
 Halves = npt.NDArray[np.uint64]
@@ -100,8 +201,8 @@ ENTRY_BYTES: Final = 32
 _PART_ENTRIES: Final = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class Columns:
+@dataclass(frozen=True)
+class Columns(Columnar):
     """N entries, in the order of `high`."""
 
     high: Halves
@@ -109,15 +210,6 @@ class Columns:
     offset: npt.NDArray[np.uint64]
     file: npt.NDArray[np.uint32]
     length: npt.NDArray[np.uint32]
-
-    def __len__(self) -> int:
-        return len(self.high)
-
-    def all(self) -> tuple[npt.NDArray[Any], ...]:
-        return self.high, self.low, self.offset, self.file, self.length
-
-    def take(self, rows: Any) -> "Columns":
-        return Columns(*[column[rows] for column in self.all()])
 
 
 def columns_of(keys: bytes, values: bytes) -> Columns:
@@ -139,9 +231,7 @@ class Segment:
     def __init__(self, path: Path) -> None:
         """OSError; ValueError if it is no whole segment."""
         with path.open("rb") as file:
-            head = file.read(_HEAD.size)
-        if len(head) < _HEAD.size:
-            raise ValueError(f"{path.name} is not the segment that was written")
+            head = file.read(_HEAD.size).ljust(_HEAD.size, b"\0")
         self.count: int
         magic, capacity, self.count = _HEAD.unpack(head)
         expected = _HEAD.size + capacity * ENTRY_BYTES
@@ -215,11 +305,7 @@ class Writer:
         os.fsync(self._file.fileno())
         self._file.close()
         self._partial.replace(self._path)
-        directory = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync_directory(self._path.parent)
 
     def abandon(self) -> None:
         self._file.close()
@@ -244,7 +330,7 @@ def merged(segments: Sequence[Segment], live: Ints) -> Iterator[Columns]:
             segment.columns.take(slice(cut[part], cut[part + 1]))
             for segment, cut in zip(reversed(segments), reversed(cuts), strict=True)
         ]
-        joined = Columns(*map(np.concatenate, zip(*[piece.all() for piece in pieces], strict=True)))
+        joined = Columns.joined(pieces)
         ordered = joined.take(np.argsort(joined.high, kind="stable"))
         again = (ordered.high[1:] == ordered.high[:-1]) & (ordered.low[1:] == ordered.low[:-1])
         kept = np.isin(ordered.file, live)

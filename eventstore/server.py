@@ -1,5 +1,7 @@
 """The processes of the EventStore: home, with reader, cache, log file map and logs store (paper 3.4), and a
 cache process, which holds a share of the CacheEventStore and is announced to home (paper 3.4.1).
+
+Calls have columns in and columns out (photon/rpc/eventstore.proto), and errors as status codes.
 """
 
 import threading
@@ -8,38 +10,41 @@ from pathlib import Path
 from typing import Any, Final
 
 import grpc
+import msgspec
 
-from eventstore.cache import CacheEventStore, CacheShare
-from eventstore.filling import ANNOUNCE_EVERY_S, SILENT_S_MAX, Filling, Members
+from eventstore.cache import ANNOUNCE_EVERY_S, SILENT_S_MAX, CacheEventStore, CacheShare, Filling, Members
 from eventstore.log_file_map import LogFileMap
-from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
+from eventstore.lookup import EventLookup, LogsEventStore, bounded
 from eventstore.reader import Reader, ReadOn
 from eventstore.segments import LOADING_LETTERS, identity_of
-from eventstore.service import SERVICE_NAME, CacheService, EventStoreService, HomeParts
-from photon.core.background import Background
-from photon.core.clock import Clock
+from photon.core.addresses import mistake
+from photon.core.clock import Background, Clock
+from photon.core.columns import join_lines, split_ids, split_lines
 from photon.core.disk import storage_errors
-from photon.core.histogram import Histogram
-from photon.core.notices import Notices
+from photon.core.errors import PhotonError
+from photon.core.fates import Found
+from photon.core.ids import ID_BYTES
 from photon.core.settings import MIB, Settings
+from photon.core.status import Histogram, Notices
 from photon.logs.follow import LogFollower
-from photon.logs.formats import JsonLines, json_lines
+from photon.logs.formats import json_lines
 from photon.logs.writer import RotatingLog
 from photon.rpc import eventstore_pb2 as pb
 from photon.rpc import eventstore_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network, failure_of
 from photon.rpc.servers import Server
 
+SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["EventStore"].full_name
 _WORKERS: Final = 8
 _IN_FLIGHT_MAX: Final = 256
 _DEAD_LETTER_FILE_BYTES_MAX: Final = 256 * MIB
 
 
-class EventStoreServer:
-    """Serves EventStore on `listen`; reads the logs that match `patterns` and keeps a map in `directory`.
+class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
+    """Home. Serves EventStore on `listen`, reads the logs that match `patterns`, keeps a map in `directory`.
 
     Malformed lines go to `dead_letters`/primary-NNNNNN.jsonl. `drain`: the logs will grow no more.
-    `on_fatal` is told, from the reader's thread, of an error that only a restart or the user can mend.
+    `on_fatal` gets, in the reader's thread, an error that only a restart or the user can mend.
     """
 
     def __init__(
@@ -55,26 +60,18 @@ class EventStoreServer:
         network: Network = LOOPBACK,
     ) -> None:
         """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
+        own = settings.eventstore
+        self._virtual_nodes = own.virtual_nodes
         self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX, network=network)
-        self._map = LogFileMap(directory / "map", settings.eventstore, identity_of(settings))
-        self._cache = CacheEventStore(settings.eventstore.cache_bytes)
+        self._map = LogFileMap(directory / "map", own, identity_of(settings))
+        self._cache = CacheEventStore(own.cache_bytes)
         self._notices = Notices("eventstore")
         with storage_errors(dead_letters):
             (dead_letters / LOADING_LETTERS).unlink(missing_ok=True)  # of a load that was killed
         self._dead_letters = RotatingLog(dead_letters, "primary", _DEAD_LETTER_FILE_BYTES_MAX)
-
-        def make_format() -> JsonLines:
-            """For one thread each."""
-            return json_lines(settings)
-
-        members = self._members = Members()
-        self._clock = clock
+        self._members = Members(clock)
         self._filling = Filling(
-            self._cache,
-            lambda: members.membership(clock.monotonic()),
-            settings.eventstore.virtual_nodes,
-            self._map.store,
-            network,
+            self._cache, self._members.membership, own.virtual_nodes, self._map.store, network
         )
         wake = threading.Event()
         follower = LogFollower(
@@ -91,7 +88,7 @@ class EventStoreServer:
             follower,
             self._map,
             self._filling.put_many,
-            make_format(),
+            json_lines(settings),
             self._dead_letters,
             settings.logs,
             clock,
@@ -99,30 +96,13 @@ class EventStoreServer:
             on_fatal,
             wake,
         )
-        self._logs = LogsEventStore(self._map, make_format, notice=self._notices.tell)
-        self._read_on = ReadOn(
-            lambda: self._reader.positions,
-            self._map.last_files,
-            make_format(),
-            settings.eventstore.read_on_bytes_max,
-            clock,
-        )
+        self._logs = LogsEventStore(self._map, lambda: json_lines(settings), self._notices.tell)
+        self._read_on = ReadOn(self._reader, self._map, json_lines(settings), own.read_on_bytes_max, clock)
         self._lookup = EventLookup(
-            self._cache, self._logs, self._reader_state, clock, self._filling.put_many, self._read_on
-        )
-        service = EventStoreService(
-            HomeParts(
-                self._lookup,
-                self._filling,
-                members,
-                clock,
-                self._map.store,
-                settings.eventstore.virtual_nodes,
-                self.status,
-            )
+            self._cache, self._logs, self._reader, clock, self._filling.put_many, self._read_on
         )
         self._server.serve_while(lambda: self._reader.storage_error is None)
-        self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
+        self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, self, SERVICE_NAME)
 
     @property
     def listen(self) -> str:
@@ -142,35 +122,25 @@ class EventStoreServer:
         self._dead_letters.close()
         self._map.close()
 
-    def lookup(self, ids: bytes) -> tuple[bytes, list[bytes]]:
-        """What the Lookup call answers: core.fates.Found column and lines."""
-        return self._lookup.look_up(ids)
+    def lookup(self, ids: bytes, missed: bool = False) -> tuple[bytes, list[bytes]]:
+        """As the Lookup call: core.fates.Found column and lines."""
+        return self._lookup.look_up(ids, missed)
 
     def status(self) -> dict[str, Any]:
-        """What the Status call says."""
         reader, cache, logs = self._reader, self._cache, self._logs
         return {
-            "primary_events": reader.counts.primary_events,
-            "malformed": reader.counts.malformed,
+            "primary_events": self._map.counts.primary_events,
+            "malformed": self._map.counts.malformed,
             "caught_up": reader.caught_up,
-            "cache": {
-                "hits": cache.hits,
-                "misses": cache.misses,
-                "bytes": cache.held_bytes,
-                "events": cache.events,
-            },
+            "cache": cache.status(),
             "logs": {"hits": logs.hits, "misses": logs.misses, "bytes_read": logs.bytes_read},
             "read_on": {"hits": self._read_on.hits, "bytes_read": self._read_on.bytes_read},
             "latency_us": {
                 "cache": self._lookup.cache_latency.status(),
                 "logs": self._lookup.logs_latency.status(),
             },
-            "members": self._members.membership(self._clock.monotonic()).caches,
-            "fill": {
-                "sent": self._filling.sent,
-                "dropped": self._filling.dropped,
-                "waiting_bytes": self._filling.waiting_bytes,
-            },
+            "members": self._members.membership().caches,
+            "fill": self._filling.status(),
             "map_bytes": self._map.disk_bytes,
             "map_entries": self._map.entries(),
             "map_swept": self._map.swept,
@@ -181,8 +151,42 @@ class EventStoreServer:
             "storage_error": reader.storage_error,
         }
 
-    def _reader_state(self) -> ReaderState:
-        return ReaderState(self._reader.caught_up, bool(self._reader.unreadable))
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
+        _check_ids(request.ids, context)
+        try:
+            outcomes, lines = self.lookup(request.ids, request.missed)
+        except PhotonError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        version = self._members.membership().version
+        return pb.LookupResponse(outcomes=outcomes, events=join_lines(lines), version=version)
+
+    def Put(self, request: pb.PutRequest, context: grpc.ServicerContext) -> pb.PutResponse:
+        lines = _check_put(request, context)
+        if request.store in (b"", self._map.store):
+            self._filling.put_many(split_ids(request.ids), lines)
+        return pb.PutResponse(version=self._members.membership().version)
+
+    def Members(self, request: pb.MembersRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
+        membership = self._members.membership()
+        return pb.MembersResponse(
+            version=membership.version,
+            store=self._map.store,
+            caches=membership.caches,
+            virtual_nodes=self._virtual_nodes,
+        )
+
+    def Announce(self, request: pb.AnnounceRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
+        wrong = mistake(request.address)  # every client of home dials it
+        if wrong is not None:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, wrong)
+        if request.leaving:
+            self._members.leave(request.address)
+        elif not self._members.announce(request.address):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "there are too many cache processes")
+        return self.Members(pb.MembersRequest(), context)
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        return pb.StatusResponse(json=msgspec.json.encode(self.status()))
 
 
 _CACHE_WORKERS: Final = 4
@@ -193,8 +197,11 @@ FINEST_US: Final = 1.0
 """Lookups in memory are much shorter than what the histogram tells apart by default."""
 
 
-class CacheServer:
-    """Serves a share of the cache on `listen` and announces itself to the event store at `home`."""
+class CacheServer(eventstore_pb2_grpc.EventStoreServicer):
+    """Serves a share of the cache on `listen` and announces itself to the event store at `home`.
+
+    What it has is FOUND, all else is BEHIND: only home can tell what is absent.
+    """
 
     def __init__(
         self, settings: Settings, listen: str, home: str, clock: Clock, network: Network = LOOPBACK
@@ -209,10 +216,9 @@ class CacheServer:
         self._started = False
         self._heard = float("-inf")
         self._trouble: str | None = None
-        self._announcer = Background("announcer", self._announce_again)
-        service = CacheService(self._share, home, clock, self._latency, self.status)
+        self._announcer = Background("announcer", self._announce)
         self._server.serve_while(self._is_member)
-        self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, service, SERVICE_NAME)
+        self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, self, SERVICE_NAME)
 
     @property
     def listen(self) -> str:
@@ -235,18 +241,11 @@ class CacheServer:
         self._channel.close()
 
     def status(self) -> dict[str, Any]:
-        """What the Status call says."""
-        cache = self._share.cache
         return {
             "home": self._home,
             "member": self._is_member(),
             "trouble": self._trouble,
-            "cache": {
-                "hits": cache.hits,
-                "misses": cache.misses,
-                "bytes": cache.held_bytes,
-                "events": cache.events,
-            },
+            "cache": self._share.cache.status(),
             "latency_us": {"cache": self._latency.status()},
         }
 
@@ -254,16 +253,55 @@ class CacheServer:
         """Whether home sends who asks for primary events here, too."""
         return self._clock.monotonic() - self._heard < SILENT_S_MAX
 
-    def _announce_again(self) -> float:
-        return ANNOUNCE_EVERY_S if self._announce() else _AGAIN_S
-
-    def _announce(self, leaving: bool = False) -> bool:
+    def _announce(self, leaving: bool = False) -> float:
+        """When it is to be done again, in seconds."""
         request = pb.AnnounceRequest(address=self.listen, leaving=leaving)
         try:
             response = self._stub.Announce(request, timeout=_CALL_TIMEOUT_S)
         except grpc.RpcError as error:
             self._trouble = f"home {self._home} does not answer: {failure_of(error)}"
-            return False
+            return _AGAIN_S
         self._share.belong_to(response.store)
         self._heard, self._trouble = self._clock.monotonic(), None
-        return True
+        return ANNOUNCE_EVERY_S
+
+    def Lookup(self, request: pb.LookupRequest, context: grpc.ServicerContext) -> pb.LookupResponse:
+        self._check_addressed(request.store, context)
+        _check_ids(request.ids, context)
+        began = self._clock.monotonic()
+        lines = self._share.get_many(request.store, split_ids(request.ids))
+        self._latency.count((self._clock.monotonic() - began) * 1e6)
+        outcomes, answer = bounded(lines, bytearray([Found.BEHIND * (line is None) for line in lines]))
+        return pb.LookupResponse(outcomes=outcomes, events=join_lines(answer))
+
+    def Put(self, request: pb.PutRequest, context: grpc.ServicerContext) -> pb.PutResponse:
+        self._check_addressed(request.store, context)
+        lines = _check_put(request, context)
+        self._share.put_many(request.store, split_ids(request.ids), lines)
+        return pb.PutResponse()
+
+    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
+        return pb.StatusResponse(json=msgspec.json.encode(self.status()))
+
+    def _check_addressed(self, store: bytes, context: grpc.ServicerContext) -> None:
+        if not store:
+            context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"this process holds a share of the cache only; ask the event store at {self._home}",
+            )
+
+
+def _check_ids(ids: bytes, context: grpc.ServicerContext) -> None:
+    if len(ids) % ID_BYTES:
+        context.abort(
+            grpc.StatusCode.INVALID_ARGUMENT,
+            f"ids has {len(ids)} bytes, no multiple of {ID_BYTES}: send packed ids",
+        )
+
+
+def _check_put(request: pb.PutRequest, context: grpc.ServicerContext) -> list[bytes]:
+    _check_ids(request.ids, context)
+    lines = split_lines(request.events) if request.events else []
+    if len(lines) * ID_BYTES != len(request.ids) or not all(lines):
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "send a line, not empty, for each id")
+    return lines

@@ -3,11 +3,10 @@
 It owns the set of registered ids with their tokens, sharded, each shard replicated by photon.raft. It never
 looks at events, joins nothing and writes no output.
 
-Where to look: `client` (the only door for other rooms) with its `rounds`, `routes` and pure `retries`;
-`configuration` and `sharding` (2.2.2); `service`, `directory_service` and `server` (gRPC, one replica
-process) with `hosting` (its groups and peers); `shard` (the registry thread of Fig. 3) with `batching`
-(2.2.1), `upkeep` and `clocks` (2.3); `directory` (group 0: configuration, replicas, leases, fences) with
-`directory_commands` and its leader's `coordinator`; `placement` (who belongs to a group and leads it);
-`state` (the state machine of a shard) with `commands` and what it is made of; `messages` (bounds and words
-that both ends know).
+Where to look: `client` (the only door for other rooms) with its `rounds` of tries and `routes` (2.2.2);
+`server` (one replica process) with `service` (gRPC) and `hosting` (its groups and peers); `shard` (the
+registry thread of Fig. 3, batching, 2.2.1); `coordinator` (the directory's leader). In `rules`: `state` (the
+state machine of a shard) over `table`, `segments` and `packing` (where ids are), `sharding`, `directory`
+(group 0: configuration, replicas, leases, fences), `placement` (who belongs to a group and leads it; the
+boundary, 2.3), `commands` (what stands in the logs).
 """

@@ -15,7 +15,8 @@ import numpy as np
 
 from idregistry.rounds import Operation, RefusedAfterUnknownError, Rounds
 from idregistry.routes import ShardPart, segments_of
-from idregistry.rules.directory_commands import name_mistake
+from idregistry.rules.commands import Standing
+from idregistry.rules.directory import name_mistake
 from idregistry.rules.packing import (
     INCARNATIONS_MAX,
     SCAN_S_MAX,
@@ -35,22 +36,6 @@ from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import ask_status
 
 _SCAN_TIMEOUT_S: Final = 600.0
-
-
-@dataclass(frozen=True, slots=True)
-class FenceAnswer:
-    """`fenced`: for ever. Else its lease may run for `expires_in_s` more: ask again then."""
-
-    fenced: bool
-    expires_in_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class IncarnationState:
-    """`fenced`: for ever. `expires_in_s`: how long its lease may run yet; 0 where it is over or never was."""
-
-    fenced: bool
-    expires_in_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +95,6 @@ class RegistryClient:
 
         return self._rounds.run(Operation("Commit", True, Committed.MISROUTED, request), ids, times)
 
-    # --- recovery (3.3.3)
-
     def release(
         self, ids: bytes, times: bytes, tokens_packed: Sequence[bytes], counts: Sequence[int]
     ) -> bytes:
@@ -155,8 +138,6 @@ class RegistryClient:
                 message.boundary_us,
             )
 
-    # --- leases of joiners
-
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         """Hold the incarnation's lease for `lease_s` from the moment of this call. FencedError: it must end.
 
@@ -177,24 +158,22 @@ class RegistryClient:
         if answer.fenced:
             raise FencedError(f"incarnation {incarnation:016x} of {token_address} is fenced; start a new one")
 
-    def fence(self, incarnation: int) -> FenceAnswer:
+    def fence(self, incarnation: int) -> Standing:
         """From then on the incarnation gets no lease, and registers nothing; refused while its lease runs."""
         answer = self._rounds.ask_directory("Fence", pb.FenceRequest(incarnation=incarnation))
-        return FenceAnswer(answer.fenced, answer.expires_in_s)
+        return Standing(answer.fenced, answer.expires_in_s)
 
-    def incarnations(self, incarnations: Sequence[int]) -> list[IncarnationState]:
+    def incarnations(self, incarnations: Sequence[int]) -> list[Standing]:
         """How each one stands, as the directory's leader sees it now; nothing is changed. UnavailableError.
 
         Only `fence` says for sure: a leader that was replaced a moment ago may not know it yet.
         """
-        states: list[IncarnationState] = []
+        states: list[Standing] = []
         for start in range(0, len(incarnations), INCARNATIONS_MAX):
             request = pb.IncarnationsRequest(incarnations=incarnations[start : start + INCARNATIONS_MAX])
             answer = self._rounds.ask_directory("Incarnations", request)
-            states += map(IncarnationState, answer.fenced, answer.expires_in_s)
+            states += map(Standing, answer.fenced, answer.expires_in_s)
         return states
-
-    # --- administration
 
     def configuration(self) -> Configuration:
         """The newest that a replica which answers knows. UnavailableError."""
@@ -205,7 +184,14 @@ class RegistryClient:
         """Which registry this is, as 32 hex digits: drawn when it was founded, and the same for its whole
         life, whatever its replicas, addresses and shards. UnavailableError.
         """
-        return self._rounds.identity().hex()
+        why = "it has none yet: its replicas are starting, or most of them are down"
+        for _ in self._rounds.attempts():
+            try:
+                if identity := self.directory().identity:
+                    return identity.hex()
+            except UnavailableError as error:
+                why = str(error)
+        raise UnavailableError(f"no identity of the registry within {self._timeout_s:g} s: {why}; retry")
 
     def directory(self) -> pb.DirectoryResponse:
         """What the nearest replica that answers knows of the directory. UnavailableError."""
@@ -280,7 +266,7 @@ class RegistryClient:
 
     def close(self) -> None:
         """Close the channels; calls under way end with UnavailableError."""
-        self._rounds.close()
+        self._routes.close()
 
 
 @dataclass(frozen=True, slots=True)

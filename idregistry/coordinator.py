@@ -5,39 +5,38 @@ than the joiner asked, so it ends there first, whatever any wall clock says. A n
 takes what it does not know for renewed just now.
 """
 
-import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from idregistry.rules.batching import Answer, Decided, NotLeader, Overloaded, answer_unapplied
-from idregistry.rules.directory import DirectoryState, Proposal, View
-from idregistry.rules.directory_commands import (
+from msgspec.structs import replace
+
+from idregistry.hosting import Hosted, Hosting
+from idregistry.rules.commands import (
     Abandon,
     Adopt,
     Cancel,
-    Command,
+    DirectoryCommand,
     EndLease,
     Fence,
     Found,
     Gone,
-    Identify,
     KeepAlive,
     Propose,
     Rejected,
     Replace,
-    Row,
+    Standing,
     Trim,
     encode,
-    iso_utc,
 )
+from idregistry.rules.directory import DirectoryState, Proposal, View, iso_utc
 from idregistry.rules.placement import Steward, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.state import ShardState
+from idregistry.shard import Answer, Ask, Line, Settled, answer_to
 from photon.core.clock import Clock
 from photon.core.settings import Registry
-from photon.raft.port import Applied, Members, Outcome, ReplicatedLog
+from photon.raft.port import Outcome, ReplicatedLog
 
 ASKS_WAITING_MAX: Final = 256
 _IN_FLIGHT_MAX: Final = 16
@@ -51,118 +50,70 @@ _FORGET_LEASES: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseRuns:
-    """Not fenced: the lease may run for so long yet."""
-
-    for_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Look:
     """How do these incarnations stand? No command: the leader answers from what it knows, a Standing each."""
 
     incarnations: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Fenced, or its lease may run for so long yet."""
-
-    fenced: bool
-    for_s: float
-
-
 Proposed = KeepAlive | Fence | Propose | Replace | Cancel
 Wanted = Proposed | Look
 
 
-@dataclass(frozen=True, slots=True)
-class OpenShard:
-    """A shard's replica here, as the coordinator sees it."""
-
-    state: ShardState
-    members: Members
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Ask:
-    """A client's request. `what`: the command as far as the client can make it (times are the leader's), or a
-    question.
-    """
-
-    what: Wanted
-    deadline: float
-    answer: Callable[[Answer], None]
-
-
 class Coordinator:
-    """On every replica; it acts where the directory is led. `hosted`: the shards that are open here."""
+    """On every replica; it acts where the directory is led. `hosting`: which shards are open here.
+
+    `founding`: the first command, where the registry is new; `shards_max`: as many as a replica can have
+    open.
+    """
 
     def __init__(
         self,
         state: DirectoryState,
-        founders: tuple[Row, ...],
+        founding: Found,
         settings: Registry,
         clock: Clock,
         wake: Callable[[], None],
-        hosted: Callable[[], Mapping[int, OpenShard]],
-        identity: bytes,
+        hosting: Hosting,
         shards_max: int = SHARDS_MAX,
     ) -> None:
-        """`identity`: what the registry gets where it has none yet, drawn anew by every process;
-        `shards_max`: as many as a replica can have open.
-        """
         self._state = state
-        self._identity = identity
-        self._founders = founders
+        self._founding = founding
         self._settings = settings
-        self._clock = clock
-        self._wake = wake
-        self._hosted = hosted
         self._shards_max = shards_max
+        self._clock = clock
+        self._hosting = hosting
         # The directory is led where shard 0 is: one leader less to lose.
         self._steward = Steward(0, settings.leaders, clock)
-        self._lock = threading.Lock()
-        self._asks: deque[Ask] = deque()
-        self._closed = False
+        self._asks: Line[Ask[Wanted]] = Line(
+            ASKS_WAITING_MAX,
+            wake,
+            f"{ASKS_WAITING_MAX} requests wait for the directory; back off and retry",
+            "the deadline passed while the request waited",
+        )
         self._housekeeping = False
         self._seen: dict[int, float] = {}
         """Incarnation -> when its last renewal was seen, monotonic seconds."""
 
-    # --- RPC handlers' side
-
-    def offer(self, ask: Ask) -> Answer | None:
+    def offer(self, ask: Ask[Wanted]) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
-        with self._lock:
-            if self._closed:
-                return NotLeader(None)
-            if len(self._asks) >= ASKS_WAITING_MAX:
-                return Overloaded(f"{ASKS_WAITING_MAX} requests wait for the directory; back off and retry")
-            self._asks.append(ask)
-        self._wake()
-        return None
+        return self._asks.offer(ask)
 
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
-        self._closed = True
-        self._send_elsewhere(None)
-
-    # --- raft thread
+        self._asks.close()
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what was asked for, then what is due."""
         self._note_renewals()
         may_propose = self._steward.on_tick(log, self._state.view)
         if not log.is_leader:
-            if self._asks:
-                self._send_elsewhere(log.leader)
+            self._asks.send_elsewhere(log.leader)
             return
         if not may_propose:
             return
         while self._asks and log.in_flight < _IN_FLIGHT_MAX:
-            with self._lock:  # `close` may empty it meanwhile
-                ask = self._asks.popleft() if self._asks else None
-            if ask is not None:
+            for ask in self._asks.take(self._clock.monotonic()):
                 self._propose(log, ask)
         if not self._housekeeping:
             command = self._due(log)
@@ -179,37 +130,30 @@ class Coordinator:
         if len(self._seen) > len(self._state.leases):
             self._seen = {i: at for i, at in self._seen.items() if i in self._state.leases}
 
-    def _propose(self, log: ReplicatedLog, ask: Ask) -> None:
-        if ask.deadline <= self._clock.monotonic():
-            ask.answer(Overloaded("the deadline passed while the request waited"))
-            return
+    def _propose(self, log: ReplicatedLog, ask: Ask[Wanted]) -> None:
         if isinstance(ask.what, Look):
-            ask.answer(Decided(list(map(self._standing, ask.what.incarnations))))
+            ask.answer(Settled(list(map(self._standing, ask.what.incarnations))))
             return
         command = self._complete(ask.what)
-        if isinstance(command, LeaseRuns | Rejected):
-            ask.answer(Decided(command))
+        if isinstance(command, Standing | Rejected):
+            ask.answer(Settled(command))
         else:
-            log.propose(encode(command), lambda outcome: ask.answer(_answer_to(outcome)))
+            log.propose(encode(command), lambda outcome: ask.answer(answer_to(outcome)))
 
-    def _complete(self, what: Proposed) -> Command | LeaseRuns | Rejected:
+    def _complete(self, what: Proposed) -> DirectoryCommand | Standing | Rejected:
         """With what only the leader knows: its clock, and how a lease stands."""
         now_us = self._clock.now_us()
         match what:
-            case KeepAlive(incarnation=incarnation, address=address, lease_us=lease_us, settings=settings):
-                return KeepAlive(now_us, incarnation, address, lease_us, settings)
-            case Replace(old=old, row=row):
-                return Replace(now_us, old, row)
-            case Cancel(new=new):
-                return Cancel(now_us, new)
             case Propose(shards=shards, start_us=start_us):
                 return self._complete_proposal(now_us, shards, start_us)
             case Fence(incarnation=incarnation):
                 left_s = self._lease_left_s(incarnation)
-                lease = self._state.leases.get(incarnation)
                 if left_s > 0:
-                    return LeaseRuns(left_s)
+                    return Standing(False, left_s)
+                lease = self._state.leases.get(incarnation)
                 return Fence(now_us, incarnation, 0 if lease is None else lease.grant)
+            case _:
+                return replace(what, time_us=now_us)
 
     def _complete_proposal(self, now_us: int, shards: int, start_us: int) -> Propose | Rejected:
         """`start_us`: 0 for as soon as may be."""
@@ -238,26 +182,15 @@ class Coordinator:
         now = self._clock.monotonic()
         return self._seen.get(incarnation, now) + lease.lease_us / 1e6 * _LEASE_DRIFT - now
 
-    def _send_elsewhere(self, leader: str | None) -> None:
-        with self._lock:
-            waiting = list(self._asks)
-            self._asks.clear()
-        for ask in waiting:
-            ask.answer(NotLeader(leader))
-
     def _housekeeping_done(self, _outcome: Outcome) -> None:
         self._housekeeping = False
 
-    # --- what is due
-
-    def _due(self, log: ReplicatedLog) -> Command | None:
+    def _due(self, log: ReplicatedLog) -> DirectoryCommand | None:
         view, now_us = self._state.view, self._clock.now_us()
         if view.configuration is None:
-            return Found(now_us, self._settings.shards, self._founders)
-        if not view.identity:
-            return Identify(now_us, self._identity)
+            return replace(self._founding, time_us=now_us)
         if view.proposal is not None or len(view.configuration.intervals) > 1 or view.leaving is not None:
-            hosted = self._hosted()
+            hosted = self._hosting.shards
             if hosted.keys() == view.founders.keys():
                 command = _due_of_shards(log, view, view.configuration, hosted, now_us)
                 if command is not None or view.proposal is not None:
@@ -274,17 +207,17 @@ class Coordinator:
 
 
 def _due_of_shards(
-    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, OpenShard], now_us: int
-) -> Command | None:
+    log: ReplicatedLog, view: View, configuration: Configuration, hosted: Mapping[int, Hosted], now_us: int
+) -> DirectoryCommand | None:
     """What the shards' states say is due, all of them being here."""
     if view.proposal is not None:
-        return _decide(view.proposal, {n: h.state for n, h in hosted.items()}, now_us)
+        return _decide(view.proposal, {n: one.shard.state for n, one in hosted.items()}, now_us)
     if len(configuration.intervals) > 1:
-        boundary_us = min(one.state.boundary_us for one in hosted.values())
+        boundary_us = min(one.shard.state.boundary_us for one in hosted.values())
         if configuration.intervals[1].start_us <= boundary_us:
             return Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:
-        groups = [log.members, *(one.members for one in hosted.values())]
+        groups = [log.members, *(one.log.members for one in hosted.values())]
         if is_replaced(groups, view.leaving):
             return Gone(now_us, view.leaving[0])
     return None
@@ -317,9 +250,3 @@ def _decide(proposal: Proposal, states: Mapping[int, ShardState], now_us: int) -
 
 def _told(time_us: int) -> str:
     return "no time" if time_us == BEGINNING else iso_utc(time_us)
-
-
-def _answer_to(outcome: Outcome) -> Answer:
-    if isinstance(outcome, Applied):
-        return Decided(outcome.result)
-    return answer_unapplied(outcome)

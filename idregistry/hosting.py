@@ -15,9 +15,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from idregistry.rules.commands import CommandError, Commit, decode
+from idregistry.rules.commands import CommandError, Commit, Row, decode
 from idregistry.rules.directory import DIRECTORY_GROUP, View, shard_of_group
-from idregistry.rules.directory_commands import Row
 from idregistry.shard import Shard
 from photon.core.columns import split_ids
 from photon.core.disk import make_directory, storage_errors, write_file
@@ -97,23 +96,6 @@ class Table:
         return self.version, 2 * len(self.removed) + (self.leaving is not None)
 
 
-def table_of(view: View) -> Table:
-    return Table(tuple(view.replicas.values()), view.removed, view.leaving, view.version)
-
-
-def rows_now(settings: Mapping[str, Row], table: Table) -> dict[str, Row]:
-    """Name -> where each replica is, this one too. Before there is a table, those of the settings."""
-    if not table.replicas:
-        return dict(settings)
-    return {row.name: settings.get(row.name, row) for row in table.replicas}
-
-
-def rows_at_start(settings: Mapping[str, Row], table: Table) -> dict[str, Row]:
-    """The same before the log is read: those of both, since the table may be old; who was removed is not."""
-    both = {**{row.name: row for row in table.replicas}, **settings}
-    return {name: row for name, row in both.items() if name not in table.removed}
-
-
 def read_table(path: Path) -> Table:
     """CorruptStateError where the file is none; an empty table where there is no file."""
     try:
@@ -165,8 +147,10 @@ class Hosting:
         self._table = read_table(self._path)
         self._groups: dict[int, Hosted] = {}
         self._seen: View | None = None
-        self.rows: Mapping[str, Row] = rows_at_start(settings, self._table)
-        """Name -> where each replica is now."""
+        # Before the log is read, those of both, since the table may be old; who was removed is not.
+        known = {row.name: row for row in self._table.replicas} | dict(settings)
+        self.rows: Mapping[str, Row] = {n: r for n, r in known.items() if n not in self._table.removed}
+        """Name -> where each replica is now, this one too."""
         self.shards: Mapping[int, Hosted] = {}
 
     def open_groups(self, host: RaftHost) -> None:
@@ -184,7 +168,7 @@ class Hosting:
         if view is self._seen or view.configuration is None:
             return False
         self._seen = view
-        table = table_of(view)
+        table = Table(tuple(view.replicas.values()), view.removed, view.leaving, view.version)
         if table.age < self._table.age:
             return False
         if self._node in view.removed:
@@ -212,7 +196,7 @@ class Hosting:
         if table != self._table:
             write_table(self._path, table)
             self._table = table
-        self.rows = rows_now(self._settings, table)
+        self.rows = {row.name: self._settings.get(row.name, row) for row in table.replicas}
         host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})
 
     def _add(self, host: RaftHost, group: int, founders: tuple[str, ...] | None) -> None:

@@ -1,12 +1,11 @@
 """The tries of a client call: rounds over its parts, side by side, until all have outcomes or time is up."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
-import numpy as np
 
 from idregistry.routes import (
     DIRECTORY,
@@ -19,14 +18,14 @@ from idregistry.routes import (
     named_leader,
     next_address,
     outcome_of,
-    split_by_shard,
+    split,
     split_strays,
     try_timeout_s,
+    whole,
 )
 from idregistry.rules.packing import LEADER_DETAILS
 from idregistry.rules.sharding import Configuration
-from photon.core.backoff import Attempts, Backoff
-from photon.core.clock import Clock
+from photon.core.clock import Attempts, Backoff, Clock
 from photon.core.errors import NoQuorumError, UnavailableError, UsageError
 from photon.core.ids import ID_BYTES
 from photon.rpc import idregistry_pb2 as pb
@@ -66,13 +65,10 @@ class Rounds:
         rng: random.Random,
         network: Network = LOOPBACK,
     ) -> None:
-        self.routes = Routes(addresses, clock, network)
+        self.routes = Routes(addresses, timeout_s, clock, network)
         self._timeout_s = timeout_s
         self._clock = clock
         self._rng = rng
-
-    def close(self) -> None:
-        self.routes.close()
 
     def attempts(self, timeout_s: float | None = None) -> Attempts:
         """The tries of one call, in the client's time where none is given. UnavailableError once closed."""
@@ -83,15 +79,13 @@ class Rounds:
         self.routes.closed.wait(seconds)
         self.routes.check_open()
 
-    # --- about ids
-
     def run(self, operation: Operation, ids: bytes, times: bytes) -> bytes:
         """16 x N, 8 x N bytes -> outcome column. UnavailableError and its kin, UsageError."""
         if not ids:
             return b""
         attempts = self.attempts()
         configuration = self._configuration(attempts)
-        calls = [PartCall(part) for part in split_by_shard(ids, times, configuration)]
+        calls = [PartCall(part) for part in split(whole(ids, times), configuration)]
         order = self.routes.nearest_first()
         for tries, left_s in enumerate(attempts):
             unsettled = [call for call in calls if call.outcomes is None]
@@ -101,10 +95,10 @@ class Rounds:
             ]
             at_once = self._round(operation, unsettled, targets, try_timeout_s(self._timeout_s, left_s))
             if any(call.lost for call in unsettled):
-                self.routes.ask_who(attempts.left_s, self._timeout_s)
+                self.routes.ask_who(attempts.left_s)
             if any(call.misrouted or call.outcomes is not None for call in unsettled):
                 calls, configuration, rerouted = self._reroute(
-                    operation, calls, ids, times, configuration, attempts.left_s
+                    calls, operation.misrouted, configuration, attempts.left_s
                 )
                 at_once |= rerouted
             if all(call.outcomes is not None for call in calls):
@@ -151,49 +145,35 @@ class Rounds:
             return [outcome_of(future.result) for future in pending]
 
     def _reroute(
-        self,
-        operation: Operation,
-        calls: list[PartCall],
-        ids: bytes,
-        times: bytes,
-        configuration: Configuration,
-        left_s: float,
+        self, calls: list[PartCall], misrouted: int | None, configuration: Configuration, left_s: float
     ) -> tuple[list[PartCall], Configuration, bool]:
         """Split anew, by a newer configuration, what was misrouted; whether there was a newer one."""
         kept: list[PartCall] = []
         strays: list[PartCall] = []
         for call in calls:
-            if call.outcomes is not None and operation.misrouted is not None:
-                settled, astray = split_strays(call, operation.misrouted)
-                kept += settled
-                strays += astray
-            else:
-                (strays if call.misrouted and call.outcomes is None else kept).append(call)
+            stays, astray = split_strays(call, misrouted)
+            kept += stays
+            strays += astray
         if not strays:
             return calls, configuration, False
-        newest = self.routes.fetch(configuration.version, left_s, self._timeout_s) or configuration
+        newest = self.routes.fetch(configuration.version, left_s) or configuration
         if newest.version <= configuration.version:
             return kept + strays, configuration, False
         for stray in strays:
-            rows = stray.part.rows
-            for part in split_by_shard(
-                ids, times, newest, np.arange(len(ids) // ID_BYTES) if rows is None else rows
-            ):
+            for part in split(stray.part, newest):
                 kept.append(PartCall(part, maybe_done=stray.maybe_done, failures=stray.failures))
         return kept, newest, True
-
-    # --- about the directory
 
     def ask_directory(self, method: str, request: Any) -> Any:
         """The answer of the directory's leader. Tried again until the time is up.
 
         UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
         """
-        call = PartCall(ShardPart(DIRECTORY, b"", b"", None))
+        call = PartCall(whole())
         attempts = self.attempts()
         for left_s in attempts:
             address = self.routes.leader(DIRECTORY)
-            result = self.routes.ask(method, request, address, try_timeout_s(self._timeout_s, left_s))
+            result = self.routes.ask(method, request, address, left_s)
             if not isinstance(result, grpc.RpcError):
                 self.routes.answered(DIRECTORY, address)
                 return result
@@ -209,7 +189,7 @@ class Rounds:
         """The answer of the nearest replica that knows a leader, or else of any. UnavailableError."""
         failures = []
         unled: pb.DirectoryResponse | None = None
-        for address, answer in self.routes.directories(self._timeout_s, self._timeout_s):
+        for address, answer in self.routes.directories(self._timeout_s):
             if isinstance(answer, grpc.RpcError):
                 failures.append(f"{address}: {self._failure(answer, address)[1]}")
             elif answer.led:
@@ -219,17 +199,6 @@ class Rounds:
         if unled is None:
             raise UnavailableError(f"no registry replica answered ({'; '.join(failures)})")
         return unled
-
-    def identity(self) -> bytes:
-        """The registry's, as any replica knows it: once there is one it never changes. UnavailableError."""
-        why = "it has none yet: its replicas are starting, or most of them are down"
-        for _ in self.attempts():
-            try:
-                if identity := self.ask_for_directory().identity:
-                    return identity
-            except UnavailableError as error:
-                why = str(error)
-        raise UnavailableError(f"no identity of the registry within {self._timeout_s:g} s: {why}; retry")
 
     def stream(
         self, method: str, request: Any, address: str | None, timeout_s: float, led: int | None = None
@@ -245,71 +214,65 @@ class Rounds:
             return
         failures = []
         # One that hangs would hold up a long call to its end: it is asked for the directory before.
-        targets = (
-            [(address, None)] if address is not None else self.routes.directories(timeout_s, self._timeout_s)
-        )
+        targets = [(address, None)] if address is not None else self.routes.directories(timeout_s)
         for target, answer in targets:
             if isinstance(answer, grpc.RpcError):
                 failures.append(f"{target}: {self._failure(answer, target)[1]}")
                 continue
-            begun = False
-            try:
-                for message in self._messages(method, request, target, deadline):
-                    begun = True
-                    yield message
+            error = yield from self._messages(method, request, target, deadline, None)
+            if error is None:
                 return
-            except grpc.RpcError as error:
-                failures.append(f"{target}: {failure_of(error)}")
-                if begun:
-                    break
+            failures.append(f"{target}: {failure_of(error)}")
         raise UnavailableError(f"registry: {method} ended early ({'; '.join(failures)}); begin it again")
 
     def _stream_of_leader(self, method: str, request: Any, shard: int, deadline: float) -> Iterator[Any]:
         """It is looked for as long as any call may take; once it has begun, nobody else is asked."""
-        call = PartCall(ShardPart(shard, b"", b"", None))
+        call = PartCall(whole(shard=shard))
         attempts = self.attempts(min(self._timeout_s, deadline - self._clock.monotonic()))
         for left_s in attempts:
             address = self.routes.leader(shard)
-            begun = False
             # One that hangs would hold up a long call to its end.
-            error = self.routes.ask(
-                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(self._timeout_s, left_s)
-            )
+            error = self.routes.ask("GetDirectory", pb.DirectoryRequest(), address, left_s)
             if not isinstance(error, grpc.RpcError):
-                try:
-                    for message in self._messages(method, request, address, deadline):
-                        if not begun:
-                            self.routes.answered(shard, address)
-                        begun = True
-                        yield message
+                error = yield from self._messages(method, request, address, deadline, shard)
+                if error is None:
                     return
-                except grpc.RpcError as failed:
-                    error = failed
-            if begun:
-                details = self._failure(error, address)[1]
-                raise UnavailableError(
-                    f"registry: {method} ended early ({address}: {details}); begin it again"
-                )
             self._look_on(call, address, error, attempts)
         raise UnavailableError(
             f"registry shard {shard}: no leader began {method} in time ({'; '.join(call.failures)}); retry"
         )
 
-    def _messages(self, method: str, request: Any, address: str, deadline: float) -> Iterator[Any]:
-        left_s = max(0.0, deadline - self._clock.monotonic())
-        with self.routes.calling():
-            yield from getattr(self.routes.stub(address), method)(request, timeout=left_s)
+    def _messages(
+        self, method: str, request: Any, address: str, deadline: float, led: int | None
+    ) -> Generator[Any, None, grpc.RpcError | None]:
+        """All messages; or the error before the first, in which case another may be asked. `led`: whose
+        leader it is, if it answers at all.
+        """
+        begun = False
+        try:
+            with self.routes.calling():
+                left_s = max(0.0, deadline - self._clock.monotonic())
+                for message in getattr(self.routes.stub(address), method)(request, timeout=left_s):
+                    if not begun and led is not None:
+                        self.routes.answered(led, address)
+                    begun = True
+                    yield message
+        except grpc.RpcError as error:
+            if not begun:
+                return error
+            raise UnavailableError(
+                f"registry: {method} ended early ({address}: {failure_of(error)}); begin it again"
+            ) from error
+        return None
 
     def newer_configuration(self, version: int, fetch: bool = False) -> Configuration:
         """The newest that replicas know, where one newer than `version` is of interest. UnavailableError."""
-        newest = self.routes.fetch(version, self._timeout_s, self._timeout_s, always=fetch)
+        newest = self.routes.fetch(version, self._timeout_s, always=fetch)
         if newest is None:
             raise NoQuorumError(
                 "the registry has no sharding configuration yet: its replicas are starting; retry"
             )
         return newest
-
-    # --- parts of these
 
     def _configuration(self, attempts: Attempts) -> Configuration:
         """What to route by: fetched where there is none, or a newer one."""
@@ -319,7 +282,7 @@ class Rounds:
         failed: UnavailableError | None = None
         for left_s in attempts:
             try:
-                newest = self.routes.fetch(known.version if known else 0, left_s, self._timeout_s)
+                newest = self.routes.fetch(known.version if known else 0, left_s)
             except UnavailableError as error:
                 newest, failed = known, error
             if newest is not None:
@@ -334,7 +297,7 @@ class Rounds:
         if self._note_failure(call, address, error, by_leader=True):
             attempts.next_at_once()
         elif call.lost:
-            self.routes.ask_who(attempts.left_s, self._timeout_s)
+            self.routes.ask_who(attempts.left_s)
 
     def _note_failure(self, call: PartCall, address: str, error: grpc.RpcError, by_leader: bool) -> bool:
         """Remember it; whether to go on at once, to the leader named. UsageError as `_failure`."""

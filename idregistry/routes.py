@@ -2,6 +2,9 @@
 
 The configuration is fetched when it is first needed, and again when an answer shows that there is a newer
 one. Any replica is asked, the nearest first; the newest that was ever seen is kept.
+
+By it a batch is split into parts, one a shard (paper 2.2.2), and their outcomes are put together again. After
+a failed try: whom to ask next, how long one try may take, with which error to end.
 """
 
 import contextlib
@@ -19,15 +22,10 @@ from idregistry.rules.sharding import Configuration, unpack_configuration
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
+from photon.core.ids import ID_BYTES
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK, Network, failure_of
-
-# --- A batch's parts, one a shard: how they are split and merged, and what a client makes of their
-# failures.
-#
-# A sharding configuration says which id is whose (paper 2.2.2). After a failed try: whom to ask next, how
-# long one try may take, with which error to end. Pure.
 
 DIRECTORY: Final = -1
 """The directory, where a shard's number is wanted."""
@@ -40,40 +38,37 @@ Rows = npt.NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """The rows of a batch that belong to one shard, in their order. `rows` is None where all do."""
+    """The rows of a batch that belong to one shard, in their order."""
 
     shard: int
     ids: bytes
     times: bytes
-    rows: Rows | None
+    rows: Rows
 
 
-def split_by_shard(
-    ids: bytes, times: bytes, configuration: Configuration, rows: Rows | None = None
-) -> list[ShardPart]:
-    """The parts of a batch, one a shard that has any; of its `rows` only, where they are given."""
-    if rows is not None:
-        parts = split_by_shard(take_ids(ids, rows), take_times(times, rows), configuration)
-        return [ShardPart(p.shard, p.ids, p.times, rows if p.rows is None else rows[p.rows]) for p in parts]
-    if not ids:
-        return []
-    if configuration.shards == 1:
-        return [ShardPart(0, ids, times, None)]
-    of = configuration.shard_of(ids, times)
+def whole(ids: bytes = b"", times: bytes = b"", shard: int = DIRECTORY) -> ShardPart:
+    """All of a batch."""
+    return ShardPart(shard, ids, times, np.arange(len(ids) // ID_BYTES))
+
+
+def split(part: ShardPart, configuration: Configuration) -> list[ShardPart]:
+    """The parts of a part, one a shard that has any."""
+    of = configuration.shard_of(part.ids, part.times)
     order = np.argsort(of, kind="stable")
-    ordered = of[order]
-    parts = []
-    for of_shard in np.split(order, np.flatnonzero(np.diff(ordered)) + 1):
-        shard = int(of[of_shard[0]])
-        if len(of_shard) == len(of):
-            return [ShardPart(shard, ids, times, None)]
-        parts.append(ShardPart(shard, take_ids(ids, of_shard), take_times(times, of_shard), of_shard))
-    return parts
+    groups = np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
+    if len(groups) == 1:
+        return [ShardPart(int(of[0]), part.ids, part.times, part.rows)] if len(of) else []
+    return [take_part(part, rows, int(of[rows[0]])) for rows in groups]
+
+
+def take_part(part: ShardPart, chosen: Rows, shard: int) -> ShardPart:
+    """Some rows of a part, for a shard."""
+    return ShardPart(shard, take_ids(part.ids, chosen), take_times(part.times, chosen), part.rows[chosen])
 
 
 def merge_outcomes(parts: Sequence[ShardPart], outcomes: Sequence[bytes], count: int) -> bytes:
     """The parts' outcome columns -> one of `count` bytes, in the order of the batch before the split."""
-    if len(parts) == 1 and parts[0].rows is None:
+    if len(parts) == 1:
         return outcomes[0]
     merged = np.zeros(count, np.uint8)
     for part, column in zip(parts, outcomes, strict=True):
@@ -81,25 +76,14 @@ def merge_outcomes(parts: Sequence[ShardPart], outcomes: Sequence[bytes], count:
     return merged.tobytes()
 
 
-def take_part(part: ShardPart, chosen: Rows) -> ShardPart:
-    """Some rows of a part."""
-    rows = chosen if part.rows is None else part.rows[chosen]
-    return ShardPart(part.shard, take_ids(part.ids, chosen), take_times(part.times, chosen), rows)
-
-
 def segments_of(
     part: ShardPart, tokens: Sequence[bytes], counts: Sequence[int]
 ) -> tuple[list[bytes], list[int]]:
     """The part's own share of a batch's segments: `tokens[i]` is for the batch's next `counts[i]` rows."""
-    if part.rows is None:
-        return list(tokens), list(counts)
     ends = np.cumsum(np.asarray(counts, np.int64))
     of = np.searchsorted(ends, part.rows, "right")
     chosen, sizes = np.unique(of, return_counts=True)  # a part's rows are in order, so its segments are too
     return [tokens[i] for i in chosen.tolist()], sizes.tolist()
-
-
-# --- failures
 
 
 class Failure(Enum):
@@ -192,20 +176,24 @@ def final_error(calls: Sequence[PartCall], timeout_s: float, version: int) -> Un
     return UnavailableError(f"{what}; it is not known whether it was {done}: {again}")
 
 
-def split_strays(call: PartCall, misrouted: int) -> tuple[list[PartCall], list[PartCall]]:
-    """(what has its outcomes, what was misrouted) of an answered part."""
-    assert call.outcomes is not None
-    if misrouted not in call.outcomes:
+def split_strays(call: PartCall, misrouted: int | None) -> tuple[list[PartCall], list[PartCall]]:
+    """(what stays as it is, what is to be routed anew) of a part after a round."""
+    if call.outcomes is None:
+        return ([], [call]) if call.misrouted else ([call], [])
+    if misrouted is None or misrouted not in call.outcomes:
         return [call], []
-    column = np.frombuffer(call.outcomes, np.uint8)
+    column, shard = np.frombuffer(call.outcomes, np.uint8), call.part.shard
     stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
-    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
+    failures = [*call.failures, f"shard {shard}: misrouted"]
     stray = PartCall(
-        take_part(call.part, stray_rows), maybe_done=call.maybe_done, misrouted=True, failures=failures[-4:]
+        take_part(call.part, stray_rows, shard),
+        maybe_done=call.maybe_done,
+        misrouted=True,
+        failures=failures[-4:],
     )
     if not len(kept_rows):
         return [], [stray]
-    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]
+    return [PartCall(take_part(call.part, kept_rows, shard), column[kept_rows].tobytes())], [stray]
 
 
 # A replica that failed an answer is passed over for so long: who hangs would cost every call a time-out.
@@ -214,9 +202,14 @@ _ASK_WHO_EVERY_S: Final = 1.0
 
 
 class Routes:
-    """`given`: gRPC addresses of replicas, the nearest first; others are learned from them."""
+    """`given`: gRPC addresses of replicas, the nearest first; others are learned from them. `timeout_s`: of a
+    call, with all its tries.
+    """
 
-    def __init__(self, given: Sequence[str], clock: Clock, network: Network = LOOPBACK) -> None:
+    def __init__(
+        self, given: Sequence[str], timeout_s: float, clock: Clock, network: Network = LOOPBACK
+    ) -> None:
+        self._timeout_s = timeout_s
         self._clock = clock
         self._given = tuple(dict.fromkeys(given))
         self._network = network
@@ -236,8 +229,6 @@ class Routes:
         """The newest version that an answer spoke of."""
         self._learn(self._given)
 
-    # --- calls
-
     @contextlib.contextmanager
     def calling(self) -> Iterator[None]:
         """UnavailableError once closed, also for what gRPC raises for a channel that was closed meanwhile."""
@@ -253,13 +244,11 @@ class Routes:
                 "the registry client is closed; whether anything was registered is not known"
             )
 
-    def ask(self, method: str, request: Any, address: str, timeout_s: float) -> Any:
-        """The response, or the RpcError."""
+    def ask(self, method: str, request: Any, address: str, left_s: float) -> Any:
+        """One try of a call that has `left_s` left. The response, or the RpcError."""
         with self.calling():
             call = getattr(self.stub(address), method)
-            return outcome_of(lambda: call(request, timeout=timeout_s))
-
-    # --- replicas
+            return outcome_of(lambda: call(request, timeout=try_timeout_s(self._timeout_s, left_s)))
 
     def stub(self, address: str) -> Any:
         """Of any replica, also one that nobody has named."""
@@ -276,7 +265,7 @@ class Routes:
     def avoid(self, address: str) -> None:
         self._avoid_until[address] = self._clock.monotonic() + _AVOID_S
 
-    def ask_who(self, remaining_s: float, timeout_s: float) -> None:
+    def ask_who(self, remaining_s: float) -> None:
         """Learn who the replicas are now: one may have been replaced. Not often, and never an error."""
         now = self._clock.monotonic()
         if now < self._ask_who_at:
@@ -284,7 +273,7 @@ class Routes:
         self._ask_who_at = now + _ASK_WHO_EVERY_S
         with contextlib.suppress(UnavailableError):
             known = self.configuration
-            self.fetch(known.version - 1 if known is not None else 0, remaining_s, timeout_s, always=True)
+            self.fetch(known.version - 1 if known is not None else 0, remaining_s, always=True)
 
     def leader(self, group: int) -> str:
         """Whom to ask for the leader's work of a shard (or DIRECTORY)."""
@@ -308,8 +297,6 @@ class Routes:
             for channel in self._channels.values():
                 channel.close()
 
-    # --- the configuration
-
     def saw(self, version: int) -> None:
         """An answer came from a replica that knows this version."""
         self._seen = max(self._seen, version)
@@ -319,9 +306,7 @@ class Routes:
         """Whether there is a configuration to fetch."""
         return self.configuration is None or self._seen > self.configuration.version
 
-    def fetch(
-        self, newer_than: int, remaining_s: float, timeout_s: float, always: bool = False
-    ) -> Configuration | None:
+    def fetch(self, newer_than: int, remaining_s: float, always: bool = False) -> Configuration | None:
         """Ask the replicas in turn until one has a configuration newer than that; the newest known after it.
 
         One that knows no leader may have been replaced, so the others are asked too.
@@ -336,7 +321,7 @@ class Routes:
             if known is not None and known.version > newer_than and not always:
                 return known  # another thread was faster
             answered, failures = False, []
-            for address, answer in self.directories(remaining_s, timeout_s):
+            for address, answer in self.directories(remaining_s):
                 if isinstance(answer, grpc.RpcError):
                     failures.append(f"{address}: {failure_of(answer)}")
                     continue
@@ -350,18 +335,14 @@ class Routes:
         finally:
             self._fetching.release()
 
-    def directories(
-        self, within_s: float, timeout_s: float
-    ) -> Iterator[tuple[str, "pb.DirectoryResponse | grpc.RpcError"]]:
+    def directories(self, within_s: float) -> Iterator[tuple[str, "pb.DirectoryResponse | grpc.RpcError"]]:
         """What each replica says of the directory, the nearest first, one at least; who fails is avoided."""
         until = self._clock.monotonic() + within_s
         for nth, address in enumerate(self.nearest_first()):
             left_s = until - self._clock.monotonic()
             if nth > 0 and left_s <= 0:
                 return
-            answer = self.ask(
-                "GetDirectory", pb.DirectoryRequest(), address, try_timeout_s(timeout_s, left_s)
-            )
+            answer = self.ask("GetDirectory", pb.DirectoryRequest(), address, left_s)
             if isinstance(answer, grpc.RpcError):
                 self.avoid(address)
             yield address, answer

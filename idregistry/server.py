@@ -7,16 +7,16 @@ import resource
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import grpc
 
-from idregistry.coordinator import Coordinator, OpenShard
-from idregistry.directory_service import DirectoryHandlers, Waiting
+from idregistry.coordinator import Coordinator
 from idregistry.hosting import Hosting
+from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
-from idregistry.rules.directory_commands import IDENTITY_BYTES, Row
 from idregistry.rules.placement import majority_time_us
 from idregistry.rules.sharding import SHARDS_MAX
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
@@ -32,11 +32,6 @@ from photon.rpc.idregistry_pb2_grpc import IdRegistryStub, add_IdRegistryService
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
 
-# --- What the other replicas' clocks say: what the boundary is measured by (paper 2.3).
-#
-# What another's clock says now is reckoned from its last answer by our MONOTONIC time. Our own wall clock
-# has no part in it: a step of it would make the others' clocks seem to jump along, and expire everything.
-
 _ASK_EVERY_S: Final = 5.0
 _FIRST_ASK_S: Final = 0.2
 _TIMEOUT_S: Final = 2.0
@@ -44,7 +39,12 @@ _KEEP_S: Final = 60.0
 
 
 class ClockWatch:
-    """Asks the others in a thread of its own. `rows`: name -> where each replica is now, this one too."""
+    """What the other replicas' clocks say, asked in a thread of its own: the boundary goes by it (paper 2.3).
+    `rows`: name -> where each replica is now, this one too.
+
+    What another's clock says now is reckoned from its last answer by our MONOTONIC time. Our own wall clock
+    has no part in it: a step of it would make the others' clocks seem to jump along, and expire everything.
+    """
 
     def __init__(
         self, node: str, rows: Callable[[], Mapping[str, Row]], clock: Clock, network: Network = LOOPBACK
@@ -116,78 +116,82 @@ _DESCRIPTORS_RESERVED: Final = 128
 """For connections, logs, and files that are open for a moment."""
 
 
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica as its settings have it: where it listens, and where each replica is reached, this one too.
+
+    `rows`: node id -> its Raft address, perhaps a proxy's, and the gRPC address that clients are told. Those
+    named found the registry together, unless this one is `joining` one that is there: then it waits until it
+    is told to take another's place.
+    """
+
+    name: str
+    listen: str
+    raft_listen: Address
+    rows: Mapping[str, Row]
+    directory: Path
+    secret: bytes
+    joining: bool = False
+
+
 class RegistryServer:
-    """Addresses are `(host, port)` for Raft, `host:port` for gRPC.
+    """Making one opens and reads its directory: LockedError, CorruptStateError, StorageError.
 
-    Making one opens and reads its directory: LockedError, CorruptStateError, StorageError.
-
-    `raft_dialed`: where the others reach its Raft port, if not where it listens (a proxy, a mapped port).
-    `network`: TLS for both ports, and what this process dials for an address.
-    `peers`: node id -> Raft address of the OTHER replicas; `addresses`: node id -> gRPC address of every
-    replica, told to clients that ask the wrong one. The replicas named found the registry together, unless
-    this one is `joining` one that is there: then it waits until it is told to take another's place.
-    `on_fatal` is called (once, from the raft thread) when the replica can't go on: a disk that fails, a state
-    that can't be trusted.
+    `network`: TLS for both ports, and what this process dials for an address. `on_fatal` is called (once,
+    from the raft thread) when the replica can't go on: a disk that fails, a state that can't be trusted.
     """
 
     def __init__(
         self,
+        me: Replica,
         settings: Registry,
-        node: str,
-        listen: str,
-        raft_listen: Address,
-        peers: Mapping[str, Address],
-        addresses: Mapping[str, str],
-        directory: Path,
-        secret: bytes,
         clock: Clock,
         rng: random.Random,
         on_fatal: Callable[[BaseException], None],
-        *,
-        raft_dialed: Address | None = None,
-        joining: bool = False,
         network: Network = LOOPBACK,
     ) -> None:
-        network.check_listen(joined(*raft_listen))
+        network.check_listen(joined(*me.raft_listen))
         self._on_fatal = on_fatal
         self._settings = settings
         self._clock = clock
         self._state = DirectoryState()
-        raft = {**peers, node: raft_dialed or raft_listen}
-        rows = {name: Row(name, host, port, addresses[name]) for name, (host, port) in raft.items()}
-        self._hosting = Hosting(node, rows, directory, self._make_shard)
-        self._clocks = ClockWatch(node, lambda: self._hosting.rows, clock, network)
+        self._hosting = Hosting(me.name, me.rows, me.directory, self._make_shard)
+        self._clocks = ClockWatch(me.name, lambda: self._hosting.rows, clock, network)
         self._host = RaftHost(
-            Endpoint(node, raft_listen, secret, network.tls, network.dialed),
-            peers={r.name: (r.raft_host, r.raft_port) for r in self._hosting.rows.values() if r.name != node},
-            directory=directory,
+            Endpoint(me.name, me.raft_listen, me.secret, network.tls, network.dialed),
+            peers={
+                r.name: (r.raft_host, r.raft_port) for r in self._hosting.rows.values() if r.name != me.name
+            },
+            directory=me.directory,
             timing=raft_timing(settings),
             limits=RaftLimits(in_flight_max=settings.batches_in_flight_max + _HOUSEKEEPING_IN_FLIGHT),
             rng=rng,
             on_fatal=self._fatal,
         )
-        founders = tuple(rows[name] for name in sorted(rows))
+        names = sorted(me.rows)
+        founders = tuple(me.rows[name] for name in names)
         self._coordinator = Coordinator(
             self._state,
-            founders,
+            Found(0, settings.shards, founders, secrets.token_bytes(IDENTITY_BYTES)),
             settings,
             clock,
             self._host.wake,
-            self._open_shards,
-            secrets.token_bytes(IDENTITY_BYTES),
+            self._hosting,
             shards_that_fit(),
         )
         try:
             log = self._host.add_group(
-                DIRECTORY_GROUP, self._state, self._on_tick, None if joining else sorted(rows)
+                DIRECTORY_GROUP, self._state, self._on_tick, None if me.joining else names
             )
             self._hosting.open_groups(self._host)
-            self._rpc = Server(listen, WORKERS, IN_FLIGHT_MAX, network, REQUEST_BYTES_MAX)
+            self._rpc = Server(me.listen, WORKERS, IN_FLIGHT_MAX, network, REQUEST_BYTES_MAX)
             self._rpc.serve_while(lambda: self._has_quorum(log))
         except BaseException:
             self._host.stop()  # lets go of the directories that are open already
             raise
-        self._service = self._make_service(log)
+        self._service = IdRegistryService(
+            self._state, log, self._coordinator, self._hosting, clock, settings.request_timeout_s
+        )
         name = pb.DESCRIPTOR.services_by_name["IdRegistry"].full_name
         self._rpc.add(add_IdRegistryServicer_to_server, self._service, name)
 
@@ -227,22 +231,6 @@ class RegistryServer:
             number, self._settings, self._clock, self._host.wake, self._state, self._clocks.trusted_us
         )
 
-    def _make_service(self, log: ReplicatedLog) -> IdRegistryService:
-        def address_of(name: str) -> str:
-            row = self._hosting.rows.get(name)
-            return "" if row is None else row.grpc
-
-        waiting = Waiting(address_of, self._clock, self._settings.request_timeout_s)
-        directory = DirectoryHandlers(
-            self._state,
-            log,
-            self._coordinator,
-            lambda: self._hosting.rows,
-            lambda: self._hosting.shards,
-            waiting,
-        )
-        return IdRegistryService(lambda: self._hosting.shards, directory, waiting, self._clock)
-
     def _has_quorum(self, directory: ReplicatedLog) -> bool:
         """Whether this replica knows a leader with a majority of each group that it hosts.
 
@@ -256,9 +244,6 @@ class RegistryServer:
         if self._hosting.follow(self._host, self._state.view):
             self._host.wake()  # every shard has something to look at
         self._coordinator.on_tick(log)
-
-    def _open_shards(self) -> Mapping[int, OpenShard]:
-        return {n: OpenShard(one.shard.state, one.log.members) for n, one in self._hosting.shards.items()}
 
     def _fatal(self, error: BaseException) -> None:
         self._close_queues()  # nobody will take what waits any more

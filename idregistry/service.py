@@ -5,28 +5,51 @@ Status codes: INVALID_ARGUMENT (the caller's mistake), FAILED_PRECONDITION with 
 was done), UNAVAILABLE (outcome unknown: retry with the same token).
 """
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, NoReturn
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotInTime
+from typing import Any, Final, NoReturn, Protocol
 
 import grpc
 
-from idregistry.directory_service import Context, DirectoryHandlers, Waiting
-from idregistry.hosting import Hosted
-from idregistry.rules.batching import Answer, Errand, NotLeader, Overloaded, Request, Settled, barrier
-from idregistry.rules.packing import SCAN_S_MAX, columns_mistake, segments_mistake, token_mistake
+from idregistry.coordinator import Coordinator, Look, Wanted
+from idregistry.hosting import Hosted, Hosting
+from idregistry.rules import commands
+from idregistry.rules.directory import DirectoryState, Proposal, name_mistake
+from idregistry.rules.packing import (
+    INCARNATIONS_MAX,
+    LEADER_DETAILS,
+    SCAN_S_MAX,
+    columns_mistake,
+    segments_mistake,
+    token_mistake,
+)
+from idregistry.rules.sharding import HORIZON, SHARDS_MAX
 from idregistry.rules.state import Scanned
+from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
+from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
+from photon.core.ids import TOKEN_BYTES_MAX
+from photon.core.settings import IDENTITY_DIGEST_BYTES
+from photon.raft.port import ReplicatedLog, Unknown
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer
 
 COMMITS_WAITING_MAX: Final = 96
-"""Commit calls that may wait, each in a thread of its own."""
+"""Commit calls that may wait."""
+
+ASKS_MAX: Final = 24
+"""Calls that may wait for the directory."""
+
+FENCES_WAITING_MAX: Final = 8
+"""Fence calls that may wait for the shards."""
 
 SCANS_MAX: Final = 4
-"""Scans at a time, each in a thread of its own."""
+"""Scans at a time."""
 
 _SCAN_PAUSE_S_MAX: Final = 0.1
 _SCAN_MARGIN_S: Final = 60.0
@@ -44,51 +67,84 @@ LOOKUP_LAG_MAX: Final = 64
 REQUEST_BYTES_MAX: Final = 4 << 20
 """Of a request: twice what the largest that is taken has."""
 
+LEASE_S_MIN: Final = 0.1
+LEASE_S_MAX: Final = 86_400.0
+
+_MARGIN_S: Final = 0.05
+"""A handler outwaits its deadline by so much, so that who answers in time is heard."""
+_POLL_S: Final = 0.005
+
 _IdsRequest = pb.CommitRequest | pb.LookupRequest | pb.ReleaseRequest
+_Offer = Callable[[float, Callable[[Answer], None]], Answer | None]
+"""Queues a request, given its deadline and whom to answer; its answer where it can't even wait."""
+
+
+class Context(Protocol):
+    """What is used of grpc.ServicerContext."""
+
+    def abort(self, code: grpc.StatusCode, details: str) -> NoReturn: ...
+
+    def time_remaining(self) -> float | None: ...
+
+    def is_active(self) -> bool: ...
+
+
+class Slots:
+    """At most `most` calls at a time, each in a thread of its own; `why` is told to the next."""
+
+    def __init__(self, most: int, why: str) -> None:
+        self.free = threading.BoundedSemaphore(most)
+        self.why = f"{most} {why}"
 
 
 class IdRegistryService(IdRegistryServicer):
-    """`shards`: what is hosted here now. The directory's calls go to `directory`."""
+    """`state` and `log` are the directory's; `hosting` says what is here and who the others are."""
 
     def __init__(
         self,
-        shards: Callable[[], Mapping[int, Hosted]],
-        directory: DirectoryHandlers,
-        waiting: Waiting,
+        state: DirectoryState,
+        log: ReplicatedLog,
+        coordinator: Coordinator,
+        hosting: Hosting,
         clock: Clock,
+        timeout_s: float,
     ) -> None:
-        self._shards = shards
-        self._directory = directory
-        self._waiting = waiting
+        self._state = state
+        self._log = log
+        self._coordinator = coordinator
+        self._hosting = hosting
         self._clock = clock
-        self._slots = threading.BoundedSemaphore(COMMITS_WAITING_MAX)
-        self._scans = threading.BoundedSemaphore(SCANS_MAX)
+        self._timeout_s = timeout_s
+        self._commits = Slots(COMMITS_WAITING_MAX, "commits wait already; back off and retry")
+        self._asks = Slots(ASKS_MAX, "requests wait for the directory already")
+        self._fences = Slots(FENCES_WAITING_MAX, "fences wait already; back off")
+        self._scans = Slots(SCANS_MAX, "scans run already; come back later")
 
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
-        hosted = self._hosted(request, context, token_mistake(request.token))
-
-        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
-            return hosted.shard.offer(Request(request.ids, request.times, request.token, deadline, answer))
-
-        return self._answered(hosted, request, context, offer)
+        hosted = self._asked(request, context, token_mistake(request.token))
+        return self._answered(
+            hosted,
+            request,
+            context,
+            lambda *asked: hosted.shard.offer(Request(request.ids, request.times, request.token, *asked)),
+        )
 
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
         """Take out what a fenced incarnation's tokens hold."""
         tokens, counts = list(request.tokens), list(request.counts)
-        hosted = self._hosted(request, context, segments_mistake(request.ids, tokens, counts))
-
-        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
-            return hosted.shard.offer(Errand(request.ids, request.times, tokens, counts, deadline, answer))
-
-        return self._answered(hosted, request, context, offer)
+        hosted = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
+        release = commands.Release(0, tokens, counts, request.ids, request.times)
+        return self._answered(
+            hosted, request, context, lambda *asked: hosted.shard.offer(Ask(release, *asked))
+        )
 
     def Lookup(self, request: pb.LookupRequest, context: Context) -> pb.LookupResponse:
         """What this replica knows now: "absent" may be stale, "present" is final.
 
         One that is far behind sends its clients elsewhere: each "absent" would cost a join in vain.
         """
-        hosted = self._hosted(request, context, None)
+        hosted = self._asked(request, context)
         # What a leader has just proposed it does not lack.
         if (lag := hosted.log.lag - hosted.log.in_flight) > LOOKUP_LAG_MAX:
             context.abort(
@@ -97,7 +153,7 @@ class IdRegistryService(IdRegistryServicer):
         under_way = hosted.log.unapplied() if request.tell_pending else []  # before: what is applied shows
         outcomes = hosted.shard.state.lookup(request.ids, request.times)
         outcomes = hosted.pending.mark(outcomes, request.ids, under_way)
-        return pb.LookupResponse(outcomes=outcomes, version=self._directory.version)
+        return pb.LookupResponse(outcomes=outcomes, version=self._state.view.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
         """All this replica holds of a shard, in pieces, while commits go on. `fresh`: by the leader alone,
@@ -111,14 +167,11 @@ class IdRegistryService(IdRegistryServicer):
                 grpc.StatusCode.INVALID_ARGUMENT,
                 f"a scan without a deadline, or with one too far off: give one of at most {SCAN_S_MAX:g} s",
             )
-        hosted = self._shards().get(request.shard)
-        if hosted is None:
-            self._not_here(request.shard, context)
-        if not self._scans.acquire(blocking=False):
-            self._waiting.abort(context, Overloaded(f"{SCANS_MAX} scans run already; come back later"))
-        try:
-            if request.fresh:
-                self._pass_barrier(hosted, context)
+        hosted = self._hosted(request.shard, context)
+        with self._slot(self._scans, context):
+            if request.fresh:  # wait until all that was acknowledged before now is applied here
+                self._check_leads(hosted.log, context)
+                self._settled(context, lambda *asked: hosted.shard.offer(barrier(*asked)))
             pieces = hosted.shard.state.scan()
             began = self._clock.monotonic()
             while context.is_active() and (piece := next(pieces, None)) is not None:
@@ -128,36 +181,222 @@ class IdRegistryService(IdRegistryServicer):
                 # Not more than half of a core's time: commits go first.
                 time.sleep(min(drawn_s, _SCAN_PAUSE_S_MAX))
                 began = self._clock.monotonic()
-        finally:
-            self._scans.release()
 
-    def _pass_barrier(self, hosted: Hosted, context: Context) -> None:
-        """Wait until all that was acknowledged before now is applied here; aborts where it can't be."""
-        if not hosted.log.is_leader:
-            self._waiting.abort(context, NotLeader(hosted.log.leader))
-        answer = self._waiting.wait(context, lambda *asked: hosted.shard.offer(barrier(*asked)))
-        if not isinstance(answer, Settled):
-            self._waiting.abort(context, answer)
+    def _answered(
+        self, hosted: Hosted, request: pb.CommitRequest | pb.ReleaseRequest, context: Context, offer: _Offer
+    ) -> pb.OutcomesResponse:
+        self._check_leads(hosted.log, context)
+        if not request.ids:
+            return pb.OutcomesResponse(version=self._state.view.version)
+        with self._slot(self._commits, context):
+            outcomes = self._settled(context, offer)
+        return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
-    # --- the directory's: see DirectoryHandlers
+    def _asked(self, request: _IdsRequest, context: Context, mistake: str | None = None) -> Hosted:
+        """The shard that is asked for; aborts where the request is malformed or it is not here."""
+        mistake = columns_mistake(request.ids, request.times) or mistake
+        if mistake is not None:
+            _mistake(context, mistake)
+        return self._hosted(request.shard, context)
+
+    def _hosted(self, shard: int, context: Context) -> Hosted:
+        hosted = self._hosting.shards.get(shard)
+        if hosted is None:
+            context.abort(
+                grpc.StatusCode.NOT_FOUND,
+                f"there is no shard {shard} here, by version {self._state.view.version} of the configuration",
+            )
+        return hosted
+
+    # --- the directory's
 
     def GetDirectory(self, request: pb.DirectoryRequest, context: Context) -> pb.DirectoryResponse:
-        return self._directory.get_directory()
+        """What this replica knows: an older one is corrected by any newer."""
+        view, rows, hosted = self._state.view, self._hosting.rows, self._hosting.shards
+        leaders = [hosted[n].log.leader if n in hosted else None for n in range(max(hosted, default=-1) + 1)]
+        response = pb.DirectoryResponse(
+            configuration=b"" if view.configuration is None else view.configuration.pack(),
+            identity=view.identity,
+            replicas=[
+                pb.Replica(name=r.name, raft_host=r.raft_host, raft_port=r.raft_port, grpc=r.grpc)
+                for r in rows.values()
+            ],
+            led=self._log.leader is not None,
+            abandoned_version=view.abandoned[0],
+            abandoned_why=view.abandoned[1],
+            removed=view.removed,
+            leaders=[
+                rows[leader].grpc if leader is not None and leader in rows else "" for leader in leaders
+            ],
+        )
+        if view.proposal is not None:
+            proposal = view.proposal
+            response.proposal.CopyFrom(
+                pb.Proposal(version=proposal.version, start_us=proposal.start_us, shards=proposal.shards)
+            )
+        return response
 
     def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:
-        return self._directory.keep_alive(request, context)
+        """Take or renew a joiner's lease."""
+        if not LEASE_S_MIN <= request.lease_s <= LEASE_S_MAX:
+            _mistake(
+                context, f"a lease of {request.lease_s} s; it runs from {LEASE_S_MIN} to {LEASE_S_MAX} s"
+            )
+        if len(request.address.encode()) > TOKEN_BYTES_MAX:
+            _mistake(context, f"an address of {len(request.address)} characters")
+        settings = request.settings
+        if len(settings) not in (0, IDENTITY_DIGEST_BYTES):
+            _mistake(
+                context,
+                f"a digest of settings of {len(settings)} bytes; it has {IDENTITY_DIGEST_BYTES} or none",
+            )
+        lease_us = round(request.lease_s * 1e6)
+        result = self._ask(
+            commands.KeepAlive(0, request.incarnation, request.address, lease_us, settings), context
+        )
+        return pb.KeepAliveResponse(
+            fenced=result is False, mismatched=isinstance(result, commands.Mismatched)
+        )
 
     def Fence(self, request: pb.FenceRequest, context: Context) -> pb.FenceResponse:
-        return self._directory.fence(request, context)
+        """Fence an incarnation whose lease is over; "fenced" only once it can win nothing in any shard.
+
+        UNAVAILABLE where a shard does not know of it in time: it is fenced, or will be; ask again.
+        """
+        with self._slot(self._fences, context):
+            return self._fence(request.incarnation, context)
+
+    def _fence(self, incarnation: int, context: Context) -> pb.FenceResponse:
+        deadline = self._clock.monotonic() + self._wait_s(context)
+        result = self._ask(commands.Fence(0, incarnation, 0), context)
+        if isinstance(result, commands.Standing):
+            return pb.FenceResponse(fenced=False, expires_in_s=result.expires_in_s)
+        if not result:  # it was renewed since the leader looked
+            return pb.FenceResponse(fenced=False, expires_in_s=LEASE_S_MIN)
+        place = self._state.fences.index(incarnation) + 1
+        while not self._shards_know(place):
+            if self._clock.monotonic() >= deadline or not context.is_active():
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "not every shard knows of the fence yet: has each a leader and a majority? Ask again",
+                )
+            time.sleep(_POLL_S)
+        return pb.FenceResponse(fenced=True)
+
+    def _shards_know(self, fences: int) -> bool:
+        """Whether so many of the directory's fences are committed in every shard there is.
+
+        Wherever a shard is led: what our replica of it has applied stands in its log before every commit that
+        is yet to come. One that is not open here yet, or in its new life, may be taking ids elsewhere.
+        """
+        view, shards = self._state.view, self._hosting.shards
+        return all(
+            number in shards
+            and shards[number].group == view.group(number)
+            and shards[number].shard.state.fences >= fences
+            for number in view.founders
+        )
 
     def Incarnations(self, request: pb.IncarnationsRequest, context: Context) -> pb.IncarnationsResponse:
-        return self._directory.incarnations(request, context)
+        """How incarnations stand, by what the leader knows."""
+        if len(request.incarnations) > INCARNATIONS_MAX:
+            _mistake(
+                context, f"{len(request.incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken"
+            )
+        standings = self._ask(Look(tuple(request.incarnations)), context)
+        return pb.IncarnationsResponse(
+            fenced=[standing.fenced for standing in standings],
+            expires_in_s=[standing.expires_in_s for standing in standings],
+        )
 
     def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
-        return self._directory.reshard(request, context)
+        """Propose another number of shards for events from a time on."""
+        if not 1 <= request.shards <= SHARDS_MAX or not 0 <= request.at_us < HORIZON:
+            _mistake(context, f"{request.shards} shards from {request.at_us} us: that can't be")
+        result = self._ask(commands.Propose(0, request.shards, request.at_us, 0), context)
+        assert isinstance(result, Proposal), result
+        return pb.ReshardResponse(version=result.version, start_us=result.start_us)
 
     def Replace(self, request: pb.ReplaceRequest, context: Context) -> pb.ReplaceResponse:
-        return self._directory.replace(request, context)
+        """Let a new replica take the place of an old one; or no more, where `cancel` names the new one."""
+        # Names go into a command, which has a size that no name may burst: that would stop the replica.
+        if request.cancel:
+            if (mistake := name_mistake(request.cancel)) is not None:
+                _mistake(context, mistake)
+            self._ask(commands.Cancel(0, request.cancel), context)
+            return pb.ReplaceResponse()
+        new = request.replica
+        host = f"[{new.raft_host}]" if ":" in new.raft_host else new.raft_host
+        mistake = (
+            name_mistake(request.old)
+            or name_mistake(new.name)
+            or address_mistake(f"{host}:{new.raft_port}")
+            or address_mistake(new.grpc)
+        )
+        if mistake is not None:
+            _mistake(context, mistake)
+        row = commands.Row(new.name, new.raft_host, new.raft_port, new.grpc)
+        self._ask(commands.Replace(0, request.old, row), context)
+        return pb.ReplaceResponse()
+
+    def _ask(self, what: Wanted, context: Context) -> Any:
+        """What the directory's command was answered; aborts where it was not applied or was rejected."""
+        self._check_leads(self._log, context)
+        with self._slot(self._asks, context):
+            result = self._settled(context, lambda *asked: self._coordinator.offer(Ask(what, *asked)))
+        if isinstance(result, commands.Rejected):
+            if result.busy:
+                self._abort(context, Overloaded(result.why))
+            _mistake(context, result.why)
+        return result
+
+    # --- how a handler waits for the raft thread, and what an answer is on the wire
+
+    def _check_leads(self, log: ReplicatedLog, context: Context) -> None:
+        if not log.is_leader:
+            self._abort(context, NotLeader(log.leader))
+
+    @contextlib.contextmanager
+    def _slot(self, slots: Slots, context: Context) -> Iterator[None]:
+        if not slots.free.acquire(blocking=False):
+            self._abort(context, Overloaded(slots.why))
+        try:
+            yield
+        finally:
+            slots.free.release()
+
+    def _settled(self, context: Context, offer: _Offer) -> Any:
+        """What came of it by the caller's deadline, or our own; aborts where that is not known."""
+        wait_s = self._wait_s(context)
+        future: Future[Answer] = Future()
+        answer = offer(self._clock.monotonic() + wait_s, future.set_result)
+        if answer is None:
+            try:
+                answer = future.result(wait_s + _MARGIN_S)
+            except NotInTime:
+                answer = Unknown()
+        if not isinstance(answer, Settled):
+            self._abort(context, answer)
+        return answer.result
+
+    def _wait_s(self, context: Context) -> float:
+        remaining = context.time_remaining()
+        return self._timeout_s if remaining is None else max(0.0, min(remaining, self._timeout_s))
+
+    def _abort(self, context: Context, answer: NotLeader | Overloaded | Unknown) -> NoReturn:
+        match answer:
+            case NotLeader(leader):
+                row = self._hosting.rows.get(leader or "")
+                context.abort(
+                    grpc.StatusCode.FAILED_PRECONDITION, LEADER_DETAILS + ("" if row is None else row.grpc)
+                )
+            case Overloaded(why):
+                context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
+            case Unknown():
+                context.abort(
+                    grpc.StatusCode.UNAVAILABLE,
+                    "it is not known whether it was committed: retry with the same token",
+                )
 
     # --- about this process
 
@@ -170,52 +409,29 @@ class IdRegistryService(IdRegistryServicer):
         return pb.StatusResponse(json=json.dumps(self.status()).encode())
 
     def status(self) -> dict[str, object]:
-        """The same as a dict."""
-        hosted = self._shards().values()
+        """As the Status RPC, as a dict."""
+        view = self._state.view
+        configuration = view.configuration
+        intervals = [] if configuration is None else configuration.intervals
+        hosted = self._hosting.shards.values()
         return {
             "shards": [one.shard.status(one.log) for one in hosted],
             "queue": sum(one.shard.waiting_ids for one in hosted),
-            **self._directory.status(),
+            "directory": {
+                **group_status(self._log),
+                "resharding": None
+                if view.proposal is None
+                else [view.proposal.start_us, view.proposal.shards],
+                "replacing": view.leaving,
+                "leases": len(self._state.leases),
+                "fences": len(self._state.fences),
+            },
+            "identity": view.identity.hex(),
+            "version": view.version,
+            "intervals": [[interval.start_us, interval.shards] for interval in intervals],
+            "members": {name: row.grpc for name, row in self._hosting.rows.items()},
+            "shards_expected": sorted(view.founders),
         }
-
-    def _answered(
-        self,
-        hosted: Hosted,
-        request: pb.CommitRequest | pb.ReleaseRequest,
-        context: Context,
-        offer: Callable[[float, Callable[[Answer], None]], Answer | None],
-    ) -> pb.OutcomesResponse:
-        log = hosted.log
-        if not log.is_leader:
-            self._waiting.abort(context, NotLeader(log.leader))
-        if not request.ids:
-            return pb.OutcomesResponse(version=self._directory.version)
-        if not self._slots.acquire(blocking=False):
-            why = f"{COMMITS_WAITING_MAX} commits wait already; back off and retry"
-            self._waiting.abort(context, Overloaded(why))
-        try:
-            answer = self._waiting.wait(context, offer)
-        finally:
-            self._slots.release()
-        if not isinstance(answer, Settled):
-            self._waiting.abort(context, answer)
-        return pb.OutcomesResponse(outcomes=answer.outcomes, version=self._directory.version)
-
-    def _hosted(self, request: _IdsRequest, context: Context, mistake: str | None) -> Hosted:
-        """The shard that is asked for; aborts where the request is malformed or it is not here."""
-        mistake = columns_mistake(request.ids, request.times) or mistake
-        if mistake is not None:
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, mistake)
-        hosted = self._shards().get(request.shard)
-        if hosted is None:
-            self._not_here(request.shard, context)
-        return hosted
-
-    def _not_here(self, shard: int, context: Context) -> NoReturn:
-        context.abort(
-            grpc.StatusCode.NOT_FOUND,
-            f"there is no shard {shard} here, by version {self._directory.version} of the configuration",
-        )
 
 
 def _to_wire(scanned: Scanned) -> pb.ScanResponse:
@@ -227,3 +443,7 @@ def _to_wire(scanned: Scanned) -> pb.ScanResponse:
         token_times=scanned.token_times.tobytes(),
         boundary_us=scanned.boundary_us,
     )
+
+
+def _mistake(context: Context, what: str) -> NoReturn:
+    context.abort(grpc.StatusCode.INVALID_ARGUMENT, what)

@@ -1,35 +1,204 @@
 """One replica of one shard: the registry thread of Fig. 3 (paper 2.1, 2.2.1).
 
 RPC handlers only `offer` requests to the queue. The raft thread is the paper's registry thread: in `on_tick`
-it takes what waits and makes one command of it; the conflicts in it are resolved when the command is applied
-(`state`), in its order, alike on all replicas; then the answers go out.
+it takes what waits and makes one command of it, its result everybody's answer; the conflicts in it are
+resolved when the command is applied (`state`), in its order, alike on all replicas. There is no minimum
+batch: a request that is alone goes alone, at once.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from idregistry.rules.batching import (
-    Answer,
-    CommitQueue,
-    Errand,
-    NotLeader,
-    Overloaded,
-    Request,
-    Settled,
-    answer_unapplied,
-    build_command,
-    split_outcomes,
-)
-from idregistry.rules.commands import encode
+from msgspec.structs import replace
+
+from idregistry.rules.commands import Commit, Release, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.packing import BATCH_BYTES_MAX
+from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.placement import Steward, command_due
-from idregistry.rules.state import NO_BOUNDARY, ShardState
+from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
+from photon.core.ids import ID_BYTES
 from photon.core.settings import Registry
-from photon.raft.port import Applied, Outcome, ReplicatedLog
+from photon.raft.port import Applied, Outcome, Refusal, Refused, ReplicatedLog, Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The command was applied: `result` is what it is answered, of a batch the request's own column."""
+
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class NotLeader:
+    """Nothing was done: `leader` (a node id) is who to ask instead, where one is known."""
+
+    leader: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Overloaded:
+    """Nothing was done: too much waits, or the request's deadline passed before its turn came."""
+
+    why: str
+
+
+Answer = Settled | NotLeader | Overloaded | Unknown
+
+
+def answer_to(outcome: Outcome) -> Answer:
+    """What the log says of a command -> what its client is told."""
+    match outcome:
+        case Applied(_, result):
+            return Settled(result)
+        case Refused(Refusal.OVERLOADED):
+            return Overloaded("the log has too many commands in flight; back off and retry")
+        case Refused(_, leader):
+            return NotLeader(leader)
+        case Unknown():
+            return outcome
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A client's conditional commit. `answer` is called once; `deadline` is in monotonic seconds."""
+
+    ids: bytes
+    times: bytes
+    token: bytes
+    deadline: float
+    answer: Callable[[Answer], None]
+
+    @property
+    def weight(self) -> int:
+        """Its ids."""
+        return len(self.ids) // ID_BYTES
+
+    @property
+    def size(self) -> int:
+        """What it adds to a command, bytes."""
+        return request_bytes(self.ids, self.token)
+
+
+What = TypeVar("What")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ask(Generic[What]):
+    """A request that is a command of its own, as far as its client can make it: times are the leader's."""
+
+    what: What
+    deadline: float
+    answer: Callable[[Answer], None]
+    weight: ClassVar[int] = 1
+    size: ClassVar[int] = 0
+
+
+def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
+    """A release of nothing: once it is applied, all that was acknowledged before it was asked for is."""
+    return Ask(Release(0, (), (), b"", b""), deadline, answer)
+
+
+Item = TypeVar("Item", bound=Request | Ask[Any])
+
+
+class Line(Generic[Item]):
+    """Who waits for the raft thread, in the order of arrival. Any thread.
+
+    At most `weight_max` of them. `full` (with a place for the weight that waits) and `late` are told to whom
+    it sends away; `wake` makes the raft thread turn.
+    """
+
+    def __init__(self, weight_max: int, wake: Callable[[], None], full: str, late: str) -> None:
+        self._weight_max = weight_max
+        self._wake = wake
+        self._full = full
+        self._late = late
+        self._lock = threading.Lock()
+        self._waiting: deque[Item] = deque()
+        self._closed = False
+        self.weight = 0
+        """Of all that wait."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def offer(self, item: Item) -> Answer | None:
+        """Let it wait; its answer where it can't even do that. An empty line takes any, or a large one could
+        never pass."""
+        with self._lock:
+            if self._closed:
+                return NotLeader(None)
+            if self._waiting and self.weight + item.weight > self._weight_max:
+                return Overloaded(self._full.format(self.weight))
+            self._waiting.append(item)
+            self.weight += item.weight
+        self._wake()
+        return None
+
+    def take(self, now: float, weight_max: int = 1, size_max: int = 0) -> list[Item]:
+        """All that wait, while they stay within the bounds, but at least one. Who is late is told so."""
+        taken: list[Item] = []
+        late: list[Item] = []
+        weight = size = 0
+        with self._lock:
+            while self._waiting:
+                item = self._waiting[0]
+                if item.deadline > now:
+                    weight += item.weight
+                    size += item.size
+                    if taken and (weight > weight_max or size > size_max):
+                        break
+                self._waiting.popleft()
+                self.weight -= item.weight
+                (taken if item.deadline > now else late).append(item)
+        _answer_all(late, Overloaded(self._late))
+        return taken
+
+    def send_elsewhere(self, leader: str | None) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self.weight = 0
+        _answer_all(waiting, NotLeader(leader))
+
+    def close(self) -> None:
+        """Take no more; who waits is told to go elsewhere."""
+        self._closed = True
+        self.send_elsewhere(None)
+
+
+def _answer_all(waiting: Sequence[Request | Ask[Any]], answer: Answer) -> None:
+    for one in waiting:
+        one.answer(answer)
+
+
+def build_command(batch: Sequence[Request], time_us: int) -> bytes:
+    """One COMMIT of all requests, in their order: of two that want the same id, the first gets it."""
+    return encode(
+        Commit(
+            time_us,
+            [request.token for request in batch],
+            [request.weight for request in batch],
+            b"".join([request.ids for request in batch]),
+            b"".join([request.times for request in batch]),
+        )
+    )
+
+
+def split_outcomes(batch: Sequence[Request], outcomes: bytes) -> list[bytes]:
+    """The command's outcome column -> one column a request."""
+    columns = []
+    start = 0
+    for request in batch:
+        columns.append(outcomes[start : start + request.weight])
+        start += request.weight
+    assert start == len(outcomes), "a COMMIT is answered id by id"
+    return columns
+
 
 ERRANDS_WAITING_MAX: Final = 64
 _LATE: Final = "the deadline passed while the request waited in the queue; send less at a time"
@@ -61,11 +230,17 @@ class Shard:
         self._directory = directory
         self._trusted_us = trusted_us
         self._steward = Steward(number, settings.leaders, clock)
-        self._lock = threading.Lock()
-        self._queue = CommitQueue(settings.queue_ids_max)
-        self._errands: deque[Errand] = deque()
+        self._queue: Line[Request] = Line(
+            settings.queue_ids_max,
+            wake,
+            f"shard {number}: {{}} ids wait already (registry.queue_ids_max is {settings.queue_ids_max}); "
+            "back off and retry",
+            _LATE,
+        )
+        self._errands: Line[Ask[Release]] = Line(
+            ERRANDS_WAITING_MAX, wake, f"{ERRANDS_WAITING_MAX} releases wait already; back off", _LATE
+        )
         self._errands_turn = False
-        self._closed = False
         self._housekeeping = False
         self._tidy_at = 0.0
         self._commits = 0
@@ -74,51 +249,37 @@ class Shard:
     @property
     def waiting_ids(self) -> int:
         """Ids in the queue. Any thread."""
-        return self._queue.ids
+        return self._queue.weight
 
-    # --- RPC handlers' side
-
-    def offer(self, request: Request | Errand) -> Answer | None:
+    def offer(self, request: Request | Ask[Release]) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
-        with self._lock:
-            if self._closed:
-                return NotLeader(None)
-            if isinstance(request, Errand):
-                if len(self._errands) >= ERRANDS_WAITING_MAX:
-                    return Overloaded(f"{ERRANDS_WAITING_MAX} releases wait already; back off")
-                self._errands.append(request)
-            elif not self._queue.put(request):
-                return Overloaded(
-                    f"shard {self.number}: {self._queue.ids} ids wait already (registry.queue_ids_max is "
-                    f"{self._settings.queue_ids_max}); back off and retry"
-                )
-        self._wake()
-        return None
+        if isinstance(request, Ask):
+            return self._errands.offer(request)
+        return self._queue.offer(request)
 
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
-        self._closed = True
-        self._send_elsewhere(None)
-
-    # --- raft thread
+        self._queue.close()
+        self._errands.close()
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
         may_propose = self._steward.on_tick(log, self._directory.view)
         if not log.is_leader:
-            if self._queue.ids or self._errands:
-                self._send_elsewhere(log.leader)
+            self._queue.send_elsewhere(log.leader)
+            self._errands.send_elsewhere(log.leader)
         elif may_propose:
             self._propose(log)
         self._tidy(log)
 
     def _propose(self, log: ReplicatedLog) -> None:
         # In turn, or one kind would wait for ever where the other never ends.
-        while (self._queue.ids or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
-            errands_turn = self._errands_turn or not self._queue.ids
+        while (self._queue or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
+            errands_turn = self._errands_turn or not self._queue
             self._errands_turn = not errands_turn
             if errands_turn and self._errands:
-                self._propose_errand(log)
+                for errand in self._errands.take(self._clock.monotonic()):
+                    self._propose_errand(log, errand)
             else:
                 self._propose_batch(log)
         if self._housekeeping:
@@ -136,42 +297,26 @@ class Shard:
             log.propose(encode(command), self._housekeeping_done)
 
     def _propose_batch(self, log: ReplicatedLog) -> None:
-        with self._lock:
-            batch, late = self._queue.take(
-                self._settings.batch_ids_max, BATCH_BYTES_MAX, self._clock.monotonic()
-            )
-        _answer_all(late, Overloaded(_LATE))
+        batch = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)
         if batch:
             log.propose(
                 build_command(batch, self._clock.now_us()), lambda outcome: self._answer_batch(batch, outcome)
             )
 
-    def _propose_errand(self, log: ReplicatedLog) -> None:
-        with self._lock:
-            errand = self._errands.popleft() if self._errands else None
-        if errand is None:  # `close` emptied it meanwhile
-            return
-        if errand.deadline <= self._clock.monotonic():
-            errand.answer(Overloaded(_LATE))
-            return
-        log.propose(errand.command(self._clock.now_us()), lambda outcome: errand.answer(_answer_to(outcome)))
-
-    def _send_elsewhere(self, leader: str | None) -> None:
-        with self._lock:
-            waiting: list[Request | Errand] = [*self._queue.drain(), *self._errands]
-            self._errands.clear()
-        _answer_all(waiting, NotLeader(leader))
+    def _propose_errand(self, log: ReplicatedLog, errand: Ask[Release]) -> None:
+        command = replace(errand.what, time_us=self._clock.now_us())
+        log.propose(encode(command), lambda outcome: errand.answer(answer_to(outcome)))
 
     def _answer_batch(self, batch: list[Request], outcome: Outcome) -> None:
-        answer = _answer_to(outcome)
-        if isinstance(answer, Settled):
-            self._commits += 1
-            self._committed_ids += sum(request.count for request in batch)
-            for request, column in zip(batch, split_outcomes(batch, answer.outcomes), strict=True):
-                request.answer(Settled(column))
-        else:
-            for request in batch:
-                request.answer(answer)
+        answer = answer_to(outcome)
+        if not isinstance(answer, Settled):
+            _answer_all(batch, answer)
+            return
+        assert isinstance(answer.result, bytes), f"ids were answered {answer.result!r}"
+        self._commits += 1
+        self._committed_ids += sum(request.weight for request in batch)
+        for request, column in zip(batch, split_outcomes(batch, answer.result), strict=True):
+            request.answer(Settled(column))
 
     def _housekeeping_done(self, _outcome: Outcome) -> None:
         # Whatever came of it: the next turn looks at the state and sees what is still due.
@@ -183,7 +328,7 @@ class Shard:
         if now < self._tidy_at:
             return
         more = self.state.tidy()
-        if more and not self._queue.ids and not log.in_flight:
+        if more and not self._queue and not log.in_flight:
             self._tidy_at = now
             self._wake()
         else:
@@ -191,33 +336,28 @@ class Shard:
 
     def status(self, log: ReplicatedLog) -> dict[str, object]:
         """What the Status RPC says of this shard. Any thread."""
-        status = log.status()
-        state, members = self.state, log.members
+        state, status = self.state, log.status()
         return {
             "shard": self.number,
-            "leader": status.leader,
-            "is_leader": status.is_leader,
+            **group_status(log),
             "ids": state.ids,
             "commits": self._commits,
             "committed_ids": self._committed_ids,
-            "term": status.term,
             "commit_index": status.commit_index,
             "applied_index": status.applied_index,
-            "has_quorum": status.has_quorum,
             "boundary_us": None if state.boundary_us == NO_BOUNDARY else state.boundary_us,
-            "version": 0 if state.configuration is None else state.configuration.version,
-            "voters": list(members.voters),
-            "learners": list(members.learners),
+            "version": state.version,
         }
 
 
-def _answer_all(requests: Sequence[Request | Errand], answer: Answer) -> None:
-    for request in requests:
-        request.answer(answer)
-
-
-def _answer_to(outcome: Outcome) -> Answer:
-    if not isinstance(outcome, Applied):
-        return answer_unapplied(outcome)
-    assert isinstance(outcome.result, bytes), f"ids were answered {outcome.result!r}"
-    return Settled(outcome.result)
+def group_status(log: ReplicatedLog) -> dict[str, object]:
+    """What the Status RPC says of any group. Any thread."""
+    status, members = log.status(), log.members
+    return {
+        "leader": status.leader,
+        "is_leader": status.is_leader,
+        "term": status.term,
+        "has_quorum": status.has_quorum,
+        "voters": list(members.voters),
+        "learners": list(members.learners),
+    }

@@ -80,10 +80,6 @@ class Adapter:
         return None
 
 
-class SpliceAdapter(Adapter):
-    """The default: the foreign event's object, byte for byte, and in it one more field, `splice_field`."""
-
-
 def keeps_default_line(adapter: Adapter) -> bool:
     """Whether all its joined lines are the default ones: it has no `join` of its own."""
     return type(adapter).join is Adapter.join
@@ -115,7 +111,7 @@ def load_adapter(use: str, field: str = DEFAULT_FIELD) -> Adapter:
 
     The module may lie in the current directory. `field` becomes its `splice_field`.
     """
-    adapter = _make(use) if use else SpliceAdapter()
+    adapter = _make(use) if use else Adapter()
     try:
         adapter.splice_field = field
     except _RAISED as error:
@@ -185,8 +181,6 @@ def _import(module_name: str, where: str) -> ModuleType:
     except _RAISED as error:
         raise AdapterError(f"{where}: importing '{module_name}' raised {describe(error)}; mend it") from error
 
-
-# --- Runs an adapter over a batch: a joined line an event, or the reason why there is none.
 
 REASON_CHARS_MAX: Final = 500
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])

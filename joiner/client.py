@@ -12,15 +12,9 @@ from typing import Any, Final
 
 import grpc
 
-from joiner.rules.batch import ForeignColumns, JoinOutcomes
+from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.addresses import parts
-from photon.core.errors import (
-    OverloadedError,
-    PhotonError,
-    SettingsMismatchError,
-    UnavailableError,
-    UsageError,
-)
+from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError, UsageError
 from photon.rpc import joiner_pb2, joiner_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network, was_never_sent
 from photon.rpc.servers import ask_status, to_photon_error
@@ -56,7 +50,10 @@ def targets(addresses: Sequence[str], together: bool) -> list[str]:
     literals: dict[str, list[str]] = {"ipv4": [], "ipv6": []}
     found = []
     for address in dict.fromkeys(addresses):
-        scheme = _scheme(parts(address)[0])
+        try:
+            scheme = f"ipv{ipaddress.ip_address(parts(address)[0]).version}"
+        except ValueError:
+            scheme = "dns"
         if scheme == "dns":
             found.append(f"dns:///{address}")
         elif together:
@@ -69,13 +66,6 @@ def targets(addresses: Sequence[str], together: bool) -> list[str]:
 def addresses_of(target: str) -> list[str]:
     """The `host:port`s that one target of `targets` stands for."""
     return re.sub("^(dns:///|ipv[46]:)", "", target).split(",")
-
-
-def _scheme(host: str) -> str:
-    try:
-        return f"ipv{ipaddress.ip_address(host).version}"
-    except ValueError:
-        return "dns"
 
 
 @dataclass(slots=True, eq=False)
@@ -102,21 +92,17 @@ class _Group:
         elif state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
             self.is_away = True
 
-    def failed(self, error: Any) -> None:
-        """A call that was never sent ended so."""
-        self.why = str(to_photon_error(error, self.who))
+    def failed(self, call: Any) -> None:
+        """A call that was never sent ended so; others tell nothing of the joiners that are away."""
+        if was_never_sent(call):
+            self.why = str(to_photon_error(call, self.who))
 
     def ask(self, now_s: float) -> None:
         """In the background: no batch waits for joiners that may be away."""
-        if now_s - self.asked_s < TRY_AWAY_S or (self.asking is not None and not self.asking.done()):
-            return
-        self.asked_s = now_s
-        self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=TRY_AWAY_S)
-        self.asking.add_done_callback(self._answered)
-
-    def _answered(self, ended: Any) -> None:
-        if was_never_sent(ended):
-            self.failed(ended)
+        if now_s - self.asked_s >= TRY_AWAY_S and (self.asking is None or self.asking.done()):
+            self.asked_s = now_s
+            self.asking = self.stub.Status.future(joiner_pb2.StatusRequest(), timeout=TRY_AWAY_S)
+            self.asking.add_done_callback(self.failed)
 
 
 class JoinerClient:
@@ -197,8 +183,10 @@ class JoinerClient:
             try:
                 response: joiner_pb2.JoinResponse = group.stub.Join(request, timeout=left_s)
             except grpc.RpcError as error:
-                if not was_never_sent(error):
-                    raise _error_of(error, group.who) from error
+                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                    raise SettingsMismatchError(f"{group.who}: {error.details()}") from error
+                if not was_never_sent(error):  # it was answered, or may have been
+                    raise to_photon_error(error, group.who) from error
                 group.failed(error)
                 met = error
             else:
@@ -212,16 +200,13 @@ class JoinerClient:
         turns = self._turns or self._open()
         there = [group for group in turns if not group.is_away]
         if len(there) < len(turns):
-            self._ask_those_away()
+            now_s = time.monotonic()
+            with self._lock:
+                for group in self._groups:
+                    if group.is_away:
+                        group.ask(now_s)
         start = next(self._turn) % (len(there) or 1)
         return dict.fromkeys(there[start:] + there[:start])
-
-    def _ask_those_away(self) -> None:
-        now_s = time.monotonic()
-        with self._lock:
-            for group in self._groups:
-                if group.is_away:
-                    group.ask(now_s)
 
     def _open(self) -> list[_Group]:
         with self._lock:
@@ -251,10 +236,3 @@ class JoinerClient:
             channel = self._own[address]
         stub = joiner_pb2_grpc.JoinerStub(channel)  # type: ignore[no-untyped-call]
         return ask_status(stub.Status, joiner_pb2.StatusRequest(), self._timeout_s, f"joiner {address}")
-
-
-def _error_of(error: grpc.RpcError, who: str) -> PhotonError:
-    """Of a call that was answered, or may have been."""
-    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
-        return SettingsMismatchError(f"{who}: {error.details()}")
-    return to_photon_error(error, who)

@@ -1,39 +1,71 @@
-"""The end of a batch: register, write the winners, end the intent. One way for requests and resolver.
+"""A batch from its intent to its end: intend, register, write the winners, end the intent.
+
+One way for requests and for the resolver, which ends the batches whose request could not: unknown
+registration, full disk, crash of the process before. It registers them again, with the same token, until the
+IdRegistry answers: then it is known which events are this joiner's (paper 3.3.2), and they are written.
 
 Or the batch is dropped, because its incarnation is fenced: then recovery may release any of its ids that has
 no line in the joined log, and nothing of it is written any more.
+
+While a log can't be written, the gate keeps requests away: a full disk is no reason to look up and register.
 """
 
 import os
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from joiner.intents import IntentJournal
-from joiner.leases import LeaseKeeper
-from joiner.output import JoinedLog
-from joiner.ports import Checkpoint, Notice, Registry
-from joiner.rules.batch import winning_lines
-from joiner.rules.intent import Intent, Range
-from joiner.rules.lease import Lease
-from photon.core.background import Background
-from photon.core.backoff import Backoff
-from photon.core.clock import Clock
+from joiner.intents import Intent, IntentJournal, Range
+from joiner.leases import Lease, LeaseKeeper
+from joiner.output import Checkpoint, JoinedLog
+from joiner.rules import winning_lines
+from photon.core.clock import Background, Backoff, Clock
 from photon.core.columns import join_lines, split_lines
 from photon.core.disk import storage_errors, write_all
-from photon.core.errors import PhotonError, StorageError, UnavailableError
+from photon.core.errors import OverloadedError, PhotonError, StorageError, UnavailableError
 from photon.core.fates import Committed
 
-# --- Keeps requests away while this joiner can't write: a full disk is no reason to look up and register.
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
 
 PROBE_INTERVAL_S: Final = 0.5
 PROBE_BYTES: Final = 1 << 20
 """About what one batch takes."""
+DELAYS: Final = Backoff(0.05, 2.0)
+"""Between the resolver's tries."""
+_WON: Final = bytes([Committed.WON])
+_FENCED: Final = bytes([Committed.FENCED])
+
+
+class Slots:
+    """Lets only so many in at a time; for many threads at once."""
+
+    def __init__(self, limit: int, refusal: str) -> None:
+        self.in_flight = 0
+        self._limit = limit
+        self._refusal = refusal
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def taken(self, timeout_s: float | None) -> Iterator[None]:
+        """One of the slots, waited for so long; None: for ever. OverloadedError: nothing was done."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.in_flight < self._limit, timeout_s):
+                raise OverloadedError(f"{self._limit} {self._refusal}")
+            self.in_flight += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self.in_flight -= 1
+                self._changed.notify()
 
 
 class StorageGate:
@@ -43,7 +75,7 @@ class StorageGate:
     NOT_SERVING then, so whoever answers those calls `probe`.
     """
 
-    def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None] = lambda _: None) -> None:
+    def __init__(self, clock: Clock, on_fatal: Callable[[BaseException], None]) -> None:
         """`on_fatal` is told of a failure that only a restart can mend."""
         self._clock = clock
         self._on_fatal = on_fatal
@@ -53,32 +85,20 @@ class StorageGate:
         self._next_probe = 0.0
 
     @property
-    def error(self) -> str | None:
-        """What is wrong, or None."""
-        failures = list(self._failures.values())
-        return str(failures[0]) if failures else None
+    def error(self) -> StorageError | None:
+        """What is wrong."""
+        return next(iter([*self._failures.values()]), None)
 
     def check(self) -> None:
         """StorageError while it is shut."""
-        if not self._failures:
-            return
-        with self._lock:
-            failure = next(iter(self._failures.values()), None)
-            if failure is None:
-                return
-            if self._clock.monotonic() >= self._next_probe:
-                self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
-                return
-        raise type(failure)(str(failure))
+        error = self.error
+        if error is not None and not self._is_probe_due():
+            raise type(error)(str(error))
 
     def probe(self, directories: Sequence[Path]) -> None:
         """Where it is shut, every PROBE_INTERVAL_S: open it if all these take a write."""
-        if not self._failures or self._broken:
+        if not self._failures or self._broken or not self._is_probe_due():
             return
-        with self._lock:
-            if self._clock.monotonic() < self._next_probe:
-                return
-            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
         try:
             for directory in directories:
                 try_writing(directory)
@@ -101,6 +121,14 @@ class StorageGate:
             with self._lock:
                 self._failures.pop(log, None)
 
+    def _is_probe_due(self) -> bool:
+        """Whether this caller may try; nobody else may for a while."""
+        with self._lock:
+            if self._clock.monotonic() < self._next_probe:
+                return False
+            self._next_probe = self._clock.monotonic() + PROBE_INTERVAL_S
+            return True
+
 
 def try_writing(directory: Path) -> None:
     """StorageError where a batch could not be written; leaves nothing behind."""
@@ -109,71 +137,66 @@ def try_writing(directory: Path) -> None:
         os.fsync(file.fileno())
 
 
-_WON: Final = bytes([Committed.WON])
-_FENCED: Final = bytes([Committed.FENCED])
-
-
-class WrittenLines:
-    """Lines in the joined log that belong to intents without an end; each counts for one of them, once."""
-
-    def __init__(self, counts: Counter[bytes]) -> None:
-        self._counts = counts
-
-    def take(self, lines: list[bytes]) -> list[bytes]:
-        """The lines that are missing in the log; those that are there are used up."""
-        missing = []
-        for line in lines:
-            if self._counts[line] > 0:
-                self._counts[line] -= 1
-            else:
-                missing.append(line)
-        return missing
-
-
+@dataclass(slots=True, eq=False)
 class Unended:
-    """An intent on the way to its end; each step is taken once, however often the whole is tried.
+    """An intent on the way to its end; each step is taken once, however often the whole is tried."""
 
-    `lease`: its incarnation's. `written`: what a process before this one may have written of it.
-    """
-
-    def __init__(self, intent: Intent, lease: Lease, written: WrittenLines | None = None) -> None:
-        self.intent = intent
-        self.lease = lease
-        self.committed: bytes | None = None
-        """The registry's answer (core.fates.Committed), once it is known."""
-        self._written = written
-        self._missing: bytes | None = None
-        self.place: Range | None = None
-        """Where its lines stand, once they do."""
-
-    def missing_count(self) -> int:
-        """How many those are. Counting newlines in the lines would take as long as splicing them."""
-        assert self.committed is not None and self._missing is not None
-        if self._written is None:
-            return self.committed.count(Committed.WON)
-        return self._missing.count(b"\n")
+    intent: Intent
+    lease: Lease
+    """Its incarnation's."""
+    written: Counter[bytes] | None = None
+    """Lines in the joined log that belong to this and other intents without an end, of a process before this
+    one; each counts for one of them, once."""
+    committed: bytes | None = None
+    """The registry's answer (core.fates.Committed), once it is known."""
+    place: Range | None = None
+    """Where its lines stand, once they do."""
+    _missing: bytes | None = None
 
     def missing_lines(self) -> bytes:
         """What of the lines that won is not in the joined log."""
         assert self.committed is not None
         if self._missing is None:
             won = winning_lines(self.committed, self.intent.lines)
-            self._missing = won if self._written is None else join_lines(self._written.take(split_lines(won)))
+            if self.written is not None:
+                wanted = Counter(split_lines(won))
+                there = wanted & self.written
+                self.written -= there  # in place: the others see it
+                won = join_lines([*(wanted - there).elements()])
+            self._missing = won
         return self._missing
+
+    def missing_count(self) -> int:
+        """How many those are. Counting newlines in the lines would take as long as splicing them."""
+        assert self.committed is not None
+        if self.written is None:
+            return self.committed.count(Committed.WON)
+        return self.missing_lines().count(b"\n")
 
 
 class Settler:
-    """Registers and writes. For many threads at once, each with a batch of its own."""
+    """Takes batches to their end. For many threads at once, each with a batch of its own."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: "RegistryClient",
         journal: IntentJournal,
         output: JoinedLog,
         gate: StorageGate,
         leases: LeaseKeeper,
+        commits_max: int,
         checkpoint: Checkpoint,
     ) -> None:
+        self.slots = Slots(
+            commits_max,
+            "commits are on their way to the IdRegistry and none ended in time; "
+            "send again later or raise joiner.commits_in_flight_max",
+        )
+        """Of commits to the IdRegistry (paper 3.3.2): they bound what a crash leaves."""
+        self.joined = 0
+        """Lines written by this process."""
+        self.dropped = 0
+        """Events of fenced incarnations that this process did not write, though they may be registered."""
         self._registry = registry
         self._journal = journal
         self._output = output
@@ -181,23 +204,30 @@ class Settler:
         self._leases = leases
         self._checkpoint = checkpoint
         self._lock = threading.Lock()
-        self._joined = 0
-        self._dropped = 0
 
-    @property
-    def joined(self) -> int:
-        """Lines written by this process."""
-        return self._joined
+    def intend(self, intent: Intent, check_deadline: Callable[[], None]) -> Unended:
+        """Note durably what is going to be registered. StorageError, OverloadedError: nothing was done."""
+        try:
+            self._journal.append(intent, lambda: self._output.position)
+            self._checkpoint("intent appended")
+            self._journal.sync(intent)
+            check_deadline()
+        except (StorageError, OverloadedError) as error:
+            if isinstance(error, StorageError):
+                self._gate.failed("journal", error, self._journal.broken)
+            if intent.sequence >= 0:  # nothing is asked of the registry, so nothing is left to end
+                self._journal.done(intent, Range(intent.position.file, 0, 0))
+            raise
+        self._gate.worked("journal")
+        self._checkpoint("intent synced")
+        return Unended(intent, self._leases.own)
 
-    @property
-    def dropped(self) -> int:
-        """Events of fenced incarnations that this process did not write, though they may be registered."""
-        return self._dropped
-
-    def settle(self, batch: Unended) -> bytes:
-        """Take the batch to its end: `register` and `finish`."""
-        self.register(batch)
-        return self.finish(batch)
+    def settle(self, batch: Unended) -> None:
+        """Take the batch to its end, whatever was done before; errors as of `register` and `finish`."""
+        if batch.committed is None:
+            with self.slots.taken(None):
+                self.register(batch)
+        self.finish(batch)
 
     def register(self, batch: Unended) -> None:
         """Learn which of its events are this joiner's, or that it is fenced; again has no effect.
@@ -207,7 +237,14 @@ class Settler:
         """
         if batch.committed is None and not batch.lease.fenced:
             self._leases.check(batch.lease)
-            batch.committed = self._commit(batch.intent)
+            intent = batch.intent
+            committed = self._registry.commit(intent.ids, intent.times, intent.token)
+            if len(committed) != len(intent):
+                raise UnavailableError(
+                    f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: "
+                    "mixed versions?"
+                )
+            batch.committed = committed
             if Committed.FENCED in batch.committed:  # by one shard, so soon by all
                 self._leases.fenced(batch.lease)
 
@@ -233,17 +270,9 @@ class Settler:
     def _drop(self, batch: Unended) -> bytes:
         committed = (batch.committed or _WON * len(batch.intent)).replace(_WON, _FENCED)
         with self._lock:
-            self._dropped += committed.count(_FENCED)
+            self.dropped += committed.count(_FENCED)
         self._journal.done(batch.intent, Range(batch.intent.position.file, 0, 0))
         self._leases.ended(batch.lease)
-        return committed
-
-    def _commit(self, intent: Intent) -> bytes:
-        committed = self._registry.commit(intent.ids, intent.times, intent.token)
-        if len(committed) != len(intent):
-            raise UnavailableError(
-                f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: mixed versions?"
-            )
         return committed
 
     def _write(self, batch: Unended) -> None:
@@ -251,7 +280,7 @@ class Settler:
         if batch.place is None:
             batch.place = self._output.append(lines, partial(self._leases.check, batch.lease))
             with self._lock:
-                self._joined += batch.missing_count()
+                self.joined += batch.missing_count()
         self._checkpoint("output appended")
         # Also when nothing is missing: what a crashed process wrote may not be durable yet.
         self._output.sync(batch.place)
@@ -261,25 +290,19 @@ class Settler:
         self._journal.done(batch.intent, batch.place)
 
 
-# --- Ends the batches whose request could not: unknown registration, full disk, crash of the process
-# before.
-#
-# It registers them again, with the same token, until the IdRegistry answers: then it is known which events
-# are this joiner's (paper 3.3.2), and they are written.
-
-DELAYS: Final = Backoff(0.05, 2.0)
-
-
 class Resolver:
     """A thread that works off the unresolved batches in turn, with growing pauses while none can be ended."""
 
-    def __init__(self, settle: Callable[[Unended], object], rng: Random, notice: Notice) -> None:
+    def __init__(
+        self, settle: Callable[[Unended], object], rng: Random, notice: Callable[[str], None]
+    ) -> None:
         self._settle = settle
         self._rng = rng
         self._notice = notice
         self._changed = threading.Condition()
         self._batches: deque[Unended] = deque()
-        self._bytes = 0
+        self.unresolved_bytes = 0
+        """Bytes of joined lines that they hold."""
         self._failures = 0
         self._trouble = ""
         self._work = Background("resolver", self._step)
@@ -289,15 +312,10 @@ class Resolver:
         """How many batches wait for their end."""
         return len(self._batches)
 
-    @property
-    def unresolved_bytes(self) -> int:
-        """Bytes of joined lines that they hold."""
-        return self._bytes
-
     def add(self, batch: Unended) -> None:
         with self._changed:
             self._batches.append(batch)
-            self._bytes += len(batch.intent.lines)
+            self.unresolved_bytes += len(batch.intent.lines)
             first = len(self._batches) == 1
         if first:  # else it is at work, or pauses
             self._work.wake()
@@ -321,31 +339,24 @@ class Resolver:
         with self._changed:
             self._batches.popleft()
             if resolved:
-                self._bytes -= len(batch.intent.lines)
+                self.unresolved_bytes -= len(batch.intent.lines)
             else:
                 self._batches.append(batch)  # the others may do better: each shard has its own leader
             self._changed.notify_all()
         self._failures = 0 if resolved else self._failures + 1
-        return self._pause_s() if self._failures else 0.0
+        # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
+        pause_s = DELAYS.delay_s(self._failures, self._rng.uniform) if self._failures else 0.0
+        return pause_s / max(1, len(self._batches))
 
     def _resolve(self, batch: Unended) -> bool:
         try:
             self._settle(batch)
-        except PhotonError as error:
-            self._tell(str(error))
-            return False
         except Exception as error:
-            # Not ours to mend, but the batch must not be forgotten with the thread: it shows in the status.
-            self._tell(f"{type(error).__name__}: {error}")
+            # Of any kind: the batch must not be forgotten with the thread.
+            trouble = str(error) if isinstance(error, PhotonError) else f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
+            self._trouble = trouble
             return False
         self._trouble = ""
         return True
-
-    def _tell(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._notice(f"{len(self._batches)} batches wait for their end: {trouble}")
-
-    def _pause_s(self) -> float:
-        # All that wait share the pauses: one turn around the queue is as long as a single batch's pause.
-        return DELAYS.delay_s(self._failures, self._rng.uniform) / max(1, len(self._batches))

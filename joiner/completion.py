@@ -13,19 +13,19 @@ import os
 import threading
 import time
 import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from joiner import parquet
 from joiner.intents import IntentJournal
-from joiner.output import JoinedLog
+from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import PARQUET, CompleteFile, Root
-from joiner.ports import Checkpoint, Notice
-from photon.core.background import Background
-from photon.core.backoff import Backoff
-from photon.core.clock import Clock
+from photon.core.clock import Background, Backoff
 from photon.core.disk import replace, storage_errors
 from photon.core.errors import PhotonError
+from photon.core.settings import Joiner
 from photon.logs.writer import LogPosition
 
 PACE: Final = Backoff(1.0, 60.0)
@@ -50,18 +50,14 @@ class Completer:
         self,
         output: JoinedLog,
         journal: IntentJournal,
-        output_format: str,
-        file_s: float,
-        clock: Clock,
-        notice: Notice,
-        checkpoint: Checkpoint = lambda _: None,
+        settings: Joiner,
+        notice: Callable[[str], None],
+        checkpoint: Checkpoint,
     ) -> None:
-        """`file_s`: age at which a file is closed; 0 for never."""
         self._output = output
         self._journal = journal
-        self._to_parquet = output_format == "parquet"
-        self._file_s = file_s
-        self._clock = clock
+        self._to_parquet = settings.output_format == "parquet"
+        self._file_s = settings.output_file_s
         self._notice = notice
         self._checkpoint = checkpoint
         self._next = [min(root.log.file_numbers()) for root in output.roots]
@@ -72,7 +68,7 @@ class Completer:
         self._until = float("inf")
         self._blocks = 0
         self._rested = time.monotonic()
-        self._work = Background("completer", self._step_in_background)
+        self._work = Background("completer", self.step)
 
     def start(self) -> None:
         self._work.start()
@@ -93,10 +89,22 @@ class Completer:
         except _ClosedError:
             self._tell(_LOG, f"{self._waiting()} files took too long; they are left for the next start")
 
-    def step(self) -> None:
-        """Close the file if it is due, list what can be listed."""
+    def step(self) -> float:
+        """Close the file if it is due, list what can be listed. Seconds until the next one."""
         with self._one_step:
-            self._step()
+            needed = LogPosition(0, 0)
+            with self._telling(_LOG):
+                needed = self._close_what_is_due()
+            for place, root in enumerate(self._output.roots):
+                with self._telling(place):  # in the order of their numbers: what is listed has no gap
+                    while self._next[place] < needed.file:
+                        self._complete(root, self._next[place])
+                        self._next[place] += 1
+            done = min(self._next)
+            for number in [number for number in self._output.times if number < done]:
+                del self._output.times[number]
+            self._failures = self._failures + 1 if self._troubles else 0
+            return PACE.delay_s(self._failures + 1)
 
     def status(self) -> dict[str, Any]:
         """`listed`: files in the first root's manifest; `waiting`: files, in all roots, that are closed and
@@ -109,27 +117,6 @@ class Completer:
             "progress": self._blocks,
             "trouble": next(iter(self._troubles.values()), None),
         }
-
-    def _step_in_background(self) -> float:
-        self.step()
-        return PACE.delay_s(self._failures + 1)
-
-    def _step(self) -> None:
-        try:
-            needed = self._close_what_is_due()
-        except PhotonError as error:
-            self._tell(_LOG, str(error))
-        except Exception as error:
-            # Without this thread the files would stay unlisted in silence.
-            self._tell(_LOG, f"{type(error).__name__}: {error}")
-        else:
-            self._troubles.pop(_LOG, None)
-            for place, root in enumerate(self._output.roots):
-                self._complete_root(place, root, needed)
-            done = min(self._next)
-            for number in [number for number in self._output.times if number < done]:
-                del self._output.times[number]
-        self._failures = self._failures + 1 if self._troubles else 0
 
     def _close_what_is_due(self) -> LogPosition:
         """The place before which all is complete. StorageError."""
@@ -145,21 +132,6 @@ class Completer:
         file = self._output.position.file
         return sum(max(0, file - number) for number in self._next)
 
-    def _complete_root(self, place: int, root: Root, needed: LogPosition) -> None:
-        """In the order of their numbers, so that what is listed has no gap."""
-        try:
-            while self._next[place] < needed.file:
-                self._complete(root, self._next[place])
-                self._next[place] += 1
-        except PhotonError as error:
-            self._tell(place, str(error))
-        except _ClosedError:
-            raise
-        except Exception as error:
-            self._tell(place, f"{root.log.path(self._next[place])}: {type(error).__name__}: {error}")
-        else:
-            self._troubles.pop(place, None)
-
     def _complete(self, root: Root, number: int) -> None:
         lines = root.log.path(number)
         rows = lines.with_suffix(PARQUET)
@@ -172,16 +144,12 @@ class Completer:
                 lines.unlink()
                 return
             if rows.name not in listed:
-                convert = self._convert if self._to_parquet else self._as_it_is
+                convert = self._convert if self._to_parquet else self._entry
                 root.manifest.add(convert(lines, number))
                 self._checkpoint("listed")
             if rows.name in listed:
                 lines.unlink()
                 self._checkpoint("lines removed")
-
-    def _as_it_is(self, lines: Path, number: int) -> CompleteFile:
-        crc, count = self._sums(lines)
-        return self._entry(lines, number, crc, count)
 
     def _convert(self, lines: Path, number: int) -> CompleteFile:
         rows = lines.with_suffix(PARQUET)
@@ -194,11 +162,13 @@ class Completer:
         self._checkpoint("converted")
         replace(temporary, rows)
         self._checkpoint("renamed")
-        return self._entry(rows, number, self._sums(rows)[0], count)
+        return self._entry(rows, number, count)
 
-    def _entry(self, path: Path, number: int, crc: int, count: int) -> CompleteFile:
+    def _entry(self, path: Path, number: int, rows: int | None = None) -> CompleteFile:
+        crc, newlines = self._sums(path)
         status = path.stat()
         opened_us, closed_us = self._output.times.get(number, (None, status.st_mtime_ns // 1_000))
+        count = newlines if rows is None else rows
         return CompleteFile(path.name, status.st_size, count, f"{crc:08x}", opened_us, closed_us)
 
     def _sums(self, path: Path) -> tuple[int, int]:
@@ -219,6 +189,21 @@ class Completer:
         if self._output.position.file - min(self._next) <= 1:
             self._work.rest(min(_REST_S_MAX, now_s - self._rested))
         self._rested = time.monotonic()
+
+    @contextmanager
+    def _telling(self, place: int) -> Iterator[None]:
+        """Whatever fails: without this thread the files would stay unlisted in silence."""
+        try:
+            yield
+        except _ClosedError:
+            raise
+        except PhotonError as error:
+            self._tell(place, str(error))
+        except Exception as error:
+            where = "" if place == _LOG else f"{self._output.roots[place].log.path(self._next[place])}: "
+            self._tell(place, f"{where}{type(error).__name__}: {error}")
+        else:
+            self._troubles.pop(place, None)
 
     def _tell(self, place: int, trouble: str) -> None:
         if self._troubles.get(place) != trouble:

@@ -2,24 +2,92 @@
 
 The paper loses an event that was registered but not written when its joiner crashed (3.3.2). Here the joined
 lines are on disk before they are registered, so that a restarted joiner can end what it began.
+
+    BATCH   token length u16 | events u32 | token | ids 16 x N | times 8 x N | lines, newline-closed
+    INTENT  the batch before it has this sequence, and none of its lines can stand before this place of the
+            joined log (file, offset)
+    DONE    the sequence of an intent that has its end, and the range of the joined log that holds the lines
+            that won
+
+A batch that no intent follows was never promised to anybody.
 """
 
 import contextlib
 import struct
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from joiner.rules.intent import Draft, Intent, Kind, Range, pack_done, unpack_done, unpack_intent
+from photon.core.columns import split_lines
 from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import CorruptStateError, OverloadedError, StorageError
-from photon.core.journal import Place, Record, SegmentedJournal
+from photon.core.ids import ID_BYTES
+from photon.core.journal import Place, Record, SegmentedJournal, pack_record
 from photon.logs.writer import LogPosition
 
 SEGMENT_BYTES: Final = 64 << 20
 JOURNAL_BYTES_MAX: Final = 1 << 30
 _SEQUENCES_A_SEGMENT: Final = 32  # as a power of two
+
+_BATCH: Final = struct.Struct("<HI")
+_INTENT: Final = struct.Struct("<QIQ")  # sequence, file, offset
+_DONE: Final = struct.Struct("<QIQQ")  # sequence, file, start, end
+_TIME_BYTES: Final = 8
+_NOWHERE: Final = LogPosition(0, 0)
+
+
+class Kind(IntEnum):
+    BATCH = 1
+    INTENT = 2
+    DONE = 3
+
+
+@dataclass(slots=True)
+class Intent:
+    """A batch that is going to be registered and written: N ids, their times, and their joined lines."""
+
+    token: bytes
+    ids: bytes
+    times: bytes
+    lines: bytes
+    sequence: int = -1
+    position: LogPosition = _NOWHERE
+    """Both set by the journal."""
+
+    def __len__(self) -> int:
+        return len(self.ids) // ID_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bytes `start` to `end` of one file of the joined log."""
+
+    file: int
+    start: int
+    end: int
+
+
+def _pack_batch(salt: int, intent: Intent) -> list[bytes]:
+    head = _BATCH.pack(len(intent.token), len(intent))
+    return pack_record(salt, Kind.BATCH, head, intent.token, intent.ids, intent.times, intent.lines)
+
+
+def _unpack_intent(batch: memoryview, intent: memoryview) -> Intent:
+    """ValueError if it does not hold what its head says."""
+    sequence, file, offset = _INTENT.unpack(intent)
+    token_bytes, count = _BATCH.unpack_from(batch)
+    ids_at = _BATCH.size + token_bytes
+    times_at = ids_at + ID_BYTES * count
+    lines_at = times_at + _TIME_BYTES * count
+    places = (_BATCH.size, ids_at, times_at, lines_at, len(batch))
+    token, ids, times, lines = (bytes(batch[start:end]) for start, end in pairwise(places))
+    if len(split_lines(lines)) != count:
+        raise ValueError(f"intent {sequence} holds {len(split_lines(lines))} lines for {count} events")
+    return Intent(token, ids, times, lines, sequence, LogPosition(file, offset))
 
 
 class IntentJournal:
@@ -54,34 +122,34 @@ class IntentJournal:
     def take_over(self) -> tuple[list[Intent], list[Range]]:
         """What the process before left, once: its intents without an end, oldest first, and the places in the
         joined log of the lines of those that have one."""
-        intents = [self._intents[sequence] for sequence in sorted(self._intents)]
-        ranges = self._ranges
+        taken = [*self._intents.values()], self._ranges
         self._intents, self._ranges = {}, []
-        return intents, ranges
+        return taken
 
     @property
     def broken(self) -> bool:
         """No write will work before a restart."""
         return self._log.broken
 
-    def draft(self, token: bytes, ids: bytes, times: bytes, lines: bytes) -> Draft:
-        """What `append` takes."""
-        return Draft(self._log.salt, token, ids, times, lines)
-
-    def append(self, draft: Draft, output_position: Callable[[], LogPosition]) -> Intent:
+    def append(self, intent: Intent, output_position: Callable[[], LogPosition]) -> None:
         """Write an intent; it counts when `sync` has returned.
 
         OverloadedError while the journal is at its bound, DiskFullError, StorageError: nothing was written.
         """
+        salt = self._log.salt
+        batch = _pack_batch(salt, intent)  # without the lock, for it takes long
         with self._lock:
             self._roll_if_due()
-            sequence = self._sequence
+            if salt != self._log.salt:
+                salt = self._log.salt
+                batch = _pack_batch(salt, intent)
             # Asked under the lock: the lines of every intent that ended before stand before this place.
-            position = output_position()
-            self._open[sequence] = self._write(draft.pack(self._log.salt, sequence, position))
-            self._sequence += 1
+            sequence, position = self._sequence, output_position()
+            head = _INTENT.pack(sequence, position.file, position.offset)
+            self._open[sequence] = self._write(batch + pack_record(salt, Kind.INTENT, head))
             self._places[sequence] = position
-            return draft.intent(sequence, position)
+            self._sequence += 1
+            intent.sequence, intent.position = sequence, position
 
     def sync(self, intent: Intent) -> None:
         """Return when the intent is durable. Threads that wait together share one fdatasync."""
@@ -123,8 +191,10 @@ class IntentJournal:
         self._log.close()
 
     def _write(self, records: list[bytes]) -> Place:
-        salt = self._log.salt
-        ends = [piece for ended in self._unwritten_ends for piece in pack_done(salt, *ended)]
+        ends: list[bytes] = []
+        for sequence, written in self._unwritten_ends:
+            done = _DONE.pack(sequence, written.file, written.start, written.end)
+            ends += pack_record(self._log.salt, Kind.DONE, done)
         with storage_errors(self._log.path):
             place = self._log.append(b"".join(ends + records))
         for ended, _ in self._unwritten_ends:
@@ -163,7 +233,7 @@ class IntentJournal:
             self._batch = record.payload
         elif record.kind == Kind.INTENT:
             try:
-                intent = unpack_intent(self._batch, record.payload)
+                intent = _unpack_intent(self._batch, record.payload)
             except (ValueError, struct.error) as error:
                 raise _corrupt(path, str(error)) from error
             self._intents[intent.sequence] = intent
@@ -171,8 +241,8 @@ class IntentJournal:
             self._places[intent.sequence] = intent.position
             self._sequence = max(self._sequence, intent.sequence + 1)
         elif record.kind == Kind.DONE:
-            sequence, written = unpack_done(record.payload)
-            self._ranges.append(written)
+            sequence, *written = _DONE.unpack(record.payload)
+            self._ranges.append(Range(*written))
             self._sequence = max(self._sequence, sequence + 1)
             self._intents.pop(sequence, None)
             self._open.pop(sequence, None)

@@ -14,8 +14,8 @@ import msgspec
 
 from joiner import parquet
 from joiner.output_files import LINES, PARQUET
+from photon.core.columns import Column, Field, decoder_of, parse_path
 from photon.core.errors import StorageError, UsageError
-from photon.core.fields import Column, Field, decoder_of, parse_path
 from photon.core.settings import Settings
 from photon.logs.formats import Lines, Malformed, decode, split_chunk
 
@@ -23,9 +23,6 @@ ID: Final = str | int
 """Type of an id in a line."""
 BLOCK_BYTES: Final = 4 << 20
 _PARQUET_ROWS: Final = 4096
-
-
-# --- files
 
 
 def joined_files(directory: Path) -> list[Path]:
@@ -80,9 +77,6 @@ def parquet_lines(source: Any) -> Iterator[bytes]:
         raise StorageError(" ".join(str(error).split())) from error
 
 
-# --- events
-
-
 @dataclass(frozen=True, slots=True)
 class JoinedEvents:
     """N joined lines, decoded. `rows`: which lines of the chunk they are, None for all; the others."""
@@ -104,7 +98,17 @@ class JoinedDecoder:
         """SettingsError for field paths that can't be."""
         fields = {"id": Field(parse_path(settings.foreign.id), ID), **(more or {})}
         decoder, self.columns = decoder_of("JoinedEvent", fields)
-        self._decoder = _with_raw(decoder, settings.adapter.field) if raw else decoder
+        if raw:
+            joined = msgspec.defstruct(
+                "Joined",
+                [("raw", msgspec.Raw, msgspec.Raw())],
+                bases=(decoder.type,),
+                rename={"raw": settings.adapter.field},
+                kw_only=True,
+                gc=False,
+            )
+            decoder = msgspec.json.Decoder(joined)
+        self._decoder = decoder
 
     columns: dict[str, Column]
     """Field -> how to take it from events."""
@@ -112,18 +116,6 @@ class JoinedDecoder:
     def decode(self, chunk: bytes, found: Lines | None = None) -> JoinedEvents:
         """A chunk of lines; `found`: as they were split, or those of its lines that are wanted."""
         return JoinedEvents(*decode(self._decoder, chunk, split_chunk(chunk) if found is None else found))
-
-
-def _with_raw(decoder: Any, inside: str) -> Any:
-    joined = msgspec.defstruct(
-        "Joined",
-        [("raw", msgspec.Raw, msgspec.Raw())],
-        bases=(decoder.type,),
-        rename={"raw": inside},
-        kw_only=True,
-        gc=False,
-    )
-    return msgspec.json.Decoder(joined)
 
 
 def inside(settings: Settings) -> Field:

@@ -1,34 +1,99 @@
-"""Keeps leases alive: this joiner's own, and those of the lives before it that left batches without an end.
+"""Leases and tokens: in whose name a joiner registers, and while it may (design: "Recovery is fenced").
+
+The IdRegistry fences an incarnation only when its lease, and some time more for clocks that differ, is over;
+it releases ids of fenced incarnations only. The lease's end is reckoned here from before it was asked for, so
+it is over here before it is over there: whoever looks at the clock after a step and finds the lease running
+knows that the step came before any fence.
 
 A batch is registered and written under the lease of its token's incarnation, not of the process that happens
 to do it: recovery may fence and release what a dead life registered while a new one, whose own lease runs, is
 at work on it. No two processes keep the same incarnation, for the joiner's directory has one owner.
 """
 
+import math
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
 
-from joiner.ports import Notice, Registry
-from joiner.rules.lease import Lease
-from photon.core.background import Background
-from photon.core.clock import Clock
+from photon.core.clock import Background, Clock
 from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
 from photon.core.ids import Token
 
+if TYPE_CHECKING:
+    from idregistry.client import RegistryClient
+
 FIRST_LEASE_WAIT_S: Final = 1.0
 _STOP_WAIT_S: Final = 1.0
+RENEWALS_A_LEASE: Final = 3
+"""So that one lost answer loses no lease."""
+RETRIES_A_LEASE: Final = 10
+RETRY_S_MAX: Final = 1.0
+"""Between tries after a failure, at most."""
+
+
+class TokenSource:
+    """Gives out the tokens of one incarnation (paper 3.3.2). For many threads at once."""
+
+    def __init__(self, address: str, clock: Clock, rng: Random) -> None:
+        """`rng` must not be seeded alike in two lives of a joiner: equal tokens would both win."""
+        self.incarnation = rng.getrandbits(64)
+        self._address = address
+        self._clock = clock
+        self._last_us = -(1 << 62)
+        self._lock = threading.Lock()
+
+    def next(self) -> bytes:
+        """A packed token, later than all before it, whatever the clock does."""
+        with self._lock:
+            self._last_us = max(self._clock.now_us(), self._last_us + 1)
+            return Token(self._address, self.incarnation, self._last_us).pack()
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One incarnation's. Times are monotonic seconds. Changed by one thread, read by all; `fenced` by any."""
+
+    address: str
+    incarnation: int
+    lease_s: float
+    until_s: float = -math.inf
+    """It runs until then."""
+    due_s: float = -math.inf
+    """It is to be asked for from then on."""
+    fenced: bool = False
+    """Never to be had again: what this incarnation registered and did not write is recovery's."""
+
+    def holds(self, now_s: float) -> bool:
+        return now_s < self.until_s and not self.fenced
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds that it still runs; 0 where it does not."""
+        return max(0.0, self.until_s - now_s) if self.holds(now_s) else 0.0
+
+    def granted(self, asked_s: float) -> None:
+        """The registry said yes to what was asked at `asked_s`."""
+        self.until_s = asked_s + self.lease_s
+        self.due_s = asked_s + self.lease_s / RENEWALS_A_LEASE
+
+    def failed(self, now_s: float) -> None:
+        """No answer: what was granted before still runs."""
+        self.due_s = now_s + min(RETRY_S_MAX, self.lease_s / RETRIES_A_LEASE)
 
 
 class LeaseKeeper:
-    """`check`, `fenced` and `ended` are for many threads at once."""
+    """Keeps leases alive: this joiner's own, and those of lives before it that left batches without an end.
+
+    `check`, `fenced` and `ended` are for many threads at once.
+    """
 
     def __init__(
         self,
-        registry: Registry,
+        registry: "RegistryClient",
         own: Lease,
         clock: Clock,
-        notice: Notice,
+        notice: Callable[[str], None],
         on_fatal: Callable[[BaseException], None],
         settings: bytes = b"",
     ) -> None:
@@ -57,11 +122,6 @@ class LeaseKeeper:
                 "one; send again later"
             )
 
-    @property
-    def runs(self) -> bool:
-        """Whether this joiner's own does."""
-        return self.own.holds(self._monotonic())
-
     def inherit(self, token: Token) -> Lease:
         """The lease for one more batch of an earlier life, until it has `ended`. Before `start` only."""
         new = Lease(token.address, token.incarnation, self.own.lease_s)
@@ -83,7 +143,7 @@ class LeaseKeeper:
         with self._lock:
             if lease.fenced:
                 return
-            lease.fence()
+            lease.fenced = True
         if lease is not self.own:
             self._notice(
                 f"incarnation {lease.incarnation:016x} is fenced: what it had not written is recovery's"

@@ -4,22 +4,19 @@ Every root gets the same bytes in the same files, so a place in the log is the s
 batch is written to all roots or to none: what fails in one is taken back from those before it. Only a crash
 can come between; the next start takes it back (`begin`), before it looks for what is there.
 
-Lines are written under a lease (joiner.lease), which is looked at before the first root's append and after
+Lines are written under a lease (joiner.leases), which is looked at before the first root's append and after
 the last one's. A process may stand still anywhere (SIGSTOP, a starved machine) while its lease runs out, it
-is fenced, recovery reads the joined logs, releases what is missing there, and another joiner writes it. Where
-it stood still:
+is fenced, recovery reads the joined logs, releases what is missing there, and another joiner writes it:
 
 * before the first look: nothing is written. The batch waits for the lease; if it is fenced, it is dropped.
-* between the looks, in whatever root: the lines are taken back from all roots, whether recovery saw them (in
-  the root that it read) or not. If it did not, they may stand elsewhere by now; if it did, the ids are still
-  registered, and its next reading finds them missing.
+* between the looks, in whatever root: the lines are taken back from all roots, whether recovery saw them or
+  not. If it did not, they may stand elsewhere by now; if it did, the ids are still registered, and its next
+  reading finds them missing. What a start takes back after a crash between two roots is like this.
 * after the second look: the lines were readable in every root before the lease was over, so before the fence,
   and recovery, which reads after it, saw them, whichever root it reads: they stay. So nothing is looked at
   after the sync; a crash of the machine before its end loses lines as any crash does, and the next reading
   finds that. (A file system that shows other machines what was appended only later must do so within the
   registry's margin for clocks.)
-
-What a start takes back after a crash between two roots is like the second case: it was never promised.
 
 A process that stood still between the looks must not end before it took its lines back: `finish_append` sees
 to that for every end of its own choice. A kill from outside that hits those few instructions leaves the
@@ -30,128 +27,23 @@ dead.
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
+from joiner.intents import Range
 from joiner.output_files import Root
-from joiner.ports import Checkpoint
-from joiner.rules.intent import Range
 from photon.core.clock import Clock
 from photon.core.disk import storage_errors
 from photon.core.errors import CorruptStateError, PhotonError, StorageError
 from photon.logs.writer import LogPosition, RotatingLog
 
-# --- What stands at the ends of joined logs: read at a start, when a crash may have left something there.
-#
-# All roots hold the same bytes in the same files, up to where a crash came between the append to one and to
-# the next (joiner.output).
-
 _READ_BYTES: Final = 1 << 20
 
-
-def missing_files(log: RotatingLog, first: int, last: int) -> list[Path]:
-    """Files of these numbers that are not there."""
-    there = {*log.file_numbers()}
-    return [log.path(number) for number in range(first, last + 1) if number not in there]
-
-
-def count_lines(
-    log: RotatingLog, wanted: Container[bytes], start: LogPosition, but: Iterable[Range]
-) -> Counter[bytes]:
-    """How often each wanted line (no newline) stands after `start`, outside of the ranges in `but`."""
-    found: Counter[bytes] = Counter()
-    for number in log.file_numbers():
-        if number < start.file:
-            continue
-        path = log.path(number)
-        with storage_errors(path):
-            size = path.stat().st_size
-            low = start.offset if number == start.file else 0
-            skipped = sorted((r.start, r.end) for r in but if r.file == number and r.end > r.start)
-            for gap in _gaps(low, size, skipped):
-                found.update(line for line in _lines(path, *gap) if line in wanted)
-    return found
-
-
-def common_end(logs: Sequence[RotatingLog], floor: LogPosition) -> LogPosition | None:
-    """Up to where all logs hold the same whole lines from `floor` on; None where one ends before it."""
-    if any(log.position < floor for log in logs):
-        return None
-    numbers = sorted({n for log in logs for n in log.file_numbers() if n >= floor.file})
-    for number in numbers:
-        paths = [log.path(number) for log in logs]
-        low = floor.offset if number == floor.file else 0
-        sizes = [_size(path) for path in paths]
-        same = _same_bytes(paths, low, max(low, min(sizes)))
-        if same < max(sizes):
-            return LogPosition(number, _line_end(paths[0], low, same))
-    return LogPosition(numbers[-1], _size(logs[0].path(numbers[-1]))) if numbers else floor
-
-
-def cut_file(path: Path, size: int) -> int:
-    """Cut a file, durably; how many bytes it was longer. The file stays, were it empty."""
-    with storage_errors(path), path.open("r+b", buffering=0) as file:
-        longer = max(0, os.fstat(file.fileno()).st_size - size)
-        if longer:
-            os.ftruncate(file.fileno(), size)
-            os.fsync(file.fileno())
-        return longer
-
-
-def _size(path: Path) -> int:
-    with storage_errors(path):
-        return path.stat().st_size if path.exists() else 0
-
-
-def _same_bytes(paths: Sequence[Path], low: int, high: int) -> int:
-    """How far files agree, from `low` on and at most to `high`."""
-    while low < high:
-        step = min(_READ_BYTES, high - low)
-        blocks = [_read(path, low, step) for path in paths]
-        if any(block != blocks[0] for block in blocks):
-            alike = takewhile(lambda column: len({*column}) == 1, zip(*blocks, strict=False))
-            return low + sum(1 for _ in alike)
-        low += step
-    return low
-
-
-def _line_end(path: Path, low: int, high: int) -> int:
-    """The end of the last whole line between two places, the first of which is the end of one."""
-    while high > low:
-        start = max(low, high - _READ_BYTES)
-        newline = _read(path, start, high - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        high = start
-    return low
-
-
-def _read(path: Path, start: int, count: int) -> bytes:
-    with storage_errors(path), path.open("rb", buffering=0) as file:
-        file.seek(start)
-        return file.read(count)
-
-
-def _gaps(low: int, high: int, ranges: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What of `low` to `high` is outside of the ranges (ascending)."""
-    for start, end in ranges:
-        if start > low:
-            yield low, min(start, high)
-        low = max(low, end)
-    if low < high:
-        yield low, high
-
-
-def _lines(path: Path, start: int, end: int) -> Iterator[bytes]:
-    with path.open("rb", buffering=_READ_BYTES) as file:
-        file.seek(start)
-        left = end - start
-        while left > 0 and (line := file.readline()):
-            left -= len(line)
-            yield line[:-1]
+Checkpoint = Callable[[str], None]
+"""Told before each IO step of a request what the step before was; tests kill the process there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +73,7 @@ class JoinedLog:
         file_bytes_max: int,
         fsync: bool,
         clock: Clock,
-        checkpoint: Checkpoint = lambda _: None,
+        checkpoint: Checkpoint,
     ) -> None:
         """`begin` comes before everything else."""
         self.roots = roots
@@ -193,7 +85,8 @@ class JoinedLog:
         self._checkpoint = checkpoint
         self._one_at_a_time = threading.Lock()
         self._not_taken_back: StorageError | None = None
-        self._position = LogPosition(0, 0)
+        self.position = LogPosition(0, 0)
+        """No line that is not yet appended can stand before it; what stands before it stays."""
         self._file = 0
         """The file that all roots are to be in; they are, where `position` is in it."""
         self._opened_us = 0
@@ -222,11 +115,6 @@ class JoinedLog:
         return cut
 
     @property
-    def position(self) -> LogPosition:
-        """No line that is not yet appended can stand before it; what stands before it stays."""
-        return self._position
-
-    @property
     def broken(self) -> bool:
         """No write will work before a restart."""
         return self._not_taken_back is not None or any(log.broken for log in self._logs)
@@ -237,14 +125,14 @@ class JoinedLog:
         So it is with what `check_lease` raises, where it does so before or after the lines are written.
         """
         if not lines:
-            end = self._position
+            end = self.position
             return Range(end.file, end.offset, end.offset)
         with self._one_at_a_time:  # what is taken back is the end of the log
             if self._not_taken_back is not None:
                 raise StorageError(*self._not_taken_back.args)
             self._make_room(len(lines))
             check_lease()
-            start = self._position
+            start = self.position
             self._write(lines, start)
             try:
                 check_lease()
@@ -253,7 +141,7 @@ class JoinedLog:
                 raise
             if not start.offset:
                 self._opened_us, self._opened_s = self._clock.now_us(), self._clock.monotonic()
-            self._position = LogPosition(start.file, start.offset + len(lines))
+            self.position = LogPosition(start.file, start.offset + len(lines))
         return Range(start.file, start.offset, start.offset + len(lines))
 
     def sync(self, written: Range) -> None:
@@ -264,10 +152,8 @@ class JoinedLog:
 
     def rotate_if_older(self, age_s: float) -> None:
         """Go on in a new file if the first line of this one is so old. StorageError."""
-        if not self._is_older(age_s):
-            return
         with self._one_at_a_time:
-            if self._is_older(age_s):
+            if self.position.offset and self._clock.monotonic() - self._opened_s >= age_s:
                 self._rotate()
 
     def end(self) -> None:
@@ -275,14 +161,20 @@ class JoinedLog:
         with self._one_at_a_time:
             for log in self._logs:
                 log.sync()
-            if self._position.offset:
+            if self.position.offset:
                 self._note_times()
-                self._position = LogPosition(self._position.file + 1, 0)
+                self.position = LogPosition(self.position.file + 1, 0)
             self._not_taken_back = StorageError("the joined log is closed")
 
     def count(self, wanted: Container[bytes], start: LogPosition, but: Iterable[Range]) -> Counter[bytes]:
         """How often each wanted line (no newline) stands after `start`, outside of the ranges in `but`."""
-        return count_lines(self._logs[0], wanted, start, but)
+        log, found = self._logs[0], Counter[bytes]()
+        for number in log.file_numbers():
+            if number >= start.file:
+                skipped = {r.start: r.end for r in but if r.file == number and r.end > r.start}
+                low = start.offset if number == start.file else 0
+                found.update(line for line in _lines(log.path(number), low, skipped) if line in wanted)
+        return found
 
     def finish_append(self) -> None:
         """Return when no append is under way. To be called before the process ends itself."""
@@ -328,7 +220,7 @@ class JoinedLog:
             raise
 
     def _make_room(self, size: int) -> None:
-        position = self._position
+        position = self.position
         if position.file != self._file:
             self._align()
         elif position.offset and position.offset + size > self._file_bytes_max:
@@ -340,11 +232,11 @@ class JoinedLog:
 
     def _leave_file(self) -> None:
         self._note_times()
-        self._file = self._position.file + 1
+        self._file = self.position.file + 1
 
     def _note_times(self) -> None:
-        if self._position.offset:
-            self.times[self._position.file] = self._opened_us, self._clock.now_us()
+        if self.position.offset:
+            self.times[self.position.file] = self._opened_us, self._clock.now_us()
 
     def _align(self) -> None:
         """Bring each root to the file that is meant. Only then is it a place that is given out."""
@@ -352,29 +244,97 @@ class JoinedLog:
             while log.position.file < self._file:
                 log.rotate()
                 self._checkpoint("one root rotated")
-        self._position = LogPosition(self._file, 0)
-
-    def _is_older(self, age_s: float) -> bool:
-        return self._position.offset > 0 and self._clock.monotonic() - self._opened_s >= age_s
+        self.position = LogPosition(self._file, 0)
 
     def _level(self, logs: Sequence[RotatingLog], floor: LogPosition) -> int:
         """Cut from each root what the others have not; bytes cut."""
-        end = common_end(logs, floor) if len(logs) > 1 else None
+        end = _common_end(logs, floor) if len(logs) > 1 else None
         if end is None:  # or a power cut without fsync: nothing was promised
             return 0
         cut = 0
         for log in logs:
             for number in (n for n in log.file_numbers() if n >= end.file):
-                cut += cut_file(log.path(number), end.offset if number == end.file else 0)
+                cut += _cut_file(log.path(number), end.offset if number == end.file else 0)
             self._checkpoint("one root levelled")
         return cut
 
 
 def _check_there(log: RotatingLog, since: int, left: Left) -> None:
-    first = max(since, left.earliest.file)
-    missing = missing_files(log, first, max(log.position.file, left.latest.file))
+    wanted = range(max(since, left.earliest.file), max(log.position.file, left.latest.file) + 1)
+    missing = sorted({*wanted}.difference(log.file_numbers()))
     if missing:
         raise CorruptStateError(
-            f"{missing[0]} is missing, and lines of unfinished batches may stand in it; "
+            f"{log.path(missing[0])} is missing, and lines of unfinished batches may stand in it; "
             "put it back, or move the joiner's intents away and let recovery find what was not written"
         )
+
+
+def _lines(path: Path, low: int, skipped: Mapping[int, int]) -> Iterator[bytes]:
+    """Lines from `low` on, without their newlines; from each start in `skipped` on to its end, none."""
+    with storage_errors(path), path.open("rb", buffering=_READ_BYTES) as file:
+        file.seek(low)
+        while line := file.readline():
+            if low in skipped:
+                low = file.seek(skipped[low])
+            else:
+                low += len(line)
+                yield line[:-1]
+
+
+def _common_end(logs: Sequence[RotatingLog], floor: LogPosition) -> LogPosition | None:
+    """Up to where all logs hold the same whole lines from `floor` on; None where one ends before it."""
+    if any(log.position < floor for log in logs):
+        return None
+    numbers = sorted({n for log in logs for n in log.file_numbers() if n >= floor.file})
+    for number in numbers:
+        paths = [log.path(number) for log in logs]
+        low = floor.offset if number == floor.file else 0
+        sizes = [_size(path) for path in paths]
+        same = _same_bytes(paths, low, max(low, min(sizes)))
+        if same < max(sizes):
+            return LogPosition(number, _line_end(paths[0], low, same))
+    return LogPosition(numbers[-1], _size(logs[0].path(numbers[-1]))) if numbers else floor
+
+
+def _cut_file(path: Path, size: int) -> int:
+    """Cut a file, durably; how many bytes it was longer. The file stays, were it empty."""
+    with storage_errors(path), path.open("r+b", buffering=0) as file:
+        longer = max(0, os.fstat(file.fileno()).st_size - size)
+        if longer:
+            os.ftruncate(file.fileno(), size)
+            os.fsync(file.fileno())
+        return longer
+
+
+def _size(path: Path) -> int:
+    with storage_errors(path):
+        return path.stat().st_size if path.exists() else 0
+
+
+def _same_bytes(paths: Sequence[Path], low: int, high: int) -> int:
+    """How far files agree, from `low` on and at most to `high`."""
+    while low < high:
+        step = min(_READ_BYTES, high - low)
+        blocks = [_read(path, low, step) for path in paths]
+        if any(block != blocks[0] for block in blocks):
+            alike = takewhile(lambda column: len({*column}) == 1, zip(*blocks, strict=False))
+            return low + sum(1 for _ in alike)
+        low += step
+    return low
+
+
+def _line_end(path: Path, low: int, high: int) -> int:
+    """The end of the last whole line between two places, the first of which is the end of one."""
+    while high > low:
+        start = max(low, high - _READ_BYTES)
+        newline = _read(path, start, high - start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        high = start
+    return low
+
+
+def _read(path: Path, start: int, count: int) -> bytes:
+    with storage_errors(path), path.open("rb", buffering=0) as file:
+        file.seek(start)
+        return file.read(count)

@@ -1,16 +1,25 @@
-"""The files of the joined logs, as their readers find them (docs/output.md).
+"""The files of the joined logs, as their readers find them (docs/output.md), and the roots they stand in.
 
 joined/<datacenter>/<joiner>-NNNNNN.jsonl     lines; the last one of a joiner grows
 joined/<datacenter>/<joiner>-NNNNNN.parquet   the same as rows, once complete, if the settings say so
 joined/<datacenter>/<joiner>.manifest         a JSON object a line for each complete file
 joined/<datacenter>/<joiner>.lives            a JSON object a line for each start of the joiner
+
+A file is listed in the manifest when it will never change again: a reader that takes listed files only reads
+nothing twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of
+a root.
+
+`<directory>/roots`, in the joiner's own directory, names the additional roots that the life before wrote to:
+a JSON object, path to the number of the first file that it got. What a root's own files say of unfinished
+batches counts from there on.
 """
 
+import contextlib
 import fcntl
 import importlib
 import os
 import re
-from collections.abc import Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,19 +53,11 @@ class CompleteFile:
     closed_us: int
 
 
-_DECODER: Final = msgspec.json.Decoder(CompleteFile)
-
-
-def encode_entry(entry: CompleteFile) -> bytes:
-    """A line of a manifest."""
-    return msgspec.json.encode(entry) + b"\n"
-
-
-def read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
+def _read_entries(data: bytes, path: Path) -> dict[str, CompleteFile]:
     """A manifest's whole lines -> its files by name. CorruptStateError if a line is none of ours."""
     whole = data[: data.rfind(b"\n") + 1]
     try:
-        entries = [_DECODER.decode(line) for line in whole.splitlines()]
+        entries = msgspec.json.Decoder(CompleteFile).decode_lines(whole)
     except msgspec.DecodeError as error:
         raise CorruptStateError(
             f"{path}: a line that is no entry of a manifest ({error}); restore it from another output root, "
@@ -70,7 +71,7 @@ def complete_files(directory: Path) -> dict[str, CompleteFile]:
     found: dict[str, CompleteFile] = {}
     for path in sorted(directory.glob(f"*{MANIFEST}")):
         with storage_errors(path):
-            found.update(read_entries(path.read_bytes(), path))
+            found.update(_read_entries(path.read_bytes(), path))
     return found
 
 
@@ -92,13 +93,9 @@ class _LifeLine(msgspec.Struct, frozen=True):
     since_us: int
 
 
-_LIFE_DECODER: Final = msgspec.json.Decoder(_LifeLine)
-
-
 def encode_life(life: Life) -> bytes:
     """A line of a `.lives` file."""
-    line = _LifeLine(f"{life.incarnation:016x}", life.address, life.since_us)
-    return msgspec.json.encode(line) + b"\n"
+    return msgspec.json.encode(_LifeLine(f"{life.incarnation:016x}", life.address, life.since_us)) + b"\n"
 
 
 def note_life(directory: Path, stem: str, life: Life) -> None:
@@ -129,17 +126,11 @@ def read_lives(directory: Path) -> dict[int, Life]:
         with storage_errors(path):
             data = path.read_bytes()
         for line in data[: data.rfind(b"\n") + 1].splitlines():
-            if (life := _read_life(line)) is not None:
-                found[life.incarnation] = life
+            with contextlib.suppress(ValueError):  # msgspec's errors are such
+                told = msgspec.json.decode(line, type=_LifeLine)
+                incarnation = int(told.incarnation, 16)
+                found[incarnation] = Life(incarnation, told.address, told.since_us)
     return found
-
-
-def _read_life(line: bytes) -> Life | None:
-    try:
-        told = _LIFE_DECODER.decode(line)
-        return Life(int(told.incarnation, 16), told.address, told.since_us)
-    except ValueError:  # msgspec's too
-        return None
 
 
 def count_joined(directory: Path, writers: str = "") -> int:
@@ -156,22 +147,22 @@ def _count_in(directory: Path, writers: str) -> int:
     names = [name for name in _joined_names(directory) if name.startswith(writers)]
     stems = {name.removesuffix(LINES).removesuffix(PARQUET) for name in names}
     listed = complete_files(directory) if stems else {}
-    return sum(_count_one(directory, stem, listed) for stem in stems)
+    total = 0
+    for stem in stems:
+        lines, rows = stem + LINES, stem + PARQUET
+        # In this order: lines go only when their Parquet file is listed.
+        count = _count_lines(directory / lines, listed.get(lines))
+        if count is None:
+            if rows not in listed:
+                listed = complete_files(directory)
+            count = _count_rows(directory / rows, listed.get(rows))
+        total += count or 0
+    return total
 
 
 def _joined_names(directory: Path) -> list[str]:
     with storage_errors(directory):
         return [name for name in os.listdir(directory) if name.endswith((LINES, PARQUET))]
-
-
-def _count_one(directory: Path, stem: str, listed: dict[str, CompleteFile]) -> int:
-    # In this order: lines go only when their Parquet file is listed.
-    count = _count_lines(directory / (stem + LINES), listed.get(stem + LINES))
-    if count is None and stem + PARQUET not in listed:
-        listed = complete_files(directory)
-    if count is None:
-        count = _count_rows(directory / (stem + PARQUET), listed.get(stem + PARQUET))
-    return count or 0
 
 
 def _count_lines(path: Path, entry: CompleteFile | None) -> int | None:
@@ -202,23 +193,16 @@ def _count_rows(path: Path, entry: CompleteFile | None) -> int | None:
     return rows
 
 
-# --- The manifest of one joiner in one output root: which of its files are complete.
-#
-# A file is listed when it will never change again: a reader that takes listed files only reads nothing
-# twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of a
-# root.
-
 _NUMBER: Final = re.compile(r"-(\d+)\.[a-z]+$")
 
 
-def file_number(name: str) -> int:
-    """NNNNNN of `<joiner>-NNNNNN.jsonl` or `.parquet`; -1 for a name that is none of ours."""
-    match = _NUMBER.search(name)
-    return int(match[1]) if match else -1
+def numbers_in(names: Iterable[str]) -> list[int]:
+    """NNNNNN of each `<joiner>-NNNNNN.jsonl` or `.parquet` among the names."""
+    return [int(match[1]) for name in names if (match := _NUMBER.search(name))]
 
 
 class Manifest:
-    """For one process and one thread at a time."""
+    """Which of one joiner's files in one root are complete. For one process and one thread at a time."""
 
     def __init__(self, directory: Path, stem: str) -> None:
         """LockedError if another process has it; CorruptStateError, StorageError. A torn last line is cut."""
@@ -227,36 +211,31 @@ class Manifest:
             make_directory(directory)
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            self._lock()
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise LockedError(
+                    f"{self.path}: another joiner of this name writes here; stop it, or name another output"
+                ) from error
             with storage_errors(self.path):
                 data = self.path.read_bytes()
                 self._size = data.rfind(b"\n") + 1
                 os.ftruncate(self._fd, self._size)
                 sync_directory(directory)
-            self._entries = [*read_entries(data, self.path).values()]
-            self._listed = {entry.file for entry in self._entries}
+            self.listed = {*_read_entries(data, self.path)}
+            """Names of files."""
         except BaseException:
             self.close()
             raise
 
     @property
-    def listed(self) -> Set[str]:
-        """Names of files."""
-        return self._listed
-
-    @property
-    def entries(self) -> Sequence[CompleteFile]:
-        """In the order of the manifest; it grows with it."""
-        return self._entries
-
-    @property
     def next_number(self) -> int:
         """Of files: greater than those of all that are listed, whether they are still there or not."""
-        return 1 + max(map(file_number, self._listed), default=-1)
+        return 1 + max(numbers_in(self.listed), default=-1)
 
     def add(self, entry: CompleteFile) -> None:
         """List a file, durably. DiskFullError, StorageError: it is not listed, or will be listed twice."""
-        line = encode_entry(entry)
+        line = msgspec.json.encode(entry) + b"\n"
         with storage_errors(self.path):
             try:
                 write_all(self._fd, line)
@@ -265,28 +244,13 @@ class Manifest:
                 raise
             self._size += len(line)
             os.fdatasync(self._fd)
-        self._listed.add(entry.file)
-        self._entries.append(entry)
+        self.listed.add(entry.file)
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise LockedError(
-                f"{self.path}: another joiner of this name writes here; stop it, or name another output"
-            ) from error
-
-
-# --- The output roots of a joiner: which there are, which are new, and that each is its own (paper 3.3.1).
-#
-# `<directory>/roots` names the additional roots that the life before wrote to: a JSON object, path to the
-# number of the first file that it got. What a root's own files say of unfinished batches counts from there
-# on.
 
 _NAME: Final = "roots"
 _NEVER: Final = 1 << 62  # files are left when all roots leave them

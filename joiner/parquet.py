@@ -44,15 +44,17 @@ def convert(source: Path, target: Path, rest: Rest = lambda: None) -> int:
     where what was written can't be read. The target is not synced.
     """
     pa = importlib.import_module("pyarrow")
+    for part in ("compute", "json", "parquet"):
+        importlib.import_module(f"pyarrow.{part}")
     # The first block's types hold for the whole of most files: parsed once, not twice.
     for blocks in (1, None):
         with contextlib.suppress(pa.ArrowException, _NotExactError):
-            rows = _write(target, _typed(pa, source, blocks, rest))
+            rows = _write(pa, target, _typed(pa, source, blocks, rest))
             # pyarrow writes columns that it then refuses to read (nested too deeply).
             if _rows_read(pa, target) == rows:
                 return rows
             break  # the same columns would come of it
-    rows = _write(target, _plain(pa, source, rest))
+    rows = _write(pa, target, _plain(pa, source, rest))
     if _rows_read(pa, target) != rows:
         raise OSError(errno.EIO, "cannot be read back as Parquet", str(target))
     return rows
@@ -72,9 +74,8 @@ def as_lines(rows: Sequence[Mapping[str, Any]], plain: bool) -> bytes:
 
 def _rows_read(pa: Any, target: Path) -> int | None:
     """Rows of the file, as its readers see it; None where they can't."""
-    parquet = importlib.import_module("pyarrow.parquet")
     try:
-        with parquet.ParquetFile(target) as file:
+        with pa.parquet.ParquetFile(target) as file:
             return file.metadata.num_rows  # type: ignore[no-any-return]
     except (OSError, pa.ArrowException):
         return None
@@ -84,11 +85,10 @@ class _NotExactError(Exception):
     """Typed columns would not hold what the lines say."""
 
 
-def _write(target: Path, tables: Iterator[Any]) -> int:
+def _write(pa: Any, target: Path, tables: Iterator[Any]) -> int:
     """The first of the tables has no rows: it tells the schema."""
-    parquet = importlib.import_module("pyarrow.parquet")
     rows = 0
-    with parquet.ParquetWriter(target, next(tables).schema, compression="zstd") as writer:
+    with pa.parquet.ParquetWriter(target, next(tables).schema, compression="zstd") as writer:
         for table in tables:
             writer.write_table(table)
             rows += table.num_rows
@@ -123,14 +123,13 @@ def _plain(pa: Any, source: Path, rest: Rest) -> Iterator[Any]:
 
 
 def _parsed(pa: Any, block: bytes, schema: Any) -> Any:
-    json = importlib.import_module("pyarrow.json")
     if not _is_text(block):
         raise _NotExactError
-    parse = json.ParseOptions(
+    parse = pa.json.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "error"
     )
-    read = json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    return json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
+    read = pa.json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    return pa.json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
 
 
 def _as_written(pa: Any, kind: Any) -> Any:
@@ -151,12 +150,10 @@ def _is_exact(pa: Any, column: Any) -> bool:
         # `flatten` gives the fields, each with the nulls of the whole.
         return all(_is_exact(pa, part) for part in column.flatten())
     if pa.types.is_list(kind):
-        compute = importlib.import_module("pyarrow.compute")
-        return _is_exact(pa, compute.list_flatten(column))
+        return _is_exact(pa, pa.compute.list_flatten(column))
     if not pa.types.is_floating(kind) or not len(column):
         return True
-    compute = importlib.import_module("pyarrow.compute")
-    largest = compute.max(compute.abs(column)).as_py()
+    largest = pa.compute.max(pa.compute.abs(column)).as_py()
     return largest is None or largest < _EXACT_MAX
 
 

@@ -1,19 +1,14 @@
 """A joiner process: the worker behind gRPC. Columns in, outcomes out, errors as status codes."""
 
-from collections.abc import Callable
-from pathlib import Path
-from random import Random
-from typing import Any, Final
+from typing import Final
 
 import grpc
 import msgspec
 
-from joiner.ports import Checkpoint, EventStore, Registry
-from joiner.rules.batch import ForeignColumns
+from joiner.rules import ForeignColumns
 from joiner.worker import Worker
-from photon.core.clock import Clock
 from photon.core.errors import OverloadedError, PhotonError, SettingsMismatchError, UsageError
-from photon.core.settings import Settings, identity_digest
+from photon.core.settings import identity_digest
 from photon.rpc import joiner_pb2, joiner_pb2_grpc
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import Server
@@ -22,47 +17,17 @@ SERVICE_NAME: Final = joiner_pb2.DESCRIPTOR.services_by_name["Joiner"].full_name
 _SPARE_CALLS: Final = 8  # beyond the joins: status, health, and refusals
 
 
-class JoinerServer:
-    """Serves Joiner on `listen`. The parameters are the Worker's."""
+class JoinerServer(joiner_pb2_grpc.JoinerServicer):
+    """Serves a worker, which it owns from now on, on the address of the worker's home (joiner.proto)."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        name: str,
-        datacenter: str,
-        listen: str,
-        directory: Path,
-        output_root: Path,
-        registry: Registry,
-        eventstore: EventStore,
-        clock: Clock,
-        rng: Random,
-        drain: bool = False,
-        on_fatal: Callable[[BaseException], None] = lambda _: None,
-        checkpoint: Checkpoint = lambda _: None,
-        network: Network = LOOPBACK,
-    ) -> None:
-        """AdapterError, CorruptStateError, LockedError, StorageError, UsageError."""
-        workers = settings.joiner.requests_in_flight_max + _SPARE_CALLS
-        self._server = Server(listen, workers, in_flight_max=workers, network=network)
-        self._worker = Worker(
-            settings,
-            name,
-            datacenter,
-            listen,
-            directory,
-            output_root,
-            registry,
-            eventstore,
-            clock,
-            rng,
-            drain,
-            on_fatal,
-            checkpoint,
-        )
-        service = JoinerService(self._worker, identity_digest(settings))
-        self._server.serve_while(self._worker.can_work)
-        self._server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, service, SERVICE_NAME)
+    def __init__(self, worker: Worker, network: Network = LOOPBACK) -> None:
+        calls_max = worker.settings.joiner.requests_in_flight_max + _SPARE_CALLS
+        self._worker = worker
+        self._identity = identity_digest(worker.settings)
+        self._server = Server(worker.home.address, calls_max, in_flight_max=calls_max, network=network)
+        self._server.serve_while(worker.can_work)
+        self._server.add(joiner_pb2_grpc.add_JoinerServicer_to_server, self, SERVICE_NAME)
+        self.status = worker.status
 
     @property
     def listen(self) -> str:
@@ -84,34 +49,22 @@ class JoinerServer:
         self._server.stop(grace_s)
         return self._worker.stop(grace_s)
 
-    def status(self) -> dict[str, Any]:
-        """What the Status call says."""
-        return self._worker.status()
-
-
-class JoinerService(joiner_pb2_grpc.JoinerServicer):
-    """Join and Status (photon/rpc/joiner.proto)."""
-
-    def __init__(self, worker: Worker, identity: bytes) -> None:
-        """`identity`: core.settings_identity.identity_digest; requests of another one are refused."""
-        self._worker = worker
-        self._identity = identity
-
     def Join(self, request: joiner_pb2.JoinRequest, context: grpc.ServicerContext) -> joiner_pb2.JoinResponse:
-        batch = ForeignColumns(
-            request.ids,
-            request.primary_ids,
-            request.times,
-            request.events,
-            request.tries,
-            request.first_seen,
-        )
+        columns = (request.ids, request.primary_ids, request.times, request.events, request.tries)
+        batch = ForeignColumns(*columns, request.first_seen)
         try:
-            self._check(request.identity)
+            if request.identity != self._identity:
+                # Without a lease it is not known whose settings are the registry's: nobody is told to end.
+                self._worker.leases.check(self._worker.leases.own)
+                raise SettingsMismatchError(
+                    "ids.key and all of [foreign] must be the same on all machines of a system, or every "
+                    "event would be joined twice, and this joiner has others than its client: give the "
+                    "client the joiner's photon.toml"
+                )
             batch.check()
-            if not batch.ids:
-                self._check_lease()
-                return joiner_pb2.JoinResponse()  # whether it would be taken was all that was asked
+            if not batch.ids:  # an empty batch only asks whether a real one would be taken
+                self._worker.leases.check(self._worker.leases.own)
+                return joiner_pb2.JoinResponse()
             joined = self._worker.join(batch, context.time_remaining())
         except SettingsMismatchError as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
@@ -131,21 +84,3 @@ class JoinerService(joiner_pb2_grpc.JoinerServicer):
         self, request: joiner_pb2.StatusRequest, context: grpc.ServicerContext
     ) -> joiner_pb2.StatusResponse:
         return joiner_pb2.StatusResponse(json=msgspec.json.encode(self._worker.status()))
-
-    def _check(self, identity: bytes) -> None:
-        """OverloadedError, SettingsMismatchError.
-
-        Without a lease it is not known whose settings are the registry's: then nobody is told to end.
-        """
-        if identity == self._identity:
-            return
-        self._check_lease()
-        raise SettingsMismatchError(
-            "ids.key and all of [foreign] must be the same on all machines of a system, or every event would "
-            "be joined twice, and this joiner has others than its client: give the client the joiner's "
-            "photon.toml"
-        )
-
-    def _check_lease(self) -> None:
-        leases = self._worker.leases
-        leases.check(leases.own)

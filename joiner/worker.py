@@ -1,166 +1,161 @@
-"""A joiner without its network: the parts, wired, and what a crashed one left, taken over."""
+"""A joiner without its network. A request in it (paper 3.3.1): look up, adapt, intend, register, write.
+
+Register before writing: a crash between the two loses a join, which the intent brings back; the other order
+would double one. It remembers nothing of an event but its intent.
+
+What a restarted joiner takes over (design: "No loss when a joiner crashes"): of each intent without an end,
+its lines that stand in the joined log already (in all roots: what a crash left in some only is taken back
+first), found by their exact bytes, as a multiset, after the place the intent remembers. The resolver
+registers it again, with the same token, and writes those winners that are missing. An intent whose
+incarnation is fenced is dropped: recovery read the joined log after the fence, so what stands there is there
+for good, and what does not is recovery's to join again.
+"""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
+from joiner import rules
 from joiner.adapter import BatchAdapter, load_adapter
-from joiner.commit import Resolver, Settler, StorageGate, Unended, WrittenLines
+from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
-from joiner.intents import IntentJournal
-from joiner.leases import LeaseKeeper
-from joiner.output import JoinedLog, Left
+from joiner.intents import Intent, IntentJournal
+from joiner.leases import Lease, LeaseKeeper, TokenSource
+from joiner.output import Checkpoint, JoinedLog, Left
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
 from joiner.parquet import check_installed
-from joiner.pipeline import CommitSlots, Parts, Pipeline, TokenSource
-from joiner.ports import Checkpoint, EventStore, Registry
-from joiner.rules.batch import ForeignColumns, JoinOutcomes, Patience
-from joiner.rules.intent import Intent
-from joiner.rules.lease import Lease
+from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.clock import Clock
-from photon.core.columns import split_lines
+from photon.core.columns import split_lines, take_ids, take_times
 from photon.core.disk import DirectoryLock
-from photon.core.errors import CorruptStateError, StorageError
+from photon.core.errors import CorruptStateError, OverloadedError, StorageError, UnavailableError
+from photon.core.fates import Committed, Found, Joined
 from photon.core.ids import Token, parse_token
-from photon.core.notices import Notices
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
+from photon.core.status import Notices
 
-# --- What a restarted joiner takes over from the one before (design: "No loss when a joiner crashes").
-#
-# Of each intent without an end: its lines that stand in the joined log already (in all roots: what a crash
-# left in some only is taken back first), found by their exact bytes, as a multiset, after the place the
-# intent remembers. The resolver then registers it again, with the same token, and writes those winners that
-# are missing.
-#
-# An intent whose incarnation is fenced is dropped: recovery read the joined log after the fence, so what
-# stands there is there for good, and what does not is recovery's to join again.
+if TYPE_CHECKING:
+    from eventstore.client import EventStoreClient
+    from idregistry.client import RegistryClient
+
+UNRESOLVED_MAX: Final = 64
+UNRESOLVED_BYTES_MAX: Final = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOver:
-    """`batches` without an end, oldest first, each with its incarnation's lease; bytes taken back."""
+class Home:
+    """Where a joiner works, and as whom."""
 
-    batches: list[Unended]
-    taken_back_bytes: int
-
-
-def take_over(journal: IntentJournal, output: JoinedLog, inherit: Callable[[Token], Lease]) -> TakenOver:
-    """Begins the output. CorruptStateError if a file of it is missing, SettingsError for a root that can't be
-    a new one."""
-    intents, done = journal.take_over()
-    if not intents:
-        return TakenOver([], output.begin())
-    left = Left(min(intent.position for intent in intents), max(intent.position for intent in intents), done)
-    for root in output.roots:
-        if root.since is None:
-            check_new(root, left.earliest)
-    taken_back = output.begin(left)
-    wanted = {line for intent in intents for line in split_lines(intent.lines)}
-    written = WrittenLines(output.count(wanted, left.earliest, done))
-    return TakenOver([Unended(intent, inherit(_token_of(intent)), written) for intent in intents], taken_back)
+    name: str
+    datacenter: str
+    address: str
+    """`host:port` that it listens on; goes into the tokens."""
+    directory: Path
+    """Its own: keeps its intents."""
+    output_root: Path
+    drain: bool = False
+    """The primary logs grow no more, so an absent primary event is final."""
 
 
-def _token_of(intent: Intent) -> Token:
-    try:
-        return parse_token(intent.token)
-    except ValueError as error:
-        raise CorruptStateError(
-            f"intent {intent.sequence}: {error}; start the version of Photon that wrote it once more"
-        ) from error
+class Deadline:
+    """Of one request. What waits for it waits no longer; nothing is registered when it is over."""
+
+    def __init__(self, clock: Clock, timeout_s: float | None) -> None:
+        """None: the caller waits for ever."""
+        self._clock = clock
+        self._until_s = None if timeout_s is None else clock.monotonic() + timeout_s
+
+    def left_s(self) -> float | None:
+        """None: for ever."""
+        return None if self._until_s is None else max(0.0, self._until_s - self._clock.monotonic())
+
+    def check(self) -> None:
+        """OverloadedError if it is over: nothing was done."""
+        if self.left_s() == 0.0:
+            raise OverloadedError(
+                "the request's deadline has passed and nothing was registered; send it again"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidates:
+    """Events with a joined line, each id once: K of the batch's rows (None: all of them)."""
+
+    rows: rules.Rows | None
+    ids: bytes
+    times: bytes
+    lines: bytes
+    repeats: dict[int, int]
+    """Rows of the batch whose id stands at an earlier candidate -> that one's row."""
 
 
 class Worker:
-    """Joins batches; writes `joined/<datacenter>/<name>-NNNNNN.jsonl` in each output root.
+    """Joins batches, several at a time; writes `joined/<datacenter>/<name>-NNNNNN.jsonl` in each output root.
 
-    `directory` is this joiner's own and keeps its intents; one restarted after a crash must find the same
-    directory, output and name. `address` goes into the tokens. `drain`: the primary logs grow no more, so an
-    absent primary event is final. `on_fatal` is told, from any thread, of what only a restart can mend.
+    One restarted after a crash must find the same directory, output and name.
     """
 
     def __init__(
         self,
         settings: Settings,
-        name: str,
-        datacenter: str,
-        address: str,
-        directory: Path,
-        output_root: Path,
-        registry: Registry,
-        eventstore: EventStore,
+        home: Home,
+        registry: "RegistryClient",
+        eventstore: "EventStoreClient",
         clock: Clock,
-        rng: Random,
-        drain: bool = False,
         on_fatal: Callable[[BaseException], None] = lambda _: None,
         checkpoint: Checkpoint = lambda _: None,
     ) -> None:
         """Opens and repairs the logs. AdapterError, CorruptStateError, LockedError, SettingsError,
-        StorageError."""
+        StorageError.
+
+        `on_fatal` is told, from any thread, of what only a restart can mend.
+        """
         wanted = settings.joiner
+        self.settings, self.home = settings, home
+        self._eventstore, self._clock, self._checkpoint = eventstore, clock, checkpoint
         self._notices = Notices("joiner")
-        self._reading = reading_fingerprint(settings)
-        adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
+        self._adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
+        self._requests = Slots(
+            wanted.requests_in_flight_max,
+            "requests are in flight; send again later or raise joiner.requests_in_flight_max",
+        )
         if wanted.output_format == "parquet":
             check_installed()
+        rng = Random()
+        self._tokens = TokenSource(home.address, clock, rng)
+        own = Lease(home.address, self._tokens.incarnation, settings.registry.lease_s)
+
+        def end(error: BaseException) -> None:
+            self._output.finish_append()
+            on_fatal(error)
+
+        self._gate = StorageGate(clock, end)
+        self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end, identity_digest(settings))
         with contextlib.ExitStack() as opened:
-            opened.enter_context(DirectoryLock(directory))
-            directories = output_directories(output_root, wanted.output_roots, datacenter)
-            roots = open_roots(directory, directories, name)
-            output = JoinedLog(roots, wanted.output_file_bytes_max, wanted.fsync, clock, checkpoint)
-            opened.callback(output.close)
-            journal = IntentJournal(directory / "intents", wanted.fsync)
-            opened.callback(journal.close)
-            self._journal = journal
-            self._output = output
-            self._disks = [directory, *(root.directory for root in roots)]
-
-            def end(error: BaseException) -> None:
-                output.finish_append()
-                on_fatal(error)
-
-            self._gate = StorageGate(clock, end)
-            tokens = TokenSource(address, clock, rng)
-            own = Lease(address, tokens.incarnation, settings.registry.lease_s)
-            self.leases = LeaseKeeper(
-                registry, own, clock, self._notices.tell, end, identity_digest(settings)
-            )
-            self._settler = Settler(registry, journal, output, self._gate, self.leases, checkpoint)
-            self._slots = CommitSlots(wanted.commits_in_flight_max)
-            self._resolver = Resolver(self._settle, rng, self._notices.tell)
-            self._take_over(journal, output)
-            write_known(directory, roots, output.position.file)
+            opened.enter_context(DirectoryLock(home.directory))
+            directories = output_directories(home.output_root, wanted.output_roots, home.datacenter)
+            roots = open_roots(home.directory, directories, home.name)
+            self._output = JoinedLog(roots, wanted.output_file_bytes_max, wanted.fsync, clock, checkpoint)
+            opened.callback(self._output.close)
+            self._journal = IntentJournal(home.directory / "intents", wanted.fsync)
+            opened.callback(self._journal.close)
+            logs = (self._journal, self._output, self._gate)
+            commits_max = wanted.commits_in_flight_max
+            self._settler = Settler(registry, *logs, self.leases, commits_max, checkpoint)
+            self._resolver = Resolver(self._settler.settle, rng, self._notices.tell)
+            self._take_over()
+            write_known(home.directory, roots, self._output.position.file)
             # Recovery releases what a life registered only when it reads an output that tells of that life.
             life = Life(own.incarnation, own.address, clock.now_us())
             for root in roots:
-                note_life(root.directory, name, life)
-            self._completer = Completer(
-                output,
-                journal,
-                wanted.output_format,
-                wanted.output_file_s,
-                clock,
-                self._notices.tell,
-                checkpoint,
-            )
+                note_life(root.directory, home.name, life)
+            self._completer = Completer(self._output, self._journal, wanted, self._notices.tell, checkpoint)
             opened.callback(self._completer.close)
-            parts = Parts(
-                eventstore,
-                adapter,
-                journal,
-                output,
-                self._settler,
-                self._resolver,
-                self._slots,
-                self._gate,
-                self.leases,
-                tokens,
-                clock,
-                checkpoint,
-            )
-            patience = Patience(wanted.unjoinable_tries_min, wanted.unjoinable_age_s, drain)
-            self._pipeline = Pipeline(parts, patience, wanted.requests_in_flight_max)
             self._opened = opened.pop_all()
 
     def start(self) -> None:
@@ -176,22 +171,41 @@ class Worker:
     def can_work(self) -> bool:
         """Whether a batch would be taken: the lease runs and the disks take writes. Those that did not are
         tried again."""
-        self._gate.probe(self._disks)
-        return self.leases.runs and self._gate.error is None
+        self._gate.probe([self.home.directory, *(root.directory for root in self._output.roots)])
+        return self.leases.own.holds(self._clock.monotonic()) and self._gate.error is None
 
     def join(self, batch: ForeignColumns, timeout_s: float | None = None) -> JoinOutcomes:
         """Each event's outcome. OverloadedError, StorageError: the request was refused, nothing was done.
 
         `timeout_s`: how long the caller waits, None for ever. Past it nothing more is registered.
         """
-        return self._pipeline.join(batch, timeout_s)
+        deadline = Deadline(self._clock, timeout_s)
+        with self._admitted():
+            try:
+                found, primaries = self._eventstore.lookup(batch.primary_ids, deadline.left_s())
+            except UnavailableError:
+                return JoinOutcomes(bytes([Joined.RETRY_UNAVAILABLE]) * len(batch), {})
+            self._checkpoint("looked up")
+            outcomes, reasons = rules.outcomes_of_lookup(
+                found, batch, self._clock.now_us(), self.settings.joiner, self.home.drain
+            )
+            candidates = self._adapt(batch, found, primaries, outcomes, reasons)
+            if candidates.ids:
+                _place(candidates, self._register(candidates, deadline), outcomes, reasons)
+            return JoinOutcomes(outcomes.tobytes(), reasons)
 
     def stop(self, grace_s: float) -> bool:
         """Give unresolved batches `grace_s` to end, complete the joined log, close; whether all did. The next
         start ends the rest."""
-        ended = self._resolver.stop(grace_s) and not self._pipeline.in_flight
+        ended = self._resolver.stop(grace_s) and not self._requests.in_flight
         if ended and not self._output.broken:
-            self._end_output()
+            try:
+                self._output.end()
+                self._completer.finish()
+            except StorageError as error:
+                self._notices.tell(
+                    f"the joined log's last file is left for the next start to complete: {error}"
+                )
         self.close()
         return ended
 
@@ -207,45 +221,150 @@ class Worker:
         path that reads events otherwise must send nothing.
         """
         return {
-            "reading": self._reading,
+            "reading": reading_fingerprint(self.settings),
             "joined": self._settler.joined,
-            "in_flight": self._pipeline.in_flight,
-            "commits_in_flight": self._slots.in_flight,
+            "in_flight": self._requests.in_flight,
+            "commits_in_flight": self._settler.slots.in_flight,
             "unresolved": self._journal.open_count,
             "dropped": self._settler.dropped,
             "lease": self.leases.status(),
             "output": self._completer.status(),
-            "storage_error": self._gate.error,
+            "storage_error": None if self._gate.error is None else str(self._gate.error),
             "notices": self._notices.lines(),
         }
 
-    def _settle(self, batch: Unended) -> None:
-        """The resolver's."""
-        if batch.committed is None:
-            with self._slots.taken(None):
-                self._settler.register(batch)
-        self._settler.finish(batch)
-
-    def _end_output(self) -> None:
-        try:
-            self._output.end()
-        except StorageError as error:
-            self._notices.tell(f"the joined log's last file is left for the next start to complete: {error}")
-        else:
-            self._completer.finish()
-
-    def _take_over(self, journal: IntentJournal, output: JoinedLog) -> None:
-        left = take_over(journal, output, self.leases.inherit)
-        for batch in left.batches:
-            self._resolver.add(batch)
-        torn_bytes = sum(root.torn_bytes for root in output.roots)
+    def _take_over(self) -> None:
+        """CorruptStateError if a file of the output is missing, SettingsError if a root can't be new."""
+        intents, done = self._journal.take_over()
+        left = None
+        if intents:
+            positions = [intent.position for intent in intents]
+            left = Left(min(positions), max(positions), done)
+            for root in self._output.roots:
+                if root.since is None:
+                    check_new(root, left.earliest)
+        taken_back = self._output.begin(left)
+        if left is not None:
+            wanted = {line for intent in intents for line in split_lines(intent.lines)}
+            written = self._output.count(wanted, left.earliest, done)
+            for intent in intents:
+                self._resolver.add(Unended(intent, self.leases.inherit(_token_of(intent)), written))
+        torn_bytes = sum(root.torn_bytes for root in self._output.roots)
         if torn_bytes:
             self._notices.tell(f"cut {torn_bytes} bytes of an unfinished line off the joined log")
-        if left.taken_back_bytes:
+        if taken_back:
             self._notices.tell(
-                f"took {left.taken_back_bytes} bytes back that a crash had left in some output roots only"
+                f"took {taken_back} bytes back that a crash had left in some output roots only"
             )
-        if left.batches:
-            self._notices.tell(
-                f"{len(left.batches)} batches were under way when the joiner ended; ending them"
+        if intents:
+            self._notices.tell(f"{len(intents)} batches were under way when the joiner ended; ending them")
+
+    @contextlib.contextmanager
+    def _admitted(self) -> Iterator[None]:
+        """Throttle (paper 3.3.1, 3.3.2): what is in flight or unresolved is what a crash leaves to repair."""
+        self.leases.check(self.leases.own)
+        resolver = self._resolver
+        if resolver.unresolved >= UNRESOLVED_MAX or resolver.unresolved_bytes >= UNRESOLVED_BYTES_MAX:
+            raise OverloadedError(
+                f"{resolver.unresolved} batches wait for their registration or for the disk; send again later"
             )
+        with self._requests.taken(0.0):
+            self._gate.check()
+            yield
+
+    def _adapt(
+        self,
+        batch: ForeignColumns,
+        found: bytes,
+        primaries: list[bytes],
+        outcomes: rules.Outcomes,
+        reasons: dict[int, str],
+    ) -> _Candidates:
+        """Joined lines of the events whose primary was found. Notes what the adapter filters."""
+        rows: rules.Rows | None = None
+        events = batch.events
+        if found.count(Found.FOUND) != len(found):
+            mask = np.frombuffer(found, np.uint8) == Found.FOUND
+            rows = np.flatnonzero(mask)
+            events = rules.take_lines(events, mask)
+            primaries = [primaries[row] for row in rows]
+        adapted = self._adapter.join(primaries, events)
+        if adapted.rows is not None:
+            for row, reason in adapted.reasons.items():
+                place = row if rows is None else int(rows[row])
+                outcomes[place] = Joined.FILTERED
+                reasons[place] = reason
+            kept = np.asarray(adapted.rows, np.intp)
+            rows = kept if rows is None else rows[kept]
+        ids, times = batch.ids, batch.times
+        if rows is not None:
+            ids, times = take_ids(ids, rows), take_times(times, rows)
+        return _once_each(_Candidates(rows, ids, times, adapted.lines, {}), len(batch))
+
+    def _register(self, candidates: _Candidates, deadline: Deadline) -> bytes | None:
+        """Intend, register, write. K core.fates.Committed; None where the outcome will be known later."""
+        batch: Unended | None = None
+        settled = False
+        try:
+            with self._settler.slots.taken(deadline.left_s()):
+                self.leases.check(self.leases.own)  # lookup and slot may have taken long
+                deadline.check()
+                token = self._tokens.next()
+                intent = Intent(token, candidates.ids, candidates.times, candidates.lines)
+                batch = self._settler.intend(intent, deadline.check)
+                self._settler.register(batch)
+            committed = self._settler.finish(batch)
+            settled = True
+            return committed
+        except (UnavailableError, StorageError):
+            if batch is None:
+                raise
+            return None
+        finally:
+            if batch is not None and not settled:
+                self._resolver.add(batch)
+
+
+def _token_of(intent: Intent) -> Token:
+    try:
+        return parse_token(intent.token)
+    except ValueError as error:
+        raise CorruptStateError(
+            f"intent {intent.sequence}: {error}; start the version of Photon that wrote it once more"
+        ) from error
+
+
+def _place(
+    candidates: _Candidates, committed: bytes | None, outcomes: rules.Outcomes, reasons: dict[int, str]
+) -> None:
+    """Put the registry's answers in their rows."""
+    rows = slice(None) if candidates.rows is None else candidates.rows
+    if committed is None:
+        outcomes[rows] = Joined.RETRY_UNAVAILABLE
+    else:
+        outcomes[rows] = np.frombuffer(rules.outcomes_of_commit(committed), np.uint8)
+        if Committed.EXPIRED in committed:
+            expired = np.flatnonzero(outcomes == Joined.EXPIRED)
+            reasons.update(dict.fromkeys(expired.tolist(), rules.EXPIRED_REASON))
+    for row, original in candidates.repeats.items():
+        joined = outcomes[original] == Joined.JOINED
+        outcomes[row] = Joined.DUPLICATE if joined else outcomes[original]
+        if original in reasons:
+            reasons[row] = reasons[original]
+
+
+def _once_each(candidates: _Candidates, batch_events: int) -> _Candidates:
+    """An id can win only once with one token: later candidates of the same id go with the first."""
+    repeats = rules.repeated_rows(candidates.ids)
+    if not repeats:
+        return candidates
+    rows = np.arange(batch_events) if candidates.rows is None else candidates.rows
+    mask = np.ones(len(rows), np.bool_)
+    mask[list(repeats)] = False
+    return _Candidates(
+        rows[mask],
+        take_ids(candidates.ids, mask),
+        take_times(candidates.times, mask),
+        rules.take_lines(candidates.lines, mask),
+        {int(rows[row]): int(rows[original]) for row, original in repeats.items()},
+    )

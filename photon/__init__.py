@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from photon.core.id_generator import EventIdGenerator, FileMark
     from photon.core.settings import Settings, load_settings
     from photon.fastpath import FastPath, ForeignCounts, Limits, PrimaryCounts
-    from photon.rpc.network import Network
-    from photon.rpc.tls import Tls, load_tls
+    from photon.rpc.network import Network, Tls, load_tls
 
 __version__ = "0.1.0"
 
@@ -48,8 +47,7 @@ _HOMES: Final = {
     "photon.core.id_generator": ("EventIdGenerator", "FileMark"),
     "photon.core.settings": ("Settings", "load_settings"),
     "photon.fastpath": ("FastPath", "ForeignCounts", "Limits", "PrimaryCounts"),
-    "photon.rpc.network": ("Network",),
-    "photon.rpc.tls": ("Tls", "load_tls"),
+    "photon.rpc.network": ("Network", "Tls", "load_tls"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -1,6 +1,6 @@
 """What is done with whole logs, on PySpark (paper 3.3.3, 3.4.2).
 
-`engine` starts Spark, `reading` makes DataFrames of log lines, `registered` one of the IdRegistry;
-`verification`, `recovery`, `logmap` and `backfill` are a command each: their `jobs` are functions from
-DataFrames to DataFrames. Only this package needs Java and the `spark` extra, when a command is called.
+`options` and `session` start Spark, `reading` makes DataFrames of log lines, `registered` one of the
+IdRegistry; `verification`, `recovery`, `logmap` and `backfill` are a command each, with functions of
+DataFrames as their `jobs`. Only this package needs Java and the `spark` extra, when a command is called.
 """

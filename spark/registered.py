@@ -4,51 +4,63 @@
     the token says: address string, incarnation long (64 bits, signed), token_us long; shard int
 
 The driver holds none of it. An export (Parquet) can be asked later, without a registry.
+
+Lookups tell which ids are absent (2.1): a scan can't say it of events that were joined after it.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
-from pyspark.sql import DataFrame, SparkSession
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from idregistry.client import RegistryAt
+from idregistry.client import RegistryAt, RegistryClient
+from idregistry.rules.state import Scanned
 from photon.core.clock import SystemClock
+from photon.core.columns import take_ids, take_times
 from photon.core.errors import UnavailableError, UsageError
+from photon.core.fates import Registered
 from photon.core.ids import parse_token
-from spark.engine.options import SCAN_TIMEOUT_S
-from spark.engine.session import map_in_arrow
+from spark.options import SCAN_TIMEOUT_S
+from spark.reading.lines import fixed_binary
 from spark.reading.paths import is_uri
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from idregistry.rules.state import Scanned
+from spark.session import map_in_arrow
 
 SCHEMA: Final = (
     "id binary, time_us long, token binary, address string, incarnation long, token_us long, shard int"
 )
 
 ASK_TIMEOUT_S: Final = 10.0
+BATCH_IDS_MAX: Final = 8192
+ROUNDS: Final = 3
+"""A replica that is behind has caught up by the last of them."""
 _PAUSE_S: Final = 0.5
 _IDS, _FACTS = "ids", "shards"
 
 
 def registered(session: SparkSession, registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> DataFrame:
-    """All that the registry holds. Everything acknowledged before a job of it began is in; what is registered
-    or released meanwhile may be or not.
+    """All that was acknowledged before a job of it began; what is registered or released meanwhile may be in.
 
-    UnavailableError where no replica answers now; a job fails where a shard can't be read within `timeout_s`.
-    Each job scans anew: persist it, or write an export, to use it twice.
+    UnavailableError if no replica answers now; a job fails if it can't read a shard within `timeout_s`. Each
+    job scans anew: persist it, or write an export, to use it twice.
     """
     shards = _shards(registry)
     numbers = session.range(0, shards, 1, shards).select(F.col("id").cast("int").alias("shard"))
-    return map_in_arrow(numbers, _scanner(registry, timeout_s), SCHEMA)
+
+    def scan_shards(batches: Iterable[Any]) -> Iterator[Any]:
+        for batch in batches:
+            for shard in batch.column(0).to_pylist():
+                for scanned in _scan(registry, shard, timeout_s):
+                    if scanned.ids:
+                        yield to_arrow(scanned, shard)
+
+    return map_in_arrow(numbers, scan_shards, SCHEMA)
 
 
 def boundaries(registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> dict[int, int]:
@@ -65,23 +77,7 @@ def _shards(registry: RegistryAt) -> int:
         return client.configuration().shards
 
 
-# --- on the executors
-
-
-def _scanner(
-    registry: RegistryAt, timeout_s: float
-) -> "Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
-    def scan_shards(batches: "Iterable[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        for batch in batches:
-            for shard in batch.column(0).to_pylist():
-                for scanned in _scan(registry, shard, timeout_s):
-                    if scanned.ids:
-                        yield to_arrow(scanned, shard)
-
-    return scan_shards
-
-
-def _scan(registry: RegistryAt, shard: int, timeout_s: float) -> "Generator[Scanned, None, None]":
+def _scan(registry: RegistryAt, shard: int, timeout_s: float) -> Generator[Scanned, None, None]:
     """The pieces of one shard, from its leader: only that knows all that was acknowledged.
 
     Who leads may change until the first piece is here. UnavailableError.
@@ -102,12 +98,8 @@ def _scan(registry: RegistryAt, shard: int, timeout_s: float) -> "Generator[Scan
                 time.sleep(_PAUSE_S)
 
 
-def to_arrow(scanned: "Scanned", shard: int) -> "pa.RecordBatch":
+def to_arrow(scanned: Scanned, shard: int) -> Any:
     """One piece of a scan as columns of SCHEMA. Python work for each distinct token, not for each id."""
-    import pyarrow as pa
-
-    from spark.reading.parsing import fixed_binary
-
     holders = list(map(parse_token, scanned.holders))
     rows = pa.array(scanned.holder_of)
     address = pa.array([holder.address for holder in holders], pa.string())
@@ -124,6 +116,12 @@ def to_arrow(scanned: "Scanned", shard: int) -> "pa.RecordBatch":
     return pa.RecordBatch.from_pydict(columns)
 
 
+def joiner_columns() -> list[Column]:
+    """Whose token it is, for a reader: joiner, incarnation (hex)."""
+    incarnation = F.lpad(F.lower(F.hex("incarnation")), 16, "0")
+    return [F.col("address").alias("joiner"), incarnation.alias("incarnation")]
+
+
 def signed(incarnation: int) -> int:
     """64 bits as Spark's long has them."""
     return incarnation - (1 << 64) if incarnation >> 63 else incarnation
@@ -134,7 +132,46 @@ def unsigned(incarnation: int) -> int:
     return incarnation & ((1 << 64) - 1)
 
 
-# --- exports
+def absent(events: DataFrame, registry: RegistryAt) -> DataFrame:
+    """key, time_us -> the keys of which every replica that answers says, again and again, that they are not
+    registered, nor forgotten. A job fails with UnavailableError if none answers.
+    """
+
+    def ask(batches: Iterable[Any]) -> Iterator[Any]:
+        # Each replica by itself: a client of all would ask the nearest one only.
+        replicas = [replace(registry, addresses=(address,)) for address in registry.addresses]
+        with ExitStack() as held:
+            clients: list[RegistryClient] = []
+            for batch in batches:
+                clients = clients or [held.enter_context(one.client(ASK_TIMEOUT_S)) for one in replicas]
+                for low in range(0, batch.num_rows, BATCH_IDS_MAX):
+                    part = batch.slice(low, BATCH_IDS_MAX)
+                    ids = b"".join(part.column(0).to_pylist())
+                    times = part.column(1).to_numpy().astype("<i8").tobytes()
+                    yield pa.RecordBatch.from_pydict({"key": fixed_binary(_absent(clients, ids, times))})
+
+    return map_in_arrow(events.select("key", "time_us"), ask, "key binary")
+
+
+def _absent(clients: Sequence[RegistryClient], ids: bytes, times: bytes) -> bytes:
+    """The ids that are left when all were asked."""
+    for turn in range(ROUNDS):
+        if turn:
+            time.sleep(_PAUSE_S)
+        failures = []
+        for client in clients:
+            if not ids:
+                return b""
+            try:
+                outcomes = np.frombuffer(client.lookup(ids, times), np.uint8)
+            except UnavailableError as error:
+                failures.append(error)
+                continue
+            rows = outcomes == Registered.ABSENT
+            ids, times = take_ids(ids, rows), take_times(times, rows)
+        if len(failures) == len(clients):
+            raise failures[-1]
+    return ids
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls
 
 _EC = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 

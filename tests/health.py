@@ -1,11 +1,10 @@
 """What a server's health service says."""
 
-import time
-
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from photon.rpc.network import LOOPBACK
+from tests.waiting import wait_until
 
 SERVING = "SERVING"
 NOT_SERVING = "NOT_SERVING"
@@ -24,7 +23,8 @@ def health(address, service="", network=LOOPBACK):
 
 def await_health(wanted, address, service="", seconds=60):
     """Wait until it says so."""
-    deadline = time.monotonic() + seconds
-    while (said := health(address, service)) != wanted:
-        assert time.monotonic() < deadline, f"{address} {service}: {said}, not {wanted}"
-        time.sleep(0.02)
+
+    def found():
+        return health(address, service)
+
+    wait_until(lambda: found() == wanted, seconds, lambda: f"{address} {service}: {found()}, not {wanted}")

@@ -6,8 +6,8 @@ import socket
 from itertools import count
 
 # Below the kernel's range for outgoing connections and the one that a run chooses from
-# (photon.cluster.placing), so that a server that was killed finds its port free. Workers of pytest-xdist have
-# a share each: none chooses a port that the other one's server is about to bind.
+# (photon.cluster.local_cluster), so that a server that was killed finds its port free. Workers of
+# pytest-xdist have a share each: none chooses a port that the other one's server is about to bind.
 _LOW, _SHARE, _SHARES = 10_000, 2_500, 4
 
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))

@@ -11,7 +11,7 @@ import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
-from photon.core.lmdb_errors import LmdbFile
+from photon.core.disk import LmdbFile
 
 _META_BYTES = 2 * mmap.PAGESIZE
 

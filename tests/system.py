@@ -27,17 +27,8 @@ def start_photon(*arguments: object, stderr: Any = subprocess.PIPE) -> subproces
 
 
 def join_arguments(logs: Path, out: Path, *more: object) -> list[object]:
-    return [
-        "join",
-        "--primary",
-        logs / "queries",
-        "--foreign",
-        logs / "clicks",
-        "--out",
-        out,
-        "--json",
-        *more,
-    ]
+    inputs = ("--primary", logs / "queries", "--foreign", logs / "clicks")
+    return ["join", *inputs, "--out", out, "--json", *more]
 
 
 def join(logs: Path, out: Path, *more: object) -> dict[str, Any]:

@@ -1,4 +1,14 @@
-"""Foreign events on their way: columns, entries of the ledger, batches, and how far files are read. Pure."""
+"""Foreign events on their way: columns, entries of the ledger, batches, and how far files are read. Pure.
+
+An event that waits for its retry is an entry of the ledger:
+
+    key     due us (8) | sequence (8), big endian, so that entries stand in the order they fall due
+    value   a fixed head, the file name, the line
+
+The offset of a file moves only over the unbroken run of finished batches at its front, though batches finish
+in any order: one that finished early is held back until then, so that what is counted and what the offset
+has passed are always the same events.
+"""
 
 import bisect
 import struct
@@ -24,8 +34,8 @@ class Events:
     """N foreign events in columns; row i of each is event i.
 
     ids, primary_ids: 16 x N bytes; times: 8 x N bytes; lines: N, without newlines;
-    tries (N,) uint32: answers so far that its primary is not there; sends (N,) uint32: times it was sent
-    (neither with those in vain before it was due);
+    tries (N,) uint32: number of "primary absent" answers; sends (N,) uint32: number of sends (early retries
+    that failed count in neither);
     first_seen (N,) int64: when it was first read, us; offsets (N,) int64: of its line in its file;
     names: file names; name_from: row i stood in names[j], j the last with name_from[j] <= i.
     """
@@ -45,7 +55,6 @@ class Events:
         return len(self.lines)
 
     def name(self, row: int) -> str:
-        """The file that row's line stood in."""
         return self.names[bisect.bisect_right(self.name_from, row) - 1]
 
     def take(self, rows: Rows) -> "Events":
@@ -74,24 +83,10 @@ def take_lines(lines: list[bytes], rows: list[int]) -> list[bytes]:
     return list(itemgetter(*rows)(lines))
 
 
-NO_EVENTS: Final = Events(
-    b"",
-    b"",
-    b"",
-    [],
-    np.zeros(0, np.uint32),
-    np.zeros(0, np.uint32),
-    np.zeros(0, np.int64),
-    np.zeros(0, np.int64),
-    [""],
-    [0],
-)
+_NO_COUNTS: Final = np.zeros(0, np.uint32)
+_NO_TIMES: Final = np.zeros(0, np.int64)
+NO_EVENTS: Final = Events(b"", b"", b"", [], _NO_COUNTS, _NO_COUNTS, _NO_TIMES, _NO_TIMES, [""], [0])
 
-
-# --- How an event that waits for its retry is written down.
-#
-# Key: due us (8) | sequence (8), big endian, so that entries stand in the order they fall due.
-# Value: a fixed head, the file name, the line.
 
 KEY_BYTES: Final = 16
 
@@ -123,13 +118,7 @@ def due_us_of(key: bytes) -> int:
     return int.from_bytes(key[:8], "big")
 
 
-def due_us_column(keys: Sequence[bytes]) -> npt.NDArray[np.int64]:
-    """due_us_of of N keys."""
-    return np.frombuffer(b"".join(keys), _KEY)["due_us"].astype(np.int64)
-
-
 def unpack_id(value: bytes) -> bytes:
-    """The event's id alone."""
     return value[:ID_BYTES]
 
 
@@ -172,12 +161,6 @@ def unpack_values(values: Sequence[bytes]) -> Events:
 
 def _split(rows: npt.NDArray[np.void], width: int) -> list[bytes]:
     return list(struct.unpack(f"{width}s" * len(rows), rows.tobytes()))
-
-
-# --- How far each file is taken care of, though its batches finish in any order.
-#
-# An offset moves only over the unbroken run of finished batches at its front: a batch that finished early is
-# held back until then, so that what is counted and what the offset has passed are always the same events.
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +232,6 @@ class OffsetTracker:
         return fronts
 
 
-# --- The unit of work: a batch of events on its way, and what became of it.
-
-
 @dataclass(frozen=True, slots=True)
 class FreshBatch:
     """Events read for the first time. `spans`: the bytes of the files that they and `malformed` stood in."""
@@ -282,8 +262,7 @@ class RetryBatch:
 
     @property
     def due_us(self) -> npt.NDArray[np.int64]:
-        """When each is due."""
-        return due_us_column(self.keys)
+        return np.frombuffer(b"".join(self.keys), _KEY)["due_us"].astype(np.int64)
 
 
 Batch = FreshBatch | RetryBatch
@@ -294,7 +273,7 @@ class Resolved:
     """What became of a batch: each event has a fate or is in `retries`, to be sent again at its `due_us`.
 
     `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` is a histogram
-    (latency.BUCKETS,) of the joined ones.
+    (core.status.BUCKETS,) of the joined ones.
     """
 
     fates: dict[Fate, int]

@@ -1,10 +1,15 @@
 """The rules of one batch (paper 3.2): what an answer of registry or joiner makes of an event. Pure.
 
 A batch's verdicts are a byte an event: a core.fates.Joined or a core.fates.Verdict.
+
+An event without a fate waits for its next try (3.2.1), with jitter and a cap. After a failure the wait
+doubles (photon.core.clock.Backoff). What waits for its primary is tried again when half its age has passed
+once more: an event early by T seconds is joined T/2 after its primary at the latest, be that a moment or
+hours.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Final
@@ -12,9 +17,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.rules.backoff import Backoffs, Uniform
 from dispatcher.rules.events import Events, Resolved, Rows
-from photon.core.backoff import Backoff
+from photon.core.clock import Backoff
 from photon.core.errors import UnavailableError
 from photon.core.fates import (
     FATE_OF_VERDICT,
@@ -26,17 +30,72 @@ from photon.core.fates import (
     Joined,
     Registered,
 )
-from photon.core.histogram import count_latencies, no_latencies
+from photon.core.settings import Dispatcher
+from photon.core.status import count_latencies, no_latencies
 from photon.logs.writer import DeadLetter
 
-# --- All that a dispatcher counts.
+Uniform = Callable[[float, float], float]
+"""A random.Random's."""
+
+_DOUBLINGS_MAX: Final = 40  # keeps the power small; the cap decides long before
+
+
+AGE_STEPS: Final = 8
+"""Ages are told apart by eighths of an octave: what is about as old and was sent together stays together."""
+AGE_JITTER: Final = 0.2
+_SLOWEST: Final = 1.2  # what the age brings anyway; it holds where a clock that was set back hides the age
+
+
+@dataclass(frozen=True, slots=True)
+class AgeBackoff:
+    """Delays of half the age of an event, from `delay_us_min` to `delay_us_max`."""
+
+    delay_us_min: int
+    delay_us_max: int
+
+    def delays_us(
+        self, ages_us: npt.NDArray[np.int64], tries: npt.NDArray[np.uint32], uniform: Uniform
+    ) -> npt.NDArray[np.int64]:
+        """The waits of events that were tried together, after `tries` (1 or more) in vain each.
+
+        One draw for all of them: those of about the same age travel together, other batches at other moments.
+        Never more than doubling brings: an old event that was hardly tried, as after a stop, is tried soon.
+        """
+        doublings = np.minimum(tries, _DOUBLINGS_MAX) - 1.0
+        octaves: npt.NDArray[np.float64] = np.log2(np.maximum(ages_us, 1))
+        ages = np.exp2(np.floor(octaves * AGE_STEPS) / AGE_STEPS)
+        slowest, fastest = self.delay_us_min * _SLOWEST**doublings, self.delay_us_min * 2.0**doublings
+        delays = (ages / 2 * (1 - AGE_JITTER * uniform(0.0, 1.0))).clip(slowest, fastest)
+        return delays.clip(self.delay_us_min, self.delay_us_max).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Backoffs:
+    """`absent`: of an event whose primary is not there yet, which may take hours; `failed`: of one whose try
+    failed, which mostly is a matter of seconds."""
+
+    absent: AgeBackoff
+    failed: Backoff
+
+    @classmethod
+    def of(cls, settings: Dispatcher) -> "Backoffs":
+        least = settings.retry_delay_ms_min * 1_000
+        return cls(
+            absent=AgeBackoff(least, max(least, settings.absent_delay_ms_max * 1_000)),
+            failed=Backoff(settings.retry_delay_ms_min / 1_000, settings.retry_delay_ms_max / 1_000),
+        )
+
+    @property
+    def delay_us_max(self) -> int:
+        return max(self.absent.delay_us_max, int(self.failed.delay_s_max * 1e6))
+
 
 COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All that is counted since the ledger was made. `latencies`: counts by latency.EDGES_US."""
+    """All that is counted since the ledger was made. `latencies`: counts by core.status.EDGES_US."""
 
     foreign_events: int
     fates: dict[Fate, int]
@@ -44,9 +103,9 @@ class Totals:
     latencies: list[int]
 
     @property
-    def ended(self) -> int:
-        """Events that have their fate."""
-        return sum(self.fates.values())
+    def waiting(self) -> int:
+        """Events that have no fate yet."""
+        return self.foreign_events - sum(self.fates.values())
 
     def plus(self, other: "Totals") -> "Totals":
         return Totals(
@@ -70,24 +129,20 @@ def judge_lookup(registered: bytes, count: int) -> Verdicts:
 
     UnavailableError if it is no answer to `count` events.
     """
-    column = np.frombuffer(registered, np.uint8)
-    if len(column) != count or (count and column.max() > max(Registered)):
-        raise UnavailableError(
-            f"the registry's answer to a lookup of {count} ids is not understood; "
-            "run the same version everywhere"
-        )
+    _check(registered, count, max(Registered), f"the registry's answer to a lookup of {count} ids")
     return np.frombuffer(bytearray(registered.translate(VERDICT_OF_REGISTERED)), np.uint8)
 
 
 def judge_join(outcomes: bytes, count: int) -> Verdicts:
     """The joiner's answer as verdicts. UnavailableError if it is no answer to `count` events."""
-    column = np.frombuffer(outcomes, np.uint8)
-    if len(column) != count or (count and column.max() > max(Joined)):
-        raise UnavailableError(
-            f"the joiner's answer to a batch of {count} events is not understood; "
-            "run the same version everywhere"
-        )
-    return column
+    return _check(outcomes, count, max(Joined), f"the joiner's answer to a batch of {count} events")
+
+
+def _check(column: bytes, count: int, highest: int, what: str) -> Verdicts:
+    outcomes = np.frombuffer(column, np.uint8)
+    if len(outcomes) != count or outcomes.max(initial=0) > highest:
+        raise UnavailableError(f"{what} is not understood; run the same version everywhere")
+    return outcomes
 
 
 def resolve(

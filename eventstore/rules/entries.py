@@ -15,10 +15,9 @@ and one line, and less than W of time, in whatever order the events stand in the
 """
 
 import struct
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple, Self, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +26,30 @@ from photon.core.ids import server_keys, timestamps_us
 
 OPEN_FILES_MAX: Final = 1024
 OPEN_CELLS_MAX: Final = 256
+LEVEL_PARTS: Final = (1, 4, 16, 64, 256, 1024)
+
+_TIME_MAX: Final = (1 << 64) - 1
+_SPARSE_KEY: Final = struct.Struct(">QQIQ")
+_KEY_BYTES: Final = _SPARSE_KEY.size
+_PLACE: Final = struct.Struct(">IQI")
+SPARSE_RECORD: Final = np.dtype(
+    [
+        ("server", ">u8"),
+        ("earliest", ">u8"),
+        ("file", ">u4"),
+        ("start", ">u8"),
+        ("length", ">u4"),
+        ("latest", ">u8"),
+    ]
+)
+"""A key and its value."""
+_REPEATED_KEYS: Final = np.dtype([("high", ">u8"), ("low", ">u8"), ("file", ">u4"), ("offset", ">u8")])
+PLACES: Final = np.dtype([("file", ">u4"), ("offset", ">u8"), ("length", ">u4")])
 
 Ints = npt.NDArray[np.int64]
+Records = npt.NDArray[np.void]
+Entries = tuple[list[bytes], list[bytes]]
+"""N keys and N values."""
 
 
 class Interval(NamedTuple):
@@ -38,20 +59,35 @@ class Interval(NamedTuple):
     us: int
 
 
-class Run(NamedTuple):
-    """Bytes [start, end) of `file` hold events of `server` from `earliest` to `latest` (us)."""
+class Place(NamedTuple):
+    """Bytes of a log. Places sort by file, then offset."""
 
     file: int
-    server: int
-    earliest: int
-    latest: int
-    start: int
-    end: int
+    offset: int
+    length: int
 
 
-@dataclass(slots=True)
-class Runs:
-    """R runs as columns, those of one file together and in the order of its blocks."""
+class Columnar:
+    """A dataclass of columns of one length."""
+
+    def all(self) -> tuple[npt.NDArray[Any], ...]:
+        return tuple(getattr(self, field.name) for field in fields(cast(Any, self)))
+
+    def __len__(self) -> int:
+        return len(self.all()[0])
+
+    def take(self, rows: Any) -> Self:
+        return type(self)(*[column[rows] for column in self.all()])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """One after the other; at least one."""
+        return cls(*map(np.concatenate, zip(*[part.all() for part in parts], strict=True)))
+
+
+@dataclass(frozen=True)
+class Runs(Columnar):
+    """R runs: bytes [start, end) of `file` hold events of `server` from `earliest` to `latest` (us)."""
 
     file: Ints
     server: npt.NDArray[np.uint64]
@@ -60,39 +96,51 @@ class Runs:
     start: Ints
     end: Ints
 
-    def __len__(self) -> int:
-        return len(self.file)
+    def of_cells(self, interval: Interval) -> tuple[Self, Ints]:
+        """Those of each cell made one, in the order of file and block; and where each of these went."""
+        cells: list[npt.NDArray[Any]] = [
+            self.file,
+            self.start // interval.bytes,
+            self.server,
+            self.earliest // interval.us,
+        ]
+        order: Any = slice(None)
+        sorted_already, same = _compare_neighbours(cells)
+        if not sorted_already:
+            order = np.lexsort(cells[::-1])
+            _, same = _compare_neighbours([cell[order] for cell in cells])
+        runs = self if sorted_already else self.take(order)
+        begins = np.concatenate(([True], ~same))
+        first = np.flatnonzero(begins)
+        went = np.empty(len(self), np.int64)
+        went[order] = np.cumsum(begins) - 1
+        found = type(self)(
+            runs.file[first],
+            runs.server[first],
+            np.minimum.reduceat(runs.earliest, first),
+            np.maximum.reduceat(runs.latest, first),
+            np.minimum.reduceat(runs.start, first),
+            np.maximum.reduceat(runs.end, first),
+        )
+        return found, went
 
-    def rows(self, low: int, high: int) -> list[Run]:
-        columns = (self.file, self.server, self.earliest, self.latest, self.start, self.end)
-        return list(map(Run._make, zip(*[column[low:high].tolist() for column in columns], strict=True)))
-
-    def replace(self, row: int, run: Run) -> None:
-        self.earliest[row], self.latest[row] = run.earliest, run.latest
-        self.start[row], self.end[row] = run.start, run.end
+    def records(self) -> Records:
+        """In the order of their keys."""
+        records = records_of(
+            server=self.server,
+            earliest=self.earliest,
+            file=self.file,
+            start=self.start,
+            length=self.end - self.start,
+            latest=self.latest,
+        )
+        return records[np.lexsort((self.start, self.file, self.earliest, self.server))]
 
 
 def runs_of(ids: bytes, files: Ints, starts: Ints, lengths: Ints, interval: Interval) -> Runs:
     """N photon ids and the places of their lines (file number, offset, length) -> the runs they fall in."""
     times = timestamps_us(ids)
-    servers = server_keys(ids)
-    keys: list[npt.NDArray[Any]] = [files, starts // interval.bytes, servers, times // interval.us]
-    ends = starts + lengths
-    sorted_already, same = _compare_neighbours(keys)
-    if not sorted_already:
-        order = np.lexsort(keys[::-1])
-        keys = [key[order] for key in keys]
-        times, starts, ends = times[order], starts[order], ends[order]
-        _, same = _compare_neighbours(keys)
-    first = np.flatnonzero(np.concatenate(([True], ~same)))
-    return Runs(
-        keys[0][first],
-        keys[2][first],
-        np.minimum.reduceat(times, first),
-        np.maximum.reduceat(times, first),
-        np.minimum.reduceat(starts, first),
-        np.maximum.reduceat(ends, first),
-    )
+    return Runs(files, server_keys(ids), times, times, starts, starts + lengths).of_cells(interval)[0]
 
 
 def _compare_neighbours(keys: list[npt.NDArray[Any]]) -> tuple[bool, npt.NDArray[np.bool_]]:
@@ -105,9 +153,6 @@ def _compare_neighbours(keys: list[npt.NDArray[Any]]) -> tuple[bool, npt.NDArray
     return True, same
 
 
-Cells = dict[tuple[int, int], Run]
-
-
 class OpenRuns:
     """The last runs of each file, which the next lines of the file may still extend.
 
@@ -117,31 +162,34 @@ class OpenRuns:
 
     def __init__(self, interval: Interval) -> None:
         self._interval = interval
-        self._files: dict[int, tuple[int, Cells]] = {}
+        self._files: dict[int, Runs] = {}
 
-    def extend(self, runs: Runs) -> tuple[list[tuple[Run, Run]], dict[int, tuple[int, Cells]]]:
-        """Let `runs` (changed in place) take in the open ones of their cells.
+    def extend(self, fresh: Runs) -> tuple[Runs, Runs, dict[int, Runs]]:
+        """The open runs that `fresh` extends, what is to take their place, and what is open then.
 
-        Pairs (old, new) of what was extended, and what is open now: for `keep`, once it is on disk.
+        The last is for `keep`, once the rest is on disk.
         """
-        extended: list[tuple[Run, Run]] = []
-        opened: dict[int, tuple[int, Cells]] = {}
-        bounds = np.flatnonzero(np.diff(runs.file, prepend=-1, append=-1)).tolist()
-        blocks = runs.start // self._interval.bytes
-        for low, high in pairwise(bounds):
-            file, first_block, last_block = int(runs.file[low]), int(blocks[low]), int(blocks[high - 1])
-            open_block, cells = self._files.get(file, (-1, {}))
-            if first_block == open_block:
-                stop = low + int(np.searchsorted(blocks[low:high], open_block, "right"))
-                extended += self._extend_cells(runs, low, stop, cells)
-            start = low + int(np.searchsorted(blocks[low:high], last_block))
-            kept = dict(cells) if last_block == open_block else {}
-            if high - start <= OPEN_CELLS_MAX:
-                kept |= {self._cell(run): run for run in runs.rows(start, high)}
-            opened[file] = (last_block, kept if len(kept) <= OPEN_CELLS_MAX else {})
-        return extended, opened
+        files = np.unique(fresh.file)
+        parts = [*[self._files[file] for file in files.tolist() if file in self._files], fresh]
+        every = Runs.joined(parts)
+        joined, went = every.of_cells(self._interval)
+        of_open = went[: len(every) - len(fresh)]
+        extended = np.zeros(len(joined), np.bool_)
+        extended[went[len(of_open) :]] = True
+        opened = {}
+        bounds = zip(
+            files.tolist(),
+            np.searchsorted(joined.file, files).tolist(),
+            np.searchsorted(joined.file, files, "right").tolist(),
+            strict=True,
+        )
+        for file, low, high in bounds:
+            blocks = joined.start[low:high] // self._interval.bytes
+            last = low + int(np.searchsorted(blocks, blocks[-1]))
+            opened[file] = joined.take(slice(last, high if high - last <= OPEN_CELLS_MAX else last))
+        return every.take(np.flatnonzero(extended[of_open])), joined.take(extended), opened
 
-    def keep(self, opened: dict[int, tuple[int, Cells]]) -> None:
+    def keep(self, opened: dict[int, Runs]) -> None:
         for file in opened:
             self._files.pop(file, None)
         self._files |= opened
@@ -153,67 +201,26 @@ class OpenRuns:
         for file in files:
             self._files.pop(file, None)
 
-    def _extend_cells(self, runs: Runs, low: int, high: int, cells: Cells) -> list[tuple[Run, Run]]:
-        extended = []
-        for row, fresh in enumerate(runs.rows(low, high), low):
-            new = fresh
-            old = cells.get(self._cell(new))
-            if old is not None:
-                new = new._replace(
-                    earliest=min(old.earliest, new.earliest),
-                    latest=max(old.latest, new.latest),
-                    start=min(old.start, new.start),
-                    end=max(old.end, new.end),
-                )
-                runs.replace(row, new)
-                extended.append((old, new))
-        return extended
 
-    def _cell(self, run: Run) -> tuple[int, int]:
-        return run.server, run.earliest // self._interval.us
+def records_of(**columns: Any) -> Records:
+    """The columns of SPARSE_RECORD -> N records."""
+    records = np.empty(len(columns["file"]), SPARSE_RECORD)
+    for name, column in columns.items():
+        records[name] = column
+    return records
 
 
-LEVEL_PARTS: Final = (1, 4, 16, 64, 256, 1024)
-
-_TIME_MAX: Final = (1 << 64) - 1
-_SPARSE_KEY: Final = struct.Struct(">QQIQ")
-_DENSE_VALUE: Final = struct.Struct(">IQI")
-_KEYS: Final = np.dtype([("server", ">u8"), ("earliest", ">u8"), ("file", ">u4"), ("start", ">u8")])
-_VALUES: Final = np.dtype([("length", ">u4"), ("latest", ">u8")])
-_REPEATED_KEYS: Final = np.dtype([("high", ">u8"), ("low", ">u8"), ("file", ">u4"), ("offset", ">u8")])
-PLACES: Final = np.dtype([("file", ">u4"), ("offset", ">u8"), ("length", ">u4")])
+def levels_of(records: Records, interval_us: int) -> npt.NDArray[np.int8]:
+    width = records["latest"].astype(np.int64) - records["earliest"].astype(np.int64)
+    levels = np.zeros(len(records), np.int8)
+    for part in LEVEL_PARTS[1:]:
+        levels += width * part <= interval_us
+    return levels
 
 
-class Place(NamedTuple):
-    """Bytes of a log. Places sort by file, then offset."""
-
-    file: int
-    offset: int
-    length: int
-
-
-def level_of(run: Run, interval_us: int) -> int:
-    width = run.latest - run.earliest
-    return sum(width * part <= interval_us for part in LEVEL_PARTS[1:])
-
-
-def sparse_key(run: Run) -> bytes:
-    return _SPARSE_KEY.pack(run.server, run.earliest, run.file, run.start)
-
-
-def sparse_entries(runs: Runs, interval_us: int) -> list[tuple[list[bytes], list[bytes]]]:
-    """Keys and values for each level, in the order of the keys."""
-    order = np.lexsort((runs.earliest, runs.server))
-    keys = np.empty(len(runs), _KEYS)
-    keys["server"], keys["earliest"] = runs.server[order], runs.earliest[order]
-    keys["file"], keys["start"] = runs.file[order], runs.start[order]
-    values = np.empty(len(runs), _VALUES)
-    values["length"], values["latest"] = (runs.end - runs.start)[order], runs.latest[order]
-    width = (runs.latest - runs.earliest)[order]
-    levels = sum((width * part <= interval_us).astype(np.int8) for part in LEVEL_PARTS[1:])
-    return [
-        (_split(keys[levels == level]), _split(values[levels == level])) for level in range(len(LEVEL_PARTS))
-    ]
+def sparse_entries(records: Records) -> Entries:
+    rows = np.ascontiguousarray(records).view(np.uint8).reshape(-1, SPARSE_RECORD.itemsize)
+    return _split(rows[:, :_KEY_BYTES]), _split(rows[:, _KEY_BYTES:])
 
 
 def sparse_range(server: bytes, time_us: int, width_us: int) -> tuple[bytes, bytes]:
@@ -243,23 +250,8 @@ def dense_entries(
     return order, _split(np.frombuffer(ids, "V16")[order]), _split(places)
 
 
-def sparse_files(entries: Sequence[tuple[bytes, bytes]]) -> Ints:
-    """Entries -> numbers of the files they point to."""
-    return np.frombuffer(b"".join([key for key, _ in entries]), _KEYS)["file"].astype(np.int64)
-
-
-def dense_files(entries: Sequence[tuple[bytes, bytes]]) -> Ints:
-    """The same of dense ones."""
-    return np.frombuffer(b"".join([value for _, value in entries]), PLACES)["file"].astype(np.int64)
-
-
 def dense_place(value: bytes) -> Place:
-    return Place(*_DENSE_VALUE.unpack(value))
-
-
-def _split(column: npt.NDArray[np.void]) -> list[bytes]:
-    """N packed records -> N bytes objects."""
-    return list(struct.unpack(f"{column.itemsize}s" * len(column), column.tobytes()))
+    return Place(*_PLACE.unpack(value))
 
 
 def repeated_entry(key: bytes, place: bytes) -> tuple[bytes, bytes]:
@@ -268,18 +260,25 @@ def repeated_entry(key: bytes, place: bytes) -> tuple[bytes, bytes]:
 
 
 def repeated_entries(
-    high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], files: Any, starts: Any, lengths: Any
-) -> tuple[list[bytes], list[bytes]]:
+    high: npt.NDArray[np.uint64], low: npt.NDArray[np.uint64], offsets: Any, files: Any, lengths: Any
+) -> Entries:
     """N ids, as halves, and places -> their keys and values."""
     keys = np.empty(len(high), _REPEATED_KEYS)
-    keys["high"], keys["low"], keys["file"], keys["offset"] = high, low, files, starts
-    return _split(keys), _split(np.asarray(lengths, ">u4").view("V4"))
+    keys["high"], keys["low"], keys["file"], keys["offset"] = high, low, files, offsets
+    return _split(keys), _split(np.asarray(lengths, ">u4"))
 
 
 def repeated_place(key: bytes, value: bytes) -> Place:
-    return Place(*_DENSE_VALUE.unpack(key[16:] + value))
+    return dense_place(key[16:] + value)
 
 
-def repeated_files(entries: Sequence[tuple[bytes, bytes]]) -> Ints:
-    """Entries -> numbers of the files they point to."""
-    return np.frombuffer(b"".join([key[16:20] for key, _ in entries]), ">u4").astype(np.int64)
+def files_of(entries: Sequence[tuple[bytes, bytes]], dense: bool) -> npt.NDArray[np.uint32]:
+    """Entries of a table -> numbers of the files they point to. All but the dense one have them in keys."""
+    numbers = [value[:4] for _, value in entries] if dense else [key[16:20] for key, _ in entries]
+    return np.frombuffer(b"".join(numbers), ">u4").astype(np.uint32)
+
+
+def _split(rows: npt.NDArray[Any]) -> list[bytes]:
+    """N packed records, or N rows of bytes -> N bytes objects."""
+    width = rows.nbytes // max(1, len(rows))
+    return list(struct.unpack(f"{width}s" * len(rows), rows.tobytes()))

@@ -21,7 +21,6 @@ class Ring:
     """Immutable. Two rings of the same members and virtual nodes agree, in whatever order they are named."""
 
     def __init__(self, members: Sequence[str], virtual_nodes: int) -> None:
-        """At least one member."""
         assert members, "a ring has a member"
         self.members = tuple(sorted(set(members)))
         places = np.array([_places(member, virtual_nodes) for member in self.members], np.uint64)

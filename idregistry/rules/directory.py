@@ -6,13 +6,15 @@ Abandon. So when the table changes, no id of the new interval is registered anyw
 is never used twice: a shard that was retired and comes again is a new group.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import msgspec
 
-from idregistry.rules.directory_commands import (
+from idregistry.rules.commands import (
     Abandon,
     Adopt,
     Cancel,
@@ -20,7 +22,6 @@ from idregistry.rules.directory_commands import (
     Fence,
     Found,
     Gone,
-    Identify,
     KeepAlive,
     Mismatched,
     Propose,
@@ -28,8 +29,7 @@ from idregistry.rules.directory_commands import (
     Replace,
     Row,
     Trim,
-    decode,
-    iso_utc,
+    decode_directory,
 )
 from idregistry.rules.sharding import (
     BEGINNING,
@@ -38,7 +38,6 @@ from idregistry.rules.sharding import (
     SHARDS_MAX,
     Configuration,
     Interval,
-    unpack_configuration,
 )
 from photon.core.errors import CorruptStateError
 
@@ -71,7 +70,7 @@ class View:
 
     configuration: Configuration | None = None
     identity: bytes = b""
-    """The registry's: random, and the same for its whole life. Empty for a moment after it is founded."""
+    """The registry's: random, and the same for its whole life. Empty before it is founded."""
     proposal: Proposal | None = None
     abandoned: tuple[int, str] = (0, "")
     """Version and reason of the last proposal that came to nothing."""
@@ -120,7 +119,7 @@ def shard_of_group(group: int) -> tuple[int, int]:
 
 LEASES_MAX: Final = 10_000
 FENCES_MAX: Final = 200_000
-_SNAPSHOT_VERSION: Final = 2
+_SNAPSHOT_VERSION: Final = 3
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -141,7 +140,6 @@ class DirectoryState:
         self._fenced: set[int] = set()
         self._rules: dict[type, Callable[[Any], object]] = {
             Found: self._found,
-            Identify: self._identify,
             Propose: self._propose,
             Adopt: self._adopt,
             Abandon: self._abandon,
@@ -155,12 +153,10 @@ class DirectoryState:
         }
 
     def apply(self, command: bytes) -> object:
-        """What the command's class says. DirectoryCommandError (fatal) for bytes that are no command."""
-        decoded = decode(command)
+        """What the command's class says. CommandError (fatal) for bytes that are no command."""
+        decoded = decode_directory(command)
         self.time_us = max(self.time_us, decoded.time_us)
         return self._rules[type(decoded)](decoded)
-
-    # --- sharding (2.2.2)
 
     def _found(self, command: Found) -> bool:
         if self.view.configuration is not None:
@@ -168,15 +164,10 @@ class DirectoryState:
         replicas = {row.name: row for row in command.replicas}
         self.view = View(
             configuration=Configuration(1, (Interval(BEGINNING, command.shards),)),
+            identity=command.identity,
             replicas=replicas,
             founders=dict.fromkeys(range(command.shards), tuple(sorted(replicas))),
         )
-        return True
-
-    def _identify(self, command: Identify) -> bool:
-        if self.view.configuration is None or self.view.identity:
-            return False
-        self.view = replace(self.view, identity=command.identity)
         return True
 
     def _propose(self, command: Propose) -> Proposal | Rejected:
@@ -205,15 +196,14 @@ class DirectoryState:
         return proposal
 
     def _adopt(self, command: Adopt) -> bool:
-        version = command.version
         view, configuration, proposal = self.view, self.view.configuration, self.view.proposal
-        if configuration is None or proposal is None or proposal.version != version:
+        if configuration is None or proposal is None or proposal.version != command.version:
             return False
         intervals = (*configuration.intervals, Interval(proposal.start_us, proposal.shards))
         new = [shard for shard in range(proposal.shards) if shard not in view.founders]
         self.view = replace(
             view,
-            configuration=Configuration(version, intervals),
+            configuration=Configuration(command.version, intervals),
             proposal=None,
             founders={**view.founders, **dict.fromkeys(new, view.staying)},
         )
@@ -251,8 +241,6 @@ class DirectoryState:
             retired={**view.retired, **{shard: view.retired.get(shard, 0) + 1 for shard in over}},
         )
         return True
-
-    # --- replicas
 
     def _replace(self, command: Replace) -> bool | Rejected:
         view, old, row = self.view, command.old, command.row
@@ -295,8 +283,6 @@ class DirectoryState:
         )
         return True
 
-    # --- leases and fences (3.3.3)
-
     def _keep_alive(self, command: KeepAlive) -> bool | Mismatched | Rejected:
         incarnation, settings = command.incarnation, command.settings
         if incarnation in self._fenced:
@@ -336,29 +322,10 @@ class DirectoryState:
         lease = self.leases.get(incarnation)
         return 0 if lease is None else lease.grant
 
-    # --- snapshot
-
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
-        view = self.view
-        document = {
-            "configuration": view.configuration.pack() if view.configuration is not None else b"",
-            "identity": view.identity,
-            "proposal": view.proposal,
-            "abandoned": view.abandoned,
-            "replicas": tuple(view.replicas.values()),
-            "leaving": view.leaving,
-            "removed": view.removed,
-            "cancelled": view.cancelled,
-            "founders": view.founders,
-            "retired": view.retired,
-            "leases": self.leases,
-            "settings": self.settings,
-            "grants": self._grants,
-            "fences": self.fences,
-            "time_us": self.time_us,
-        }
-        data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(document)
+        held = _Snapshot(self.view, self.leases, self.settings, self._grants, self.fences, self.time_us)
+        data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(held)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
     def restore(self, chunks: Iterable[bytes]) -> None:
@@ -368,23 +335,11 @@ class DirectoryState:
             if data[:1] != bytes((_SNAPSHOT_VERSION,)):
                 raise ValueError(f"version {data[:1]!r}")
             held = msgspec.msgpack.decode(data[1:], type=_Snapshot)
-            configuration = unpack_configuration(held.configuration) if held.configuration else None
         except (msgspec.DecodeError, ValueError) as error:
             raise CorruptStateError(
                 f"a snapshot of the registry's directory can't be used ({error}); replace this replica"
             ) from error
-        self.view = View(
-            configuration=configuration,
-            identity=held.identity,
-            proposal=held.proposal,
-            abandoned=held.abandoned,
-            replicas={row.name: row for row in held.replicas},
-            leaving=held.leaving,
-            removed=held.removed,
-            cancelled=held.cancelled,
-            founders=held.founders,
-            retired=held.retired,
-        )
+        self.view = held.view
         self.leases, self.fences, self.time_us = held.leases, held.fences, held.time_us
         self._grants, self.settings = held.grants, held.settings
         self._fenced = set(held.fences)
@@ -410,20 +365,39 @@ def _busy(view: View) -> Rejected | None:
     return None
 
 
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
-    configuration: bytes
-    proposal: Proposal | None
-    abandoned: tuple[int, str]
-    replicas: tuple[Row, ...]
-    leaving: tuple[str, str] | None
-    removed: tuple[str, ...]
-    founders: dict[int, tuple[str, ...]]
-    retired: dict[int, int]
+class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    view: View
     leases: dict[int, Lease]
+    settings: bytes
     grants: int
     fences: list[int]
     time_us: int
-    # Snapshots of before have none of these.
-    cancelled: str = ""
-    identity: bytes = b""
-    settings: bytes = b""
+
+
+# Names and times as strangers give them, and as messages show them.
+
+NAME_CHARS_MAX: Final = 64
+
+_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_CHARS_MAX - 1}}}")
+"""A name is a directory's too: none is `..`, and none begins as an option does."""
+_SHOWN_CHARS_MAX: Final = 300
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def name_mistake(name: str) -> str | None:
+    """What is wrong with the name of a replica, or None."""
+    if _NAME.fullmatch(name):
+        return None
+    shown = name if len(name) <= _SHOWN_CHARS_MAX else f"{name[:_SHOWN_CHARS_MAX]}..."
+    return (
+        f"{shown!r} is no name for a replica: give 1 to {NAME_CHARS_MAX} letters, digits, '.', '_' or "
+        "'-', the first a letter or digit"
+    )
+
+
+def iso_utc(time_us: int) -> str:
+    """us since 1970 -> ISO 8601 in UTC. The same on every machine, for any number."""
+    try:
+        return (_EPOCH + timedelta(microseconds=time_us)).isoformat()
+    except OverflowError:
+        return f"{time_us} us since 1970"

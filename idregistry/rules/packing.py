@@ -101,7 +101,7 @@ def unhash_ids(hashes: Hashes, tails: Hashes) -> bytes:
     return halves.tobytes()
 
 
-# --- What client and server agree on beyond the .proto: bounds and words. Pure.
+# What client and server agree on beyond the .proto.
 
 TIME_BYTES: Final = 8
 
@@ -163,14 +163,10 @@ def token_mistake(token: bytes) -> str | None:
     return None
 
 
-# --- Ids by event time: in which bucket one is, how many each bucket has, which are expired (paper 2.3).
-# Pure.
-#
-# A bucket that lies wholly before the boundary is dead, all ids in it with it: at once, by the boundary
-# alone.
-
 BUCKET_US: Final = 3_600_000_000
-"""Event time a bucket spans. Part of the replicated state: all replicas use the same."""
+"""Event time a bucket spans: all replicas use the same. A bucket that lies wholly before the boundary is
+dead, and with it, at once, all ids in it (paper 2.3).
+"""
 
 NO_BOUNDARY: Final = -(1 << 63)
 """Below every event time: nothing is expired yet."""
@@ -235,12 +231,6 @@ class BucketCounts:
             self.total -= self._counts.pop(bucket)
 
 
-# --- Who holds an id, in a number: the incarnations of joiners are few, ids and tokens many. Pure.
-#
-# A token is its holder (incarnation and address) and a time. Numbers are given in the order of the log,
-# alike on all replicas, and never again to another. What is no joiner's token is a holder by itself, of
-# time 0: it compares as any other, but has no incarnation and so can't be fenced.
-
 NOBODY: Final = 0
 """The number of no holder."""
 
@@ -263,7 +253,13 @@ def pack_incarnation(incarnation: int) -> bytes:
 
 
 class Holders:
-    """Holder <-> number. `names` only grows: other threads may read what was there."""
+    """Holder <-> number: the incarnations of joiners are few, ids and tokens many.
+
+    A token is its holder (incarnation and address) and a time. Numbers are given in the order of the log,
+    alike on all replicas, and never again to another. What is no joiner's token is a holder by itself, of
+    time 0: it compares as any other, but has no incarnation and so can't be fenced. `names` only grows: other
+    threads may read what was there.
+    """
 
     def __init__(self, names: Iterable[bytes] = ()) -> None:
         self.names: list[bytes] = [b"", *names]

@@ -1,13 +1,15 @@
-"""Where a group's members and its leader belong, and the steps that bring them there.
+"""What a group's leader does beside its clients' work: members, leadership, and what its log must hold. Pure.
 
 A replica is replaced in a group so: the new one learns, votes, and only then the old one goes, so that at no
-moment more than one replica is missing. The rules are pure; `Steward` follows them.
+moment more than one replica is missing. `Steward` follows these rules. Beside commits a shard's log holds
+what the directory says, and the garbage collection boundary, which moves by the clocks of a majority (paper
+2.3).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from idregistry.rules.commands import Boundary, Command, Configure, Fence, Prepare
+from idregistry.rules.commands import Boundary, Command, Configure, Fences, Prepare
 from idregistry.rules.directory import View
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
@@ -134,11 +136,6 @@ class Steward:
         return False
 
 
-# --- What a shard's leader puts into its log beside commits: what the directory says, and the boundary.
-# Pure.
-#
-# The garbage collection boundary moves by the clocks of a majority (paper 2.3).
-
 _STEP_US_MIN: Final = 10_000_000
 _STEP_SHARE: Final = 1000
 DAY_US: Final = 86_400_000_000
@@ -189,17 +186,13 @@ def command_due(
     """
     if state.fences < len(fences):
         first = state.fences
-        return Fence(now_us, first, tuple(fences[first : first + FENCES_A_STEP]))
-    if view.configuration is not None and _version(state) < view.configuration.version:
+        return Fences(now_us, first, tuple(fences[first : first + FENCES_A_STEP]))
+    if view.configuration is not None and state.version < view.configuration.version:
         return Configure(now_us, view.configuration)
     proposal = view.proposal
-    if proposal is not None and state.prepared is None and proposal.version == _version(state) + 1:
+    if proposal is not None and state.prepared is None and proposal.version == state.version + 1:
         return Prepare(now_us, proposal.version, proposal.start_us)
     if trusted_us is None:
         return None
     boundary_us = boundary_due(trusted_us, state.boundary_us, retention_days)
     return Boundary(now_us, boundary_us) if boundary_us is not None else None
-
-
-def _version(state: ShardState) -> int:
-    return 0 if state.configuration is None else state.configuration.version

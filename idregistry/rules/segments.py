@@ -1,10 +1,17 @@
-"""Ids that are no longer new: sorted packed columns, 33 bytes an id. Pure.
+"""Where ids are: new ones in 256 dicts, later in sorted packed columns of 33 bytes an id. Pure.
 
-Rows are in order of the ids' hash. The hash being even, a table of where each 2^k-th part of its range begins
-leads to a row in few steps: 0.1 us an id in ten million, where a binary search takes 1 us.
+    stamp = holder (4) | token time us (8) | bucket (4), little endian; one object for all ids of a request
+            that are of one bucket
+
+Nothing is ever deleted from a dict in place: a released id keeps its place with the stamp GONE, so that the
+first n rows of a dict are the same ids for as long as the dict lives. Cuts and freezing rest on that. One
+dict of millions of ids stops everything while it grows (0.5 s at 5.6 M); 256 of them grow one by one.
+
+Rows of columns are in order of the ids' hash. The hash being even, a table of where each 2^k-th part of its
+range begins leads to a row in few steps: 0.1 us an id in ten million, where a binary search takes 1 us.
 
 A Segment is a view: the rows of some Columns that belong to sub-dicts `first` to `end` - 1. While rows are
-moved sub by sub into new columns (idregistry.freezing), the view of the old ones shrinks and that of the new
+moved sub by sub into new columns (table.Freezing), the view of the old ones shrinks and that of the new
 grows, so that each id has one place at every moment.
 
 A Cut is the state as it was at one moment, drawn later, in another thread, while commands go on. It copies
@@ -27,15 +34,6 @@ import numpy.typing as npt
 from idregistry.rules.packing import DEAD, FEW, SUBS, Encoded, Hashes, bucket_of, buckets_of, split_keys
 from photon.core.columns import unpack_times
 
-# --- Ids registered of late: 256 dicts, key -> stamp. Pure.
-#
-#     stamp = holder (4) | token time us (8) | bucket (4), little endian; one object for all ids of a request
-#             that are of one bucket
-#
-# Nothing is ever deleted from a dict in place: a released id keeps its place with the stamp GONE, so that
-# the first n rows of a dict are the same ids for as long as the dict lives. Cuts and freezing rest on that.
-# One dict of millions of ids stops everything while it grows (0.5 s at 5.6 M); 256 of them grow one by one.
-
 Sub = dict[bytes, bytes]
 Subs = tuple[Sub, ...]
 
@@ -49,10 +47,6 @@ _BUCKET: Final = struct.Struct("<i")
 assert STAMP_DTYPE.itemsize == STAMP.size
 
 
-def empty_subs() -> Subs:
-    return tuple({} for _ in range(SUBS))
-
-
 def subs_of(subs: Subs, batch: Encoded) -> Iterator[Sub]:
     """The sub-dict of each id."""
     return map(subs.__getitem__, batch.subs)
@@ -60,17 +54,7 @@ def subs_of(subs: Subs, batch: Encoded) -> Iterator[Sub]:
 
 def stamps_of(subs: Subs, batch: Encoded) -> npt.NDArray[np.void]:
     """N stamps (STAMP_DTYPE), GONE where there is none. Any thread: each step is one under the GIL."""
-    return stamps_in(subs_of(subs, batch), batch.keys)
-
-
-def stamps_in(subs: Iterable[Sub], keys: Iterable[bytes]) -> npt.NDArray[np.void]:
-    """The same: the sub-dict of each key is given."""
-    return np.frombuffer(b"".join(map(dict.get, subs, keys, repeat(GONE))), STAMP_DTYPE)
-
-
-def split_stamps(packed: bytes) -> Iterator[bytes]:
-    """16 x N bytes -> N stamps."""
-    return (packed[at : at + STAMP.size] for at in range(0, len(packed), STAMP.size))
+    return np.frombuffer(b"".join(map(dict.get, subs_of(subs, batch), batch.keys, repeat(GONE))), STAMP_DTYPE)
 
 
 def token_of(stamp: bytes) -> bytes:
@@ -154,25 +138,20 @@ class Columns:
         self.cells = array_of(1 << bits, np.uint32)
         self._stop()
 
-    def append(self, sub: int, hashes: Hashes, tails: Hashes, stamps: Stamps) -> None:
+    def append(self, sub: int, rows: "Rows") -> None:
         """All rows of sub-dict `sub`, sorted by hash; the subs come in their order, each once."""
         start = self.filled
-        self.extend(hashes, tails, stamps)
+        self.extend(rows)
         self._index(start, sub * self._cells_a_sub, self._cells_a_sub)
 
-    def skip(self, sub: int) -> None:
-        """Sub-dict `sub` has no rows."""
-        first = sub * self._cells_a_sub
-        self.cells[first : first + self._cells_a_sub] = self.filled
-
-    def extend(self, hashes: Hashes, tails: Hashes, stamps: Stamps) -> None:
+    def extend(self, rows: "Rows") -> None:
         """Rows that follow those that are there; not found before `index_all`."""
-        start, end = self.filled, self.filled + len(hashes)
-        self.tails[start:end] = tails
-        self.holders[start:end] = stamps["holder"]
-        self.times_us[start:end] = stamps["time_us"]
-        self.buckets[start:end] = stamps["bucket"]
-        self.hashes[start:end] = hashes
+        start, end = self.filled, self.filled + len(rows)
+        self.tails[start:end] = rows.tails
+        self.holders[start:end] = rows.stamps["holder"]
+        self.times_us[start:end] = rows.stamps["time_us"]
+        self.buckets[start:end] = rows.stamps["bucket"]
+        self.hashes[start:end] = rows.hashes
         self.filled = end
         self._stop()
 
@@ -198,6 +177,10 @@ class Columns:
         stamps["time_us"] = self.times_us[rows]
         stamps["bucket"] = buckets
         return stamps
+
+    def rows(self, start: int, stop: int) -> "Rows":
+        """The rows `start` to `stop` - 1, with a copy of their stamps."""
+        return Rows(self.hashes[start:stop], self.tails[start:stop], self.stamps(slice(start, stop)))
 
     def stamp(self, row: int) -> bytes:
         """The stamp of one row."""
@@ -301,7 +284,9 @@ _NO_ROWS: Final = Rows(np.empty(0, np.uint64), np.empty(0, np.uint64), np.empty(
 
 
 class Cut:
-    """The ids of a layout that are alive at the moment it is made."""
+    """The ids of a layout that are alive at the moment it is made. The thread that changes the state notes
+    what it is about to change; the thread that draws draws.
+    """
 
     def __init__(self, layout: Layout, first_live: int) -> None:
         self._subs: list[Sub] = list(layout.subs)
@@ -318,8 +303,6 @@ class Cut:
         """Whether all of it is drawn. Any thread."""
         return self._drawn == SUBS
 
-    # --- the thread that changes the state, before each change
-
     def note_stamp(self, number: int, sub: Sub, key: bytes, stamp: bytes) -> None:
         """The stamp of `key` in a sub-dict is about to be replaced; it was `stamp`."""
         # Another dict may stand in its place by now: the one the cut holds does not change any more.
@@ -330,13 +313,6 @@ class Cut:
         """A row of a segment, of sub-dict `number`, is about to be changed."""
         if number >= self._drawn and (columns, row) not in self._rows[number]:
             self._rows[number][columns, row] = columns.stamp(row)
-
-    def note_rows(self, numbers: bytes, places: list[int], columns: Columns, rows: list[int]) -> None:
-        """The same of many: `rows[i]` is of sub-dict `numbers[places[i]]`."""
-        for place, row in zip(places, rows, strict=True):
-            self.note_row(numbers[place], columns, row)
-
-    # --- the thread that draws
 
     def draw(self, number: int) -> Rows:
         """The ids of one sub-dict. Each is drawn once, in order: what is drawn is let go."""
@@ -359,15 +335,19 @@ class Cut:
         changed = self._stamps[number].copy()
         if changed:
             stamps = list(map(changed.get, keys, stamps))
-        hashes, tails = split_keys(number, keys)
-        return Rows(hashes, tails, np.frombuffer(b"".join(stamps), STAMP_DTYPE))
+        return rows_of(number, keys, stamps)
 
     def _draw_rows(self, number: int, columns: Columns, start: int, stop: int) -> Rows:
-        stamps = columns.stamps(slice(start, stop))
+        rows = columns.rows(start, stop)
         for (changed, row), stamp in self._rows[number].copy().items():
             if changed is columns and start <= row < stop:
-                stamps[row - start] = np.frombuffer(stamp, STAMP_DTYPE)[0]
-        return Rows(columns.hashes[start:stop], columns.tails[start:stop], stamps)
+                rows.stamps[row - start] = np.frombuffer(stamp, STAMP_DTYPE)[0]
+        return rows
+
+
+def rows_of(number: int, keys: list[bytes], stamps: Iterable[bytes]) -> Rows:
+    """What is in sub-dict `number`, or in some of it."""
+    return Rows(*split_keys(number, keys), np.frombuffer(b"".join(stamps), STAMP_DTYPE))
 
 
 def together(parts: list[Rows]) -> Rows:

@@ -5,12 +5,12 @@ start_us | shards        An event of time t belongs to the last interval that st
 t2       | 6             appended, from a time at which no id is registered yet: no mapping changes.
 """
 
-import struct
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -27,20 +27,15 @@ time that can't be never stands in the way of a new one."""
 SHARDS_MAX: Final = 4096
 INTERVALS_MAX: Final = 1024
 
-_HEAD: Final = struct.Struct("<QI")
-_INTERVAL: Final = struct.Struct("<qI")
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
+class Interval(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """Events from `start_us` on, until the next interval's start, are spread over `shards` shards."""
 
     start_us: int
     shards: int
 
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
+class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The whole table. `version` grows with each change. ValueError for a table that can't be."""
 
     version: int
@@ -75,23 +70,16 @@ class Configuration:
         return shard
 
     def pack(self) -> bytes:
-        """Version (8) | intervals (4) | intervals x (start us (8), shards (4)); little endian."""
-        rows = [_INTERVAL.pack(interval.start_us, interval.shards) for interval in self.intervals]
-        return _HEAD.pack(self.version, len(rows)) + b"".join(rows)
+        """As it goes to clients."""
+        return msgspec.msgpack.encode(self)
 
 
 def unpack_configuration(data: bytes) -> Configuration:
     """The reverse of `Configuration.pack`. ValueError for anything else."""
-    if len(data) < _HEAD.size:
-        raise ValueError(f"a sharding configuration of {len(data)} bytes")
-    version, count = _HEAD.unpack_from(data)
-    if len(data) != _HEAD.size + count * _INTERVAL.size:
-        raise ValueError(f"a sharding configuration of {len(data)} bytes, expected {count} intervals")
-    rows = _INTERVAL.iter_unpack(data[_HEAD.size :])
-    return Configuration(version, tuple(Interval(start_us, shards) for start_us, shards in rows))
-
-
-# --- Which ids a shard may decide on, by the sharding configuration in its log (paper 2.2.2). Pure.
+    try:
+        return msgspec.msgpack.decode(data, type=Configuration)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"no sharding configuration: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +92,7 @@ class Prepared:
 
 
 class Ownership:
-    """What shard `shard` owns. Without a configuration, nothing."""
+    """Which ids shard `shard` may decide on, by the configuration in its log. Without one, none."""
 
     def __init__(self, shard: int) -> None:
         self._shard = shard

@@ -1,7 +1,7 @@
 """The state machine of a shard: which ids are registered, by which token; the boundary (paper 2.1-2.3). Pure.
 
 Deterministic: it reads no clock, and nothing hangs on hash randomisation (dicts keep the order of insertion).
-Where an id physically is (idregistry.idtable) is each replica's own matter and changes no answer. An id is
+Where an id physically is (table) is each replica's own matter and changes no answer. An id is
 registered while it has a stamp whose bucket is not wholly before the boundary: raising the boundary takes out
 what is expired at once, on all replicas; `tidy` takes it out of memory later.
 
@@ -20,8 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules import snapshot
-from idregistry.rules.commands import Boundary, Commit, Configure, Fence, Prepare, Release, decode
+from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, decode
 from idregistry.rules.packing import (
     BUCKET_US,
     DEAD,
@@ -53,15 +52,15 @@ from idregistry.rules.segments import (
     token_of,
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
-from idregistry.rules.table import IdTable
+from idregistry.rules.table import Head, IdTable, pack, unpack
 from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
 
-# --- All that the log of a shard has made true, in one place. Pure.
-
 
 class Facts:
-    """The ids and what is to know about them. Changed by one thread."""
+    """All that the log of a shard has made true: the ids and what is to know about them. Changed by one
+    thread.
+    """
 
     def __init__(self, shard: int, table: IdTable, holders: Holders) -> None:
         self.table = table
@@ -69,6 +68,7 @@ class Facts:
         self.ownership = Ownership(shard)
         self.counts = BucketCounts()
         self.boundary_us = NO_BOUNDARY
+        """Events before it are expired."""
         self.live = first_live(NO_BOUNDARY)
         """The first bucket that is not wholly before the boundary."""
         self.time_us = NO_BOUNDARY
@@ -114,17 +114,16 @@ class Facts:
         return expired
 
 
-# --- COMMIT inserts absent ids (paper 2.1, 2.2.1, 3.3.2), RELEASE takes lost ones out (3.3.3). Pure.
-#
-# COMMIT asks of each id, in this order: is it this shard's; is its token fenced; is it the holder's retry,
-# which keeps what it won; is it expired; is it registered. Where none of the first questions can hit, all
-# go in by one C-level pass, and only those that were there already are looked at one by one.
-
 Frozen = dict[int, tuple[Segment, int]]
 
 
 def commit(facts: Facts, command: Commit) -> bytes:
-    """The outcome of each id (core.fates.Committed, 1 x N bytes)."""
+    """Insert the absent ids (2.1, 2.2.1, 3.3.2): the outcome of each id (core.fates.Committed, 1 x N bytes).
+
+    It is asked of each, in this order: is it this shard's; is its token fenced; is it the holder's retry,
+    which keeps what it won; is it expired; is it registered. Where none of the first questions can hit, all
+    go in by one C-level pass, and only those that were there already are looked at one by one.
+    """
     if not command.ids:
         return b""
     batch = Encoded(command.ids)
@@ -229,7 +228,7 @@ def _count(facts: Facts, times: bytes, new: npt.NDArray[np.bool_]) -> None:
 
 
 def release(facts: Facts, command: Release) -> bytes:
-    """Compare and delete. The outcome of each id (core.fates.Released, 1 x N bytes)."""
+    """Take out lost ids (3.3.3), compare and delete: the outcomes (core.fates.Released, 1 x N bytes)."""
     if not command.ids:
         return b""
     batch = Encoded(command.ids)
@@ -274,8 +273,6 @@ def _token_of(facts: Facts, token: bytes) -> bytes | None:
     holder, time_us = facts.holders.find(token)
     return None if holder is None else token_of(STAMP.pack(holder, time_us, DEAD))
 
-
-# --- All ids of a shard, as a stream of packed columns (for the offline jobs, paper 3.3.3). Pure.
 
 SCAN_IDS_MAX: Final = 1 << 14
 """Ids in a piece: 0.6 MB."""
@@ -325,7 +322,7 @@ class Scanned:
 
 
 def scan(cut: Cut, holders: Holders, boundary_us: int) -> Iterator[Scanned]:
-    """What is in the cut, drawn one by one while the state may go on changing."""
+    """What is in the cut (for the offline jobs, 3.3.3), drawn while the state may go on changing."""
     yield _scanned(together([]), holders, boundary_us)
     waiting: list[Rows] = []
     for number in range(SUBS):
@@ -353,23 +350,21 @@ def _scanned(rows: Rows, holders: Holders, boundary_us: int) -> Scanned:
     )
 
 
-__all__ = ["NO_BOUNDARY", "Prepared", "Scanned", "ShardState"]
-
-
 class ShardState:
-    """Ids -> token. An id alone is identity: it is the same event whatever time comes with it."""
+    """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
+
+    The log's side (photon.raft.port.StateMachine) and `tidy` are the raft thread's, the rest any thread's.
+    """
 
     def __init__(self, shard: int) -> None:
         self._shard = shard
         self._facts = Facts(shard, IdTable(), Holders())
 
-    # --- the log's side (photon.raft.port.StateMachine), raft thread only
-
     def apply(self, command: bytes) -> object:
         """Apply one command; CommandError (fatal) for what is none. What its proposer is told:
 
         Commit, Release -> their outcome column (core.fates, 1 x N bytes); Boundary -> the boundary
-        now, us; Fence -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
+        now, us; Fences -> how many fences are here now; Prepare -> what is prepared now; Configure -> the
         version now.
         """
         facts = self._facts
@@ -380,13 +375,23 @@ class ShardState:
                 return commit(facts, decoded)
             case Release():
                 return release(facts, decoded)
-            case _:
-                return _apply_rare(facts, decoded)
+            case Boundary(_, boundary_us):
+                facts.raise_boundary(boundary_us)
+                return facts.boundary_us
+            case Fences(_, first, incarnations):
+                facts.fence(first, incarnations)
+                return len(facts.fences)
+            case Prepare(_, version, start_us):
+                facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
+                return facts.ownership.prepared
+            case Configure(_, configuration):
+                facts.ownership.configure(configuration)
+                return self.version
 
     def freeze(self) -> Iterator[bytes]:
         """The chunks of a snapshot of this moment; draw them at leisure, in another thread if you like."""
         facts = self._facts
-        head = snapshot.Head(
+        head = Head(
             facts.boundary_us,
             facts.time_us,
             facts.latest_us,
@@ -396,7 +401,7 @@ class ShardState:
             list(facts.fences),
             facts.holders.names[1:],
         )
-        return snapshot.pack(head, facts.table.exact_cut(facts.live))
+        return pack(head, facts.table.exact_cut(facts.live))
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
@@ -404,8 +409,7 @@ class ShardState:
 
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
         """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
-        head, parts = snapshot.unpack(chunks)
-        columns, counts = snapshot.gather(head, parts)
+        head, columns, counts = unpack(chunks)
         facts = Facts(self._shard, IdTable(columns), Holders(head.holders))
         facts.counts = counts
         facts.raise_boundary(head.boundary_us)
@@ -424,8 +428,6 @@ class ShardState:
     def tidy(self) -> bool:
         """One step of local housekeeping, some milliseconds; whether more is to be done. Raft thread only."""
         return self._facts.table.tidy(self._facts.time_us, self._facts.live)
-
-    # --- the readers' side, any thread
 
     def lookup(self, ids: bytes, times: bytes) -> bytes:
         """16 x N, 8 x N bytes -> outcome column (core.fates.Registered), of what this replica knows now."""
@@ -461,47 +463,30 @@ class ShardState:
 
     @property
     def boundary_us(self) -> int:
-        """Events before it are expired; NO_BOUNDARY while none is."""
         return self._facts.boundary_us
 
     @property
     def time_us(self) -> int:
-        """The latest time a leader stamped into a command."""
         return self._facts.time_us
 
     @property
     def latest_us(self) -> int:
-        """The latest event time below HORIZON ever registered; BEGINNING if none."""
         return self._facts.latest_us
 
     @property
     def configuration(self) -> Configuration | None:
-        """The sharding configuration; without one, no id is taken."""
         return self._facts.ownership.configuration
 
     @property
+    def version(self) -> int:
+        """Of the sharding configuration; 0 before there is one."""
+        return 0 if self.configuration is None else self.configuration.version
+
+    @property
     def prepared(self) -> Prepared | None:
-        """The configuration that may come."""
         return self._facts.ownership.prepared
 
     @property
     def fences(self) -> int:
         """How many of the directory's fences are here."""
         return len(self._facts.fences)
-
-
-def _apply_rare(facts: Facts, command: Boundary | Fence | Prepare | Configure) -> object:
-    match command:
-        case Boundary(_, boundary_us):
-            facts.raise_boundary(boundary_us)
-            return facts.boundary_us
-        case Fence(_, first, incarnations):
-            facts.fence(first, incarnations)
-            return len(facts.fences)
-        case Prepare(_, version, start_us):
-            facts.ownership.prepare(version, start_us, fits=facts.latest_us < start_us)
-            return facts.ownership.prepared
-        case Configure(_, configuration):
-            facts.ownership.configure(configuration)
-            known = facts.ownership.configuration
-            return None if known is None else known.version

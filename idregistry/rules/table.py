@@ -7,34 +7,54 @@ Freezing makes recent ids packed rows, and small segments one larger, in small s
 each replica does it when it has time. It goes sub-dict by sub-dict: the rows that were there when the work
 began, and the rows of the merged segments that belong to it, go to the new columns in order; a new dict with
 the rest takes the old one's place. What is dead is left behind.
+
+A snapshot is a head and chunks of ids; checksums are the log's matter. Little endian. Ids come in order of
+their hashes, so a snapshot of one state is the same bytes on all replicas, whatever of it each keeps in dicts
+and what in segments.
+
+    head    magic (4) | version (1) | MessagePack of Head
+    chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, segments.STAMP)
 """
 
+import struct
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.packing import KEY_BYTES, SUBS, Encoded, split_keys
+from idregistry.rules.packing import (
+    BUCKET_US,
+    DEAD,
+    KEY_BYTES,
+    NOBODY,
+    SUBS,
+    BucketCounts,
+    Encoded,
+)
 from idregistry.rules.segments import (
     GONE,
     ROW_BYTES,
+    STAMP,
     STAMP_DTYPE,
     Columns,
     Cut,
     Layout,
+    Numbers,
     Rows,
     Segment,
     Sub,
-    empty_subs,
     in_order,
-    split_stamps,
+    rows_of,
     stamps_of,
     subs_of,
 )
+from idregistry.rules.sharding import Configuration, Prepared
+from photon.core.errors import CorruptStateError
 
 Mask = npt.NDArray[np.bool_]
 
@@ -82,28 +102,24 @@ class Freezing:
         while moved < STEP_IDS and not self.done:
             moved += self._move(subs, first_live)
         made = Segment(self._columns, 0, self._next, 0, self._columns.filled)
-        return Layout(tuple(subs), tuple(filter(_has_any, (*self._others, *self._left(), made))))
+        segments = (*self._others, *self._left(), made)
+        return Layout(tuple(subs), tuple(segment for segment in segments if segment.ids))
 
     def _move(self, subs: list[Sub], first_live: int) -> int:
         """The ids of the next sub-dict; how many there were."""
         number = self._next
         sub, count = subs[number], self._lengths[number]
         parts = [
-            _rows_in(segment.columns, bounds[number], bounds[number + 1])
+            segment.columns.rows(bounds[number], bounds[number + 1])
             for segment, bounds in zip(self._inputs, self._bounds, strict=True)
             if bounds[number] < bounds[number + 1]
         ]
         if count:
-            parts.append(_rows_of(number, sub, count))
+            parts.append(rows_of(number, list(islice(sub, count)), islice(sub.values(), count)))
             subs[number] = dict(islice(sub.items(), count, None))
         self._next = number + 1
-        moved = sum(map(len, parts))
-        if parts:
-            rows = in_order(parts, first_live)
-            self._columns.append(number, rows.hashes, rows.tails, rows.stamps)
-        else:
-            self._columns.skip(number)
-        return moved
+        self._columns.append(number, in_order(parts, first_live))
+        return sum(map(len, parts))
 
     def _left(self) -> tuple[Segment, ...]:
         """What is not moved yet."""
@@ -111,19 +127,6 @@ class Freezing:
             Segment(segment.columns, self._next, SUBS, bounds[self._next], segment.stop)
             for segment, bounds in zip(self._inputs, self._bounds, strict=True)
         )
-
-
-def _has_any(segment: Segment) -> bool:
-    return segment.ids > 0
-
-
-def _rows_of(number: int, sub: Sub, count: int) -> Rows:
-    hashes, tails = split_keys(number, list(islice(sub, count)))
-    return Rows(hashes, tails, np.frombuffer(b"".join(islice(sub.values(), count)), STAMP_DTYPE))
-
-
-def _rows_in(columns: Columns, start: int, stop: int) -> Rows:
-    return Rows(columns.hashes[start:stop], columns.tails[start:stop], columns.stamps(slice(start, stop)))
 
 
 def to_merge(segments: tuple[Segment, ...], ids: int) -> tuple[Segment, ...]:
@@ -144,19 +147,19 @@ def dead_in(segment: Segment, first_live: int) -> int:
 
 
 class IdTable:
-    """Key -> stamp, in dicts while ids are new, in segments later."""
+    """Key -> stamp, in dicts while ids are new, in segments later. `present`, `cut` and `memory` are for any
+    thread, the rest for the one that changes it.
+    """
 
     def __init__(self, frozen: Columns | None = None) -> None:
         """`frozen`: ids that are there from the beginning."""
         segments = (Segment(frozen, 0, SUBS, 0, frozen.filled),) if frozen and frozen.filled else ()
-        self._layout = Layout(empty_subs(), segments)
+        self._layout = Layout(tuple({} for _ in range(SUBS)), segments)
         self._cuts: list[weakref.ref[Cut]] = []
         self._freezing: Freezing | None = None
         self._frozen_us: int | None = None
         self._to_check: list[Segment] = []
         self._checked_live: int | None = None
-
-    # --- any thread
 
     def present(self, batch: Encoded, live: int) -> Mask:
         """Which ids have a stamp that is alive."""
@@ -169,8 +172,6 @@ class IdTable:
     def cut(self, live: int) -> Cut:
         """Of what is alive now. Changes in place that come while it is drawn may show in it."""
         return Cut(self._layout, live)
-
-    # --- the thread that changes it
 
     def exact_cut(self, live: int) -> Cut:
         """Of what is alive now, whatever changes while it is drawn."""
@@ -188,23 +189,28 @@ class IdTable:
 
     def frozen(self, batch: Encoded, live: int) -> dict[int, tuple[Segment, int]]:
         """Where in segments the ids are that are alive there: place in the batch -> segment and row."""
-        found = {}
-        for segment in self._layout.segments:
-            rows = segment.find(batch.hashes, batch.tails)
-            for place in np.flatnonzero(segment.live(rows, live)).tolist():
-                found[place] = segment, int(rows[place])
-        return found
+        return {
+            place: (segment, row)
+            for segment, places, rows in self._alive(batch, live)
+            for place, row in zip(places.tolist(), rows.tolist(), strict=True)
+        }
 
     def frozen_stamps(self, batch: Encoded, live: int) -> dict[int, bytes]:
         """The stamps of the ids that are alive in segments, by their places in the batch."""
         found: dict[int, bytes] = {}
+        for segment, places, rows in self._alive(batch, live):
+            packed = segment.columns.stamps(rows).tobytes()
+            stamps = (packed[at : at + STAMP.size] for at in range(0, len(packed), STAMP.size))
+            found |= zip(places.tolist(), stamps, strict=True)
+        return found
+
+    def _alive(self, batch: Encoded, live: int) -> Iterator[tuple[Segment, Numbers, Numbers]]:
+        """Each segment that has any of the ids alive, their places in the batch, and their rows."""
         for segment in self._layout.segments:
             rows = segment.find(batch.hashes, batch.tails)
             places = np.flatnonzero(segment.live(rows, live))
             if len(places):
-                packed = segment.columns.stamps(rows[places]).tobytes()
-                found |= zip(places.tolist(), split_stamps(packed), strict=True)
-        return found
+                yield segment, places, rows[places]
 
     def stamp(self, number: int, key: bytes) -> bytes:
         """An id's stamp in its dict, GONE where there is none."""
@@ -234,8 +240,6 @@ class IdTable:
             cut = reference()
             if cut is not None and not cut.drawn:
                 yield cut
-
-    # --- local work: no answer hangs on it
 
     def tidy(self, time_us: int, live: int) -> bool:
         """One step of freezing recent ids and dropping dead ones; whether more is to be done."""
@@ -289,3 +293,116 @@ class IdTable:
             "frozen_bytes": rows * ROW_BYTES + cells,
             "segments": len(layout.segments),
         }
+
+
+VERSION: Final = 5
+CHUNK_IDS_MAX: Final = 1 << 16
+
+_MAGIC: Final = b"PhID"
+_FORM: Final = _MAGIC + bytes((VERSION,))
+_COUNT: Final = struct.Struct("<I")
+_HALF_BYTES: Final = 8
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What a snapshot says before its ids. `ids` is how many follow."""
+
+    boundary_us: int
+    time_us: int
+    latest_us: int
+    ids: int
+    configuration: Configuration | None
+    prepared: Prepared | None
+    fences: list[int]
+    holders: list[bytes]
+    bucket_us: int = BUCKET_US
+
+
+def pack(head: Head, cut: Cut) -> Iterator[bytes]:
+    """The chunks, drawn one by one while the state may go on changing."""
+    yield _FORM + msgspec.msgpack.encode(head)
+    drawn = 0
+    for number in range(SUBS):
+        rows = cut.draw(number)
+        drawn += len(rows)
+        for start in range(0, len(rows), CHUNK_IDS_MAX):
+            yield _pack_chunk(rows.part(start, start + CHUNK_IDS_MAX))
+    assert drawn == head.ids, f"a cut of {head.ids} ids has {drawn}"
+
+
+def _pack_chunk(rows: Rows) -> bytes:
+    return _COUNT.pack(len(rows)) + rows.hashes.tobytes() + rows.tails.tobytes() + rows.stamps.tobytes()
+
+
+def unpack(chunks: Iterable[bytes]) -> tuple[Head, Columns, BucketCounts]:
+    """The head, all ids, and how many each bucket has. CorruptStateError for what `pack` did not write."""
+    drawn = iter(chunks)
+    first = next(drawn, b"")
+    if not first.startswith(_FORM):
+        raise _corrupt(f"it is of form {first[: len(_FORM)]!r}, this program reads {_FORM!r}")
+    try:
+        head = msgspec.msgpack.decode(first[len(_FORM) :], type=Head)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise _corrupt(f"its head can't be read ({error})") from error
+    if head.bucket_us != BUCKET_US:
+        raise _corrupt(f"its buckets span {head.bucket_us} us, this program's {BUCKET_US}")
+    try:
+        columns = Columns(head.ids)
+    except (MemoryError, ValueError, OverflowError) as error:
+        raise _corrupt(f"its head says {head.ids} ids, more than memory holds") from error
+    counts = BucketCounts()
+    for rows in _unpack_rows(drawn, head):
+        columns.extend(rows)
+        counts.add_each(rows.stamps["bucket"])
+    columns.index_all()
+    return head, columns, counts
+
+
+def _unpack_rows(chunks: Iterator[bytes], head: Head) -> Iterator[Rows]:
+    total = 0
+    last = (-1, -1)
+    for chunk in chunks:
+        try:
+            rows = _unpack_chunk(chunk)
+        except (struct.error, ValueError) as error:
+            raise _corrupt(f"a chunk of {len(chunk)} bytes can't be read ({error})") from error
+        if (int(rows.hashes[0]), int(rows.tails[0])) <= last or not _ascends(rows):
+            raise _corrupt("its ids are not in order")
+        holders = rows.stamps["holder"]
+        impossible = (holders == NOBODY) | (holders > len(head.holders)) | (rows.stamps["bucket"] == DEAD)
+        if impossible.any():
+            raise _corrupt("an id has a token or a bucket that can't be")
+        last = (int(rows.hashes[-1]), int(rows.tails[-1]))
+        total += len(rows)
+        if total > head.ids:
+            break
+        yield rows
+    if total != head.ids:
+        raise _corrupt(f"it holds {total} ids, its head says {head.ids}")
+
+
+def _unpack_chunk(chunk: bytes) -> Rows:
+    (count,) = _COUNT.unpack_from(chunk)
+    tails_at = _COUNT.size + count * _HALF_BYTES
+    stamps_at = tails_at + count * _HALF_BYTES
+    if count == 0 or len(chunk) != stamps_at + count * STAMP_DTYPE.itemsize:
+        raise ValueError(f"it says that it has {count} ids")
+    return Rows(
+        np.frombuffer(chunk, "<u8", count, _COUNT.size),
+        np.frombuffer(chunk, "<u8", count, tails_at),
+        np.frombuffer(chunk, STAMP_DTYPE, count, stamps_at),
+    )
+
+
+def _ascends(rows: Rows) -> bool:
+    hashes, tails = rows.hashes, rows.tails
+    after = (hashes[1:] > hashes[:-1]) | ((hashes[1:] == hashes[:-1]) & (tails[1:] > tails[:-1]))
+    return bool(after.all())
+
+
+def _corrupt(what: str) -> CorruptStateError:
+    """A snapshot that can't be restored, and the mend."""
+    return CorruptStateError(
+        f"a registry snapshot can't be used: {what}; remove the replica's directory to let it be rebuilt "
+        "from its peers, provided that a majority of them is healthy"
+    )

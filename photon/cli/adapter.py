@@ -15,10 +15,11 @@ import click
 import msgspec
 import zstandard
 
+from photon.cli.options import json_flag, path_option
 from photon.core.columns import split_ids
 from photon.core.errors import StorageError, UsageError
 from photon.core.settings import Settings, load_settings
-from photon.logs.chunks import whole_lines
+from photon.logs.files import whole_lines
 from photon.logs.formats import ForeignBatch, PrimaryBatch, json_lines, split_chunk
 from photon.logs.packed import is_packed, unpacked
 
@@ -82,8 +83,8 @@ def adapter() -> None:
     help="Foreign events that name them.",
 )
 @click.option("--use", metavar="MODULE:CLASS", help="The adapter.  [default: that of --config]")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml).")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcomes as JSON.")
+@path_option("--config", help="Settings (photon.toml).")
+@json_flag("Print the outcomes as JSON.")
 @click.pass_context
 def test(
     context: click.Context,

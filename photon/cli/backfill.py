@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.console import RunDisplay, working
+from photon.cli.options import json_flag, logs_option, path_option
+from photon.cluster.registry_access import Named, asked_registry, notice
+from photon.cluster.statuses import working
 from photon.core.errors import UsageError
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
-from spark.engine.options import SparkOptions, spark_options
+from spark.options import SparkOptions, spark_options
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt
@@ -28,18 +30,12 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 
 
 @click.command("backfill")
-@click.option("--primary", multiple=True, required=True, metavar="GLOB", help="Primary logs; repeatable.")
-@click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="The --out of `photon join`.")
-@click.option(
-    "--work",
-    type=click.Path(path_type=Path),
-    help="Work directory of the run; without --registry OUT/.photon, where that is there.",
-)
+@logs_option("primary")
+@logs_option("foreign")
+@path_option("--out", required=True, help="The --out of `photon join`.")
+@path_option("--work", help="Work directory of the run; without --registry OUT/.photon, where that is there.")
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run, or system."
-)
+@path_option("--config", help="Settings (photon.toml) of that run, or system.")
 @click.option("--datacenter", default="backfill", show_default=True, help="Names the output's directory.")
 @click.option(
     "--format",
@@ -50,7 +46,7 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
     help="Of the joined logs.",
 )
 @click.option("--abandon", is_flag=True, help="Give an unfinished backfill up; others may join its events.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_flag("Print the summary as JSON.")
 @spark_options
 def command(
     primary: tuple[str, ...],
@@ -71,7 +67,7 @@ def command(
     Live pipelines on the same registry may run meanwhile, over the same logs too. A backfill that was stopped
     or killed is resumed by the same command.
     """
-    from photon.cluster.registry_access import Named, asked_registry
+    from photon.cluster.preflight import check_not_matched
     from spark.backfill.job import Place
 
     if not _NAME.fullmatch(datacenter):
@@ -80,20 +76,25 @@ def command(
         work = out / ".photon"
     settings = _settings(config, work)
     place = Place(out, datacenter)
-    _check_apart([*primary, *foreign], place)
+    written = (
+        place.joined / "backfill-000000.jsonl",
+        place.letters / "foreign-backfill-000000.jsonl",
+        place.staging / "joined-000000.jsonl",
+    )
+    check_not_matched([*primary, *foreign], written, "this backfill")
     if not abandon:
-        from spark.engine.session import check_requirements
+        from spark.options import check_requirements
 
         check_requirements()
-    with asked_registry(Named(work, addresses, settings), RunDisplay().notice) as asked:
+    with asked_registry(Named(work, addresses, settings)) as asked:
         if abandon:
             return _abandon(place, asked.registry, as_json)
         from spark.backfill.run import Order, backfill
-        from spark.engine.session import open_session
+        from spark.session import open_session
 
         order = Order(primary, foreign, place, output_format, asked.registry, settings)
         with working("joining"):
-            summary = backfill(order, lambda: open_session(_patient(spark)), _tell, _checkpoint)
+            summary = backfill(order, lambda: open_session(_patient(spark)), notice, _checkpoint)
     _print(summary, place, as_json)
     return 0
 
@@ -102,10 +103,10 @@ def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
     import shutil
 
     from spark.backfill.job import Phase
-    from spark.backfill.publishing import WAIT_S_MAX, abandon
+    from spark.backfill.publishing import FENCE_WAIT_S_MAX, abandon
     from spark.backfill.run import locked
 
-    with locked(place), registry.client(WAIT_S_MAX) as client:
+    with locked(place), registry.client(FENCE_WAIT_S_MAX) as client:
         job = place.load()
         if job is None:
             raise UsageError(f"{place.home}: no unfinished backfill to abandon")
@@ -114,7 +115,7 @@ def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
                 f"{place.home}: no unfinished backfill to abandon, this one is done; if joined files were "
                 "lost, `photon recover --gone-for-good` has their events joined again"
             )
-        done = abandon(job, place, client, _tell)
+        done = abandon(job, place, client, notice)
         shutil.rmtree(place.staging, ignore_errors=True)
         place.put_away(job, "abandoned")
     if as_json:
@@ -128,34 +129,10 @@ def _settings(config: Path | None, work: Path | None) -> Settings:
     """Those of the run, where it is known: events that are read otherwise would be joined twice."""
     if work is None:
         return load_settings(config)
-    from photon.cluster.system import check_reads_alike
-    from photon.cluster.topology import read_topology
+    from photon.cluster.topology import load_alike, read_topology
 
     runs = read_topology(work / "topology.json").settings
-    if config is None:
-        return runs
-    settings = load_settings(config)
-    check_reads_alike(settings, config, runs, work)
-    return settings
-
-
-def _check_apart(patterns: list[str], place: "Place") -> None:
-    """UsageError if a pattern matches what is written here."""
-    from photon.logs.files import glob_matches
-
-    written = (
-        place.joined / "backfill-000000.jsonl",
-        place.letters / "foreign-backfill-000000.jsonl",
-        place.staging / "joined-000000.jsonl",
-    )
-    for pattern in patterns:
-        whole = os.path.join(pattern, "*") if os.path.isdir(pattern) else pattern
-        for path in written:
-            if glob_matches(Path(os.path.abspath(whole)).parts, Path(os.path.abspath(path)).parts):
-                raise UsageError(
-                    f"'{pattern}' matches what this backfill writes ({path}); "
-                    "narrow the pattern or put --out elsewhere"
-                )
+    return runs if config is None else load_alike(config, runs, work)
 
 
 def _patient(options: SparkOptions) -> SparkOptions:
@@ -167,10 +144,6 @@ def _patient(options: SparkOptions) -> SparkOptions:
 def _checkpoint(where: str) -> None:
     if os.environ.get(_KILL_AT) == where:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _tell(line: str) -> None:
-    click.echo(f"photon: {line}", err=True)
 
 
 def _print(summary: Mapping[str, Any], place: "Place", as_json: bool) -> None:

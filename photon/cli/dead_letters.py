@@ -9,6 +9,9 @@ from typing import Any, Final
 
 import click
 
+from photon.cli.options import json_flag, path_option
+from photon.cluster.dead_letters import REPLAYED, Filter, Letter, count_letters, read_letters, replay
+from photon.cluster.topology import Topology, read_topology
 from photon.core.errors import UsageError
 from photon.core.fates import LETTERS, Fate
 
@@ -19,15 +22,13 @@ _FATES: Final = [fate.value for fate in Fate if fate in LETTERS]
 def _which(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options that choose letters."""
     for option in (
-        click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+        json_flag("Print JSON."),
         click.option("--id", "event_id", metavar="ID", help="Only the foreign event of this id."),
         click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
         click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
         click.option("--datacenter", help="Only of this one  [default: all]"),
-        click.option(
-            "--work", type=click.Path(path_type=Path), help="State of the run  [default: OUT/.photon]"
-        ),
-        click.option("--out", type=click.Path(path_type=Path), required=True, help="Output of the run."),
+        path_option("--work", help="State of the run  [default: OUT/.photon]"),
+        path_option("--out", required=True, help="Output of the run."),
     ):
         command = option(command)
     return command
@@ -42,8 +43,6 @@ def dead_letters() -> None:
 @_which
 def list_letters(as_json: bool, **which: Any) -> None:
     """Count the letters of each datacenter by fate and reason."""
-    from photon.cluster.dead_letters import count_letters
-
     chosen = _filter(which)
     rows = [
         {"datacenter": directory.name, **row}
@@ -70,7 +69,6 @@ def list_letters(as_json: bool, **which: Any) -> None:
 @click.option("--limit", type=click.IntRange(1), help="At most so many.")
 def show_letters(as_json: bool, limit: int | None, **which: Any) -> None:
     """Print letters: with --json as they are kept, an object a line."""
-    from photon.cluster.dead_letters import Letter, read_letters
 
     def shown(line: bytes, letter: Letter) -> bytes:
         if as_json:
@@ -98,15 +96,13 @@ def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
     Without --fate, malformed lines are left out. An event is joined once, however often it is replayed; it
     counts as one more event read, and what is replayed once is left out the next time.
     """
-    from photon.cluster.dead_letters import REPLAYED, replay
-
     topology = _topology(which)
     name = f"replay-{secrets.token_hex(8)}.jsonl"
     chosen = _filter({**which, "fates": which["fates"] or [fate.value for fate in REPLAYED]})
     counts = {}
     for directory in _directories(which):
         pipeline = topology.pipeline(directory.name)
-        inbox = Path(pipeline.directory) / "dispatcher" / "inbox"
+        inbox = pipeline.home("dispatcher") / "inbox"
         counts[directory.name] = replay(directory, inbox, name, chosen, again)
     if as_json:
         click.echo(json.dumps(counts))
@@ -127,9 +123,7 @@ def _directories(which: dict[str, Any]) -> Iterator[Path]:
     return (home / name for name in ([chosen] if chosen else names))
 
 
-def _filter(which: dict[str, Any]) -> Any:
-    from photon.cluster.dead_letters import Filter
-
+def _filter(which: dict[str, Any]) -> Filter:
     fates = tuple(Fate(fate) for fate in which["fates"])
     if which["event_id"] is None:
         return Filter(fates, which["reason"])
@@ -137,7 +131,5 @@ def _filter(which: dict[str, Any]) -> Any:
     return Filter(fates, which["reason"], which["event_id"], path)
 
 
-def _topology(which: dict[str, Any]) -> Any:
-    from photon.cluster.topology import read_topology
-
+def _topology(which: dict[str, Any]) -> Topology:
     return read_topology((which["work"] or which["out"] / ".photon") / "topology.json")

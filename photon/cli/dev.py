@@ -3,9 +3,11 @@
 import json
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
+
+from photon.cli.options import json_flag, path_option
 
 _UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DEFAULT_OUT: Final = "photon-dev"
@@ -22,13 +24,11 @@ def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
 
 
 @click.command("dev")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml).")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help=f"Directory of the output.  [default: {DEFAULT_OUT}, or system.out of the settings]",
+@path_option("--config", help="Settings (photon.toml).")
+@path_option(
+    "--out", help=f"Directory of the output.  [default: {DEFAULT_OUT}, or system.out of the settings]"
 )
-@click.option("--work", type=click.Path(path_type=Path), help="State to resume from  [default: OUT/.photon]")
+@path_option("--work", help="State to resume from  [default: OUT/.photon]")
 @click.option("--datacenters", type=click.IntRange(1, 5), help="Pipelines to run.  [default: 2]")
 @click.option("--primary", multiple=True, metavar="GLOB", help="Existing primary logs; repeatable.")
 @click.option("--foreign", multiple=True, metavar="GLOB", help="Existing foreign logs; repeatable.")
@@ -52,22 +52,17 @@ def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) ->
     callback=duration,
     help="After the kill; without it, it stays down.",
 )
-@click.option("--json", "as_json", is_flag=True, help="JSON lines: a look a second, at last the summary.")
+@json_flag("JSON lines: a look a second, at last the summary.")
 def command(
     config: Path | None,
     out: Path | None,
     work: Path | None,
     datacenters: int | None,
-    primary: tuple[str, ...],
-    foreign: tuple[str, ...],
-    queries_per_s: float,
-    clicks_per_s: float,
-    seed: int,
-    seconds: float | None,
     kill_datacenter: str | None,
     after: float,
     restore_after: float | None,
     as_json: bool,
+    **given: Any,
 ) -> int:
     """Run several datacenters on this machine and show how they do, until Ctrl-C.
 
@@ -78,9 +73,8 @@ def command(
     from photon.core.errors import UsageError
     from photon.core.settings import parse_settings, read_document
     from photon.dev.checks import print_dev_summary
-    from photon.dev.outage import Outage
     from photon.dev.plan import named_replicas
-    from photon.dev.run import DevJob, run_dev
+    from photon.dev.run import DevJob, Outage, run_dev
     from photon.dev.view import make_view
 
     document = read_document(config)
@@ -91,7 +85,7 @@ def command(
     if restore_after is not None and kill_datacenter is None:
         raise UsageError("--restore-after needs --kill-datacenter NAME")
     outage = None if kill_datacenter is None else Outage(kill_datacenter, after, restore_after)
-    if outage is not None and seconds is not None and seconds < outage.ends_s:
+    if outage is not None and (seconds := given["seconds"]) is not None and seconds < outage.ends_s:
         raise UsageError(
             f"--for {seconds:g}s is over before the outage is, at {outage.ends_s:g}s; give it more"
         )
@@ -99,20 +93,8 @@ def command(
         out = Path(settings.system.out if described else DEFAULT_OUT)
     if work is None:
         work = Path(settings.system.work) if described else out / ".photon"
-    job = DevJob(
-        out=out,
-        work=work,
-        settings=settings,
-        replicas=len(settings.replicas) or named_replicas(document),
-        primary=list(primary),
-        foreign=list(foreign),
-        datacenters=datacenters or 2,
-        queries_per_s=queries_per_s,
-        clicks_per_s=clicks_per_s,
-        seconds=seconds,
-        outage=outage,
-        seed=seed,
-    )
+    replicas = len(settings.replicas) or named_replicas(document)
+    job = DevJob(out, work, settings, replicas, datacenters=datacenters or 2, outage=outage, **given)
     view = make_view(as_json)
     try:
         summary = run_dev(job, view)

@@ -1,12 +1,13 @@
 """`photon dispatcher init`: where the dispatchers begin to read (paper 3.2.2)."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.system import find_system
+from photon.cli.options import path_option
+from photon.cluster.registry_access import notice
+from photon.cluster.topology import find_system
 from photon.core.errors import PhotonError, UsageError
 
 if TYPE_CHECKING:
@@ -27,14 +28,13 @@ _FILES_SHOWN: Final = 20
     required=True,
     help="The logs' ends, the first event of a time (ISO 8601, or seconds since 1970), or their starts.",
 )
-@click.option("--work", type=click.Path(path_type=Path), help="Work directory of a run here (OUT/.photon).")
+@path_option("--work", help="Work directory of a run here (OUT/.photon).")
 @click.option("--datacenter", help="Only of this one  [default: all]")
 @click.option(
     "--foreign", multiple=True, metavar="GLOB", help="Where WORK is new: the foreign logs; repeatable."
 )
-@click.option(
+@path_option(
     "--config",
-    type=click.Path(path_type=Path),
     help="Settings (photon.toml): in place of --work, those that name the datacenters; else those of WORK.",
 )
 def init(
@@ -56,11 +56,11 @@ def init(
     empty = []
     for number, (directory, patterns, workers) in enumerate(places):
         try:
-            offsets = initialise(directory, patterns, settings, begin, SystemClock(), _tell, workers)
+            offsets = initialise(directory, patterns, settings, begin, SystemClock(), notice, workers)
         except (PhotonError, OSError):
             if number:
                 done = ", ".join(str(directory) for directory, *_ in places[:number])
-                _tell(f"set already, and they stay so: {done}; not {directory}, nor what comes after it")
+                notice(f"set already, and they stay so: {done}; not {directory}, nor what comes after it")
             raise
         click.echo(f"{directory}: {len(offsets):,} files")
         for name, offset in list(offsets.items())[:_FILES_SHOWN]:
@@ -81,7 +81,7 @@ def _start(text: str) -> "Start":
         return "now"
     if text == "start":
         return "start"
-    from photon.cli.registry import parse_time_us
+    from photon.cli.options import parse_time_us
 
     return parse_time_us(text, "--from")
 
@@ -95,9 +95,7 @@ def _where(
     pipelines = topology.pipelines if datacenter is None else [topology.pipeline(datacenter)]
     if not pipelines:
         raise UsageError(f"{config} names no dispatchers: add [datacenters.NAME]")
-    places = [
-        (Path(p.directory) / "dispatcher", topology.foreign_of(p), len(p.dispatchers)) for p in pipelines
-    ]
+    places = [(p.home("dispatcher"), topology.foreign_of(p), len(p.dispatchers)) for p in pipelines]
     return topology.settings, places
 
 
@@ -121,7 +119,3 @@ def _of_new_run(
     names = list(known) if datacenter is None else [datacenter]
     patterns = [str(Path.cwd() / pattern) for pattern in foreign]
     return settings, [(work.absolute() / name / "dispatcher", patterns, known[name]) for name in names]
-
-
-def _tell(notice: str) -> None:
-    sys.stderr.write(f"photon: {notice}\n")

@@ -2,13 +2,13 @@
 
 import json
 import os
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 
-from photon.cluster.system import find_system, system_options
+from photon.cli.options import json_flag, show_time, system_options
+from photon.cluster.topology import find_system
 from photon.core.errors import UsageError
 
 
@@ -16,7 +16,7 @@ from photon.core.errors import UsageError
 @click.argument("event_id")
 @system_options
 @click.option("--primary-id", help="Of the primary event it names, where no log tells it yet.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_flag("Print JSON.")
 def command(
     event_id: str, work: Path | None, config: Path | None, primary_id: str | None, as_json: bool
 ) -> None:
@@ -58,7 +58,7 @@ def told(found: dict[str, Any]) -> list[str]:
     else:
         who = f"{registry.get('process') or 'the joiner'} at {registry['joiner']}"
         life = f"incarnation {registry['incarnation']}"
-        when = _time(registry["time_us"])
+        when = show_time(registry["time_us"])
         lines.append(f"  registry       registered in shard {registry['shard']} by {who} ({life}), {when}")
     for row in found["joined"]:
         place = f"offset {row['offset']}" if "offset" in row else f"row {row['row']}"
@@ -111,13 +111,10 @@ def _primary(primary: dict[str, Any] | None) -> list[str]:
     return rows
 
 
-def _time(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")
-
-
 def _words(key: str) -> str:
     return key.removesuffix("_us").replace("_", " ")
 
 
 def _value(key: str, value: Any) -> str:
-    return _time(value) if key.endswith("_us") and isinstance(value, int) and value > 1 << 40 else str(value)
+    is_time = key.endswith("_us") and isinstance(value, int) and value > 1 << 40
+    return show_time(value) if is_time else str(value)

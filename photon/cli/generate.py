@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
+from photon.cli.options import json_flag, path_option
 from photon.core.errors import UsageError
 from photon.dev.generated_logs import AtOnce, Mix, Stream, generate_at_once
 
@@ -24,7 +25,7 @@ def _share(name: str, of: str) -> Callable[[_Command], _Command]:
 
 
 @click.command("generate")
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Where the logs go.")
+@path_option("--out", required=True, help="Where the logs go.")
 @click.option("--seed", type=int, default=1, show_default=True, help="The same seed gives the same bytes.")
 @click.option("--queries", type=int, help="How many queries, at once.  [default: 100000]")
 @click.option("--clicks", type=int, help="How many clicks, at once.  [default: a fifth of the queries]")
@@ -50,7 +51,7 @@ def _share(name: str, of: str) -> Callable[[_Command], _Command]:
 @_share("malformed", "Malformed lines among the clicks.")
 @_share("duplicate-queries", "Queries that are logged again.")
 @_share("malformed-queries", "Malformed lines among the queries.")
-@click.option("--json", "as_json", is_flag=True, help="Print the truth as JSON.")
+@json_flag("Print the truth as JSON.")
 def command(out: Path, as_json: bool, **options: Any) -> None:
     """Write query and click logs with their ground truth: at once, or with --rate as a live stream.
 

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from photon.cli.options import path_option
+
 if TYPE_CHECKING:
     from photon.rpc.network import Network
 
@@ -13,11 +15,8 @@ TIMEOUT_S: Final = 5.0
 
 @click.command("health")
 @click.argument("address", envvar="PHOTON_ADDRESS")
-@click.option(
-    "--config",
-    type=click.Path(path_type=Path),
-    envvar="PHOTON_CONFIG",
-    help="Settings (photon.toml) whose [tls] the process is asked with.",
+@path_option(
+    "--config", envvar="PHOTON_CONFIG", help="Settings (photon.toml) whose [tls] the process is asked with."
 )
 @click.option("--timeout", type=float, default=TIMEOUT_S, show_default=True, help="Seconds to wait.")
 def command(address: str, config: Path | None, timeout: float) -> None:

@@ -2,37 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
-from photon.cluster.console import print_summary
+from photon.cli.options import json_flag, logs_option, path_option
+from photon.cluster.statuses import print_summary
 
 
 @click.command("join")
-@click.option(
-    "--primary", "primary", multiple=True, required=True, metavar="GLOB", help="Primary logs; repeatable."
-)
-@click.option(
-    "--foreign", "foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable."
-)
-@click.option("--out", type=click.Path(path_type=Path), required=True, help="Directory of the output.")
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml).")
-@click.option("--work", type=click.Path(path_type=Path), help="State to resume from  [default: OUT/.photon]")
+@logs_option("primary")
+@logs_option("foreign")
+@path_option("--out", required=True, help="Directory of the output.")
+@path_option("--config", help="Settings (photon.toml).")
+@path_option("--work", help="State to resume from  [default: OUT/.photon]")
 @click.option(
     "--datacenters", type=click.IntRange(1, 5), default=1, show_default=True, help="Pipelines to run."
 )
 @click.option("--follow", is_flag=True, help="Go on tailing until Ctrl-C or SIGTERM.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
-def command(
-    primary: tuple[str, ...],
-    foreign: tuple[str, ...],
-    out: Path,
-    config: Path | None,
-    work: Path | None,
-    datacenters: int,
-    follow: bool,
-    as_json: bool,
-) -> int:
+@json_flag("Print the summary as JSON.")
+def command(out: Path, follow: bool, as_json: bool, **given: Any) -> int:
     """Join each foreign event with the primary event it names; write it exactly once.
 
     Output: OUT/joined/<datacenter>/*.jsonl, and OUT/dead-letters/<datacenter>/*.jsonl for the rest.
@@ -40,7 +29,7 @@ def command(
     """
     from photon.cluster.run import join
 
-    summary = join(primary, foreign, out, config=config, work=work, datacenters=datacenters, follow=follow)
+    summary = join(out=out, follow=follow, **given)
     if as_json:
         click.echo(json.dumps(summary))
     else:

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import click
 
+from photon.cli.options import json_flag, logs_option, path_option
 from photon.core.settings import load_settings
-from spark.engine.options import SparkOptions, spark_options
+from spark.options import SparkOptions, spark_options
 
 _MEANINGS: Final = {
     "new": "logs that were not known",
@@ -31,7 +32,7 @@ def logmap() -> None:
 
 
 @logmap.command("build")
-@click.option("--primary", multiple=True, required=True, metavar="GLOB", help="Primary logs; repeatable.")
+@logs_option("primary")
 @click.option(
     "--map",
     "directory",
@@ -39,8 +40,8 @@ def logmap() -> None:
     type=click.Path(path_type=Path, file_okay=False),
     help="The built map; made if there is none, else what the logs have gained is added.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of the pipelines.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@path_option("--config", help="Settings (photon.toml) of the pipelines.")
+@json_flag("Print the summary as JSON.")
 @spark_options
 def build_command(
     primary: tuple[str, ...], directory: Path, config: Path | None, as_json: bool, spark: SparkOptions
@@ -49,7 +50,8 @@ def build_command(
 
     On a cluster every executor must see the logs and the map by the same names.
     """
-    from spark.engine.session import check_requirements, open_session
+    from spark.options import check_requirements
+    from spark.session import open_session
 
     settings = load_settings(config)
     check_requirements()
@@ -81,8 +83,8 @@ def build_command(
     type=click.Path(path_type=Path, file_okay=False),
     help="Where that datacenter's dead letters are (OUT/dead-letters/DATACENTER): malformed lines go there.",
 )
-@click.option("--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of the pipelines.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@path_option("--config", help="Settings (photon.toml) of the pipelines.")
+@json_flag("Print the summary as JSON.")
 def load_command(
     built: Path, into: Path, dead_letters: Path | None, config: Path | None, as_json: bool
 ) -> None:

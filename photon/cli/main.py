@@ -22,10 +22,7 @@ _COMMANDS: Final = {
     "status": ("photon.cli.status", "Show what every process of a running system says of itself."),
     "health": ("photon.cli.health", "Ask one process whether it serves."),
     "explain": ("photon.cli.explain", "Say all that is known of one foreign event."),
-    "dead-letters": (
-        "photon.cli.dead_letters:dead_letters",
-        "List, show and replay what was not joined.",
-    ),
+    "dead-letters": ("photon.cli.dead_letters:dead_letters", "List, show and replay what was not joined."),
     "verify": ("photon.cli.verify", "Account for every foreign event of a run (needs Java)."),
     "recover": ("photon.cli.recover", "Bring back what dead joiners registered and lost (needs Java)."),
     "backfill": ("photon.cli.backfill", "Join old logs as a Spark job (needs Java)."),

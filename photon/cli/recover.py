@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.console import RunDisplay, working
-from photon.cluster.topology import Topology, read_topology
+from photon.cli.options import json_flag, logs_option, path_option
+from photon.cluster.statuses import working
+from photon.cluster.topology import Topology, load_alike, read_topology
 from photon.core.clock import SystemClock
 from photon.core.errors import UsageError
 from photon.core.settings import Settings, load_settings
-from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
+from spark.options import SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt
@@ -44,7 +45,7 @@ class Options:
 
 
 @click.command("recover")
-@click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
+@logs_option("foreign")
 @click.option(
     "--out",
     multiple=True,
@@ -52,17 +53,14 @@ class Options:
     help="The --out of `photon join`, of every datacenter; repeatable. Also where complete files were moved "
     "to  [default: that of --work]",
 )
-@click.option("--work", type=click.Path(path_type=Path), help="State of the run (OUT/.photon).")
+@path_option("--work", help="State of the run (OUT/.photon).")
 @click.option("--registry", metavar="HOST:PORT,...", help="The registry's replicas, instead of --work.")
-@click.option(
+@path_option(
     "--config",
-    type=click.Path(path_type=Path),
     help="Settings (photon.toml) of the run, with --registry; or of the system whose [replicas] they name.",
 )
 @click.option("--datacenter", metavar="NAME", help="Whose dispatcher gets the events  [default: the first]")
-@click.option(
-    "--inbox", type=click.Path(path_type=Path), metavar="DIR", help="A dispatcher's inbox, instead of that."
-)
+@path_option("--inbox", metavar="DIR", help="A dispatcher's inbox, instead of that.")
 @click.option("--apply", is_flag=True, help="Do it. Without it: say what would be done.")
 @click.option(
     "--gone-for-good",
@@ -73,7 +71,7 @@ class Options:
 )
 @click.option("--details", default="", metavar="DIR", help="Write every id that is missing there (Parquet).")
 @scan_timeout_option
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_flag("Print the report as JSON.")
 @spark_options
 def command(spark: SparkOptions, **given: Any) -> int:
     """Join again what was registered and is in no joined log, once its joiner can write no more.
@@ -81,7 +79,7 @@ def command(spark: SparkOptions, **given: Any) -> int:
     A dry run, unless --apply is given. Ends with status 1 while lost events remain.
     """
     from photon.cluster.registry_access import Named, asked_registry
-    from spark.engine.options import check_requirements
+    from spark.options import check_requirements
 
     options = Options(**given)
     topology = None if options.work is None else _topology(options.work)
@@ -98,14 +96,14 @@ def command(spark: SparkOptions, **given: Any) -> int:
         check_new(options.details)
     began = time.monotonic()
     named = Named(options.work, options.registry, settings)
-    with working("starting") as tell, asked_registry(named, RunDisplay().notice) as asked:
+    with working("starting") as tell, asked_registry(named) as asked:
         job = replace(job, ended=asked.started)
         report = _run(job, settings, options, outs, asked.registry, spark, tell)
     seconds = round(time.monotonic() - began, 2)
     if options.as_json:
         click.echo(json.dumps({**report.as_document(), "seconds": seconds}))
     else:
-        from photon.recovery.report import as_text
+        from photon.recovery.rules import as_text
 
         click.echo(as_text(report))
     return report.status
@@ -121,8 +119,8 @@ def _run(
     tell: Callable[[str], None],
 ) -> "Report":
     from photon.recovery.recover import recover
-    from spark.engine.session import open_session
     from spark.recovery.scan import Sources, SparkReading
+    from spark.session import open_session
 
     clock = SystemClock()
     with registry.client(settings.registry.request_timeout_s, clock) as client:
@@ -148,14 +146,11 @@ def _topology(work: Path) -> Topology:
 
 def _settings(options: Options, topology: Topology | None) -> Settings:
     """The run's own, where it is known: what is read otherwise seems lost. SettingsError."""
-    from photon.cluster.system import check_reads_alike
-
     if options.work is None or topology is None:
         return load_settings(options.config)
-    runs = topology.settings
     if options.config is not None:
-        check_reads_alike(load_settings(options.config), options.config, runs, options.work)
-    return runs
+        load_alike(options.config, topology.settings, options.work)
+    return topology.settings
 
 
 def _outs(options: Options, topology: Topology | None, settings: Settings) -> list[str]:
@@ -214,4 +209,4 @@ def _inbox(options: Options, topology: Topology | None) -> Path:
             raise UsageError("--apply without --work needs the --inbox of a dispatcher")
         return Path()
     name = options.datacenter or topology.pipelines[0].datacenter
-    return Path(topology.pipeline(name).directory) / "dispatcher" / "inbox"
+    return topology.pipeline(name).home("dispatcher") / "inbox"

@@ -5,23 +5,16 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.console import RunDisplay
-from photon.cluster.registry_access import Named, asked_registry, registry_options
+from photon.cli.options import parse_time_us, registry_options, show_time
+from photon.cluster.registry_access import Named, asked_registry
 from photon.core.addresses import joined
 from photon.core.errors import PhotonError, UsageError
-from spark.engine.options import (
-    SCAN_TIMEOUT_S,
-    SCAN_TIMEOUT_S_MAX,
-    SparkOptions,
-    scan_timeout_option,
-    spark_options,
-)
+from spark.options import SCAN_TIMEOUT_S, SCAN_TIMEOUT_S_MAX, SparkOptions, scan_timeout_option, spark_options
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
@@ -77,28 +70,6 @@ def reshard(shards: int, at: str | None, named: Named, as_json: bool) -> None:
         click.echo(
             f"{shards} shards for events from {show_time(result.start_us)} on (version {result.version})"
         )
-
-
-def parse_time_us(text: str, option: str = "--at") -> int:
-    """ISO 8601 (without a zone: local time) or seconds since 1970 -> us. UsageError."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = datetime.fromisoformat(text).timestamp()
-        except ValueError as error:
-            raise UsageError(
-                f"{option} {text}: give a time as 2026-01-31T12:00:00+00:00, or in seconds since 1970"
-            ) from error
-    if not 0 < seconds < 1e11:
-        raise UsageError(
-            f"{option} {text}: {seconds:g} seconds since 1970 can't be; are these micro- or milliseconds?"
-        )
-    return round(seconds * 1e6)
-
-
-def show_time(time_us: int) -> str:
-    return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")
 
 
 @click.command("replace")
@@ -165,8 +136,7 @@ def _wait_until_gone(client: "RegistryClient", name: str, wait: float) -> None:
 
 def _system(named: Named) -> "tuple[Topology, Path] | None":
     """The system whose registry it is, and where a topology of it is written; None: it is not known."""
-    from photon.cluster.system import topology_of
-    from photon.cluster.topology import read_topology
+    from photon.cluster.topology import read_topology, topology_of
 
     if named.work is not None:
         return read_topology(named.work / "topology.json"), named.work
@@ -238,17 +208,14 @@ def export(directory: str, named: Named, scan_timeout: float, spark: SparkOption
 
     Of a run that is over (--work) the replicas are started meanwhile.
     """
-    from spark.engine.session import check_requirements, open_session, spark_failures
+    from spark.options import check_requirements
+    from spark.session import open_session, spark_failures
 
     check_requirements()
     from spark.reading.paths import check_new
     from spark.registered import write_export
 
     check_new(directory, "DIR")
-    with (
-        asked_registry(named, RunDisplay().notice) as asked,
-        open_session(spark) as session,
-        spark_failures(),
-    ):
+    with asked_registry(named) as asked, open_session(spark) as session, spark_failures():
         ids = write_export(session, asked.registry, directory, scan_timeout)
     click.echo(f"{ids:,} ids in {directory}")

@@ -5,8 +5,10 @@ from pathlib import Path
 import click
 
 from photon.cli.dispatcher import init
+from photon.cli.options import path_option
 from photon.cli.registry import export, replace_replica, scan
 from photon.cluster.roles import ROLES, Role, serve_role
+from photon.core.settings import PIPELINE_ROLES
 
 _NAMES = "Datacenter (`east`); the second process of its kind there is `east/1`."
 
@@ -17,18 +19,16 @@ def _group(role: Role) -> click.Group:
         pass
 
     @group.command("serve", help=f"Serve until SIGTERM, which drains; a second one forces. {role.text}")
+    @path_option("--config", help="Settings (photon.toml) that name the whole system.")
+    @path_option("--topology", help="In its place: what `photon join` has planned.")
     @click.option(
-        "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) that name the whole system."
+        "--name", required=True, help=_NAMES if role.name in PIPELINE_ROLES else "Name of the replica."
     )
-    @click.option(
-        "--topology", type=click.Path(path_type=Path), help="In its place: what `photon join` has planned."
-    )
-    @click.option("--name", required=True, help=_NAMES if role.places else "Name of the replica.")
     def serve(config: Path | None, topology: Path | None, name: str) -> None:
         from photon.cluster.supervisor import die_with_parent
 
         die_with_parent()  # before anything that takes time
-        from photon.cluster.system import read_system
+        from photon.cluster.topology import read_system
 
         serve_role(role.name, read_system(config, topology), name)
 

@@ -2,15 +2,15 @@
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from photon.cluster.roles import ROLES
-from photon.cluster.summary import fates_of, whole
-from photon.cluster.system import find_system, system_options
+from photon.cli.options import json_flag, system_options
+from photon.cluster.statuses import fates_of, whole
+from photon.cluster.topology import find_system
 
 Status = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 
 @click.command("status")
 @system_options
-@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+@json_flag("Print everything as JSON.")
 def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
 
@@ -29,17 +29,17 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     from photon.cluster.statuses import StatusReader
 
     with contextlib.closing(StatusReader(find_system(work, config))) as reader:
-        dispatchers = dict(zip(ROLES, reader.read(tuple(ROLES)), strict=True))["dispatcher"]
-        statuses, silent = dict(reader.named()), reader.silent()
-        why = {name: reader.why_silent(name) for name in silent}
-    fates = {status["datacenter"]: fates_of(status) for status in whole(dispatchers)}
+        sample = reader.read()
+    statuses, silent = sample.answered(), sample.silent()
+    fates = {status["datacenter"]: fates_of(status) for status in whole(sample.of("dispatcher"))}
     if as_json:
         click.echo(json.dumps({**statuses, **dict.fromkeys(silent), "fates": fates}))
     else:
         for name, status in statuses.items():
             click.echo(f"{name:<{_WIDTH}}{line_of(status)}")
         for name in silent:
-            click.echo(f"{name:<{_WIDTH}}does not answer{f' ({why[name]})' if why[name] else ''}")
+            why = f" ({reader.why_silent[name]})" if name in reader.why_silent else ""
+            click.echo(f"{name:<{_WIDTH}}does not answer{why}")
         for datacenter, row in fates.items():
             click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
     wrong = any(not row["adds_up"] for row in fates.values())
@@ -97,7 +97,7 @@ def _lease(lease: Status) -> list[str]:
     return [f"lease not renewed{why}, {lease['seconds_left']:.1f} s left"] if why else []
 
 
-def _tier(name: str) -> Any:
+def _tier(name: str) -> Callable[[Status], list[str]]:
     """An event store's cache or logs: how many lookups it answered, of how many it was asked."""
 
     def shown(tier: Status) -> list[str]:
@@ -110,48 +110,27 @@ def _tier(name: str) -> Any:
     return shown
 
 
-def _output(output: Status) -> list[str]:
-    trouble = output.get("trouble")
-    return [f"output: {trouble}"] if trouble else []
-
-
 def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
     """Of an event store its caches, of the registry its replicas, which all have lines of their own."""
-    if isinstance(members, Mapping):
-        return []
-    caches = members
-    return [f"{len(caches)} cache processes beside"]
-
-
-def _worker(worker: Status) -> list[str]:
-    return [f"worker {worker['slot']} reads {worker['files']:,} files"]
-
-
-def _drained(_: bool) -> list[str]:
-    """With --follow there is no such thing."""
-    return ["drained"]
+    return [] if isinstance(members, Mapping) else [f"{len(members)} cache processes beside"]
 
 
 def _told(value: object) -> list[str]:
     return [str(value)]
 
 
-def _unread(files: Mapping[str, str]) -> list[str]:
-    return [f"{file} not read ({reason})" for file, reason in files.items()]
-
-
-_SHOWN = {
+_SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "directory": _directory,
     "shards": _shards,
     "lease": _lease,
     "cache": _tier("cache"),
     "logs": _tier("logs"),
-    "output": _output,
+    "output": lambda output: [f"output: {output['trouble']}"] if output.get("trouble") else [],
     "members": _members,
-    "worker": _worker,
-    "drained": _drained,
+    "worker": lambda worker: [f"worker {worker['slot']} reads {worker['files']:,} files"],
+    "drained": lambda _: ["drained"],  # with --follow there is no such thing
     "trouble": _told,
     "storage_error": _told,
     "paused": _told,
-    "unreadable": _unread,
+    "unreadable": lambda files: [f"{file} not read ({reason})" for file, reason in files.items()],
 }

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.registry import parse_time_us
-from photon.cluster.console import RunDisplay, working
+from photon.cli.options import json_flag, logs_option, parse_time_us, path_option
 from photon.cluster.registry_access import Named, asked_registry, registry_of
+from photon.cluster.statuses import working
 from photon.cluster.topology import read_topology
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.settings import load_settings
-from spark.engine.options import SparkOptions, scan_timeout_option, spark_options
+from spark.options import SparkOptions, scan_timeout_option, spark_options
 from spark.verification.rules import SETTLE_S
 
 if TYPE_CHECKING:
@@ -26,13 +26,11 @@ _PROBE_S: Final = 2.0
 
 
 @click.command("verify")
-@click.option("--foreign", multiple=True, required=True, metavar="GLOB", help="Foreign logs; repeatable.")
+@logs_option("foreign")
 @click.option(
     "--out", multiple=True, required=True, metavar="DIR", help="The --out of `photon join`; repeatable."
 )
-@click.option(
-    "--config", type=click.Path(path_type=Path), help="Settings (photon.toml) of that run, or system."
-)
+@path_option("--config", help="Settings (photon.toml) of that run, or system.")
 @click.option(
     "--primary",
     multiple=True,
@@ -40,13 +38,14 @@ _PROBE_S: Final = 2.0
     help="Primary logs; repeatable. With them: which events could have been joined, and are the primaries "
     "inside those of the logs?",
 )
-@click.option("--work", type=click.Path(path_type=Path), help="Ask the registry of this work directory.")
+@path_option("--work", help="Ask the registry of this work directory.")
 @click.option("--registry", metavar="HOST:PORT,...", help="Ask the registry whose replicas answer there.")
 @click.option("--export", default="", metavar="DIR", help="Ask an export of the registry.")
 @click.option("--from", "start", metavar="TIME", help="Only events of this time or later.")
 @click.option("--to", "end", metavar="TIME", help="Only events before this time.")
 @click.option(
     "--settle",
+    "settle_s",
     type=click.FloatRange(min=0),
     default=SETTLE_S,
     show_default=True,
@@ -54,24 +53,20 @@ _PROBE_S: Final = 2.0
     help="What was registered so shortly before is in flight, not lost.",
 )
 @click.option("--details", default="", metavar="DIR", help="Write every id and its verdict there (Parquet).")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
+@json_flag("Print the report as JSON.")
 @scan_timeout_option
 @spark_options
 def command(
-    foreign: tuple[str, ...],
     out: tuple[str, ...],
     config: Path | None,
-    primary: tuple[str, ...],
     work: Path | None,
     registry: str | None,
-    export: str,
     start: str | None,
     end: str | None,
-    settle: float,
-    details: str,
     as_json: bool,
     scan_timeout: float,
     spark: SparkOptions,
+    **given: Any,
 ) -> int:
     """Check that every foreign event came out once, with the right primary event, or see what became of it.
 
@@ -81,7 +76,8 @@ def command(
     Ends with status 1 if an event was lost after it was registered, joined twice, without being registered,
     with the wrong primary event or without being in the inputs, or was given up though it can be joined.
     """
-    from spark.engine.session import check_requirements, open_session
+    from spark.options import check_requirements
+    from spark.session import open_session
 
     settings = load_settings(config)
     check_requirements()
@@ -94,23 +90,14 @@ def command(
         None if start is None else parse_time_us(start, "--from"),
         None if end is None else parse_time_us(end, "--to"),
     )
-    if export and (work is not None or registry is not None):
+    if given["export"] and (work is not None or registry is not None):
         raise UsageError("--export: the registry itself or an export of it is asked, not both")
-    question = Question(
-        foreign,
-        out,
-        primary,
-        details,
-        export=export,
-        span=span,
-        settle_s=settle,
-        scan_timeout_s=scan_timeout,
-    )
+    question = Question(out=out, span=span, scan_timeout_s=scan_timeout, **given)
     question.check()
     began = time.monotonic()
     with (
         working("verifying"),
-        _registry(Named(work, registry, settings), export, out) as asked,
+        _registry(Named(work, registry, settings), given["export"], out) as asked,
         open_session(spark) as session,
     ):
         report = verify(session, replace(question, registry=asked), settings)
@@ -121,8 +108,8 @@ def command(
         from spark.verification.rules import as_table
 
         click.echo(as_table(report))
-        if details:
-            click.echo(f"details: {details}")
+        if question.details:
+            click.echo(f"details: {question.details}")
     return 1 if report.broken else 0
 
 
@@ -136,7 +123,7 @@ def _registry(named: Named, export: str, outs: tuple[str, ...]) -> Iterator["Reg
     elif not given and topology.is_file():
         yield _running(registry_of(read_topology(topology)))
     elif given or named.settings.replicas:
-        with asked_registry(named, RunDisplay().notice) as asked:
+        with asked_registry(named) as asked:
             yield asked.registry
     else:
         yield None

@@ -19,10 +19,10 @@ from typing import IO, Any, Final
 
 import msgspec
 
+from photon.core.columns import parse_path
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_all
 from photon.core.errors import LockedError, StorageError
 from photon.core.fates import LETTER_REASONS, Fate
-from photon.core.fields import parse_path
 
 REPLAYED: Final = tuple(LETTER_REASONS)
 """Fates that another try may change. A malformed line is replayed where it is asked for."""

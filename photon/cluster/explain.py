@@ -119,7 +119,7 @@ def _row_of(ids: bytes, packed: bytes) -> int | None:
 
 def _token(packed: bytes, topology: Topology) -> dict[str, Any]:
     token = parse_token(packed)
-    processes = {place.address("joiner"): place.process("joiner") for place in topology.places("joiner")}
+    processes = {joiner.address: joiner.title for joiner in topology.processes("joiner")}
     whose = {"joiner": token.address, "process": processes.get(token.address)}
     return {**whose, "incarnation": f"{token.incarnation:016x}", "time_us": token.time_us}
 

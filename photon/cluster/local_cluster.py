@@ -1,24 +1,113 @@
-"""The processes of a topology on this machine: started, watched over, killed, stopped; what is left to do."""
+"""The processes of a topology on this machine: placed on free ports, started, watched over, killed, stopped.
+
+Before joiners end they complete the joined logs that they have closed (docs/output.md); what is left of that
+work decides how long they are given.
+"""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import random
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from joiner.output_files import LINES, PARQUET, complete_files
-from photon.cluster.registry_replicas import DiskWatch
+from photon.cluster.registry_replicas import DiskWatch, Members
 from photon.cluster.roles import ROLES
-from photon.cluster.supervisor import Launcher, Supervisor
-from photon.cluster.topology import JOINER_FILES, Topology, write_topology
-from photon.core.errors import UsageError
+from photon.cluster.supervisor import Launcher, PortTakenError, Supervisor
+from photon.cluster.topology import JOINER_FILES, REGISTRY, Pipeline, Replica, Topology, write_topology
+from photon.core.errors import UnavailableError, UsageError
+from photon.core.settings import PIPELINE_ROLES
 
+PORT_TRIES_MAX: Final = 5
 STILL_S_MAX: Final = 60.0
-"""Without progress for so long, the rest is left to the joiners' end."""
+"""After this long without progress, the rest is left to the joiners' end."""
 GRACE_S: Final = 10.0
 GRACE_S_MAX: Final = 600.0
 BYTES_PER_S_MIN: Final = 4 << 20
-"""So much is completed in a second at the very least: about a tenth of what a core makes Parquet."""
+"""The least that is completed in a second: about a tenth of what a core makes Parquet."""
+
+# Below the range the kernel gives to outgoing connections, so that none of those takes a port
+# between the choice and the bind, nor while a process restarts on it.
+_LOW: Final = 20_000
+_HIGH: Final = 32_000
+_TRIES: Final = 2_000
+_Started = TypeVar("_Started")
+
+
+def free_ports(count: int, rng: random.Random) -> list[int]:
+    """Distinct ports of 127.0.0.1 that nothing listens on now."""
+    ports: set[int] = set()
+    for _ in range(_TRIES):
+        if len(ports) == count:
+            break
+        port = rng.randrange(_LOW, _HIGH)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            ports.add(port)
+    if len(ports) < count:
+        raise UnavailableError(f"no {count} free ports between {_LOW} and {_HIGH} on 127.0.0.1; free some")
+    return sorted(ports)
+
+
+def on_free_ports(
+    attempt: Callable[[], _Started], notice: Callable[[str], None], tries_max: int = PORT_TRIES_MAX
+) -> _Started:
+    """What `attempt` returns, which chooses ports; again, as long as another program is quicker.
+
+    What was done is safe, as after any other end of a run. The last PortTakenError is raised.
+    """
+    for _ in range(tries_max - 1):
+        try:
+            return attempt()
+        except PortTakenError as error:
+            notice(f"{error}; starting again on other ports")
+    return attempt()
+
+
+def placed(
+    topology: Topology,
+    members: Members,
+    sites: Mapping[str, str],
+    datacenters: Sequence[str],
+    work: Path,
+    rng: random.Random,
+) -> Topology:
+    """It, with its processes under `work` and on free ports. UnavailableError if there are too few.
+
+    `sites`: replica -> its datacenter, of those that are anywhere in particular; `datacenters`: of pipelines.
+    """
+    settings = topology.settings
+    counts = {role: ROLES[role].processes(settings) for role in PIPELINE_ROLES}
+    processes = len(members.names) + len(datacenters) * sum(counts.values())
+    needed = len(members.names) + processes * (2 if settings.metrics.serve else 1)
+    addresses = (f"127.0.0.1:{port}" for port in free_ports(needed, rng))
+    here = replace(
+        topology,
+        replicas=[
+            Replica(
+                name=name,
+                grpc=next(addresses),
+                raft=next(addresses),
+                directory=str(work.absolute() / REGISTRY / name),
+                joining=name in members.joining,
+                datacenter=sites.get(name, ""),
+            )
+            for name in members.names
+        ],
+        pipelines=[
+            Pipeline(
+                datacenter=name,
+                directory=str(work.absolute() / name),
+                **{f"{role}s": tuple(islice(addresses, n)) for role, n in counts.items()},  # type: ignore[arg-type]
+            )
+            for name in datacenters
+        ],
+    )
+    return replace(here, metrics=dict(zip(here.titles(), addresses, strict=False)))
 
 
 class LocalCluster:
@@ -27,38 +116,40 @@ class LocalCluster:
     Call from one thread, the main one; `poll` often: it restarts the dead.
     """
 
-    def __init__(self, topology: Topology, work: Path, launcher: Launcher) -> None:
+    def __init__(
+        self, topology: Topology, work: Path, launcher: Launcher, file: str = "topology.json"
+    ) -> None:
         self.topology = topology
-        self._path = work / "topology.json"
+        self._path = work / file
         write_topology(topology, self._path)
         self.supervisor = Supervisor(work / "logs", launcher)
-        self._disks = DiskWatch(work / "registry", [replica.name for replica in topology.replicas])
+        self._disks = DiskWatch(work / REGISTRY, [replica.name for replica in topology.replicas])
 
     def start(self) -> None:
         """Everything at once: each process waits for those it needs."""
-        self.start_but_dispatchers()
-        self.start_dispatchers()
+        for reads_on in (False, True):
+            self.start_those(reads_on)
 
-    def start_but_dispatchers(self) -> None:
-        self._start(reads_on=False)
+    def start_those(self, reads_on: bool) -> None:
+        """The roles that send new events into the system, or all others."""
+        for process in self.topology.processes(*(r.name for r in ROLES.values() if r.reads_on == reads_on)):
+            # The name first: `ps` may cut a long path off.
+            arguments = [process.role, "serve", "--name", process.name, "--topology", str(self._path)]
+            lost_disk = partial(self._disks.has_lost, process.name) if process.role == REGISTRY else None
+            self.supervisor.start(process.title, arguments, lost_disk)
 
     def poll(self) -> None:
         """Restart what died, tell who lost its disk. ProcessFailedError, CorruptStateError: it is over."""
         self.supervisor.notices += self._disks.look()
         self.supervisor.poll()
 
-    def start_dispatchers(self) -> None:
-        self._start(reads_on=True)
-
     def stop(self) -> None:
         """Down the stream, so that nobody loses whom it still needs."""
         for tier in sorted({role.stops for role in ROLES.values()}):
             roles = [role for role in ROLES.values() if role.stops == tier]
-            names = self.topology.titles(*(role.name for role in roles))
-            if any(role.completes_files for role in roles):
-                self.supervisor.stop([names], grace_s(unlisted_files(self.topology)))
-            else:
-                self.supervisor.stop([names])
+            completing = any(role.completes_files for role in roles)
+            left = unlisted_files(self.topology) if completing else []
+            self.supervisor.stop(self.topology.titles(*(role.name for role in roles)), grace_s(left))
 
     def kill(self) -> None:
         """SIGKILL everything, for good."""
@@ -86,10 +177,6 @@ class LocalCluster:
         """Its processes start again with what is on their disks, at the next `poll`."""
         self.supervisor.let_up(self._started(name))
 
-    def kill_process(self, process: str) -> None:
-        """SIGKILL one; `poll` starts it again."""
-        self.supervisor.kill_one(process)
-
     def pid_of(self, process: str) -> int | None:
         """None while it is down."""
         child = self.supervisor.children[process].process
@@ -103,19 +190,6 @@ class LocalCluster:
     def _started(self, datacenter: str) -> list[str]:
         return [name for name in self.processes_of(datacenter) if name in self.supervisor.children]
 
-    def _start(self, *, reads_on: bool) -> None:
-        for role in ROLES.values():
-            if role.reads_on != reads_on:
-                continue
-            for process in self.topology.processes(role.name):
-                # The name first: `ps` may cut a long path off.
-                arguments = [role.name, "serve", "--name", process.name, "--topology", str(self._path)]
-                lost_disk = None if role.places else partial(self._disks.has_lost, process.name)
-                self.supervisor.start(process.title, arguments, lost_disk)
-
-
-# --- files of the joined logs that the joiners have still to complete (docs/output.md)
-
 
 class Backlog:
     """Whether the joiners get on with the files that are closed and not listed."""
@@ -123,17 +197,17 @@ class Backlog:
     def __init__(self) -> None:
         self.files = 0
         """That are worked on."""
-        self._seen: list[tuple[int, int]] = []
-        self._moved_s = float("-inf")
+        self._seen: list[tuple[int, int]] | None = None
+        self._moved_s = 0.0
 
     def goes_on(self, outputs: Sequence[Mapping[str, Any]], silent: int, now_s: float) -> bool:
-        """`outputs`: what the joiners say of theirs; `silent`: so many say nothing, being restarted perhaps.
+        """`outputs`: what the joiners say of theirs; `silent`: how many don't answer, perhaps restarting.
 
         A joiner that is in trouble (a full disk) is not waited for.
         """
         at_work = [output for output in outputs if output["waiting"] and output["trouble"] is None]
         seen = [(output["waiting"], output["progress"]) for output in at_work]
-        if self._moved_s == float("-inf") or seen != self._seen:
+        if seen != self._seen:
             self._seen, self._moved_s = seen, now_s
         self.files = sum(output["waiting"] for output in at_work)
         return (self.files > 0 or silent > 0) and now_s - self._moved_s <= STILL_S_MAX
@@ -162,7 +236,7 @@ def _unlisted_in(directory: Path) -> Iterator[Path]:
 
 
 def grace_s(unlisted: Sequence[Path]) -> float:
-    """How long joiners may take to end: they complete these files first."""
+    """How long processes may take to end: joiners complete these files first."""
     return min(GRACE_S_MAX, GRACE_S + sum(map(_size, unlisted)) / BYTES_PER_S_MIN)
 
 

@@ -5,17 +5,16 @@ resumed on one that remembers at least what stands in the joined logs.
 """
 
 import glob
-import itertools
 import json
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
 
 from joiner.output_files import same_directory
 from photon.cluster.registry_replicas import members_of
-from photon.cluster.roles import process_name
+from photon.cluster.topology import process_name
 from photon.core.disk import make_directory, storage_errors, write_file
 from photon.core.errors import CorruptStateError, SettingsError, StorageError, UsageError
 from photon.core.settings import Settings, identity_settings
@@ -83,21 +82,16 @@ def check_outputs(out: Path, work: Path, roots: Sequence[str]) -> None:
         if trees and tree.is_relative_to(os.path.realpath(out)):
             raise SettingsError(f"joiner.output_roots: {root} lies within the output {out}; name one outside")
         for other, its in trees.items():
-            _check_apart_from(root, tree, other, its)
-            _check_apart_from(other, its, root, tree)
+            for inner, here, outer, there in ((root, tree, other, its), (other, its, root, tree)):
+                if here.is_relative_to(there):
+                    where = f"{inner} lies within the joined logs of {outer}"
+                    raise SettingsError(f"joiner.output_roots: {where}; name one outside")
         trees[root] = tree
         for above in tree.parents:
             if above.name == "joined" and os.path.isfile(above / _MARK):
                 raise SettingsError(
                     f"{root} lies within the joined logs of another run, {above.parent}; name one outside"
                 )
-
-
-def _check_apart_from(root: str, tree: Path, other: str, its: Path) -> None:
-    if tree.is_relative_to(its):
-        raise SettingsError(
-            f"joiner.output_roots: {root} lies within the joined logs of {other}; name one outside"
-        )
 
 
 def check_leaders(work: Path, settings: Settings) -> None:
@@ -121,25 +115,25 @@ def check_apart(
     """
     written = [work / "logs" / "registry-r0.log"]
     for name in datacenters:
+        ends = ("-000000.jsonl", "-000000.parquet", "-1-000000.jsonl", "-1-000000.parquet", ".manifest")
         for root in (out, *map(Path, roots)):
-            written += [
-                root / "joined" / name / f"joiner-{name}{which}-000000{suffix}"
-                for which, suffix in itertools.product(("", "-1"), (".jsonl", ".parquet"))
-            ]
-            written.append(root / "joined" / name / f"joiner-{name}.manifest")
+            written += [root / "joined" / name / f"joiner-{name}{end}" for end in ends]
+        stems = ("foreign", "foreign-w1", "primary")
+        written += [out / "dead-letters" / name / f"{stem}-000000.jsonl" for stem in stems]
         written += [
-            out / "dead-letters" / name / "foreign-000000.jsonl",
-            out / "dead-letters" / name / "foreign-w1-000000.jsonl",
-            out / "dead-letters" / name / "primary-000000.jsonl",
-            work / name / "dispatcher" / "worker-0" / "spool" / "0.log",
-            work / name / "dispatcher" / "inbox" / "replay-0.jsonl",
+            work / name / "dispatcher" / file for file in ("worker-0/spool/0.log", "inbox/replay-0.jsonl")
         ]
+    check_not_matched(patterns, written, "this run")
+
+
+def check_not_matched(patterns: Sequence[str], written: Iterable[Path], by: str) -> None:
+    """UsageError if a pattern matches one of the files that are `written`."""
     for pattern in patterns:
         whole = str(Path(glob.escape(pattern), "*")) if os.path.isdir(pattern) else pattern
         for path in written:
             if any(glob_matches(Path(way(whole)).parts, Path(way(path)).parts) for way in _WAYS):
                 raise UsageError(
-                    f"'{pattern}' matches what this run writes ({path}); "
+                    f"'{pattern}' matches what {by} writes ({path}); "
                     "narrow the pattern or put --out elsewhere"
                 )
 

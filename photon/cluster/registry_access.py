@@ -5,32 +5,32 @@ directories, for as long as it needs them, and holds the run's lock, so that no 
 """
 
 import contextlib
-import functools
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cluster.placing import free_ports, on_free_ports
+from photon.cluster.local_cluster import LocalCluster, on_free_ports, placed
 from photon.cluster.registry_replicas import members_of
-from photon.cluster.roles import process_name
-from photon.cluster.supervisor import Supervisor
-from photon.cluster.topology import Replica, Topology, read_topology, write_topology
+from photon.cluster.supervisor import FreshLauncher
+from photon.cluster.topology import Topology, network_of, read_topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError, UnavailableError, UsageError
-from photon.core.settings import Settings, load_settings
+from photon.core.settings import Metrics, Settings
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryAt
 
-_Result = TypeVar("_Result")
-
+START_S_MAX: Final = 60.0
+_POLL_S: Final = 0.05
+_ASK_S: Final = 2.0
+_TOPOLOGY: Final = "topology-registry.json"
 _WHICH: Final = (
     "say which registry: either --work DIR or --registry HOST:PORT,..., or a --config that names [replicas]"
 )
@@ -54,18 +54,21 @@ class Named:
     def at(self) -> "RegistryAt":
         """UsageError; SettingsError for TLS files that can't be used."""
         from idregistry.client import RegistryAt
-        from photon.cluster.topology import network_of, read_topology
 
         self.check()
         if self.work is not None:
             return registry_of(read_topology(self.work / "topology.json"))
-        if self.addresses is None:
-            known = tuple(replica.grpc for replica in self.settings.replicas.values())
-        else:
+        known = tuple(replica.grpc for replica in self.settings.replicas.values())
+        if self.addresses is not None:
             known = tuple(address for address in self.addresses.split(",") if address)
         if not known:
             raise UsageError("--registry names no address; give HOST:PORT,...")
-        return RegistryAt(known, network_of(self.settings, ""))
+        return RegistryAt(known, network_of(self.settings))
+
+
+def notice(text: str) -> None:
+    """A line for the person, on stderr."""
+    click.echo(f"photon: {text}", err=True)
 
 
 def registry_of(topology: Topology) -> "RegistryAt":
@@ -73,38 +76,6 @@ def registry_of(topology: Topology) -> "RegistryAt":
     from idregistry.client import RegistryAt
 
     return RegistryAt(tuple(replica.grpc for replica in topology.replicas), topology.network(""))
-
-
-def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorator of a click command: --work, --registry and --config become one argument, `named`."""
-
-    @click.option(
-        "--work",
-        type=click.Path(path_type=Path),
-        help="Work directory of the run (OUT/.photon).",
-    )
-    @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
-    @click.option(
-        "--config",
-        type=click.Path(path_type=Path),
-        help="Settings (photon.toml): [replicas] that are asked without --registry, [tls] to ask them with.",
-    )
-    @functools.wraps(command)
-    def with_options(
-        *arguments: Any, work: Path | None, addresses: str | None, config: Path | None, **others: Any
-    ) -> _Result:
-        if work is not None and config is not None:
-            raise UsageError("--work has the settings of its run; leave --config out")
-        named = Named(work, addresses, load_settings(config))
-        named.check()
-        return command(*arguments, named=named, **others)
-
-    return with_options
-
-
-START_S_MAX: Final = 60.0
-_POLL_S: Final = 0.05
-_ASK_S: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +88,8 @@ class Asked:
 
 
 @contextmanager
-def asked_registry(named: Named, notice: Callable[[str], None]) -> Iterator[Asked]:
-    """Valid within the block. `notice` is told of what takes longer than it should.
+def asked_registry(named: Named) -> Iterator[Asked]:
+    """Valid within the block. What takes longer than it should is told on stderr.
 
     UsageError if it is not named, or by no work directory; LockedError while another command has borrowed it;
     UnavailableError if the registry can't be started, or has no quorum.
@@ -129,75 +100,59 @@ def asked_registry(named: Named, notice: Callable[[str], None]) -> Iterator[Aske
         return
     topology = read_topology(work / "topology.json")
     with contextlib.ExitStack() as held:
-        borrowing = held.enter_context(_borrowing(work))
+        try:
+            borrowing = held.enter_context(DirectoryLock(work / "borrowed"))
+        except LockedError as error:
+            raise LockedError(
+                f"{work}: another command has started the registry of this run for itself; "
+                "wait until it is done"
+            ) from error
         try:
             held.enter_context(DirectoryLock(work))
         except LockedError:  # a run is on: its registry it is
             borrowing.release()
             yield Asked(registry_of(topology))
         else:
-            yield Asked(held.enter_context(_started(work, topology, notice)), started=True)
-
-
-def _borrowing(work: Path) -> DirectoryLock:
-    try:
-        return DirectoryLock(work / "borrowed")
-    except LockedError as error:
-        raise LockedError(
-            f"{work}: another command has started the registry of this run for itself; wait until it is done"
-        ) from error
+            yield Asked(held.enter_context(_started(work, topology)), started=True)
 
 
 @contextmanager
-def _started(work: Path, topology: Topology, notice: Callable[[str], None]) -> Iterator["RegistryAt"]:
+def _started(work: Path, topology: Topology) -> Iterator["RegistryAt"]:
     members = members_of(work, len(topology.replicas))
     if members.mostly_lost:
         raise UsageError(f"{work / 'registry'}: no registry, or most of it is lost; `photon join` says more")
-    names = [name for name in members.names if name not in members.joining]
-    path = work / "topology-registry.json"
-    supervisor = Supervisor(work / "logs")
+    standing = replace(members, names=[name for name in members.names if name not in members.joining])
+    alone = replace(
+        topology, secret=secrets.token_hex(32), settings=replace(topology.settings, metrics=Metrics())
+    )
 
-    def start() -> "RegistryAt":
-        supervisor.stop([list(supervisor.children)])  # those of a try before
-        here = _placed(names, work, topology)
-        write_topology(here, path)
-        for name in names:
-            supervisor.start(
-                process_name("registry", name), ["registry", "serve", "--name", name, "--topology", str(path)]
-            )
-        registry = registry_of(here)
-        _await_leaders(supervisor, registry)
-        return registry
+    def start() -> LocalCluster:
+        here = placed(alone, standing, {}, (), work, random.Random())
+        cluster = LocalCluster(here, work, FreshLauncher(), _TOPOLOGY)
+        try:
+            cluster.start()
+            _await_leaders(cluster)
+        except BaseException:
+            cluster.kill()
+            raise
+        return cluster
 
     try:
-        yield on_free_ports(start, notice)
+        cluster = on_free_ports(start, notice)
+        try:
+            yield registry_of(cluster.topology)
+        finally:
+            cluster.stop()
     finally:
-        supervisor.stop([list(supervisor.children)])
-        path.unlink(missing_ok=True)
+        (work / _TOPOLOGY).unlink(missing_ok=True)
 
 
-def _placed(names: Sequence[str], work: Path, topology: Topology) -> Topology:
-    """The replicas of these names on free ports, and a secret of their own."""
-    ports = free_ports(2 * len(names), random.Random())
-    replicas = [
-        Replica(
-            name=name,
-            datacenter="",
-            grpc=f"127.0.0.1:{grpc}",
-            raft=f"127.0.0.1:{raft}",
-            directory=str(work.absolute() / "registry" / name),
-        )
-        for name, grpc, raft in zip(names, ports[::2], ports[1::2], strict=True)
-    ]
-    return replace(topology, replicas=replicas, secret=secrets.token_hex(32), metrics={})
-
-
-def _await_leaders(supervisor: Supervisor, registry: "RegistryAt") -> None:
+def _await_leaders(cluster: LocalCluster) -> None:
     """Return when every shard has a leader. UnavailableError, ProcessFailedError."""
     deadline = time.monotonic() + START_S_MAX
-    with registry.client(_ASK_S) as client:
+    with registry_of(cluster.topology).client(_ASK_S) as client:
         while time.monotonic() < deadline:
-            supervisor.poll()
+            cluster.poll()
             with contextlib.suppress(UnavailableError):
                 directory = client.directory()
                 if directory.led and directory.leaders and all(directory.leaders):

@@ -18,26 +18,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.core.addresses import joined, parts, split_address
-from photon.core.clock import Clock, SystemClock
+from photon.core.clock import SystemClock
 from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
 from photon.core.settings import Settings, identity_digest
-from photon.rpc.tls import Tls, expiry_complaint
+from photon.rpc.network import Tls, expiry_complaint
 
 # The nursery imports this before all else, and the rooms take long: they are imported, where they are needed.
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-    from photon.cluster.topology import Replica, Topology
+    from photon.cluster.topology import Process, Replica, Topology
     from photon.rpc.network import Network
 
+LOOK_EVERY_S: Final = 6 * 3600.0
 _LOOK_AFTER_S: Final = 1.0
-
 _COLLECT_AFTER: Final = 20_000
 """New container objects between two looks for cycles; Python's own is a few hundred."""
-
 
 _Fail = Callable[[BaseException], None]
 
@@ -68,35 +67,27 @@ class Role:
     """Of that command's help."""
     imports: tuple[str, ...]
     """What the nursery imports before it forks one."""
-    client: str
-    """The module of its client."""
-    make: "Callable[[Topology, str, Network, Clock, _Fail], _Server]"
+    make: "Callable[[Topology, Process, Network, _Fail], _Server]"
     stops: int
     """Its place among those that are stopped, down the stream, so that nobody loses whom it still needs."""
+    processes: Callable[[Settings], int]
+    """How many of them a datacenter has, or, of replicas, the system."""
+    asks: "Callable[[str, float, Network], _Asks] | None" = None
+    """A client of the process at the address; None: replicas are asked by the registry's."""
     reads_on: bool = False
     """It sends new events into the system: started once all else is known to be well."""
     completes_files: bool = False
     """Before it ends; that may take its time."""
-    places: str = ""
-    """The key of its addresses in [datacenters.NAME]; none: it is a registry replica, of [replicas]."""
-    processes: Callable[[Settings], int] = lambda settings: settings.registry.replicas
-    """How many of them a datacenter has, or, of replicas, the system."""
-    shares_directory: bool = False
-    """Its processes in a datacenter have one together."""
-    asks: "Callable[[str, float, Network], _Asks] | None" = None
-    """A client of the process at the address; None: replicas are asked by the registry's."""
-
-
-def process_name(role: str, name: str) -> str:
-    """What a process is called in statuses, logs and metrics."""
-    return f"{role}-{name.replace('/', '-')}"
 
 
 def serve_role(role: str, topology: "Topology", name: str) -> None:
     """Run one role until it is told to stop. PhotonError for what keeps it from starting."""
     from photon.rpc.servers import on_termination
 
-    _raise_descriptor_limit()
+    # A registry replica has files and sockets for each of its shards: as many as the system allows.
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # "unlimited" may be more than the kernel's own limit
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", level=logging.INFO, stream=sys.stderr)
     failure: list[BaseException] = []
     told = threading.Event()
@@ -106,67 +97,54 @@ def serve_role(role: str, topology: "Topology", name: str) -> None:
         told.set()
 
     try:
-        network = topology.network(topology.process(role, name).datacenter)
-        server = ROLES[role].make(topology, name, network, SystemClock(), fail)
+        process = topology.process(role, name)
+        network = topology.network(process.datacenter)
+        server = ROLES[role].make(topology, process, network, fail)
         on_termination(told.set)
-        _tame_collector()
-        _start(topology, role, name, server, network)
-    except CorruptStateError as error:
-        _end(error, CORRUPT_STATUS)
-    except AddressInUseError as error:
-        _end(error, ADDRESS_STATUS)
+        # Batches are bytes and arrays, which hold no cycles: don't walk all modules to find none.
+        gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+        _start(topology, process, server, network)
+    except (CorruptStateError, AddressInUseError) as error:
+        _end(error)
     while not told.wait(_LOOK_AFTER_S):
         pass  # Python's handler of a signal runs in this thread; one that another thread got does not wake it
     if failure:
         # The room can't go on; what it still holds is on disk or was never acknowledged.
-        _end(failure[0], _status_after(failure[0]))
+        _end(failure[0])
     server.stop()
 
 
-def _tame_collector() -> None:
-    """Batches are bytes and arrays, which hold no cycles: don't walk all modules to find none."""
-    gc.freeze()
-    gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
-
-
-def _start(topology: "Topology", role: str, name: str, server: _Server, network: "Network") -> None:
+def _start(topology: "Topology", process: "Process", server: _Server, network: "Network") -> None:
     """AddressInUseError if one of its ports is taken; for that of metrics before anybody is served."""
     watch_expiry(network.tls)
-    process = process_name(role, name)
     started = threading.Event()
-    if process in topology.metrics:
+    address = topology.metrics.get(process.title)
+    if address is not None:
         from photon.rpc.metrics import serve_metrics
 
         def status() -> dict[str, Any]:
             if not started.is_set():
-                raise UnavailableError(f"{process} is starting; ask again")
+                raise UnavailableError(f"{process.title} is starting; ask again")
             return server.status()
 
-        address = topology.metrics[process]
-        own = topology.process(role, name).listen
-        if own:  # metrics have no such setting: they are bound where gRPC is
-            address = joined(parts(own)[0], parts(address)[1])
+        if process.listen:  # metrics have no such setting: they are bound where gRPC is
+            address = joined(parts(process.listen)[0], parts(address)[1])
             network = replace(network, bind="")
-        serve_metrics(address, role, process, status, network)
+        serve_metrics(address, process.role, process.title, status, network)
     server.start()
     started.set()
 
 
-def _status_after(error: BaseException) -> int:
-    """The exit status after a failure at work. A replica that was replaced, say, never comes back."""
+def _end(error: BaseException) -> NoReturn:
+    """Bad usage is also a replica that was replaced: it never comes back."""
+    status = 1
     if isinstance(error, CorruptStateError):
-        return CORRUPT_STATUS
-    return error.exit_status if isinstance(error, UsageError) else 1
-
-
-def _raise_descriptor_limit() -> None:
-    """As many files and sockets as the system allows: a registry replica has some for each of its shards."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # "unlimited" may be more than the kernel's own limit
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _end(error: BaseException, status: int) -> None:
+        status = CORRUPT_STATUS
+    elif isinstance(error, AddressInUseError):
+        status = ADDRESS_STATUS
+    elif isinstance(error, UsageError):
+        status = error.exit_status
     if not isinstance(error, PhotonError):
         logging.getLogger("photon").critical("unexpected", exc_info=error)
     sys.stderr.write(f"photon: {error or type(error).__name__}\n")
@@ -174,27 +152,39 @@ def _end(error: BaseException, status: int) -> None:
     os._exit(status)
 
 
-def _registry(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
-    from idregistry.server import RegistryServer
+def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
+    """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
+    file counts after a restart only."""
+    if tls is None:
+        return
+    log = logging.getLogger("photon.tls")
 
-    me = topology.replica(name)
-    settings = topology.settings
-    return RegistryServer(
-        settings.registry,
-        node=me.name,
+    def watch() -> None:
+        while True:
+            complaint = expiry_complaint(tls, now_s())
+            if complaint is not None:
+                log.warning("%s", complaint)
+            time.sleep(LOOK_EVERY_S)
+
+    threading.Thread(target=watch, name="expiry", daemon=True).start()
+
+
+def _registry(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+    from idregistry import server
+    from idregistry.rules.commands import Row
+
+    me = topology.replica(process.name)
+    replica = server.Replica(
+        name=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
         raft_listen=_raft_listen(me, network),
-        raft_dialed=me.raft_address,
-        peers={r.name: r.raft_address for r in topology.replicas if r.name != me.name},
-        addresses={r.name: r.grpc for r in topology.replicas},
+        rows={r.name: Row(r.name, *r.raft_address, r.grpc) for r in topology.replicas},
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
-        clock=clock,
-        rng=random.Random(),
-        on_fatal=fail,
         joining=me.joining,
-        network=replace(network, bind=""),
     )
+    settings, clock = topology.settings.registry, SystemClock()
+    return server.RegistryServer(replica, settings, clock, random.Random(), fail, replace(network, bind=""))
 
 
 def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
@@ -204,82 +194,74 @@ def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
     return network.bind.strip("[]") or host, port
 
 
-def _eventstore(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
-    settings = topology.settings
-    place = topology.place("eventstore", name)
-    if place.number:
-        from eventstore.server import CacheServer
+def _eventstore(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
+    from eventstore.server import CacheServer, EventStoreServer
 
-        home = place.pipeline.eventstores[0]
-        return CacheServer(settings, place.address("eventstore"), home, clock, network)
-    from eventstore.server import EventStoreServer
-
+    pipeline = topology.pipeline(process.datacenter)
+    if process.number:
+        return CacheServer(
+            topology.settings, process.address, pipeline.eventstores[0], SystemClock(), network
+        )
     return EventStoreServer(
-        settings,
-        listen=place.address("eventstore"),
-        directory=place.directory("eventstore"),
-        patterns=topology.primary_of(place.pipeline),
-        dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
-        clock=clock,
+        topology.settings,
+        listen=process.address,
+        directory=pipeline.home("eventstore"),
+        patterns=topology.primary_of(pipeline),
+        dead_letters=topology.dead_letters_directory(process.datacenter),
+        clock=SystemClock(),
         drain=topology.drain,
         on_fatal=fail,
         network=network,
     )
 
 
-def _joiner(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
+def _joiner(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
     from eventstore.client import EventStoreClient
     from joiner.server import JoinerServer
+    from joiner.worker import Home, Worker
 
-    settings = topology.settings
-    place = topology.place("joiner", name)
-    home = place.pipeline.eventstores[0]
-    return JoinerServer(
-        settings,
-        name=place.process("joiner"),
-        datacenter=place.pipeline.datacenter,
-        listen=place.address("joiner"),
-        directory=place.directory("joiner"),
+    settings, pipeline = topology.settings, topology.pipeline(process.datacenter)
+    joiner = Home(
+        name=process.title,
+        datacenter=process.datacenter,
+        address=process.address,
+        directory=pipeline.home("joiner", process.number),
         output_root=Path(topology.output),
-        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
-        eventstore=EventStoreClient(home, settings.eventstore.request_timeout_s, network=network),
-        clock=clock,
-        rng=random.Random(),
         drain=topology.drain,
-        on_fatal=fail,
-        network=network,
     )
+    registry = _registry_client(topology, process.datacenter, network)
+    timeout_s = settings.eventstore.request_timeout_s
+    eventstore = EventStoreClient(pipeline.eventstores[0], timeout_s, network=network)
+    return JoinerServer(Worker(settings, joiner, registry, eventstore, SystemClock(), fail), network)
 
 
-def _dispatcher(topology: "Topology", name: str, network: "Network", clock: Clock, fail: _Fail) -> _Server:
+def _dispatcher(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
     from dispatcher.server import DispatcherServer
     from joiner.client import JoinerClient
 
-    settings = topology.settings
-    place = topology.place("dispatcher", name)
+    settings, pipeline = topology.settings, topology.pipeline(process.datacenter)
     joiner = JoinerClient(
-        place.pipeline.joiners,
+        pipeline.joiners,
         settings.dispatcher.request_timeout_s,
         network=network,
         identity=identity_digest(settings),
     )
     server = DispatcherServer(
         settings,
-        name=place.process("dispatcher"),
-        datacenter=place.pipeline.datacenter,
-        listen=place.address("dispatcher"),
-        directory=place.directory("dispatcher"),
-        patterns=topology.foreign_of(place.pipeline),
-        dead_letters=topology.dead_letters_directory(place.pipeline.datacenter),
-        registry=_registry_client(topology, place.pipeline.datacenter, clock, network),
+        name=process.title,
+        datacenter=process.datacenter,
+        listen=process.address,
+        directory=pipeline.home("dispatcher"),
+        patterns=topology.foreign_of(pipeline),
+        dead_letters=topology.dead_letters_directory(process.datacenter),
+        registry=_registry_client(topology, process.datacenter, network),
         joiner=joiner,
-        clock=clock,
+        clock=SystemClock(),
         rng=random.Random(),
         drain=topology.drain,
         network=network,
-        agree=joiner.agree,
-        worker=place.number,
-        workers=len(place.pipeline.dispatchers),
+        worker=process.number,
+        workers=len(pipeline.dispatchers),
     )
     return _Watched(server, fail)
 
@@ -306,38 +288,12 @@ class _Watched:
             self._fail(error)
 
 
-def _registry_client(
-    topology: "Topology", datacenter: str, clock: Clock, network: "Network"
-) -> "RegistryClient":
+def _registry_client(topology: "Topology", datacenter: str, network: "Network") -> "RegistryClient":
     from idregistry.client import RegistryClient
 
-    return RegistryClient(
-        [replica.grpc for replica in topology.nearest_first(datacenter)],
-        topology.settings.registry.request_timeout_s,
-        clock,
-        random.Random(),
-        network,
-    )
-
-
-LOOK_EVERY_S: Final = 6 * 3600.0
-
-
-def watch_expiry(tls: Tls | None, now_s: Callable[[], float] = time.time) -> None:
-    """Complain in the log, now and every few hours, once the certificate that was loaded ends soon: a newer
-    file counts after a restart only."""
-    if tls is None:
-        return
-    log = logging.getLogger("photon.tls")
-
-    def watch() -> None:
-        while True:
-            complaint = expiry_complaint(tls, now_s())
-            if complaint is not None:
-                log.warning("%s", complaint)
-            time.sleep(LOOK_EVERY_S)
-
-    threading.Thread(target=watch, name="expiry", daemon=True).start()
+    replicas = [replica.grpc for replica in topology.nearest_first(datacenter)]
+    timeout_s = topology.settings.registry.request_timeout_s
+    return RegistryClient(replicas, timeout_s, SystemClock(), random.Random(), network)
 
 
 def _asks_eventstore(address: str, timeout_s: float, network: "Network") -> _Asks:
@@ -362,49 +318,40 @@ _ROWS: Final = (
     Role(
         name="registry",
         text="The IdRegistry: one process hosts a replica of every shard.",
-        imports=("photon.cli.roles", "photon.cluster.system", "idregistry.server"),
-        client="idregistry.client",
+        imports=("photon.cli.roles", "photon.cluster.topology", "idregistry.server"),
         make=_registry,
         stops=2,
+        processes=lambda settings: settings.registry.replicas,
     ),
     Role(
         name="eventstore",
         text="The EventStore: finds primary events in cache and logs.",
-        imports=("photon.cluster.system", "eventstore.server"),
-        client="eventstore.client",
+        imports=("photon.cluster.topology", "eventstore.server"),
         make=_eventstore,
         stops=2,
-        places="eventstores",
         processes=lambda settings: settings.eventstore.processes,
         asks=_asks_eventstore,
     ),
     Role(
         name="joiner",
         text="The joiner: joins, registers, writes.",
-        imports=("photon.cluster.system", "eventstore.client", "idregistry.client", "joiner.server"),
-        client="joiner.client",
+        imports=("photon.cluster.topology", "eventstore.client", "idregistry.client", "joiner.server"),
         make=_joiner,
         stops=1,
         completes_files=True,
-        places="joiners",
         processes=lambda settings: settings.joiner.processes,
         asks=_asks_joiner,
     ),
     Role(
         name="dispatcher",
         text="The dispatcher: reads foreign events and keeps them until joined.",
-        imports=("photon.cluster.system", "idregistry.client", "joiner.client", "dispatcher.server"),
-        client="dispatcher.client",
+        imports=("photon.cluster.topology", "idregistry.client", "joiner.client", "dispatcher.server"),
         make=_dispatcher,
         stops=0,
         reads_on=True,
-        places="dispatchers",
         processes=lambda settings: settings.dispatcher.workers,
-        shares_directory=True,
         asks=_asks_dispatcher,
     ),
 )
 ROLES: Final = {role.name: role for role in _ROWS}
-"""In the order in which they are started: elections take longest."""
-PIPELINE_ROLES: Final = tuple(role.name for role in _ROWS if role.places)
-"""Those that datacenters have processes of."""
+"""In the order in which they are started, as in the settings (PIPELINE_ROLES): elections take longest."""

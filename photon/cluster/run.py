@@ -1,19 +1,26 @@
-"""The run behind `photon join`: start every process, drain the logs or follow them, stop, sum up."""
+"""A run of a system on this machine: `photon join`, and what `photon dev` has in common with it.
+
+A run holds its directories, starts every process, asks all of them again and again how they do, stops them,
+and sums up what is on disk. A join drains the logs or follows them.
+"""
 
 import contextlib
 import json
 import random
 import secrets
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from photon.cluster.console import RunDisplay
-from photon.cluster.local_cluster import Backlog, LocalCluster, unlisted_files
-from photon.cluster.placing import Placing, on_free_ports
+from joiner.output_files import count_joined
+from photon.cluster.local_cluster import Backlog, LocalCluster, on_free_ports, placed, unlisted_files
+from photon.cluster.nursery import Nursery
 from photon.cluster.preflight import (
+    RegistryMemory,
     check_apart,
     check_directories,
     check_leaders,
@@ -21,27 +28,236 @@ from photon.cluster.preflight import (
     check_run,
     check_same_run,
 )
-from photon.cluster.registry_replicas import clear_unfounded, members_of
-from photon.cluster.roles import PIPELINE_ROLES
-from photon.cluster.running import (
-    STALL_S,
-    RunLoop,
-    StalledError,
-    holding,
-    joined_lines,
-    ledger_of,
-    running,
-    why_stalled,
+from photon.cluster.registry_replicas import Replacing, clear_unfounded, members_of
+from photon.cluster.roles import ROLES
+from photon.cluster.statuses import RunDisplay, Sample, Status, StatusReader, merge_fates, run_summary, whole
+from photon.cluster.supervisor import Launcher
+from photon.cluster.topology import (
+    DATACENTER_NAMES,
+    JOINER_FILES,
+    REGISTRY,
+    Pipeline,
+    Topology,
+    absolute,
+    with_absolute_paths,
 )
-from photon.cluster.summary import Sample, Status, merge_fates, run_summary, whole
-from photon.cluster.topology import DATACENTER_NAMES, Topology, absolute, with_absolute_paths
-from photon.core.errors import UsageError
+from photon.core.disk import DirectoryLock
+from photon.core.errors import LockedError, PhotonError, UsageError
 from photon.core.fates import Fate
-from photon.core.settings import Settings, load_settings
+from photon.core.settings import PIPELINE_ROLES, Settings, load_settings
 
-__all__ = ["JoinJob", "StalledError", "join", "run_join"]
-
+POLL_S: Final = 0.05
+STALL_S: Final = 120.0
+"""Nothing moves for this long: the run ends with status 1; it can be resumed."""
 _DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner")
+
+
+class StalledError(PhotonError):
+    """Nothing has moved for long; what was done is safe and the run can be resumed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a run stands on; nobody else can run there meanwhile."""
+
+    launcher: Launcher
+    told_to_stop: list[int]
+    """The signal, once there was one."""
+    joined_before: int
+    """Lines in the output."""
+
+
+@contextlib.contextmanager
+def holding(work: Path, out: Path) -> Iterator[Ground]:
+    """LockedError where another run has one of the directories."""
+    with (
+        _locked(work),
+        _locked(out / "joined"),
+        _termination() as told_to_stop,
+        contextlib.closing(Nursery()) as nursery,
+    ):
+        yield Ground(nursery, told_to_stop, sum(joined_lines(out).values()))
+
+
+def _locked(directory: Path) -> DirectoryLock:
+    try:
+        return DirectoryLock(directory)
+    except LockedError as error:
+        raise LockedError(
+            f"another photon runs on {directory}; wait for it or name another --work and --out"
+        ) from error
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[list[int]]:
+    """Collects the first SIGINT or SIGTERM; a second one raises at once."""
+    told: list[int] = []
+
+    def on_signal(number: int, _frame: object) -> None:
+        if told:
+            raise KeyboardInterrupt
+        told.append(number)
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class RunLoop:
+    """The loop of a run: restarts what died, asks all processes, hands on what they have to say."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        reader: StatusReader,
+        pool: ThreadPoolExecutor,
+        told_to_stop: Sequence[int],
+        notice: Callable[[str], None],
+        every_s: float,
+    ) -> None:
+        """`pool`: of one thread, which asks: a process that stands still must not keep others from being
+        restarted. They are asked `every_s` after the last time, and when a phase begins."""
+        self.cluster, self.reader, self.told_to_stop = cluster, reader, told_to_stop
+        self._pool, self._notice, self._every_s = pool, notice, every_s
+        self._asked_s = float("-inf")
+        self._answer: Future[Sample] | None = None
+
+    def until(self, over: Callable[[Sample | None], bool], roles: tuple[str, ...] = tuple(ROLES)) -> None:
+        """One phase of a run: turns until `over`, which is given what the processes said, if that is new.
+
+        ProcessFailedError, CorruptStateError: the run is over.
+        """
+        self._asked_s = float("-inf")
+        while True:
+            self.cluster.poll()
+            sample = self._look(roles)
+            if sample is not None:
+                self._tell(sample)
+            if over(sample):
+                return
+
+    def _tell(self, sample: Sample) -> None:
+        """What the supervisor and the processes have to say for a person."""
+        notices = self.cluster.supervisor.notices
+        while notices:
+            self._notice(notices.pop(0))
+        for name, status in sample.answered().items():
+            for notice in (*status.get("notices", ()), status.get("storage_error")):
+                if notice:
+                    self._notice(f"{name}: {notice}")
+
+    def _look(self, roles: tuple[str, ...]) -> Sample | None:
+        """Takes POLL_S at most, and as long as that without news."""
+        now = time.monotonic()
+        if self._answer is None and now - self._asked_s >= self._every_s:
+            self._asked_s, self._answer = now, self._pool.submit(self.reader.read, roles)
+        if self._answer is None:
+            time.sleep(POLL_S)
+            return None
+        wait([self._answer], POLL_S)
+        if not self._answer.done():
+            return None
+        answer, self._answer = self._answer, None
+        return answer.result()
+
+
+@contextlib.contextmanager
+def running(
+    cluster: LocalCluster,
+    work: Path,
+    ground: Ground,
+    settings: Settings,
+    notice: Callable[[str], None],
+    every_s: float = POLL_S,
+    replace: bool = True,
+) -> Iterator[RunLoop]:
+    """All processes, within the block; stopped after it, killed if it raises. PortTakenError: choose again;
+    SettingsError for another number of workers than before.
+
+    `replace`: replicas that lost their disks.
+    """
+    from dispatcher.workers import check_workers
+
+    topology = cluster.topology
+    for pipeline in topology.pipelines:
+        check_workers(pipeline.home("dispatcher"), len(pipeline.dispatchers))
+    lost = members_of(work, len(topology.replicas)).lost if replace else []
+    replacing = Replacing(topology, lost, notice)
+    try:
+        with (
+            contextlib.closing(StatusReader(topology)) as reader,  # its imports go on beside the nursery's
+            ThreadPoolExecutor(1, "asking") as pool,
+        ):
+            cluster.start_those(reads_on=False)
+            replacing.start()
+            loop = RunLoop(cluster, reader, pool, ground.told_to_stop, notice, every_s)
+            # Ids that are forgotten on purpose are not missed.
+            if ground.joined_before and not settings.registry.retention_days:
+                _await_memory(loop, RegistryMemory(ground.joined_before, work))
+            cluster.start_those(reads_on=True)
+            yield loop
+        replacing.stop()
+        cluster.stop()
+    except BaseException:
+        replacing.stop()
+        cluster.kill()
+        raise
+
+
+def _await_memory(loop: RunLoop, memory: RegistryMemory) -> None:
+    """Return once the registry is known to remember all; CorruptStateError if it does not."""
+    began = time.monotonic()
+
+    def over(sample: Sample | None) -> bool:
+        waited = time.monotonic() - began
+        if loop.told_to_stop or (sample is not None and memory.is_whole(sample.of("registry"), waited)):
+            return True
+        if waited > STALL_S:
+            raise StalledError(why_stalled(loop.reader, waited))
+        return False
+
+    loop.until(over, (REGISTRY,))
+
+
+def why_stalled(reader: StatusReader, seconds: float) -> str:
+    sample = reader.read((REGISTRY,))  # who was never asked is silent
+    answered = sample.answered().items()
+    reasons = [f"{name}: {one['storage_error']}" for name, one in answered if one.get("storage_error")]
+    reasons += [f"{name} does not answer" for name in sample.silent()]
+    reasons += [] if sample.has_quorum() else ["the registry has no quorum"]
+    reasons += [
+        f"{name}: {one['pending']:,} events wait to be tried again"
+        for name, one in answered
+        if one.get("pending")
+    ]
+    return (
+        f"nothing has moved for {seconds:.0f} s ({'; '.join(reasons) or 'no reason known'}); "
+        "nothing is lost: mend the cause and run the same command again"
+    )
+
+
+def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
+    """What a dispatcher that has ended left on disk: the truth, however it ended."""
+    from dispatcher.workers import read_totals
+
+    letters = topology.dead_letters_directory(pipeline.datacenter)
+    return read_totals(pipeline.home("dispatcher"), letters, topology.settings.dispatcher.state_bytes_max)
+
+
+def joined_lines(out: Path) -> dict[str, int]:
+    """Datacenter -> lines of its joiners; also of those that an earlier run had and this one has not.
+
+    What a backfill wrote there is not this run's: its ledgers call those events duplicates.
+    """
+    counts = {
+        path.name: count_joined(path, JOINER_FILES)
+        for path in sorted((out / "joined").iterdir())
+        if path.is_dir()
+    }
+    return {name: count for name, count in counts.items() if count or name in DATACENTER_NAMES}
 
 
 def join(
@@ -74,7 +290,7 @@ def join(
         datacenters=datacenters,
         follow=follow,
     )
-    with RunDisplay() as display:
+    with contextlib.closing(RunDisplay()) as display:
         return run_join(job, display)
 
 
@@ -127,10 +343,7 @@ def _check(job: JoinJob, settings: Settings) -> None:
 
 
 def _plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
-    """Addresses and directories for every process, ports chosen free. UnavailableError if there are none."""
-    names = DATACENTER_NAMES[: job.datacenters]
-    members = members_of(job.work, settings.registry.replicas)
-    places = Placing(settings, len(members.names), len(names), job.work, rng)
+    """Every process on a free port. UnavailableError if there are none."""
     topology = Topology(
         settings=with_absolute_paths(settings),
         primary=[absolute(pattern) for pattern in job.primary],
@@ -138,11 +351,11 @@ def _plan(job: JoinJob, settings: Settings, rng: random.Random) -> Topology:
         output=str(job.out.absolute()),
         secret=secrets.token_hex(32),
         drain=not job.follow,
-        replicas=places.replicas(members, {}),
-        pipelines=places.pipelines(names),
+        replicas=[],
+        pipelines=[],
     )
-    places.metrics(topology)
-    return topology
+    members = members_of(job.work, settings.registry.replicas)
+    return placed(topology, members, {}, DATACENTER_NAMES[: job.datacenters], job.work, rng)
 
 
 class _Draining:

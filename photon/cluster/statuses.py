@@ -1,35 +1,75 @@
-"""Asks every process of a topology for its status; one that does not answer is left out, not waited for."""
+"""What the processes of a system say of themselves: asked for, summed up, shown to a person.
+
+Statuses are plain mappings with the keys that each server documents. A process that does not answer is left
+out, not waited for.
+"""
 
 import contextlib
-import importlib
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any, Final
 
-from photon.cluster.registry_access import registry_of
+import click
+
+from photon.cluster.registry_access import notice, registry_of
 from photon.cluster.roles import ROLES
 from photon.cluster.topology import Topology
 from photon.core.errors import UnavailableError
+from photon.core.fates import LETTERS, Fate
+
+# Rich takes long to import and is of use on a terminal only.
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 TIMEOUT_S: Final = 2.0
 THREADS_MAX: Final = 32
 WHY_CHARS_MAX: Final = 320
 """The longest hint of photon.rpc.network, after the name of who does not answer."""
+_SUMMED: Final = ("foreign_events", "pending", "in_flight", "wasted_joins")
+Status = Mapping[str, Any]
 
 
-for _role in ROLES.values():  # with this module: it is imported while a nursery imports the same
-    importlib.import_module(_role.client)
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What every process said, asked at `at_s` (monotonic); None for one that has not answered."""
+
+    at_s: float
+    statuses: Mapping[str, Status | None]
+
+    def of(self, role: str) -> list[Status]:
+        """What the processes of a role said, of those that answered."""
+        return [status for name, status in self.answered().items() if name.startswith(role)]
+
+    def answered(self) -> dict[str, Status]:
+        return {name: status for name, status in self.statuses.items() if status is not None}
+
+    def silent(self, roles: tuple[str, ...] = ("",)) -> list[str]:
+        """Those (of these roles) that did not answer."""
+        return [name for name, status in self.statuses.items() if status is None and name.startswith(roles)]
+
+    def has_quorum(self) -> bool:
+        """The registry's directory, and each of its shards, in the words of one replica."""
+        return any(
+            replica["directory"]["has_quorum"] and all(shard["has_quorum"] for shard in replica["shards"])
+            for replica in self.of("registry")
+        )
 
 
 class StatusReader:
-    """Holds a client of each process. Name -> last status, or None while it does not answer."""
+    """Holds a client of each process of a topology."""
 
     def __init__(self, topology: Topology) -> None:
         network = topology.network("")
         self._closing = contextlib.ExitStack()
         registry = self._closing.enter_context(registry_of(topology).client(TIMEOUT_S))
-        self._calls: dict[str, Callable[[], dict[str, Any]]] = {}
+        self._calls: dict[str, Callable[[], Status]] = {}
         for process in topology.processes():
             asks = ROLES[process.role].asks
             if asks is None:
@@ -39,38 +79,16 @@ class StatusReader:
                 self._closing.callback(asked.close)
                 self._calls[process.title] = asked.status
         self._pool = ThreadPoolExecutor(min(len(self._calls), THREADS_MAX), thread_name_prefix="status")
-        self._last: dict[str, dict[str, Any] | None] = dict.fromkeys(self._calls)
-        self._why: dict[str, str] = {}
+        self._last: dict[str, Status | None] = dict.fromkeys(self._calls)
+        self.why_silent: dict[str, str] = {}
+        """Process -> the error of its last call that failed, in a short line."""
 
-    def read(
-        self, roles: tuple[str, ...] = ("dispatcher", "eventstore", "joiner")
-    ) -> tuple[list[dict[str, Any]], ...]:
-        """Ask the processes of these roles at once; the lists, in this order, of those that answered."""
+    def read(self, roles: tuple[str, ...] = tuple(ROLES)) -> Sample:
+        """Ask the processes of these roles at once; of the others, what they said last."""
+        now = time.monotonic()
         chosen = [name for name in self._calls if name.startswith(roles)]
-        for name, status in zip(chosen, self._pool.map(self._ask, chosen), strict=True):
-            self._last[name] = status
-        return tuple(
-            [status for n in chosen if n.startswith(role) and (status := self._last[n])] for role in roles
-        )
-
-    def named(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Name and last status of each process that answered when last asked."""
-        return ((name, status) for name, status in self._last.items() if status is not None)
-
-    def silent(self, roles: tuple[str, ...] = ("",)) -> list[str]:
-        """Those (of these roles) that did not answer when last asked, or were not asked yet."""
-        return [name for name, status in self._last.items() if status is None and name.startswith(roles)]
-
-    def why_silent(self, name: str) -> str:
-        """The error of the last call that failed, in a short line; empty before there was one."""
-        return self._why.get(name, "")
-
-    def registry_has_quorum(self) -> bool:
-        (replicas,) = self.read(("registry",))
-        return any(
-            r["directory"]["has_quorum"] and all(shard["has_quorum"] for shard in r["shards"])
-            for r in replicas
-        )
+        self._last.update(zip(chosen, self._pool.map(self._ask, chosen), strict=True))
+        return Sample(now, dict(self._last))
 
     def close(self) -> None:
         """End its channels and threads: what it still asks has no answer."""
@@ -78,10 +96,182 @@ class StatusReader:
         self._closing.close()
         self._pool.shutdown()
 
-    def _ask(self, name: str) -> dict[str, Any] | None:
+    def _ask(self, name: str) -> Status | None:
         try:
             return self._calls[name]()
         except UnavailableError as error:
             why = " ".join(str(error).split())
-            self._why[name] = f"{why[:WHY_CHARS_MAX]}..." if len(why) > WHY_CHARS_MAX else why
+            self.why_silent[name] = f"{why[:WHY_CHARS_MAX]}..." if len(why) > WHY_CHARS_MAX else why
             return None
+
+
+def whole(dispatchers: Iterable[Status]) -> list[dict[str, Any]]:
+    """Of each datacenter what its workers that answered count together."""
+    sums: dict[str, dict[str, Any]] = {}
+    for status in dispatchers:
+        known = sums.get(status["datacenter"], {})
+        fates = Counter(known.get("fates", {}))
+        fates.update(status["fates"])
+        sums[status["datacenter"]] = {
+            "datacenter": status["datacenter"],
+            "fates": dict(fates),
+            **{count: known.get(count, 0) + status.get(count, 0) for count in _SUMMED},
+        }
+    return list(sums.values())
+
+
+def fates_of(dispatcher: Status) -> dict[str, Any]:
+    """What became of every event that a datacenter has read, and whether it adds up (design invariant 3)."""
+    fates = {**dispatcher["fates"], Fate.PENDING.value: dispatcher["pending"]}
+    events = dispatcher["foreign_events"]
+    adds_up = sum(fates.values()) == events and min(fates.values()) >= 0
+    return {"foreign_events": events, "fates": fates, "adds_up": adds_up}
+
+
+def merge_fates(dispatchers: Iterable[Status], joined: int) -> dict[str, int]:
+    """Counts of all datacenters together, over the events of one copy of the logs.
+
+    Every datacenter reads its own copy of the same logs, so an event has one fate in each: told "already
+    registered" counts as joined or duplicate, which `joined`, the lines in the output, tells apart. Where
+    datacenters judged differently, the one that got furthest decides: an event is unjoinable only if no
+    datacenter joined it.
+    """
+    ledgers = list(dispatchers)
+    if not ledgers:
+        return {"foreign_events": 0, **{fate.value: 0 for fate in Fate}}
+    events = max(int(ledger["foreign_events"]) for ledger in ledgers)
+    rest = {fate: min(_fate(ledger, fate) for ledger in ledgers) for fate in LETTERS}
+    told = max(_fate(ledger, Fate.JOINED) + _fate(ledger, Fate.DUPLICATE) for ledger in ledgers)
+    registered = max(told, joined)  # a line may be out before the ledger says so
+    # Stopped datacenters may have read different parts, a new ledger not yet what is joined.
+    events = max(events, registered + sum(rest.values()))
+    pending = events - registered - sum(rest.values())
+    return {
+        "foreign_events": events,
+        Fate.JOINED.value: joined,
+        Fate.DUPLICATE.value: registered - joined,
+        **{fate.value: count for fate, count in rest.items()},
+        Fate.PENDING.value: pending,
+    }
+
+
+def _fate(ledger: Status, fate: Fate) -> int:
+    return int(ledger["fates"].get(fate.value, 0))
+
+
+def run_summary(ledgers: Sequence[Status], joined: int, joined_before: int, seconds: float) -> dict[str, Any]:
+    """What `photon join` and `photon dev` have in common. `ledgers`: of each datacenter; `joined`: lines."""
+    new = joined - joined_before
+    return {
+        **merge_fates(ledgers, joined),
+        "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
+        "seconds": round(seconds, 3),
+        "joined_per_s": round(new / seconds, 1) if seconds > 0 else 0.0,
+        "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
+        "joined_this_run": new,
+    }
+
+
+def percentiles_ms(histograms: Iterable[Status]) -> dict[str, float | None]:
+    """p50, p90, p99 of merged histograms {edges: upper bounds us, counts}: the upper edge of their bucket."""
+    edges: list[float] = []
+    counts: list[int] = []
+    for histogram in histograms:
+        edges = list(histogram["edges"])
+        # One that has counted nothing yet has no buckets.
+        counts = [a + b for a, b in zip_longest(counts, histogram["counts"], fillvalue=0)]
+    total = sum(counts)
+    result: dict[str, float | None] = {}
+    for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
+        result[name] = None
+        seen = 0
+        for edge, count in zip(edges, counts, strict=False):
+            seen += count
+            if total and seen >= share * total:
+                result[name] = round(edge / 1_000, 3)
+                break
+    return result
+
+
+class RunDisplay:
+    """Progress of a run on stderr, only where that is a terminal; notices there in any case."""
+
+    def __init__(self) -> None:
+        self._progress: Progress | None = None
+        self._told: set[str] = set()
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def update(self, counts: Mapping[str, Any], per_second: float) -> None:
+        if not sys.stderr.isatty():
+            return
+        if self._progress is None:
+            self._progress = _make_progress()
+            self._progress.start()
+        self._progress.update(
+            self._progress.task_ids[0],
+            description="joining",
+            completed=counts["foreign_events"] - counts["pending"],
+            total=max(1, counts["foreign_events"]),
+            rate=f"{per_second:,.0f}",
+            pending=f"{counts['pending']:,}",
+        )
+
+    def completing(self, files: int) -> None:
+        """All is joined; this many files of the joined logs have still to be completed."""
+        if self._progress is not None:
+            self._progress.update(self._progress.task_ids[0], description=f"completing {files:,} files")
+
+    def notice(self, text: str) -> None:
+        """A line for the person, each text once."""
+        if text in self._told:
+            return
+        self._told.add(text)
+        if self._progress is None:
+            notice(text)
+        else:  # above the bar
+            self._progress.console.print(f"photon: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _make_progress() -> "Progress":
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}/s  pending {task.fields[pending]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    progress.add_task("starting", total=None, rate="-", pending="-")
+    return progress
+
+
+@contextmanager
+def working(what: str) -> Iterator[Callable[[str], None]]:
+    """Something that moves and says `what`, on a terminal only; and a function to say something else."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(what) as status:
+        yield status.update
+
+
+def print_summary(summary: Mapping[str, Any]) -> None:
+    """The summary as aligned text on stdout."""
+    for name in ("foreign_events", *(fate.value for fate in Fate)):
+        click.echo(f"{name.replace('_', ' '):<16}{summary[name]:>14,}")
+    latency = summary["latency_ms"]
+    click.echo(f"{'wasted joins':<16}{summary['wasted_joins']:>14,}")
+    click.echo(f"{'seconds':<16}{summary['seconds']:>14,.2f}")
+    click.echo(f"{'joined/s':<16}{summary['joined_per_s']:>14,.0f}")
+    if latency["p50"] is not None:
+        shown = "  ".join(f"{name} {value:,.1f}" for name, value in latency.items())
+        click.echo(f"{'latency ms':<16}  {shown}")

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from photon.core.backoff import Backoff
+from photon.core.clock import Backoff
 from photon.core.disk import storage_errors
 from photon.core.errors import DiskFullError, PhotonError
 
@@ -120,7 +120,7 @@ class Child:
     """Where in its log the running process began."""
     failures: int = 0
     restart_at: float = 0.0
-    restarts: int = field(default=0)
+    restarts: int = 0
     stays_down: Callable[[], bool] | None = None
     """Asked before each restart: whether it would do harm."""
     held: bool = False
@@ -168,12 +168,6 @@ class Supervisor:
             elif (status := child.process.poll()) is not None:
                 self._on_exit(child, status, now)
 
-    def kill_one(self, name: str) -> None:
-        """SIGKILL; `poll` starts it again."""
-        process = self.children[name].process
-        if process is not None:
-            process.kill()
-
     def hold_down(self, names: Sequence[str]) -> None:
         """SIGKILL all of these at once; they are not started again before `let_up`."""
         children = [self.children[name] for name in names]
@@ -190,22 +184,21 @@ class Supervisor:
     def restarts(self) -> int:
         return sum(child.restarts for child in self.children.values())
 
-    def stop(self, tiers: Sequence[Sequence[str]], grace_s: float = 10.0) -> None:
-        """SIGTERM tier by tier, SIGKILL for what is left after `grace_s`; returns when all are gone."""
-        for tier in tiers:
-            running = [c.process for name in tier if (c := self.children.get(name)) and c.process]
-            for process in running:
-                with contextlib.suppress(ProcessLookupError):
-                    process.terminate()
-            deadline = time.monotonic() + grace_s
-            for process in running:
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-            for name in tier:  # not earlier: who interrupts this wants them killed
-                self.children.pop(name, None)
+    def stop(self, names: Sequence[str], grace_s: float = 10.0) -> None:
+        """SIGTERM, SIGKILL for what is left after `grace_s`; returns when all of these are gone."""
+        running = [c.process for name in names if (c := self.children.get(name)) and c.process]
+        for process in running:
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+        deadline = time.monotonic() + grace_s
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for name in names:  # not earlier: who interrupts this wants them killed
+            self.children.pop(name, None)
 
     def kill(self) -> None:
         """SIGKILL everything at once. Every process can take it."""

@@ -1,23 +1,51 @@
-"""Who runs where: the addresses and directories of every process of one system, handed to each as a file."""
+"""Who runs where: the addresses and directories of every process of one system.
 
-from collections.abc import Sequence
+`photon join` and `photon dev` plan a system and hand it to each process as a file; a system of several
+machines is named by the photon.toml that all of them have. Either way it is a `Topology`.
+"""
+
+import dataclasses
+import ipaddress
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
 
-from photon.cluster.roles import ROLES, process_name
-from photon.core.addresses import split
+from photon.core.addresses import joined, split, split_address
 from photon.core.disk import storage_errors, write_file
-from photon.core.errors import UsageError
-from photon.core.settings import DatacenterPlace, ReplicaPlace, Settings, parse_settings
-from photon.rpc.network import Network
-from photon.rpc.tls import load_tls
-
-_Item = TypeVar("_Item")
+from photon.core.errors import SettingsError, UsageError
+from photon.core.settings import (
+    PIPELINE_ROLES,
+    DatacenterPlace,
+    ReplicaPlace,
+    Settings,
+    load_settings,
+    parse_settings,
+    reading_fingerprint,
+)
+from photon.rpc.network import Network, load_tls
 
 DATACENTER_NAMES: Final = ("east", "west", "central", "north", "south")
+REGISTRY: Final = "registry"
+SECRET_BYTES_MIN: Final = 16
+
+_OWN_NAMES: Final = frozenset({"borrowed", "lock", "logs", "recovery", "registry", "run"})
+"""Files of a work directory and of the joined logs: the directories of a datacenter lie beside them."""
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+_Item = TypeVar("_Item")
+
+
+def process_name(role: str, name: str) -> str:
+    """What a process is called in statuses, logs and metrics: `joiner-east`, `joiner-east-1`."""
+    return f"{role}-{name.replace('/', '-')}"
+
+
+JOINER_FILES: Final = process_name("joiner", "")
+"""How the names of the joined logs of all joiners begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,34 +73,12 @@ class Pipeline(DatacenterPlace):
     directory: str
 
     def addresses(self, role: str) -> tuple[str, ...]:
-        found: tuple[str, ...] = getattr(self, ROLES[role].places)
+        found: tuple[str, ...] = getattr(self, f"{role}s")
         return found
 
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """One of the like processes of a role in a datacenter, from 0 on."""
-
-    pipeline: Pipeline
-    number: int
-
-    @property
-    def name(self) -> str:
-        """As `--name` has it: `east` for the first, `east/1` for the second."""
-        datacenter = self.pipeline.datacenter
-        return f"{datacenter}/{self.number}" if self.number else datacenter
-
-    def process(self, role: str) -> str:
-        """`joiner-east`, `joiner-east-1`."""
-        return process_name(role, self.name)
-
-    def address(self, role: str) -> str:
-        return self.pipeline.addresses(role)[self.number]
-
-    def directory(self, role: str) -> Path:
-        """Dispatchers share one; each joiner has its own, an event store beside the first keeps nothing."""
-        shared = self.number == 0 or ROLES[role].shares_directory
-        return Path(self.pipeline.directory) / (role if shared else f"{role}-{self.number}")
+    def home(self, role: str, number: int = 0) -> Path:
+        """Where a process keeps its state. Dispatchers share the first one's."""
+        return Path(self.directory) / (f"{role}-{number}" if number else role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ class Process:
     name: str
     address: str
     datacenter: str
+    number: int = 0
+    """Among those of its role in the datacenter: `east` is the first, `east/1` the second."""
     listen: str = ""
     """What it binds, if that is another address."""
 
@@ -129,35 +137,30 @@ class Topology:
     def pipeline(self, datacenter: str) -> Pipeline:
         return _named(self.pipelines, [p.datacenter for p in self.pipelines], datacenter, "datacenter")
 
-    def place(self, role: str, name: str) -> Place:
-        """UsageError if there is no such process."""
-        places = self.places(role)
-        return _named(places, [place.name for place in places], name, role)
-
-    def places(self, role: str) -> list[Place]:
-        """All processes of a role, datacenter by datacenter."""
-        return [Place(p, number) for p in self.pipelines for number in range(len(p.addresses(role)))]
-
     def processes(self, *roles: str) -> list[Process]:
         """All of these roles, or of every one, in the order in which they are started."""
-        return [process for role in ROLES if not roles or role in roles for process in self._of(role)]
+        chosen = roles or (REGISTRY, *PIPELINE_ROLES)
+        found = []
+        if REGISTRY in chosen:
+            found += [
+                Process(REGISTRY, r.name, r.grpc, r.datacenter, listen=r.listen_grpc) for r in self.replicas
+            ]
+        return found + [
+            Process(role, f"{p.datacenter}/{n}" if n else p.datacenter, address, p.datacenter, n)
+            for role in PIPELINE_ROLES
+            if role in chosen
+            for p in self.pipelines
+            for n, address in enumerate(p.addresses(role))
+        ]
 
     def titles(self, *roles: str) -> list[str]:
         return [process.title for process in self.processes(*roles)]
 
     def process(self, role: str, name: str) -> Process:
         """UsageError if there is none."""
-        kind = role if ROLES[role].places else f"{role} replica"
-        found = self._of(role)
+        kind = "registry replica" if role == REGISTRY else role
+        found = self.processes(role)
         return _named(found, [process.name for process in found], name, kind)
-
-    def _of(self, role: str) -> list[Process]:
-        if not ROLES[role].places:
-            return [Process(role, r.name, r.grpc, r.datacenter, r.listen_grpc) for r in self.replicas]
-        return [
-            Process(role, place.name, place.address(role), place.pipeline.datacenter)
-            for place in self.places(role)
-        ]
 
     def primary_of(self, pipeline: Pipeline) -> list[str]:
         return list(pipeline.primary) or self.primary
@@ -191,8 +194,8 @@ def absolute(path: str) -> str:
     return str(Path.cwd() / path)
 
 
-def network_of(settings: Settings, datacenter: str) -> Network:
-    """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
+def network_of(settings: Settings, datacenter: str = "") -> Network:
+    """As a process in the datacenter, or in none, sees it. SettingsError for TLS files that can't be used."""
     files, own = settings.tls, settings.network
     tls = None
     if files.cert:
@@ -200,10 +203,6 @@ def network_of(settings: Settings, datacenter: str) -> Network:
         cert, key, ca = (Path(file).absolute() for file in (files.cert, files.key, files.ca))
         tls = load_tls(cert, key, ca, files.name)
     return Network(tls, settings.via.get(datacenter, {}), own.bind, own.insecure_beyond_loopback)
-
-
-JOINER_FILES: Final = process_name("joiner", "")
-"""How the names of the joined logs of all joiners begin."""
 
 
 def write_topology(topology: Topology, path: Path) -> None:
@@ -222,3 +221,219 @@ def read_topology(path: Path) -> Topology:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); `photon join` writes one") from error
     except msgspec.DecodeError as error:
         raise UsageError(f"{path}: not a topology: {error}") from error
+
+
+def read_system(config: Path | None, topology: Path | None) -> Topology:
+    """Of one of the two files. UsageError, SettingsError."""
+    if (config is None) == (topology is None):
+        raise UsageError("name one of --config (photon.toml) and --topology (topology.json)")
+    if topology is not None:
+        return read_topology(topology)
+    return topology_of(load_settings(config), str(config))
+
+
+def find_system(work: Path | None, config: Path | None) -> Topology:
+    """UsageError unless one of the two is given, and it tells of a system."""
+    if (work is None) == (config is None):
+        raise UsageError("name the system by one of --work (of a run here) and --config (its photon.toml)")
+    if work is not None:
+        return read_topology(work / "topology.json")
+    settings = load_settings(config)
+    # Only replicas prove to each other that they have the secret; a command that asks need not read it.
+    return topology_of(replace(settings, system=replace(settings.system, secret_file="")), str(config))
+
+
+def load_alike(config: Path, runs: Settings, work: Path) -> Settings:
+    """The settings of the file. SettingsError where they read events otherwise than those of the run in
+    `work`: the events would be taken for other ones, and joined twice."""
+    settings = load_settings(config)
+    if reading_fingerprint(settings) != reading_fingerprint(runs):
+        raise SettingsError(
+            f"{config}: [foreign], [primary], ids.key and logs.line_bytes_max must be those of the run in "
+            f"{work}, or events would be joined twice; leave --config out to use them"
+        )
+    return settings
+
+
+def topology_of(settings: Settings, source: str = "settings") -> Topology:
+    """The system that [replicas] and [datacenters] name. SettingsError, which begins with the `source`."""
+    try:
+        _check(settings)
+        own = settings.system
+        work = Path(own.work).absolute()
+        topology = Topology(
+            settings=with_absolute_paths(settings),
+            primary=[],
+            foreign=[],
+            output=str(Path(own.out).absolute()),
+            secret=_secret(own.secret_file).hex(),
+            drain=own.drain,
+            replicas=[
+                Replica(**dataclasses.asdict(place), name=name, directory=str(work / REGISTRY / name))
+                for name, place in settings.replicas.items()
+            ],
+            pipelines=[
+                _pipeline(name, place, work) for name, place in settings.datacenters.items() if place.joiners
+            ],
+            regions={name: place.region or name for name, place in settings.datacenters.items()},
+        )
+        if settings.metrics.serve:
+            topology.metrics.update(_metrics(topology, settings.metrics.port_offset))
+        check_processes(topology)
+    except SettingsError as error:
+        raise SettingsError(f"{source}: {error}") from error
+    return topology
+
+
+def check_processes(topology: Topology) -> None:
+    """SettingsError: the third joiner of `east` is `joiner-east-2`, and so is the first of `east-2`."""
+    names = topology.titles()
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SettingsError(
+            f"two processes would be named {min(twice)}; run fewer of a role, or rename a datacenter"
+        )
+
+
+def _pipeline(name: str, place: DatacenterPlace, work: Path) -> Pipeline:
+    logs = {kind: tuple(map(absolute, getattr(place, kind))) for kind in ("primary", "foreign")}
+    return Pipeline(**dataclasses.asdict(place) | logs, datacenter=name, directory=str(work / name))
+
+
+def _metrics(topology: Topology, port_offset: int) -> dict[str, str]:
+    """Process -> the advertised host, and the port that is so far above the gRPC port."""
+    found = {}
+    for process in topology.processes():
+        host, port = split_address(process.address, process.title)
+        if port + port_offset >= 1 << 16:
+            raise SettingsError(
+                f"'metrics.port_offset' leads {process.title} past port 65535; set a smaller one"
+            )
+        found[process.title] = joined(host, port + port_offset)
+    return found
+
+
+def _secret(file: str) -> bytes:
+    if not file:
+        return b""  # which the replicas refuse beyond loopback
+    try:
+        secret = Path(file).read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(
+            f"'system.secret_file': {file} cannot be read ({error.strerror}); make one of "
+            f"{SECRET_BYTES_MIN} random bytes or more, the same on all machines"
+        ) from error
+    if len(secret) < SECRET_BYTES_MIN:
+        raise SettingsError(f"'system.secret_file': {file} must hold {SECRET_BYTES_MIN} bytes or more")
+    return secret
+
+
+def _check(settings: Settings) -> None:
+    if not settings.replicas:
+        raise SettingsError(
+            "the settings name no registry replica: add [replicas.NAME] with datacenter, grpc and raft"
+        )
+    if len(settings.replicas) % 2 == 0:
+        raise SettingsError(
+            "[replicas] names an even number of replicas: one more or less tolerates as many failures"
+        )
+    for section, names in (("replicas", settings.replicas), ("datacenters", settings.datacenters)):
+        for name in names:
+            if not _NAME.fullmatch(name):
+                raise SettingsError(
+                    f"[{section}.{name!r}]: a name has lower-case letters, digits, '-' and '_', 63 at most"
+                )
+    for name in settings.datacenters:
+        if name in _OWN_NAMES or name.startswith("logs-"):  # of generated logs
+            raise SettingsError(
+                f"[datacenters.{name}]: Photon has files of that name beside its directories; rename it"
+            )
+    for name, replica in settings.replicas.items():
+        where = f"replicas.{name}"
+        if settings.datacenters and replica.datacenter not in settings.datacenters:
+            raise SettingsError(
+                f"'{where}.datacenter': there is no [datacenters.{replica.datacenter}]; there are: "
+                f"{', '.join(settings.datacenters)}"
+            )
+        for key in ("grpc", "raft", "listen_grpc", "listen_raft"):
+            address = getattr(replica, key)
+            if address or not key.startswith("listen"):
+                split_address(address, f"'{where}.{key}'")
+    for name, datacenter in settings.datacenters.items():
+        _check_pipeline(name, datacenter)
+    _check_apart(settings)
+    _check_via(settings)
+
+
+def _check_pipeline(name: str, place: DatacenterPlace) -> None:
+    where = f"datacenters.{name}"
+    keys = [f"{role}s" for role in PIPELINE_ROLES]
+    needed = {key: getattr(place, key) for key in (*keys, "primary", "foreign")}
+    missing = [key for key, values in needed.items() if not values]
+    if missing and len(missing) < len(needed):
+        raise SettingsError(
+            f"[{where}] lacks {', '.join(missing)}: a pipeline has all of {', '.join(needed)}"
+        )
+    for key in keys:
+        for address in needed[key]:
+            split_address(address, f"'{where}.{key}'")
+
+
+def _check_via(settings: Settings) -> None:
+    known = [address for _, address in (*_grpc_servers(settings), *_raft_servers(settings))]
+    for name, dialed in settings.via.items():
+        if name not in settings.datacenters:
+            raise SettingsError(f"[via.{name}]: there is no [datacenters.{name}]")
+        for advertised, there in dialed.items():
+            split_address(advertised, f"[via.{name}]")
+            split_address(there, f"'via.{name}.{advertised}'")
+            if advertised not in known:
+                (nearest,) = get_close_matches(advertised, known, n=1, cutoff=0)
+                raise SettingsError(
+                    f"[via.{name}]: {advertised} is the address of no process; did you mean '{nearest}'?"
+                )
+
+
+def _check_apart(settings: Settings) -> None:
+    """Two servers at one address, by whatever name: one of them would never be reached."""
+    seen: dict[tuple[str, int], str] = {}
+    for where, address in (*_grpc_servers(settings), *_raft_servers(settings)):
+        at = _same_host(address)
+        if at in seen:
+            raise SettingsError(f"{where} and {seen[at]} have the same address {address}; set another")
+        seen[at] = where
+    if not settings.metrics.serve:
+        return
+    for where, address in _grpc_servers(settings):
+        host, port = _same_host(address)
+        at = host, port + settings.metrics.port_offset
+        if at in seen:
+            raise SettingsError(
+                f"'metrics.port_offset' leads the metrics of {where} to {at[0]}:{at[1]}, where "
+                f"{seen[at]} is; set another"
+            )
+        seen[at] = f"the metrics of {where}"
+
+
+def _same_host(address: str) -> tuple[str, int]:
+    """The same for all spellings of a host that can be known without asking anybody."""
+    host, port = split_address(address, "address")
+    host = host.lower()
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)), port
+    except ValueError:
+        return host, port
+
+
+def _grpc_servers(settings: Settings) -> Iterable[tuple[str, str]]:
+    """Where it stands in the settings, and the address. Each has a port of metrics, too."""
+    for name, replica in settings.replicas.items():
+        yield f"'replicas.{name}.grpc'", replica.grpc
+    for name, place in settings.datacenters.items():
+        for role in PIPELINE_ROLES:
+            for address in getattr(place, f"{role}s"):
+                yield f"'datacenters.{name}.{role}s'", address
+
+
+def _raft_servers(settings: Settings) -> Iterable[tuple[str, str]]:
+    return ((f"'replicas.{name}.raft'", replica.raft) for name, replica in settings.replicas.items())

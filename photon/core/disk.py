@@ -1,17 +1,33 @@
-"""What we ask of the disk: whole writes, durable names, one owner a directory; its errors in our words."""
+"""What we ask of the disk: whole writes, durable names, one owner a directory, LMDB opened in one way.
+
+Errors of the disk and of LMDB come in our words: what is full, what is damaged, and how to mend it.
+"""
 
 import contextlib
 import errno
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from photon.core.errors import DiskFullError, LockedError, StorageError
+import lmdb
+
+from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _LOCK_NAME: Final = "lock"
+_DATABASES_MAX: Final = 16
+_CORRUPT: Final = (
+    lmdb.CorruptedError,
+    lmdb.CursorFullError,
+    lmdb.IncompatibleError,
+    lmdb.InvalidError,
+    lmdb.PageFullError,
+    lmdb.PageNotFoundError,
+    lmdb.VersionMismatchError,
+)
 
 
 def write_all(fd: int, data: bytes) -> None:
@@ -118,3 +134,56 @@ class DirectoryLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+@dataclass(frozen=True, slots=True)
+class LmdbFile:
+    """One environment on disk and what a person is told of it.
+
+    `what`: what it holds; `setting`: the one that bounds it; `mend`: what to do when it is damaged.
+    """
+
+    path: Path
+    what: str
+    setting: str
+    mend: str
+
+    def open(self, bytes_max: int, **options: Any) -> lmdb.Environment:
+        """Without a sync of its meta page each commit is one fdatasync.
+
+        A power cut may take the last commit, never half of one. What it held is read again, so whoever
+        destroys what a commit made needless (a file, say) does `sync(True)` between the two.
+        """
+        with self.errors():
+            self.path.mkdir(parents=True, exist_ok=True)
+            return lmdb.open(
+                str(self.path), map_size=bytes_max, max_dbs=_DATABASES_MAX, metasync=False, **options
+            )
+
+    @contextlib.contextmanager
+    def errors(self) -> Iterator[None]:
+        """lmdb.Error or OSError as DiskFullError, CorruptStateError or StorageError."""
+        try:
+            yield
+        except (lmdb.Error, OSError) as error:
+            raise self.storage_error(error) from error
+
+    def storage_error(self, error: Exception) -> StorageError:
+        text = str(error)
+        if isinstance(error, lmdb.MapFullError):
+            return self.full()
+        if isinstance(error, _CORRUPT):
+            return self.corrupt(text)
+        if any(os.strerror(code) in text for code in _FULL):
+            return DiskFullError(f"{self.path}: no space left for {self.what}; free some, nothing is lost")
+        if os.strerror(errno.EIO) in text:  # LMDB says so of a write that was cut short, too
+            text += "; the disk is full or failing, nothing is lost"
+        return StorageError(f"{self.path}: {text}")
+
+    def full(self) -> DiskFullError:
+        return DiskFullError(
+            f"{self.path}: {self.what} is full; raise '{self.setting}' and start again, nothing is lost"
+        )
+
+    def corrupt(self, why: str) -> CorruptStateError:
+        return CorruptStateError(f"{self.path}: {self.what} is damaged ({why}); {self.mend}")

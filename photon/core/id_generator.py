@@ -9,13 +9,13 @@ import ipaddress
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Protocol, Self
 
 import numpy as np
 
-from photon.core.clock import Clock, TimeSource
+from photon.core.clock import Background, Clock
 from photon.core.errors import LockedError, SkewError, StorageError, UsageError
 from photon.core.ids import DEFAULT_KEY, ID_BYTES, IdPacker
 
@@ -78,7 +78,8 @@ class EventIdGenerator:
     when the source has been unreachable for so long that drift could exceed S, or when ids would have to
     run ahead of the time by more than S to stay increasing. Then wait, slow down, or mend the source.
 
-    `with generator:` asks the source every S seconds in a thread; or call `synchronise_if_due` yourself.
+    `time_source` asks a trusted server (TrueTime in the paper) for microseconds since the epoch. `with
+    generator:` does so every S seconds in a thread; or call `synchronise_if_due` yourself.
     `mark` keeps ids unique when a process starts again with the same address and process id within S of its
     end (in a container it is always process 1); without one, give each incarnation its own process id.
     `notice` is told, in a line, of answers that failed or made no sense: the last correction stays.
@@ -89,7 +90,7 @@ class EventIdGenerator:
         server: str,
         process_id: int,
         clock: Clock,
-        time_source: TimeSource,
+        time_source: Callable[[], int],
         max_skew_s: float = 1.0,
         mark: Mark | None = None,
         key: bytes = DEFAULT_KEY,
@@ -107,8 +108,7 @@ class EventIdGenerator:
         self._mark = mark
         self._notice = notice
         self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._asking: Background | None = None
         self._anchor: _Anchor | None = None
         self._marked = self._last = mark.load() if mark else -1
         self._next_ask = clock.monotonic()
@@ -118,7 +118,6 @@ class EventIdGenerator:
             )
 
     def next_us(self) -> int:
-        """The next id's time, in us since the epoch."""
         return self._take(1)
 
     def next_id(self) -> str:
@@ -178,21 +177,17 @@ class EventIdGenerator:
         return True
 
     def __enter__(self) -> Self:
-        self._stop.clear()
-        self._thread = threading.Thread(target=self._keep_synchronised, name="time-source", daemon=True)
-        self._thread.start()
+        self._asking = Background("time-source", self._ask_in_time)
+        self._asking.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        if self._thread:
-            self._thread.join(self._period_s)
+    def __exit__(self, *_: object) -> None:
+        if self._asking:
+            self._asking.stop(self._period_s)
 
-    def _keep_synchronised(self) -> None:
-        while not self._stop.wait(self._period_s / _POLLS_A_PERIOD):
-            self.synchronise_if_due()
+    def _ask_in_time(self) -> float:
+        self.synchronise_if_due()
+        return self._period_s / _POLLS_A_PERIOD
 
     def _due(self) -> bool:
         now, anchor = self._clock.monotonic(), self._anchor
@@ -237,34 +232,32 @@ class EventIdGenerator:
             )
 
 
+@dataclass(frozen=True, slots=True)
 class _Anchor:
     """An answer of the time source, and where our own clocks stood when it came."""
 
-    __slots__ = ("_error_us", "_monotonic", "_wall_us", "source_us")
-
-    def __init__(self, source_us: int, monotonic: float, wall_us: int, error_us: int) -> None:
-        self.source_us = source_us
-        self._monotonic = monotonic
-        self._wall_us = wall_us
-        self._error_us = error_us
+    source_us: int
+    monotonic: float
+    wall_us: int
+    error_us: int
 
     def now_us(self, monotonic: float) -> int:
-        return self.source_us + round((monotonic - self._monotonic) * 1_000_000)
+        return self.source_us + round((monotonic - self.monotonic) * 1_000_000)
 
     def uncertainty_us(self, monotonic: float) -> int:
-        return self._error_us + round(abs(monotonic - self._monotonic) * DRIFT_PPM)
+        return self.error_us + round(abs(monotonic - self.monotonic) * DRIFT_PPM)
 
     def clocks_apart_us(self, monotonic: float, wall_us: int) -> int:
-        return abs(wall_us - self._wall_us - round((monotonic - self._monotonic) * 1_000_000))
+        return abs(wall_us - self.wall_us - round((monotonic - self.monotonic) * 1_000_000))
 
     def allows(self, fresh: "_Anchor", bound_us: int) -> bool:
         """Whether a later answer agrees with this one: by the monotonic clock, or, if that stood still
         (a suspended machine), ahead of it and by the wall clock."""
-        ahead = fresh.source_us - self.now_us(fresh._monotonic)
-        slack = bound_us + self.uncertainty_us(fresh._monotonic) + fresh._error_us
+        ahead = fresh.source_us - self.now_us(fresh.monotonic)
+        slack = bound_us + self.uncertainty_us(fresh.monotonic) + fresh.error_us
         if abs(ahead) <= slack:
             return True
-        by_wall = fresh.source_us - self.source_us - (fresh._wall_us - self._wall_us)
+        by_wall = fresh.source_us - self.source_us - (fresh.wall_us - self.wall_us)
         return ahead > 0 and abs(by_wall) <= slack
 
 

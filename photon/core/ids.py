@@ -8,6 +8,10 @@ Three kinds, told apart by the first nibble, so that an id carries its kind wher
 
 0xE0/4 is multicast and 0xF0/4 is reserved: no server has such an address. The first 8 bytes of a photon
 id are its *server key*; ids of one server and process sort by time.
+
+A token says who asked the IdRegistry for an id, unique for ever (3.3.2): version (1), incarnation (8), time
+us (8), little endian, then the joiner's address in UTF-8. An incarnation is one life of a joiner process, a
+random number.
 """
 
 import hashlib
@@ -229,21 +233,6 @@ def timestamps_us(ids: bytes) -> npt.NDArray[np.int64]:
     """16 x N bytes -> N event times in microseconds. Meaningless for opaque ids."""
     return np.frombuffer(ids, ">i8")[1::2].astype(np.int64)
 
-
-def format_photon_id(packed: bytes) -> str | None:
-    """The text of an IPv4 photon id; None for other kinds, which can't be turned back."""
-    if len(packed) != ID_BYTES:
-        raise ValueError(f"an id has {ID_BYTES} bytes, not {len(packed)}")
-    if packed[0] >= _OPAQUE_NIBBLE:
-        return None
-    address = ipaddress.IPv4Address(packed[:4])
-    return f"{address}:{int.from_bytes(packed[4:8], 'big')}:{int.from_bytes(packed[8:], 'big')}"
-
-
-# --- Tokens: who asked the IdRegistry for an id, unique for ever (paper 3.3.2). Pure.
-#
-# A token is 17 bytes and the address: version (1), incarnation (8), time us (8), little endian, then UTF-8.
-# An incarnation is one life of a joiner process, a random number.
 
 _HEAD: Final = struct.Struct("<BQq")
 _VERSION: Final = 1

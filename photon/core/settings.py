@@ -1,8 +1,8 @@
 """Settings: frozen dataclasses, read once from TOML, checked once, passed in (docs/configuration.md).
 
-The sections come first, then how a document is read into them, value by value, then what they must fulfil
-together. An unknown key is an error that names the nearest known one; a value out of range says what it may
-be.
+The sections come first, then how a document is read into them, then what they must fulfil together, then by
+which of them an event is the same event on two machines. An unknown key is an error that names the nearest
+known one; a value out of range says what it may be.
 """
 
 import dataclasses
@@ -10,7 +10,6 @@ import difflib
 import hashlib
 import json
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from typing import Any, Final
 
 import msgspec
 
+from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
-from photon.core.fields import parse_path
 
 TIME_UNITS: Final = ("s", "ms", "us", "ns", "rfc3339")
 OUTPUT_FORMATS: Final = ("jsonl", "parquet")
@@ -39,6 +38,9 @@ _MAY_BE_EMPTY: Final = (
     ".listen_raft'",
     ".region'",
 )
+
+
+_TYPE_NAMES: Final = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 
 
 def _bounded(default: float | int, low: float, high: float) -> Any:
@@ -166,6 +168,10 @@ class DatacenterPlace:
     eventstores: tuple[str, ...] = ()
     joiners: tuple[str, ...] = ()
     dispatchers: tuple[str, ...] = ()
+
+
+PIPELINE_ROLES: Final = ("eventstore", "joiner", "dispatcher")
+"""Whose processes a datacenter has, as they are started; a joiner's address is among `joiners`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,9 +313,6 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-# --- a document, value by value
-
-
 def _build(cls: Any, document: Mapping[str, Any], source: str, section: str = "") -> Any:
     """An instance of the dataclass. `source` and `section`: where the document stands, for the message."""
     hints = typing.get_type_hints(cls)
@@ -318,9 +321,8 @@ def _build(cls: Any, document: Mapping[str, Any], source: str, section: str = ""
     for name, value in document.items():
         where = f"{section}.{_shown(name)}" if section else _shown(name)
         if name not in known:
-            raise SettingsError(
-                f"{source}: unknown {_kind(section)} '{where}'{_nearest(name, known, section)}"
-            )
+            kind = "setting" if section else "section"
+            raise SettingsError(f"{source}: unknown {kind} '{where}'{_nearest(name, known, section)}")
         values[name] = _value(hints[name], value, known[name].metadata, source, where)
     for name, one in known.items():
         missing = one.default is one.default_factory is dataclasses.MISSING
@@ -346,10 +348,6 @@ def _shown(name: str) -> str:
     return name if name.isprintable() else repr(name)[1:-1]
 
 
-def _kind(section: str) -> str:
-    return "setting" if section else "section"
-
-
 def _nearest(name: str, known: Mapping[str, Any], section: str) -> str:
     matches = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     prefix = f"{section}." if section else ""
@@ -357,14 +355,12 @@ def _nearest(name: str, known: Mapping[str, Any], section: str) -> str:
 
 
 def _check_value(value: Any, hint: Any, limits: Mapping[str, Any], where: str) -> Any:
-    if isinstance(hint, types.UnionType):
-        raise TypeError(f"{where}: unions are not settings")
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if hint == tuple[str, ...]:
         return _check_names(value, where)
     if type(value) is not hint:
-        raise SettingsError(f"{where} must be {_type_name(hint)}, not {value!r}")
+        raise SettingsError(f"{where} must be {_TYPE_NAMES[hint]}, not {value!r}")
     if hint is str and not value and "choices" not in limits and not where.endswith(_MAY_BE_EMPTY):
         raise SettingsError(f"{where} must not be empty")
     if "choices" in limits and value not in limits["choices"]:
@@ -380,13 +376,6 @@ def _check_names(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _type_name(hint: Any) -> str:
-    return {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}[hint]
-
-
-# --- what settings must fulfil together
-
-
 def _check_together(settings: Settings, source: str) -> None:
     """SettingsError for settings that are each in range and can't hold together."""
     dispatcher = settings.dispatcher
@@ -398,12 +387,13 @@ def _check_together(settings: Settings, source: str) -> None:
         raise SettingsError(
             f"{source}: 'registry.replicas' must be odd: an even one more tolerates no more failures"
         )
-    _check_files(settings, source)
+    files = {f"tls.{name}": [value] for name, value in dataclasses.asdict(settings.tls).items()}
+    for where, values in (files | {"joiner.output_roots": settings.joiner.output_roots}).items():
+        if any("\0" in value for value in values):
+            raise SettingsError(f"{source}: '{where}' must have no NUL character")
     if len({bool(settings.tls.cert), bool(settings.tls.key), bool(settings.tls.ca)}) > 1:
         raise SettingsError(f"{source}: 'tls.cert', 'tls.key' and 'tls.ca' go together: set all or none")
-    names = {
-        f"foreign.{f.name}": getattr(settings.foreign, f.name) for f in dataclasses.fields(settings.foreign)
-    }
+    names = {f"foreign.{name}": value for name, value in dataclasses.asdict(settings.foreign).items()}
     del names["foreign.time_unit"]
     if len(set(names.values())) < len(names):
         raise SettingsError(f"{source}: {', '.join(map(repr, names))} must name different fields")
@@ -414,23 +404,6 @@ def _check_together(settings: Settings, source: str) -> None:
     _check_paths(names, settings.adapter.field, source)
     if len(settings.ids.key.encode()) > 64:
         raise SettingsError(f"{source}: 'ids.key' must be at most 64 bytes")
-
-
-def _check_files(settings: Settings, source: str) -> None:
-    names = {f"tls.{name}": [value] for name, value in dataclasses.asdict(settings.tls).items()}
-    for where, values in {**names, "joiner.output_roots": settings.joiner.output_roots}.items():
-        if any("\0" in value for value in values):
-            raise SettingsError(f"{source}: '{where}' must have no NUL character")
-
-
-def _check_field(field_name: str, foreign: Mapping[str, tuple[str, ...]], source: str) -> None:
-    """An object with two fields of one name is read in as many ways as there are readers."""
-    for where, path in foreign.items():
-        if path[0] == field_name:
-            raise SettingsError(
-                f"{source}: 'adapter.field' is {field_name!r}, which is the field of '{where}'; "
-                "name another for the primary event"
-            )
 
 
 def _check_paths(names: Mapping[str, str], field_name: str, source: str) -> None:
@@ -445,13 +418,14 @@ def _check_paths(names: Mapping[str, str], field_name: str, source: str) -> None
         for inner, longer in foreign.items():
             if inner != outer and longer[: len(path)] == path:
                 raise SettingsError(f"{source}: '{inner}' lies within '{outer}': one can't be in the other")
-    _check_field(field_name, foreign, source)
+    for where, path in foreign.items():
+        # An object with two fields of one name is read in as many ways as there are readers.
+        if path[0] == field_name:
+            raise SettingsError(
+                f"{source}: 'adapter.field' is {field_name!r}, which is the field of '{where}'; "
+                "name another for the primary event"
+            )
 
-
-# --- By which settings an event is the same event on two machines, and a line the same event. Pure.
-#
-# Ids are digests under `ids.key` of what the fields of [foreign] hold. Where two processes of a system
-# differ in any of that, the registry takes one event for two, and it is joined twice.
 
 IDENTITY_DIGEST_BYTES: Final = 16
 _KEY_DIGEST_BYTES: Final = 8
@@ -459,7 +433,11 @@ _READING_DIGEST_BYTES: Final = 12
 
 
 def identity_settings(settings: Settings) -> dict[str, Any]:
-    """Their names and values; the digest of the key in its place."""
+    """By which an event is the same event on two machines; of the key its digest.
+
+    Ids are digests under `ids.key` of what the fields of [foreign] hold. Where two processes of a system
+    differ in any of that, the registry takes one event for two, and it is joined twice.
+    """
     key = hashlib.blake2b(settings.ids.key.encode(), digest_size=_KEY_DIGEST_BYTES)
     return {
         "ids.key (digest)": key.hexdigest(),

@@ -10,8 +10,8 @@ import click
 import msgspec
 
 from photon.cluster.dead_letters import replayed_digests
-from photon.cluster.running import joined_lines, ledger_of
-from photon.cluster.summary import fates_of, percentiles_ms, run_summary
+from photon.cluster.run import joined_lines, ledger_of
+from photon.cluster.statuses import fates_of, percentiles_ms, run_summary
 from photon.cluster.topology import Topology
 from photon.core.fates import Fate
 from photon.core.settings import Settings
@@ -267,9 +267,6 @@ def _is_flat(settings: Settings) -> bool:
     return not any(
         "." in name for name in (settings.foreign.id, settings.foreign.primary_id, settings.primary.id)
     )
-
-
-# --- the summary
 
 
 @dataclass(slots=True)

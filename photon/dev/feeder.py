@@ -71,9 +71,6 @@ class Fed:
     late_ms: float
 
 
-# --- as its parent sees it
-
-
 class FeederEndedError(PhotonError):
     """It has ended before it was told to, or without its last events."""
 
@@ -165,9 +162,6 @@ class Feeder:
         if status < 0:
             return f"the feeder was killed by signal {-status}"
         return f"the feeder (exit status {status}): {self._error or last_message(self._log, self._log_start)}"
-
-
-# --- the process
 
 
 class DatacenterLogs:

@@ -214,9 +214,6 @@ def ticks(
         sleep(max(0.0, began + number * TICK_S - now()))
 
 
-# --- a stream with its truth
-
-
 def generate_stream(
     out: Path,
     mix: Mix,

@@ -5,7 +5,6 @@ generate_live makes a stream of the same lines.
 """
 
 import errno
-import hashlib
 import json
 import math
 import os
@@ -21,8 +20,6 @@ import numpy.typing as npt
 
 from photon.core.errors import DiskFullError, StorageError, UsageError
 from photon.dev.pairs import pairs_sha256
-
-# --- what to generate
 
 QUERIES, CLICKS = SIDES = range(2)
 EVENTS_MAX: Final = 1_000_000_000
@@ -100,8 +97,6 @@ def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high or math.isnan(value):
         raise UsageError(f"--{name} must be from {low} to {high}, not {value}")
 
-
-# --- events: ids, payloads, delays, malformed lines
 
 Ints = npt.NDArray[np.int64]
 
@@ -233,9 +228,6 @@ SPOILINGS: Final = len(_SPOILERS)
 def spoil(line: bytes, how: int) -> bytes:
     """A malformed line made of a good one, newline included; `how` is from 0 to SPOILINGS - 1."""
     return _SPOILERS[how](line)
-
-
-# --- files and truth
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,17 +377,6 @@ def write_truth(out: Path, truth: GeneratedTruth) -> None:
     partial.write_text(json.dumps(truth.document(), indent=1) + "\n", "utf-8")
     os.replace(partial, out / "truth.json")
 
-
-def logs_sha256(out: Path) -> str:
-    """One digest of all generated files, names included: the same seed gives the same."""
-    digest = hashlib.sha256()
-    for path in sorted(out.rglob("*.jsonl")):
-        digest.update(f"{path.relative_to(out)}\n".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-# --- a whole set at once
 
 _LINES_A_CHUNK: Final = 32_768
 _EARLY_S: Final = 30.0

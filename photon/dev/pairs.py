@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from joiner.joined_lines import ID, JoinedDecoder, blocks_of, inside, joined_files
+from photon.core.columns import Field, parse_path
 from photon.core.errors import UsageError
-from photon.core.fields import Field, parse_path
 from photon.core.settings import Settings
 
 _EXAMPLES_MAX: Final = 10

@@ -7,14 +7,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from photon.cluster.placing import Placing
+from photon.cluster.local_cluster import placed
 from photon.cluster.registry_replicas import Members, members_of
-from photon.cluster.roles import PIPELINE_ROLES
-from photon.cluster.system import check_processes, topology_of
-from photon.cluster.topology import Pipeline, Topology, absolute, read_topology, with_absolute_paths
+from photon.cluster.topology import (
+    Pipeline,
+    Topology,
+    absolute,
+    check_processes,
+    read_topology,
+    topology_of,
+    with_absolute_paths,
+)
 from photon.core.disk import make_directory
 from photon.core.errors import UsageError
-from photon.core.settings import DatacenterPlace, Settings
+from photon.core.settings import PIPELINE_ROLES, DatacenterPlace, Settings
 from photon.rpc.network import is_loopback
 
 REPLICAS: Final = 5
@@ -54,8 +60,6 @@ def plan_dev(
         settings, registry=dataclasses.replace(settings.registry, replicas=replicas)
     )
     members = members_of(work, replicas)
-    places = Placing(settings, len(members.names), datacenters, work, rng)
-    sites = replica_sites(members, replicas, _sites_before(work))
     topology = Topology(
         settings=with_absolute_paths(settings),
         primary=[absolute(pattern) for pattern in primary],
@@ -63,11 +67,14 @@ def plan_dev(
         output=str(out.absolute()),
         secret=secrets.token_hex(32),
         drain=False,
-        replicas=places.replicas(members, sites),
-        pipelines=[_reading(p, work, primary) for p in places.pipelines(PIPELINE_SITES[:datacenters])],
+        replicas=[],
+        pipelines=[],
         regions=dict(REGIONS),
     )
-    places.metrics(topology)
+    sites = replica_sites(members, replicas, _sites_before(work))
+    topology = placed(topology, members, sites, PIPELINE_SITES[:datacenters], work, rng)
+    pipelines = [_reading(pipeline, work, primary) for pipeline in topology.pipelines]
+    topology = dataclasses.replace(topology, pipelines=pipelines)
     check_processes(topology)
     return topology
 

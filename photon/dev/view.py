@@ -1,22 +1,24 @@
 """What a person or a script sees of `photon dev` while it runs. Nothing here decides anything.
 
-The figures are the difference of what its processes said some seconds apart.
+`figures_of` takes the difference of what the processes said some seconds apart; a View shows it as JSON
+lines, plain lines or tables.
 """
 
 import itertools
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cluster.roles import PIPELINE_ROLES, process_name
-from photon.cluster.summary import Sample, Status, fates_of, percentiles_ms, whole
-from photon.cluster.topology import Topology
+from photon.cluster.statuses import Sample, Status, fates_of, percentiles_ms, whole
+from photon.cluster.topology import Topology, process_name
 from photon.core.fates import Fate
+from photon.core.settings import PIPELINE_ROLES
 
 # Rich takes long to import and is of use on a terminal only.
 if TYPE_CHECKING:
@@ -27,9 +29,6 @@ WINDOW_S: Final = 5.0
 """Rates and latencies are of the last seconds."""
 LINE_EVERY_S: Final = 5.0
 JSON_EVERY_S: Final = 1.0
-
-
-# --- figures
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +218,6 @@ def _share(part: int, whole: int) -> float | None:
     return round(part / whole, 4) if whole else None
 
 
-# --- views
-
-
 @dataclass(frozen=True, slots=True)
 class Look:
     """One look at the run, `seconds` after all was up. `killed`: datacenters that are kept down."""
@@ -238,29 +234,20 @@ class Look:
         return "starting" if row.silent else "up"
 
 
-class View(Protocol):
+class View(ABC):
     """Where looks and notices go."""
 
-    def show(self, look: Look) -> None: ...
-
-    def notice(self, text: str) -> None:
-        """A line for the person; each text once."""
-
-    def close(self) -> None: ...
-
-
-def make_view(as_json: bool) -> View:
-    """Of JSON lines where asked for; tables on a terminal; else plain lines."""
-    if as_json:
-        return JsonLines()
-    return LiveTables() if sys.stdout.isatty() else PlainLines()
-
-
-class _Notices:
     def __init__(self) -> None:
         self._told: set[str] = set()
 
+    @abstractmethod
+    def show(self, look: Look) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
     def notice(self, text: str) -> None:
+        """A line for the person; each text once."""
         if text not in self._told:
             self._told.add(text)
             self._tell(text)
@@ -269,53 +256,34 @@ class _Notices:
         click.echo(f"photon: {text}", err=True)
 
 
-class _Every:
-    """Of many looks one each so many seconds, and the first of each phase."""
+def make_view(as_json: bool) -> View:
+    """JSON lines where asked for; tables on a terminal; else plain lines."""
+    if as_json:
+        return Lines(JSON_EVERY_S, lambda look: [json.dumps(document_of(look))])
+    return LiveTables() if sys.stdout.isatty() else Lines(LINE_EVERY_S, lines_of)
 
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
+
+class Lines(View):
+    """Lines on stdout: of one look every `every_s` seconds, and of the first in each phase."""
+
+    def __init__(self, every_s: float, lines: Callable[[Look], Sequence[str]]) -> None:
+        super().__init__()
+        self._every_s, self._lines = every_s, lines
         self._due_s, self._phase = 0.0, ""
 
-    def takes(self, look: Look) -> bool:
+    def show(self, look: Look) -> None:
         if look.phase == self._phase and look.seconds < self._due_s:
-            return False
+            return
         self._due_s, self._phase = look.seconds + self._every_s, look.phase
-        return True
-
-
-class JsonLines(_Notices):
-    """An object a second on stdout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._every = _Every(JSON_EVERY_S)
-
-    def show(self, look: Look) -> None:
-        if self._every.takes(look):
-            click.echo(json.dumps(document_of(look)))
+        for line in self._lines(look):
+            click.echo(line)
 
     def close(self) -> None:
         pass
 
 
-class PlainLines(_Notices):
-    """A line for each datacenter and one for the registry, every few seconds, on stdout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._every = _Every(LINE_EVERY_S)
-
-    def show(self, look: Look) -> None:
-        if self._every.takes(look):
-            for line in lines_of(look):
-                click.echo(line)
-
-    def close(self) -> None:
-        pass
-
-
-class LiveTables(_Notices):
-    """Tables that stay in their place on the terminal."""
+class LiveTables(View):
+    """Tables that stay in place on the terminal."""
 
     def __init__(self) -> None:
         super().__init__()

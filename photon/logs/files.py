@@ -1,4 +1,4 @@
-"""Log files: which there are, and which of them is which (paper 3.2).
+"""Log files: which there are, which of them is which, and their whole lines (paper 3.2).
 
 A file is known by device, inode and a fingerprint of its head, not by its name: a rotated file that was
 renamed goes on where it was; one that shrank or was replaced is another file and is read from its start
@@ -6,21 +6,145 @@ renamed goes on where it was; one that shrank or was replaced is another file an
 """
 
 import contextlib
+import dataclasses
+import errno
 import fnmatch
 import glob
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from photon.core.errors import StorageError, UsageError
-from photon.logs.chunks import HEAD_BYTES, Chunk, fingerprint, read_chunk, read_unended_line
 
-# --- Patterns of log files: what they name, and in which directories that may appear.
+HEAD_BYTES: Final = 1024
+_DIGEST_BYTES: Final = 16
+
+Identity = tuple[int, int]
+"""Device and inode."""
+Head = tuple[int, bytes]
+"""How many bytes, and their digest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole lines of a file: `data` stood at `start`; reading goes on at `end` (past skipped bytes).
+
+    `oversized`: instead of data, the line at `start` is longer than the bound and ends at `end`.
+    `more`: there may be more bytes behind it already.
+    """
+
+    start: int
+    end: int
+    data: bytes
+    oversized: bool = False
+    more: bool = field(default=True, compare=False)
+
+
+def whole_lines(data: bytes) -> int:
+    """How many of the bytes are whole lines; 0 if the first one has no end yet."""
+    return data.rfind(b"\n") + 1
+
+
+def digest(data: bytes) -> bytes:
+    """What a head or a tail of a file is known by."""
+    return blake2b(data, digest_size=_DIGEST_BYTES).digest()
+
+
+def read_at(path: str, start: int, length: int, identity: Identity | None = None) -> bytes:
+    """Up to `length` bytes from `start` on. OSError; ESTALE as read_chunk."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(fd, path, 0, identity, None)
+        return os.pread(fd, length, start)
+    finally:
+        os.close(fd)
+
+
+def read_chunk(
+    path: str,
+    offset: int,
+    chunk_bytes: int,
+    line_bytes_max: int,
+    identity: Identity | None = None,
+    head: Head | None = None,
+    tail: bytes = b"",
+) -> Chunk | None:
+    """The whole lines from `offset` on, at most `chunk_bytes` (a longer one comes alone), or None.
+
+    A partly written last line is left until it is whole. OSError as `open` and `read` raise it; ESTALE if
+    `identity` is given and `path` names another file, if `head` is given and the file no longer begins so,
+    if `tail` does not stand before `offset`, or if the file is shorter than that.
+    """
+    step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = _check(fd, path, offset, identity, head)
+        if tail and os.pread(fd, len(tail), offset - len(tail)) != tail:
+            raise OSError(errno.ESTALE, "the file was cut and has grown again", path)
+        # Room for what is there, not for a whole chunk: most growth is little.
+        data = os.pread(fd, step if size is None else min(step, size - offset), offset)
+        end = whole_lines(data)
+        if end:
+            more = len(data) == step or end < len(data)
+            return Chunk(offset, offset + end, data[:end] if end < len(data) else data, more=more)
+        if len(data) < step:
+            return None
+        return _long_line(fd, offset, data, step, line_bytes_max)
+    finally:
+        os.close(fd)
+
+
+def end_of_last_line(fd: int, size: int) -> int:
+    """Where a file of that size ends without what stands after its last newline."""
+    position = size
+    while position > 0:
+        step = min(1 << 16, position)
+        newline = os.pread(fd, step, position - step).rfind(b"\n")
+        if newline >= 0:
+            return position - step + newline + 1
+        position -= step
+    return 0
+
+
+def _check(fd: int, path: str, offset: int, identity: Identity | None, head: Head | None) -> int | None:
+    """OSError ESTALE if this is not the file that was read until now, as far as a look can tell.
+
+    Log rotation renames files under their readers, and some writers start over in the same file. The file's
+    size, if it was looked at.
+    """
+    if identity is None and head is None:
+        return None
+    status = os.fstat(fd)
+    if identity is not None and (status.st_dev, status.st_ino) != identity:
+        raise OSError(errno.ESTALE, "another file has this name now", path)
+    if status.st_size < offset:
+        raise OSError(errno.ESTALE, "the file is shorter than what was read of it", path)
+    if head is not None and head[0] and digest(os.pread(fd, head[0], 0)) != head[1]:
+        raise OSError(errno.ESTALE, "the file was overwritten", path)
+    return status.st_size
+
+
+def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_max: int) -> Chunk | None:
+    parts, length = [data], len(data)
+    while True:
+        more = os.pread(fd, chunk_bytes, offset + length)
+        if not more:
+            return None
+        newline = more.find(b"\n") + 1
+        length += newline or len(more)
+        if length <= line_bytes_max:
+            parts.append(more[:newline] if newline else more)
+        else:
+            parts.clear()
+        if newline:
+            return Chunk(offset, offset + length, b"".join(parts), oversized=not parts)
+
 
 _ANY_DEPTH: Final = "**"
 
@@ -60,12 +184,7 @@ def named_files(patterns: Sequence[str]) -> list[str]:
     UsageError for a pattern that can't ever match.
     """
     check_patterns(patterns)
-    files: dict[tuple[int, int], str] = {}
-    for name in sorted({name for pattern in patterns for name in matching_files(pattern)}):
-        if os.path.isfile(name):
-            status = os.stat(name)
-            files.setdefault((status.st_dev, status.st_ino), name)
-    return list(files.values())
+    return [seen.name for seen in find(patterns, unreadable=lambda *_: None)]
 
 
 def may_match(patterns: Sequence[str], name: str) -> bool:
@@ -148,27 +267,6 @@ def _files_below(
             yield entry.path
 
 
-__all__ = [
-    "HEAD_BYTES",
-    "Chunk",
-    "FileState",
-    "SeenFile",
-    "check_patterns",
-    "find",
-    "fingerprint",
-    "glob_matches",
-    "matching_files",
-    "pack_file_state",
-    "read_chunk",
-    "read_unended_line",
-    "same_content",
-    "same_head",
-    "shown",
-    "unpack_file_state",
-]
-
-Source = tuple[int, int]
-
 TAIL_BYTES: Final = 1024
 
 
@@ -187,7 +285,7 @@ class SeenFile:
     inode: int
     size: int
     changed_ns: int = 0
-    source: Source = (0, 0)
+    source: Identity = (0, 0)
     modified_ns: int = 0
 
 
@@ -209,14 +307,11 @@ class FileState:
     head_bytes: int = 0
     head: bytes = b""
     gone: bool = False
-    source: Source = (0, 0)
+    source: Identity = (0, 0)
     tail_at: int = 0
     tail: bytes = b""
     version: str = ""
     unpacked: int = 0
-
-
-_PackedFileState = tuple[bytes, bytes, int, int, int, int, int, bytes, bool, Source, int, bytes, str, int]
 
 
 def shown(text: str) -> str:
@@ -229,27 +324,14 @@ def shown(text: str) -> str:
 
 def pack_file_state(state: FileState) -> bytes:
     """For the disk. Names of files need not be UTF-8."""
-    rest = (
-        state.number,
-        state.device,
-        state.inode,
-        state.offset,
-        state.head_bytes,
-        state.head,
-        state.gone,
-        state.source,
-        state.tail_at,
-        state.tail,
-        state.version,
-        state.unpacked,
-    )
-    return msgspec.msgpack.encode((os.fsencode(state.path), os.fsencode(state.name), *rest))
+    names = os.fsencode(state.path), os.fsencode(state.name)
+    return msgspec.msgpack.encode((*names, dataclasses.replace(state, path="", name="")))
 
 
 def unpack_file_state(packed: bytes) -> FileState:
     """The reverse. msgspec.DecodeError if it is none."""
-    path, name, number, *rest = msgspec.msgpack.decode(packed, type=_PackedFileState)
-    return FileState(number, os.fsdecode(path), os.fsdecode(name), *rest)
+    path, name, state = msgspec.msgpack.decode(packed, type=tuple[bytes, bytes, FileState])
+    return dataclasses.replace(state, path=os.fsdecode(path), name=os.fsdecode(name))
 
 
 def find(
@@ -266,7 +348,7 @@ def find(
     names: set[str] = set()
     for pattern in patterns:
         names.update(matching_files(pattern, directories))
-    distinct: dict[Source, SeenFile] = {}
+    distinct: dict[Identity, SeenFile] = {}
     for name in sorted(names):
         try:
             status = os.stat(name)
@@ -286,20 +368,23 @@ def find(
     return list(distinct.values())
 
 
-def same_head(seen: SeenFile, state: FileState, read: int) -> bool:
-    """Whether it has at least the `read` bytes that were read and begins as they did. OSError."""
-    if seen.size < read or seen.size < state.head_bytes:
+def goes_on(seen: SeenFile, state: FileState, read: int) -> bool:
+    """Whether it begins as the file of which `read` bytes were read, and what was read last stands where it
+    stood. OSError.
+
+    A file that was cut and has grown past that place may still have its head.
+    """
+    if seen.size < max(read, state.tail_at, state.head_bytes):
         return False
-    return not state.head_bytes or fingerprint(seen.path, state.head_bytes) == state.head
+    start = max(0, state.tail_at - TAIL_BYTES)
+    if state.tail_at and digest(read_at(seen.path, start, state.tail_at - start)) != state.tail:
+        return False
+    return not state.head_bytes or digest(read_at(seen.path, 0, state.head_bytes)) == state.head
 
 
 def same_content(seen: SeenFile, state: FileState) -> bool:
     """Whether another file holds what was read as `state`: the same head, and the same last bytes. OSError.
 
-    Files that merely begin alike are none: an event skipped is worse than one read twice.
+    Files that merely begin alike do not: an event skipped is worse than one read twice.
     """
-    if not state.tail_at or not state.head_bytes or seen.size < state.tail_at:
-        return False
-    length = min(TAIL_BYTES, state.tail_at)
-    tail = fingerprint(seen.path, length, start=state.tail_at - length)
-    return tail == state.tail and same_head(seen, state, state.tail_at)
+    return bool(state.tail_at and state.head_bytes) and goes_on(seen, state, state.tail_at)

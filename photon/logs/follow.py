@@ -16,8 +16,7 @@ import msgspec
 
 from photon.core.clock import Clock
 from photon.core.settings import Logs
-from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at, read_chunk, read_unended_line
-from photon.logs.files import TAIL_BYTES, FileState, shown
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, FileState, digest, read_at, read_chunk, shown
 from photon.logs.inventory import Followed, Inventory, file_size
 from photon.logs.watch import Finder, Polling
 
@@ -98,7 +97,6 @@ class LogFollower:
 
     @property
     def files(self) -> int:
-        """How many are followed."""
         return len(self._inventory.current)
 
     @property
@@ -120,7 +118,7 @@ class LogFollower:
         """
         self._take_news()
         now = self._clock.monotonic()
-        if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.news:
+        if now < self._next_scan and not self._finder.hurry(now) and not self._inventory.unpacker.news:
             return []
         try:
             return self._scan(now)
@@ -207,11 +205,12 @@ class LogFollower:
             found = [file for file in found if self._mine(file.name)]
         changed = self._inventory.update(found, frozenset(elsewhere))
         self._tell_unlisted()
-        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in self._inventory.current)
+        followed = list(self._inventory.current.values())
+        self._finder.cover_also(os.path.dirname(file.state.path) or "." for file in followed)
         for state in changed:
             if not state.gone:
                 self._heat(self._inventory.files[state.number])
-        for file in list(self._inventory.current):
+        for file in followed:
             if file.seen is not None:
                 self._look(file, file.seen.size)
         self._failed = {file for file in self._failed if not file.state.gone}
@@ -293,7 +292,6 @@ class LogFollower:
         self._failed.add(file)
 
     def _note_read(self, file: Followed, chunk: Chunk) -> None:
-        """Keep what the file can be known by later."""
         data = chunk.data
         if len(data) > chunk.end - chunk.start:
             data = data[: chunk.end - chunk.start]  # a last line was given the newline that it had not
@@ -329,7 +327,7 @@ def _read_tail(file: Followed, offset: int) -> bytes:
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:
-    line = read_unended_line(path, offset, line_bytes_max, identity)
+    line = read_at(path, offset, line_bytes_max, identity)
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if isinstance(msgspec.json.decode(line), dict):
             return Chunk(offset, offset + len(line), line + b"\n")

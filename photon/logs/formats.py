@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import pack_times
-from photon.core.fields import Field, decoder_of, parse_path
+from photon.core.columns import Field, decoder_of, pack_times, parse_path
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Foreign, Primary, Settings
 
@@ -83,19 +82,11 @@ class JsonLines:
         self._id, self._named_id, self._time = columns["id"], columns["primary_id"], columns["time"]
 
     def parse_primary(self, chunk: bytes) -> PrimaryBatch:
-        found = split_chunk(chunk)
-        events, good, malformed = decode(self._primary, chunk, found)
-        lines, starts = found.lines, found.starts
-        if good is not None:
-            lines, starts = [lines[row] for row in good], starts[good]
+        events, lines, starts, malformed = _events(self._primary, chunk)
         return PrimaryBatch(self._packer.pack(self._primary_id(events)), lines, starts, malformed)
 
     def parse_foreign(self, chunk: bytes) -> ForeignBatch:
-        found = split_chunk(chunk)
-        events, good, malformed = decode(self._foreign, chunk, found)
-        lines, starts = found.lines, found.starts
-        if good is not None:
-            lines, starts = [lines[row] for row in good], starts[good]
+        events, lines, starts, malformed = _events(self._foreign, chunk)
         texts, named, values = self._id(events), self._named_id(events), self._time(events)
         ids = self._packer.pack(texts)
         times = event_times(ids, values, self._time_unit)
@@ -126,6 +117,16 @@ class JsonLines:
                 malformed.append(Malformed(int(starts[row]), lines[row], reason))
         malformed.sort(key=lambda bad: bad.start)
         return fits
+
+
+def _events(
+    decoder: Any, chunk: bytes
+) -> tuple[list[Any], list[bytes], npt.NDArray[np.int64], list[Malformed]]:
+    found = split_chunk(chunk)
+    events, good, malformed = decode(decoder, chunk, found)
+    if good is None:
+        return events, found.lines, found.starts, malformed
+    return events, [found.lines[row] for row in good], found.starts[good], malformed
 
 
 def json_lines(settings: Settings, packer: IdPacker | None = None) -> JsonLines:

@@ -1,4 +1,4 @@
-"""Which of the files that are there is which of those that were read, under whatever name (paper 3.2)."""
+"""Matches files on disk to files already read, across renames, rotation and compression (paper 3.2)."""
 
 import contextlib
 import dataclasses
@@ -12,11 +12,17 @@ from typing import Any, Final
 
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
-from photon.logs.chunks import HEAD_BYTES, digest, fingerprint, read_at
-from photon.logs.files import TAIL_BYTES, FileState, SeenFile, Source, same_content, same_head
+from photon.logs.files import (
+    HEAD_BYTES,
+    FileState,
+    Identity,
+    SeenFile,
+    digest,
+    goes_on,
+    read_at,
+    same_content,
+)
 from photon.logs.packed import SMALL_BYTES, Spool, TruncatedError, Unpacker, is_packed
-
-# --- A file that is followed, and how to look for it where it was (paper 3.2).
 
 
 @dataclass(slots=True, eq=False)
@@ -35,11 +41,11 @@ class Followed:
     failed: str = ""
 
     @property
-    def identity(self) -> Source:
+    def identity(self) -> Identity:
         return self.state.device, self.state.inode
 
     @property
-    def key(self) -> Source:
+    def key(self) -> Identity:
         """What it is known by while it is there: an archive by its content, as copies come and go."""
         return archive_key(self.state.version) if self.state.version else self.identity
 
@@ -55,43 +61,12 @@ class Followed:
         return bool(self.state.version)
 
 
-class Content:
-    """What a file holds, to be compared with many that were read: its head is read once."""
-
-    def __init__(self, file: SeenFile) -> None:
-        """OSError."""
-        self._head = read_at(file.path, 0, HEAD_BYTES)
-        self._digests: dict[int, bytes] = {}
-
-    def begins_as(self, state: FileState) -> bool:
-        length = state.head_bytes
-        if not length or length > len(self._head):
-            return False
-        if length not in self._digests:
-            self._digests[length] = digest(self._head[:length])
-        return self._digests[length] == state.head
-
-
-def goes_on(seen: SeenFile, file: Followed) -> bool:
-    """Whether it begins as what was read of the file, and what was read last stands where it stood. OSError.
-
-    One that was cut and has grown past that place may still have its head.
-    """
-    state = file.state_now
-    if seen.size < max(file.read, state.tail_at):
-        return False
-    length = min(TAIL_BYTES, state.tail_at)
-    if length and fingerprint(seen.path, length, start=state.tail_at - length) != state.tail:
-        return False
-    return same_head(seen, state, file.read)
-
-
 def path_key(path: str) -> str:
     """As a watch names a file: directory, slash, name."""
     return f"{os.path.dirname(path) or '.'}/{os.path.basename(path)}"
 
 
-def file_size(path: str, key: Source) -> int | None:
+def file_size(path: str, key: Identity) -> int | None:
     """Size of the file if it is still the one with this device and inode."""
     try:
         status = os.stat(path)
@@ -100,11 +75,11 @@ def file_size(path: str, key: Source) -> int | None:
     return status.st_size if (status.st_dev, status.st_ino) == key else None
 
 
-def archive_key(version: str) -> Source:
+def archive_key(version: str) -> Identity:
     return -1, int(version, 16)
 
 
-def key_of(seen: SeenFile) -> Source:
+def key_of(seen: SeenFile) -> Identity:
     """As Followed.key."""
     plain = seen.path == seen.name
     return (seen.device, seen.inode) if plain else archive_key(version_of(seen))
@@ -112,6 +87,13 @@ def key_of(seen: SeenFile) -> Source:
 
 def version_of(copy: SeenFile) -> str:
     return os.path.basename(copy.path).partition(".")[0]
+
+
+def place_of(seen: SeenFile) -> dict[str, Any]:
+    """The fields of FileState that say where a file is and what it is a copy of."""
+    names = ("path", "name", "device", "inode", "source")
+    version, unpacked = (version_of(seen), seen.size) if seen.path != seen.name else ("", 0)
+    return {name: getattr(seen, name) for name in names} | {"version": version, "unpacked": unpacked}
 
 
 def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | None:
@@ -124,7 +106,7 @@ def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | Non
     if size is None or not file.state.head_bytes:
         return None
     with contextlib.suppress(OSError):
-        if goes_on(SeenFile(path, path, *file.identity, size), file):
+        if goes_on(SeenFile(path, path, *file.identity, size), file.state_now, file.read):
             return path
     return None
 
@@ -164,7 +146,7 @@ class Inventory:
     ) -> None:
         """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker."""
         self._spool = Spool(spool, spool_bytes_max)
-        self._unpacker = Unpacker(self._spool, wake)
+        self.unpacker = Unpacker(self._spool, wake)
         self._clock = clock
         self._keep_copies = keep_copies
         self._drain = drain
@@ -172,8 +154,8 @@ class Inventory:
         self._mutex = threading.Lock()  # over the states of `files`
         self.files: dict[int, Followed] = {}
         self.by_path: dict[str, Followed] = {}
-        self._current: dict[Source, Followed] = {}
-        self._archives: dict[Source, Followed] = {}
+        self.current: dict[Identity, Followed] = {}  # those that are there
+        self._archives: dict[Identity, Followed] = {}
         self._changed: list[FileState] = []  # not told yet
         self._twins: dict[str, str] = {}  # name of an archive -> of the plain file that is read instead
         self.unlisted: dict[str, str] = {}
@@ -187,16 +169,6 @@ class Inventory:
             self.files[state.number] = file
             if not state.gone:
                 self._index(file)
-
-    @property
-    def news(self) -> bool:
-        """An archive is unpacked, or can't be."""
-        return self._unpacker.news
-
-    @property
-    def current(self) -> Collection[Followed]:
-        """Those that are there."""
-        return self._current.values()
 
     def advanced(self, number: int, offset: int) -> FileState:
         """As LogFollower.advanced. Any thread."""
@@ -212,14 +184,13 @@ class Inventory:
     def set_head(self, file: Followed, length: int, head: bytes) -> None:
         self._change(file, head_bytes=length, head=head)
 
-    def update(self, found: Sequence[SeenFile], elsewhere: Collection[Source] = ()) -> list[FileState]:
+    def update(self, found: Sequence[SeenFile], elsewhere: Collection[Identity] = ()) -> list[FileState]:
         """Take in what a scan found; the states that are new or changed.
 
         `elsewhere`: files that match, too, and are another process's: one that was read here until it got
         such a name is let go.
         """
-        self.unlisted, self.settling, self._unpacker.news = {}, set(), False
-        changed = self._changed
+        self.unlisted, self.settling, self.unpacker.news = {}, set(), False
         present = {file.source for file in found if not is_packed(file.name)}
         archives = {file.source for file in found if is_packed(file.name)}
         present |= {held.key for source, held in self._archives.items() if source in archives}
@@ -227,34 +198,34 @@ class Inventory:
         present |= set(map(key_of, seen))
         new, lost = [], []
         for file in seen:
-            old = self._current.get(key_of(file))
+            old = self.current.get(key_of(file))
             if old is not None and old.seen == file and not old.suspect:
                 continue
             same = self._same(file, old, present)
             if same is not None:
-                self._refresh(same, file, changed)
+                self._refresh(same, file)
                 continue
             new.append(file)
             if old is not None:
                 lost.append(
                     (old, f"shrank to {file.size} bytes" if file.size < old.read else "was overwritten")
                 )
-        lost += self._missing(present, elsewhere, changed)
+        lost += self._missing(present, elsewhere)
         making = bool(self.settling)
         for file in new:
-            self._adopt(file, lost, changed)
+            self._adopt(file, lost)
         for old, what in lost:
-            self._lose(old, what, making, changed)
+            self._lose(old, what, making)
         if found or self._archives:
             self._sweep(found)
-        self._changed = []
+        changed, self._changed = self._changed, []
         return changed
 
     def _readable(self, file: SeenFile) -> SeenFile | None:
         """What is read of a file: itself, or its unpacked copy; None if that can't be had now."""
         if not is_packed(file.name):
             return file
-        held = self._current.get(archive_key(self._spool.version(file)))
+        held = self.current.get(archive_key(self._spool.version(file)))
         if held is not None and not self._keep_copies and held.state.offset >= held.state.unpacked > 0:
             self._spool.remove(held.state.path)  # read and recorded: nobody needs it any more
             return SeenFile(
@@ -269,7 +240,7 @@ class Inventory:
             self.settling.add(file.name)
             return None
         try:
-            copy = self._unpacker.get(file)
+            copy = self.unpacker.get(file)
             if copy is None:
                 self.settling.add(file.name)
             return copy
@@ -282,7 +253,7 @@ class Inventory:
                 self.unlisted[file.name] = str(error)
             return None
 
-    def _same(self, file: SeenFile, old: Followed | None, present: set[Source]) -> Followed | None:
+    def _same(self, file: SeenFile, old: Followed | None, present: set[Identity]) -> Followed | None:
         """The file that was read before and is this one, going by what it is called; its head and what
         was read last must agree."""
         known = old
@@ -295,65 +266,57 @@ class Inventory:
         if known is None or file.size < known.read:
             return None
         try:
-            return known if goes_on(file, known) else None
+            return known if goes_on(file, known.state_now, known.read) else None
         except OSError:
             return known  # reading on will tell the reason
 
-    def _refresh(self, file: Followed, seen: SeenFile, changed: list[FileState]) -> None:
+    def _refresh(self, file: Followed, seen: SeenFile) -> None:
         """A known file was found, by whatever name and as whatever copy."""
         old, file.suspect, file.seen = file.state, False, seen
-        version, unpacked = (version_of(seen), seen.size) if seen.path != seen.name else ("", 0)
-        new = (seen.path, seen.name, seen.device, seen.inode, seen.source, version, unpacked)
-        known = (old.path, old.name, old.device, old.inode, old.source, old.version, old.unpacked)
-        if new == known and not old.gone:
+        place = place_of(seen)
+        if dataclasses.replace(old, gone=False, **place) == old:
             return
         self._unindex(file)
-        names = ("path", "name", "device", "inode", "source", "version", "unpacked")
-        changed.append(self._change(file, gone=False, **dict(zip(names, new, strict=True))))
+        self._changed.append(self._change(file, gone=False, **place))
         if old.version and old.path != seen.path:
             self._spool.remove(old.path)
         self._index(file)
 
-    def _adopt(self, file: SeenFile, lost: list[tuple[Followed, str]], changed: list[FileState]) -> None:
+    def _adopt(self, file: SeenFile, lost: list[tuple[Followed, str]]) -> None:
         """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
         with contextlib.suppress(OSError):  # reading will tell the reason
             for row, (old, _) in enumerate(lost):
                 if same_content(file, old.state_now):
                     del lost[row]
-                    self._refresh(old, file, changed)
+                    self._refresh(old, file)
                     return
-            if file.path != file.name and self._is_twin(file, Content(file)):
+            if file.path != file.name and self._is_twin(file):
                 return
-        packed = file.path != file.name
         number, self._next_number = self._next_number, self._next_number + 1
-        state = FileState(number, file.path, file.name, file.device, file.inode, source=file.source)
-        if packed:
-            state = dataclasses.replace(state, version=version_of(file), unpacked=file.size)
-        followed = Followed(state, 0, seen=file)
-        self.files[state.number] = followed
+        followed = Followed(FileState(number, **place_of(file)), 0, seen=file)
+        self.files[number] = followed
         self._index(followed)
-        changed.append(state)
+        self._changed.append(followed.state)
 
-    def _is_twin(self, copy: SeenFile, content: Content) -> bool:
+    def _is_twin(self, copy: SeenFile) -> bool:
         """Whether the plain file that it was made of is there: gzip lets go of that last."""
-        for other in self._current.values():
+        head = read_at(copy.path, 0, HEAD_BYTES)
+        for other in self.current.values():
             if other.packed or other.seen is None or other.seen.size < copy.size:
                 continue
-            name = other.state.name
-            if content.begins_as(other.state) and same_content(copy, other.state_now):
+            name, length = other.state.name, other.state.head_bytes
+            if digest(head[:length]) == other.state.head and same_content(copy, other.state_now):
                 if self._twins.get(copy.name) != name:
                     self._notice(f"{copy.name} holds what {name} holds and is not read again")
                 self._twins[copy.name] = name
                 return True
         return False
 
-    def _missing(
-        self, present: set[Source], elsewhere: Collection[Source], changed: list[FileState]
-    ) -> list[tuple[Followed, str]]:
+    def _missing(self, present: set[Identity], elsewhere: Collection[Identity]) -> list[tuple[Followed, str]]:
         """Those that no pattern matches any more and can't be read on, mostly as they are gone."""
         missing = []
         listings: dict[str, dict[int, str]] = {}
-        for file in [file for key, file in self._current.items() if key not in present]:
+        for file in [file for key, file in self.current.items() if key not in present]:
             size, what = file_size(file.state.path, file.identity), ""
             if file.packed:
                 if size is None or file.state.offset >= size:  # else what was unpacked is read to its end
@@ -364,7 +327,7 @@ class Inventory:
                 continue
             if size is None and (path := renamed_to(file, listings)) is not None:
                 self._unindex(file)
-                changed.append(self._change(file, path=path, name=path))
+                self._changed.append(self._change(file, path=path, name=path))
                 self._index(file)
                 size = file_size(path, file.identity)
             if size is not None:
@@ -377,7 +340,7 @@ class Inventory:
             missing.append((file, what))
         return missing
 
-    def _lose(self, file: Followed, what: str, making: bool, changed: list[FileState]) -> None:
+    def _lose(self, file: Followed, what: str, making: bool) -> None:
         if not what and making:
             return  # an archive that is being written may be what became of it
         if not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
@@ -386,14 +349,10 @@ class Inventory:
             self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
         else:
             self._notice(f"{file.state.name} is gone; {file.read} bytes of it were read")
-        changed.append(self.drop(file))
-
-    def drop(self, file: Followed) -> FileState:
-        """It is there no more."""
         self._unindex(file)
         if file.packed:
             self._spool.remove(file.state.path)
-        return self._change(file, gone=True)
+        self._changed.append(self._change(file, gone=True))
 
     def _sweep(self, found: Sequence[SeenFile]) -> None:
         packed = {self._spool.version(file) for file in found if is_packed(file.name)}
@@ -406,7 +365,7 @@ class Inventory:
             return file.state
 
     def _index(self, file: Followed) -> None:
-        self._current[file.key] = file
+        self.current[file.key] = file
         if file.packed:
             self._archives[file.state.source] = file
         else:
@@ -414,7 +373,7 @@ class Inventory:
             file.linked = is_linked(file.state.path)
 
     def _unindex(self, file: Followed) -> None:
-        _discard(self._current, file.key, file)
+        _discard(self.current, file.key, file)
         _discard(self._archives, file.state.source, file)
         _discard(self.by_path, path_key(file.state.path), file)
 

@@ -35,7 +35,6 @@ class TruncatedError(StorageError):
 
 
 def is_packed(name: str) -> bool:
-    """Whether the file's name says that it is compressed."""
     return name.endswith(PACKED_SUFFIXES)
 
 

@@ -128,7 +128,6 @@ class Watch:
         return refused
 
     def close(self) -> None:
-        """Watch no more."""
         if self._stop < 0:
             return
         os.eventfd_write(self._stop, 1)

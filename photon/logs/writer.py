@@ -13,6 +13,7 @@ import msgspec
 from photon.core.disk import make_directory, storage_error, storage_errors, sync_directory, write_all
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
+from photon.logs.files import end_of_last_line
 
 _NAME_DIGITS: Final = 6
 
@@ -134,7 +135,7 @@ class RotatingLog:
     def cut_torn_line(self) -> int:
         """Cut an unfinished last line, as a crash leaves it; how many bytes were cut."""
         with self._lock, storage_errors(self.path(self._file)):
-            keep = _end_of_last_line(self._fd, self._size)
+            keep = end_of_last_line(self._fd, self._size)
             torn = self._size - keep
             if torn:
                 os.ftruncate(self._fd, keep)
@@ -204,17 +205,6 @@ class RotatingLog:
             raise type(self._failure)(*self._failure.args)
         if self._fd < 0:
             raise StorageError(f"{self.path(self._file)}: already closed; open it again")
-
-
-def _end_of_last_line(fd: int, size: int) -> int:
-    position = size
-    while position > 0:
-        step = min(1 << 16, position)
-        newline = os.pread(fd, step, position - step).rfind(b"\n")
-        if newline >= 0:
-            return position - step + newline + 1
-        position -= step
-    return 0
 
 
 @dataclass(frozen=True, slots=True)

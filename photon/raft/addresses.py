@@ -10,8 +10,7 @@ from typing import Any
 from photon.core.errors import AddressInUseError, SettingsError, UsageError
 from photon.raft.handshake import ID_BYTES_MAX
 from photon.raft.links import size_buffers
-from photon.rpc.network import is_loopback
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls, is_loopback
 
 Address = tuple[str, int]
 Target = tuple[int, Any]  # address family, socket address

@@ -2,13 +2,12 @@
 
 from photon.raft.core import RaftCore
 from photon.raft.elections import Elections
-from photon.raft.installing import Incoming, Installer
 from photon.raft.membership import Membership
 from photon.raft.port import RaftLimits
 from photon.raft.rules.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, MessageError
 from photon.raft.rules.guards import Conflict, conflict_start, fit, is_stale_snapshot
 from photon.raft.rules.members import check_lists
-from photon.raft.snapshot import Head, SnapshotId
+from photon.raft.snapshot import Head, Incoming, Installer, SnapshotId
 from photon.raft.store import ReplicaStore
 
 

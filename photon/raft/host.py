@@ -10,6 +10,7 @@ import os
 import random
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from photon.core.errors import UsageError
@@ -20,60 +21,6 @@ from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog, StateMachine
 from photon.raft.replica import NodeContext, Replica
 from photon.raft.transport import Transport
 
-# --- Work beside the raft thread: one piece at a time, in a thread of its own (never a forked process).
-
-
-class ThreadJob:
-    """One piece of work; `finished` is called in its thread at the end."""
-
-    def __init__(self, work: Callable[[], None], finished: Callable[[], None]) -> None:
-        self._work = work
-        self._finished = finished
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="raft-snapshot", daemon=True)
-
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def result(self) -> None:
-        """Raises what the work raised."""
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # handed over: `result` raises it in the raft thread
-            self._error = error
-        finally:
-            self._done.set()
-            self._finished()
-
-
-class BackgroundJobs:
-    """The jobs of one host. Raft thread only."""
-
-    def __init__(self, finished: Callable[[], None]) -> None:
-        """`finished`: called from the job's thread when one ends."""
-        self._finished = finished
-        self._running: ThreadJob | None = None
-
-    def busy(self) -> bool:
-        return self._running is not None and not self._running.done()
-
-    def start(self, work: Callable[[], None]) -> ThreadJob:
-        assert not self.busy()
-        job = self._running = ThreadJob(work, self._finished)
-        job.thread.start()
-        return job
-
-    def join(self, seconds: float) -> None:
-        """Wait for the running job to end."""
-        if self._running is not None:
-            self._running.thread.join(seconds)
-
-
 _log = logging.getLogger(__name__)
 
 # The longest sleep, though no deadline is near.
@@ -82,6 +29,31 @@ _JOIN_S = 10.0
 _GROUP_MAX = 0xFFFFFFFE
 _TIMING = RaftTiming()
 _LIMITS = RaftLimits()
+
+
+class BackgroundJobs:
+    """Work beside the raft thread: one piece at a time, in one thread (never a forked process)."""
+
+    def __init__(self, finished: Callable[[], None]) -> None:
+        """`finished`: called from the thread when a piece ends."""
+        self._finished = finished
+        self._executor = ThreadPoolExecutor(1, "raft-snapshot")
+        self._running: Future[None] | None = None
+
+    def busy(self) -> bool:
+        return self._running is not None and not self._running.done()
+
+    def start(self, work: Callable[[], None]) -> Future[None]:
+        assert not self.busy()
+        self._running = self._executor.submit(work)
+        self._running.add_done_callback(lambda _: self._finished())
+        return self._running
+
+    def stop(self, seconds: float) -> None:
+        """Start no more, and wait for the running piece to end."""
+        self._executor.shutdown(wait=False)
+        if self._running is not None:
+            wait([self._running], seconds)
 
 
 class _GroupWire:
@@ -230,7 +202,7 @@ class RaftHost:
             self._close_all()
         elif self._thread is not threading.current_thread():
             self._thread.join()
-        self._jobs.join(_JOIN_S)
+        self._jobs.stop(_JOIN_S)
 
     def wake(self) -> None:
         """Have every group's `on_tick` called soon. Any thread; cheap, and once is as good as often."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from photon.raft.core import RaftCore, now
 from photon.raft.elections import Elections
 from photon.raft.follower import Follower
-from photon.raft.installing import Installer
 from photon.raft.journal import NO_OP
 from photon.raft.membership import Founding, HasMet, Membership, everybody_met
 from photon.raft.port import (
@@ -34,7 +33,7 @@ from photon.raft.rules.codec import APPEND_ENTRIES, NEXT_NODE_IDX, Message, deco
 from photon.raft.rules.guards import is_stale_ack, next_index_of
 from photon.raft.rules.members import command_of, founding
 from photon.raft.sender import Sender, Wire
-from photon.raft.snapshot import Compactor, Jobs, StateMachineError
+from photon.raft.snapshot import Compactor, Installer, Jobs, StateMachineError
 from photon.raft.store import FIRST_INDEX, ReplicaStore
 
 REGULAR = b"\x00"  # what pysyncobj puts before a command; its no-op is 0x01

@@ -90,7 +90,7 @@ def _stems(outs: Sequence[Path]) -> dict[str, list[Path]]:
 
 
 def _home(work: Path | None, stem: str, datacenter: str) -> Path | None:
-    """The joiner's own directory (photon.cluster.topology.Place); None where it is not here.
+    """The joiner's own directory (photon.cluster.topology.Pipeline); None where it is not here.
 
     Then its process may be on another machine, and what it has locked can't be told from here.
     """

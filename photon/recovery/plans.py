@@ -18,7 +18,7 @@ from typing import Final, Self
 
 import msgspec
 
-from dispatcher.inbox import RECOVERED, put
+from dispatcher.workers import RECOVERED, put
 from photon.core.columns import split_ids
 from photon.core.disk import (
     DirectoryLock,

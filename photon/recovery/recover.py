@@ -30,32 +30,113 @@ some of them only is taken back by that joiner's next start, and found missing b
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
+from idregistry.client import RegistryClient
 from photon.core.clock import Clock
+from photon.core.errors import UnavailableError
+from photon.core.fates import Released
 from photon.recovery.joiners import ended_joiners, missing_files, named_lives
 from photon.recovery.plans import Plan, Plans
-from photon.recovery.registry import Registry, ask_lives, fence, release
 from photon.recovery.rules import (
     CLOSING_US,
+    Held,
+    Life,
     Report,
     Step,
     after_release,
     events_of,
     fenced_now,
+    life_of,
     notes_of,
     refusal,
     reread_refusal,
     seen_again,
     taken,
 )
-from spark.recovery.rules import LostEvents, Survey
+from spark.recovery.rules import Loss, LostEvents, Survey
 from spark.verification.rules import SETTLE_S
+
+RELEASE_IDS_MAX: Final = 1024
+"""In one request; tokens are of up to a kilobyte each."""
+RELEASE_S_MAX: Final = 60.0
+"""For so long a shard may not know of the fence yet."""
+LEASE_WAIT_S_MAX: Final = 60.0
+"""A lease that runs for longer than that is not waited for, but of a run that has ended."""
+_POLL_S: Final = 0.25
+_MARGIN_S: Final = 0.2
+
+
+def ask_lives(
+    registry: RegistryClient, losses: Sequence[Loss], named: Container[int], gone: bool, ended: bool
+) -> list[Held]:
+    """Without changing anything. `named`, `gone`, `ended`: rules.life_of. UnavailableError."""
+    states = registry.incarnations([loss.incarnation for loss in losses]) if losses else []
+    return [
+        life_of(loss, state.fenced, state.expires_in_s, loss.incarnation in named, gone, ended)
+        for loss, state in zip(losses, states, strict=True)
+    ]
+
+
+def fence(
+    registry: RegistryClient, held: Sequence[Held], clock: Clock, sleep: Callable[[float], None]
+) -> Mapping[int, tuple[bool, float]]:
+    """Fence all whose leases are over, or are not renewed. Incarnation -> fenced, for how long it may run.
+
+    The end of a lease is waited for once: that of a process that has ended comes, that of a living one does
+    not. UnavailableError.
+    """
+    answers: dict[int, tuple[bool, float]] = {}
+    ends_s: dict[int, float] = {}
+    for one in held:
+        number = one.loss.incarnation
+        answer = registry.fence(number)
+        answers[number] = answer.fenced, answer.expires_in_s
+        ends = one.life is Life.OVER or answer.expires_in_s <= LEASE_WAIT_S_MAX
+        if not answer.fenced and ends:
+            ends_s[number] = clock.monotonic() + answer.expires_in_s + _MARGIN_S
+    for number, end_s in sorted(ends_s.items(), key=lambda item: item[1]):
+        sleep(max(0.0, end_s - clock.monotonic()))
+        answer = registry.fence(number)
+        answers[number] = answer.fenced, answer.expires_in_s
+    return answers
+
+
+def release(
+    registry: RegistryClient,
+    plan: Plan,
+    clock: Clock,
+    sleep: Callable[[float], None],
+    part: Callable[[], None],
+) -> bytes:
+    """The outcome of each id (core.fates.Released), final ones only. `part` is called after each request.
+
+    UnavailableError: some are released, perhaps; the plan stays, and the next run goes on with it.
+    """
+    tokens = [token for token, count in zip(plan.tokens, plan.counts, strict=True) for _ in range(count)]
+    outcomes = bytearray()
+    deadline = clock.monotonic() + RELEASE_S_MAX
+    for low in range(0, len(tokens), RELEASE_IDS_MAX):
+        high = min(low + RELEASE_IDS_MAX, len(tokens))
+        runs = [[*run] for _, run in groupby(tokens[low:high])]
+        packed, counts = [run[0] for run in runs], [len(run) for run in runs]
+        ids, times = plan.ids[16 * low : 16 * high], plan.times[8 * low : 8 * high]
+        while after_release(answer := registry.release(ids, times, packed, counts)) is Step.RELEASE:
+            if clock.monotonic() > deadline:
+                raise UnavailableError(
+                    f"{answer.count(Released.NOT_FENCED):,} events are not released: not every shard of the "
+                    "registry knows of the fence. The plan is kept; run the same command again"
+                )
+            sleep(_POLL_S)
+        outcomes += answer
+        part()
+    return bytes(outcomes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +183,7 @@ class LostReading(Protocol):
 
 def recover(
     job: Job,
-    registry: Registry,
+    registry: RegistryClient,
     reading: Reading,
     clock: Clock,
     tell: Callable[[str], None] = lambda _: None,
@@ -122,7 +203,7 @@ class _Run:
     def __init__(
         self,
         job: Job,
-        registry: Registry,
+        registry: RegistryClient,
         clock: Clock,
         tell: Callable[[str], None],
         checkpoint: Callable[[str], None],

@@ -1,4 +1,4 @@
-"""What recovery may do, and what follows (paper 3.3.3). Pure.
+"""What recovery may do, what follows, and the report of it (paper 3.3.3). Pure.
 
 An event is lost when it is registered with a token and stands in no joined log. It may be joined again when
 nobody can write it under that token any more: when the token's incarnation is fenced.
@@ -7,6 +7,7 @@ nobody can write it under that token any more: when the token's incarnation is f
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from itertools import chain, repeat
 from typing import Any, Final
@@ -126,9 +127,6 @@ def reread_refusal(untold: int, taken_away: Sequence[str]) -> str | None:
     return None
 
 
-# --- plans
-
-
 class Step(Enum):
     """What a plan needs next."""
 
@@ -158,9 +156,6 @@ def events_of(ids: bytes, tokens: Sequence[bytes], counts: Sequence[int]) -> Cou
     """Incarnation -> how many distinct ids of a plan its tokens hold."""
     runs = chain.from_iterable(map(repeat, tokens, counts))
     return Counter(parse_token(token).incarnation for token, _ in {*zip(runs, split_ids(ids), strict=True)})
-
-
-# --- the report
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +271,69 @@ def seen_again(one: Held, missing: Mapping[int, int], done: Mapping[int, int]) -
     number = one.loss.incarnation
     lost = missing.get(number, 0) + done.get(number, 0)
     return replace(one, loss=replace(one.loss, lost=lost, young=0))
+
+
+def as_text(report: Report) -> str:
+    """A row for each incarnation, and what it comes to."""
+    lines = []
+    if report.held:
+        lines.append(
+            f"{'incarnation':<18}{'joiner':<24}{'state':<10}{'lost':>9}{'in flight':>11}  oldest token"
+        )
+    lines += map(_report_row, report.held)
+    lines += _sums(report)
+    lines += [f"note: {note}" for note in report.notes]
+    if report.refused is not None:
+        lines.append(f"nothing is released: {report.refused}")
+    return "\n".join(lines)
+
+
+def _report_row(one: Held) -> str:
+    loss = one.loss
+    oldest = datetime.fromtimestamp(loss.oldest_us // 1_000_000, UTC)
+    in_flight = loss.lost + loss.young - one.lost
+    who = f"{loss.incarnation:016x}  {loss.address:<24}{one.life.value:<10}"
+    return f"{who}{one.lost:>9,}{in_flight:>11,}  {oldest:%Y-%m-%d %H:%M:%SZ}"
+
+
+def _sums(report: Report) -> list[str]:
+    found = []
+    if report.plans_finished:
+        found.append(f"{report.plans_finished} plans of an earlier run finished")
+    if report.recovered:
+        found.append(f"{report.recovered:,} events released and put into {report.inbox}")
+    if report.taken:
+        found.append(f"{report.taken:,} events were joined by others meanwhile")
+    if report.no_input:
+        found.append(
+            f"{report.no_input:,} lost events are in none of the inputs: name their logs with --foreign"
+        )
+    if report.in_flight:
+        found.append(f"{report.in_flight:,} events in flight: ask again in a minute")
+    found += [what for one in report.held if one.lost and (what := _advice(one))]
+    if not report.lost:
+        found.append("nothing is lost" + (", as far as can be told yet" if report.in_flight else ""))
+    elif not report.remaining:
+        found.append("nothing is lost any more")
+    elif not report.applied and report.recoverable:
+        found.append(f"{report.recoverable:,} events can be joined again: --apply does it")
+    return found
+
+
+def _advice(one: Held) -> str:
+    name = f"{one.loss.address} ({one.loss.incarnation:016x})"
+    if one.life is Life.BACKFILL:
+        return (
+            f"{name} is a backfill's: run that again, or with --abandon, if it is not done, or say "
+            "--gone-for-good to take these events from it"
+        )
+    if one.life is Life.UNNAMED:
+        return (
+            f"{name}: its output is not named, or gone, or made before outputs told who wrote to them "
+            "(.lives): name every one with --out, of every datacenter, or say --gone-for-good if what is not "
+            "there is deleted"
+        )
+    if one.life is Life.ALIVE:
+        lease = f"its lease runs for {one.lease_s:.1f} s"
+        return f"{name} is alive, {lease}: stop or restart that joiner, then run again"
+    return ""

@@ -15,28 +15,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Final
 
-from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+from prometheus_client import CollectorRegistry, Gauge, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 
 from photon.core.addresses import parts
 from photon.core.errors import AddressInUseError, PhotonError
-from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.network import LOOPBACK, Network, Tls
 from photon.rpc.servers import Complaints
-from photon.rpc.tls import Tls
-
-# --- A small HTTP server for scrapes that no caller can make large: few connections, each for a short
-# while.
-#
-# The standard library's threading server starts a thread for each that connects, for as long as that one
-# likes. prometheus_client's own is that one; with TLS it shakes hands in the thread that accepts, so one
-# silent connection stops all scrapes (measured: the next one got no answer,
-# docs/decisions/001-dependencies.md). Here the oldest connection goes when one too many comes, and each has
-# to be done within seconds.
 
 CONNECTIONS_MAX: Final = 8
 CONNECTION_S_MAX: Final = 10.0
@@ -47,10 +38,15 @@ Answer = Callable[[str], tuple[str, bytes]]
 """The request's Accept header -> content type and body of the answer. May raise PhotonError."""
 
 
-class ScrapeServer(socketserver.TCPServer):
-    """Answers GET with what `answer` gives. `start` serves until the process ends, or `stop`."""
+class ScrapeServer(socketserver.ThreadingTCPServer):
+    """Answers GET with what `answer` gives. `start` serves until the process ends, or `stop`.
 
-    allow_reuse_address = True
+    No caller can make it large: few connections, each with a thread and for a short while. The oldest goes
+    when one too many comes. (prometheus_client's own server shakes hands in the thread that accepts, so one
+    silent connection stops all scrapes: docs/decisions/001-dependencies.md.)
+    """
+
+    allow_reuse_address = daemon_threads = True
     request_queue_size = 64
 
     def __init__(self, host: str, port: int, answer: Answer, tls: Tls | None = None) -> None:
@@ -59,7 +55,7 @@ class ScrapeServer(socketserver.TCPServer):
         self._context = None if tls is None else tls.server_context()
         self._complaints = Complaints(logging.getLogger("photon.metrics"))
         self._lock = threading.Lock()
-        self._open: dict[socket.socket, float] = {}  # since when, the oldest first
+        self._open: dict[Any, float] = {}  # since when, the oldest first
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             super().__init__((host, port), _Scrape)
@@ -83,45 +79,38 @@ class ScrapeServer(socketserver.TCPServer):
     def connections(self) -> int:
         return len(self._open)
 
-    # -- what socketserver calls ------------------------------------------------------------------------
+    # What socketserver calls: in its own thread ...
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:
-            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
-            if oldest is not None:
-                self._forget(oldest)
+            if len(self._open) >= CONNECTIONS_MAX:
+                self._forget(next(iter(self._open)))
             self._open[request] = time.monotonic()
-        threading.Thread(
-            target=self._serve, args=(request, client_address), name="scrape", daemon=True
-        ).start()
+        super().process_request(request, client_address)
 
     def service_actions(self) -> None:
         """Between connections and twice a second."""
         self._end(time.monotonic())
 
+    # ... and in the thread of a connection.
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        request.settimeout(CONNECTION_S_MAX)
+        channel = request
+        if self._context is not None:
+            # A handshake takes as long as the caller likes; the plain socket stays, to be shut.
+            channel = self._context.wrap_socket(request.dup(), server_side=True)
+        with channel:
+            _Scrape(channel, client_address, self)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """There was no thread for it."""
+        why = _why(sys.exc_info()[1])
+        self._complaints.tell(f"closed the connection of {client_address[0]}: {why}")
+
+    def close_request(self, request: Any) -> None:
         with self._lock:
             self._open.pop(request, None)
-        self._complain(str(client_address[0]), sys.exc_info()[1])
-
-    # -- one connection, in its own thread --------------------------------------------------------------
-
-    def _serve(self, request: socket.socket, client_address: tuple[Any, ...]) -> None:
-        channel = request
-        try:
-            request.settimeout(CONNECTION_S_MAX)
-            if self._context is not None:
-                # Here, as a handshake takes as long as the caller likes; the plain one stays, to be shut.
-                channel = self._context.wrap_socket(request.dup(), server_side=True)
-            _Scrape(channel, client_address, self)
-        except (OSError, ValueError) as error:
-            self._complain(str(client_address[0]), error)
-        finally:
-            with self._lock:
-                self._open.pop(request, None)
-            for one in {channel, request}:
-                one.close()
+        super().close_request(request)
 
     def _end(self, now: float) -> None:
         """Shut those that take too long. Their threads see it, and end."""
@@ -134,9 +123,6 @@ class ScrapeServer(socketserver.TCPServer):
         self._open.pop(request, None)
         with contextlib.suppress(OSError):  # it has left
             request.shutdown(socket.SHUT_RDWR)
-
-    def _complain(self, who: str, error: BaseException | None) -> None:
-        self._complaints.tell(f"closed the connection of {who}: {_why(error)}")
 
 
 class _Scrape(BaseHTTPRequestHandler):
@@ -158,7 +144,7 @@ class _Scrape(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Scrapes are not news."""
+        pass  # scrapes are not news
 
 
 def _why(error: BaseException | None) -> str:
@@ -183,26 +169,17 @@ class Family:
     of a mapping. `label`: where the path has a `*`; its value is the row's `of`, or the mapping's key.
     """
 
-    name: str
     kind: str
+    name: str
     path: str
     help: str
     label: str = ""
     of: str = ""
 
 
-def _counter(name: str, path: str, text: str, label: str = "", of: str = "") -> Family:
-    return Family(name, "counter", path, text, label, of)
-
-
-def _gauge(name: str, path: str, text: str, label: str = "", of: str = "") -> Family:
-    return Family(name, "gauge", path, text, label, of)
-
-
-def _histogram(name: str, path: str, text: str, label: str = "") -> Family:
-    return Family(name, "histogram", path, text, label)
-
-
+_counter: Final = partial(Family, "counter")
+_gauge: Final = partial(Family, "gauge")
+_histogram: Final = partial(Family, "histogram")
 _TROUBLE: Final = _gauge("storage_failing", "storage_error", "1 while the disk can't be written.")
 
 FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
@@ -279,7 +256,9 @@ def serve_metrics(
     registry = CollectorRegistry()
     registry.register(_StatusCollector(room, process, status))
     if network.tls is not None:
-        registry.register(_CertificateCollector(process, network.tls.expires_s))
+        text = "Unix time at which the process's certificate expires."
+        expires = Gauge("photon_certificate_expires_seconds", text, ["process"], registry=registry)
+        expires.labels(process).set(network.tls.expires_s)
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
 
@@ -311,19 +290,6 @@ class _StatusCollector:
 
     def collect(self) -> Iterable[Metric]:
         return collect(self._room, self._process, self._status())
-
-
-class _CertificateCollector:
-    """When the certificate ends, so that somebody is told in time."""
-
-    def __init__(self, process: str, expires_s: float) -> None:
-        self._process, self._expires_s = process, expires_s
-
-    def collect(self) -> Iterable[Metric]:
-        text = "Unix time at which the process's certificate expires."
-        metric = GaugeMetricFamily("photon_certificate_expires_seconds", text, labels=["process"])
-        metric.add_metric([self._process], self._expires_s)
-        yield metric
 
 
 def _values(family: Family, status: Status) -> Iterator[tuple[list[str], Any]]:
@@ -367,7 +333,7 @@ def _add(metric: Any, labels: list[str], value: Any) -> None:
 
 
 def _buckets(histogram: Status) -> list[tuple[str, float]]:
-    """core.histogram's status -> cumulative counts by upper edge in seconds."""
+    """The status of a core.status.Histogram -> cumulative counts by upper edge in seconds."""
     edges = [repr(edge / _US_A_SECOND) for edge in histogram["edges"]] + ["+Inf"]
     counts = list(histogram["counts"])
     counts += [0] * (len(edges) - len(counts))

@@ -3,27 +3,168 @@
 Everywhere else an address is the *advertised* one, by which all know a process. What is dialed for it may
 differ from datacenter to datacenter (a proxy, a tunnel), and what is bound may differ too (a container).
 
+TLS is mutual: both ends show a certificate of one CA, which is the system's own. Between registry replicas
+host names are not checked, since nodes are known by their ids, which their room proves by the system's
+secret. Clients of gRPC look for `tls.name` in the server's certificate; where it is empty, for the host they
+dial.
+
 A channel to a host by its name is opened anew where gRPC asks for the name too rarely: it waits longer each
 time that it can't resolve one, up to two minutes. The name of a container is known only while that runs, so
 one that was away for a minute would be found half a minute late or more.
 """
 
 import ipaddress
+import math
+import ssl
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
 
 from photon.core.addresses import joined, parts, split
 from photon.core.errors import SettingsError, UsageError
-from photon.rpc.tls import Tls
 
-# --- What a failed call says, and how to mend it where TLS is why: gRPC tells the one, in OpenSSL's words.
+EXPIRES_SOON_S: Final = 14 * 86_400.0
+"""A certificate that ends within so long is complained of."""
+
+_HANDSHAKE_STEPS_MAX: Final = 10
+_OTHER_NAME: Final = 62  # X509_V_ERR_HOSTNAME_MISMATCH
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """[tls]: three PEM files. Make it by `load_tls`, which has tried them."""
+
+    cert: Path
+    """This node's certificate, with those between it and the CA behind it."""
+    key: Path
+    """Its key, without a passphrase."""
+    ca: Path
+    """The certificates of the CA that all nodes' certificates are of, and nobody else's."""
+    name: str = ""
+    """Of every certificate of the system, looked for by gRPC in place of the host name; empty: that is."""
+    expires_s: float = field(default=math.inf, compare=False)
+    """Unix time at which nobody accepts the certificate any more, as it was when it was tried."""
+
+    def server_context(self) -> ssl.SSLContext:
+        """For the end that was dialed. Raises SettingsError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        # No session is resumed: each connection shows its certificates.
+        context.num_tickets = 0
+        context.options |= ssl.OP_NO_TICKET
+        return self._set(context)
+
+    def client_context(self) -> ssl.SSLContext:
+        """For the end that dials. Raises SettingsError."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = False
+        return self._set(context)
+
+    def _set(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+        try:
+            context.load_verify_locations(self.ca)
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"tls.ca: {self.ca}: holds no certificates ({_why(error)}); name a PEM file with the CA's"
+            ) from error
+        try:
+            context.load_cert_chain(self.cert, self.key, password=_no_passphrase)
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"tls.cert, tls.key: {self.cert} and {self.key}: are no certificate and its key "
+                f"({_why(error)}); name PEM files that belong together, the key without a passphrase"
+            ) from error
+        return context
+
+
+def load_tls(cert: Path, key: Path, ca: Path, name: str = "") -> Tls:
+    """The files, once this node was able to shake hands with itself by them. Raises SettingsError.
+
+    `name`: one that the certificate must carry, as every other of the system; empty: none is asked for.
+    """
+    for setting, path in (("cert", cert), ("key", key), ("ca", ca)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise SettingsError(
+                f"tls.{setting}: {path}: cannot be read ({error.strerror}); name an existing file"
+            ) from error
+    tls = Tls(cert, key, ca, name)
+    return replace(tls, expires_s=_try(tls))
+
+
+def expiry_complaint(tls: Tls, now_s: float) -> str | None:
+    """What to tell of a certificate that ends soon; None of one that does not."""
+    left_s = tls.expires_s - now_s
+    if left_s > EXPIRES_SOON_S:
+        return None
+    when = f"expires in {left_s / 86_400:.1f} days" if left_s > 0 else "has expired"
+    return (
+        f"tls.cert: {tls.cert}: {when}: sign a new one (`photon certs` does for its own CA), then restart "
+        "the processes one after the other"
+    )
+
+
+def _try(tls: Tls) -> float:
+    """What no peer would accept (another CA's, expired, not for this use, without the name) is found before
+    it is served. When it expires, in Unix seconds."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    dials = tls.client_context()
+    # The rule of gRPC's clients: one of the alternative names; the common name counts for nothing.
+    dials.check_hostname, dials.hostname_checks_common_name = bool(tls.name), False
+    try:
+        client = dials.wrap_bio(to_client, to_server, server_hostname=tls.name or None)
+        server = tls.server_context().wrap_bio(to_server, to_client, server_side=True)
+        ends = [client, server]
+        for _ in range(_HANDSHAKE_STEPS_MAX):
+            for end in list(ends):
+                try:
+                    end.do_handshake()
+                    ends.remove(end)
+                except ssl.SSLWantReadError:
+                    pass
+            if not ends:
+                shown = client.getpeercert() or {}
+                return float(ssl.cert_time_to_seconds(str(shown["notAfter"])))
+        raise AssertionError("a TLS handshake without an end")
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _OTHER_NAME:
+            raise SettingsError(
+                f"tls.cert: {tls.cert}: no client would accept it: it does not carry the name '{tls.name}' "
+                f"(subjectAltName DNS:{tls.name}), which tls.name asks of every certificate; sign one that "
+                "does (`photon certs`), or set tls.name"
+            ) from error
+        raise SettingsError(
+            f"tls.cert: {tls.cert}: no node would accept it: {error.verify_message}; "
+            f"take one that the CA in {tls.ca} has signed, valid now, for servers and for clients"
+        ) from error
+    except ssl.SSLError as error:
+        raise SettingsError(f"tls.cert: {tls.cert}: TLS fails with it ({_why(error)})") from error
+    except ValueError as error:
+        raise SettingsError(f"tls.name: {tls.name!r} is no name of a host ({error})") from error
+
+
+def _no_passphrase() -> str:
+    # OpenSSL would ask for it on the terminal.
+    raise ValueError("the key is encrypted")
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return str(error) or type(error).__name__
+
+
+# What a failed call says, and how to mend it where TLS is why: gRPC tells the one, in OpenSSL's words.
 
 _AGREE: Final = "set [tls] at both ends or at none"
 _MENDS: Final = (
@@ -220,9 +361,6 @@ def is_name(target: str) -> bool:
     return False
 
 
-# --- channels to hosts by their names
-
-
 @dataclass(slots=True, eq=False)
 class _Opened:
     """One of gRPC's channels. Once another has taken its place it is closed when its calls have ended."""
@@ -339,20 +477,8 @@ class _Bound:
         return bound[1]
 
     @contextmanager
-    def _call(self) -> Iterator[Any]:
-        """For a call that ends here."""
-        opened, error = self._owner.begin(), None
-        try:
-            yield self._on(opened)
-        except grpc.RpcError as raised:
-            error = raised
-            raise
-        finally:
-            self._owner.end(opened, error)
-
-    @contextmanager
     def _start(self) -> Iterator[tuple[_Opened, Any]]:
-        """For a call that ends later, but for one that can't be made."""
+        """Around the start of a call that ends later, unless it can't be made."""
         opened = self._owner.begin()
         try:
             yield opened, self._on(opened)
@@ -365,12 +491,17 @@ class _Method(_Bound, grpc.UnaryUnaryMultiCallable, grpc.StreamUnaryMultiCallabl
     """With one answer."""
 
     def __call__(self, *args: Any, **how: Any) -> Any:
-        with self._call() as call:
-            return call(*args, **how)
+        return self.with_call(*args, **how)[0]
 
     def with_call(self, *args: Any, **how: Any) -> Any:
-        with self._call() as call:
-            return call.with_call(*args, **how)
+        opened, error = self._owner.begin(), None
+        try:
+            return self._on(opened).with_call(*args, **how)
+        except grpc.RpcError as raised:
+            error = raised
+            raise
+        finally:
+            self._owner.end(opened, error)
 
     def future(self, *args: Any, **how: Any) -> Any:
         with self._start() as (opened, call):

@@ -1,17 +1,16 @@
-"""What a backfill keeps of itself in OUT/.photon-backfill/<datacenter>: the job, its staged files, a lock.
+"""What a backfill keeps in OUT/.photon-backfill/<datacenter>: the job, its staged files, a lock.
 
 A job is planned once: which bytes of which logs it reads, its buckets, its incarnation. Every later run of
-the same command goes on with that plan, for what was registered by a token comes back only to the same one.
+the same command continues that plan, because only the same token wins again what it had registered.
 
-When a job is done, the dead letters go that another backfill writes, or has written, again: a job over all
-logs of one before it has a letter of its own for each event that is still not joined. The letters of a log
-that is not what it was stay: they may be all that is left of its events.
+A job that is done replaces the dead letters of earlier jobs over the same logs: it has a letter of its own
+for each event that is still not joined. Letters of a log that has changed stay: they may be all that is left
+of its events.
 """
 
 import hashlib
 import importlib.util
 import os
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,24 +26,22 @@ from photon.core.disk import make_directory, storage_errors, sync_directory, wri
 from photon.core.errors import CorruptStateError, StorageError, UsageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings, reading_fingerprint
-from photon.logs.chunks import read_at
-from photon.logs.files import named_files
+from photon.logs.files import named_files, read_at
 from photon.logs.packed import is_packed
-from spark.backfill.bucket import BucketResult
-from spark.backfill.rows import FILES_MAX, OFFSET_MAX
-from spark.reading.paths import check_name, is_uri
-from spark.reading.ranges import LogFile
+from spark.reading.paths import check_name, escaped, is_uri
 from spark.recovery.rules import BACKFILL
 
 STEM: Final = "backfill"
 """Joined logs are `joined/<datacenter>/backfill-NNNNNN.jsonl`."""
+FILES_MAX: Final = 1 << 20
+OFFSET_MAX: Final = 1 << 40
 BUCKET_BYTES: Final = 64 << 20
 """Of the logs; a task holds the primaries of its bucket in memory."""
 BUCKETS_MAX: Final = 1 << 16
 _PRIMARY_SHARE_MAX: Final = 8  # of the foreign logs' size: of the primaries only those that are named count
 _UNPACKED: Final = 8  # times the size of an archive, about
 _TELLING_BYTES: Final = 4096
-_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
+_JOB: Final = "job.json"
 
 
 class Phase(StrEnum):
@@ -64,10 +61,33 @@ class LogInput(msgspec.Struct, frozen=True):
     telling: str
 
 
+class Staged(msgspec.Struct, frozen=True):
+    """A file that waits to be published: its name in the staging directory, what the manifest will say."""
+
+    name: str
+    bytes: int
+    lines: int
+    crc32: str
+
+
+class BucketResult(msgspec.Struct, frozen=True):
+    """What became of a bucket. `fates`: foreign lines by fate; files are None where they would be empty."""
+
+    bucket: int
+    fates: dict[str, int]
+    primary_events: int
+    primary_malformed: int
+    joined: Staged | None
+    letters: Staged | None
+    primary_letters: Staged | None
+    opened_us: int
+    closed_us: int
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, and what came of it. Bucket b has the token `begun_us + b` and the file `first_number + b`.
 
-    `registry`: the identity of the one that it registers with; "" in a job of before this was noted.
+    `registry`: the identity of the one it registers with.
     """
 
     incarnation: int
@@ -80,9 +100,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     foreign: tuple[LogInput, ...]
     buckets: int
     first_number: int
+    registry: str
     phase: Phase = Phase.PLANNED
     results: tuple[BucketResult, ...] = ()
-    registry: str = ""
 
     def joined_name(self, bucket: int) -> str:
         suffix = PARQUET if self.output_format == "parquet" else LINES
@@ -106,7 +126,7 @@ class Place:
     @property
     def staging(self) -> Path:
         """All executors see it, under the same name."""
-        return (self.home / "staging").absolute()
+        return self.home / "staging"
 
     @property
     def joined(self) -> Path:
@@ -141,34 +161,22 @@ class Place:
         with storage_errors(self.home):
             (self.home / _JOB).rename(self.home / f"job-{job.first_number:06d}-{how}.json")
 
-    def next_number(self) -> int:
-        """Of files: above those of all jobs that were here."""
-        return max((old.first_number + old.buckets for old in self.put_away_jobs()), default=0)
-
     def put_away_jobs(self) -> Iterator[Job]:
         for path in self.home.glob("job-*.json"):
             with storage_errors(path):
                 yield msgspec.json.decode(path.read_bytes(), type=Job)
 
 
-_JOB: Final = "job.json"
-
-
 def check_registry(job: Job, place: Place, identity: str) -> None:
-    """UsageError for another registry than the job's: it would give all events to whoever asks, has nothing
-    of what is to be released, and its lease says nothing of the job's."""
-    if job.registry not in ("", identity):
+    """UsageError for another registry than the job's: it would let every event be joined again."""
+    if job.registry != identity:
         raise UsageError(
             f"{place.home}: its backfill registers with the registry {job.registry}, and this is {identity}; "
             "name the --work or --registry that it was begun with, or begin one under another --datacenter"
         )
 
 
-# --- planning
-
-
-Look = Callable[[Sequence[str]], tuple[LogInput, ...]]
-"""At what URIs name."""
+Look = Callable[[Sequence[str]], tuple[LogInput, ...]]  # at what URIs name
 
 
 def look_at(patterns: Sequence[str], what: str, remote: Look) -> tuple[LogInput, ...]:
@@ -186,16 +194,12 @@ def _look_at_local(patterns: Sequence[str]) -> list[LogInput]:
     found = []
     for name in map(os.path.abspath, named_files(patterns)):
         check_name(name)
-        found.append(_look_at_one(name))
+        with storage_errors(Path(name)):
+            size = os.stat(name).st_size
+            if size >= OFFSET_MAX:
+                raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
+            found.append(LogInput(name, size, _telling(name, size)))
     return found
-
-
-def _look_at_one(name: str) -> LogInput:
-    with storage_errors(Path(name)):
-        size = os.stat(name).st_size
-        if size >= OFFSET_MAX:
-            raise UsageError(f"{name} has {size} bytes; cut it into files below {OFFSET_MAX}")
-        return LogInput(name, size, _telling(name, size))
 
 
 def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
@@ -224,9 +228,8 @@ def check_unchanged(inputs: Iterable[LogInput], remote: Look) -> None:
 
 
 def _telling(name: str, size: int) -> str:
-    ends = read_at(name, 0, min(size, _TELLING_BYTES)) + read_at(
-        name, max(0, size - _TELLING_BYTES), min(size, _TELLING_BYTES)
-    )
+    length = min(size, _TELLING_BYTES)
+    ends = read_at(name, 0, length) + read_at(name, size - length, length)
     return hashlib.blake2b(ends, digest_size=8).hexdigest()
 
 
@@ -238,18 +241,6 @@ def buckets_for(primary: Iterable[LogInput], foreign: Iterable[LogInput], least:
 
 def _bytes_of(logs: Iterable[LogInput]) -> int:
     return sum(log.size * (_UNPACKED if is_packed(log.name) else 1) for log in logs)
-
-
-def log_files(logs: Sequence[LogInput], first: int) -> tuple[list[LogFile], dict[str, int]]:
-    """Those that Python reads, and the URIs of those that Spark reads; numbers from `first` on."""
-    numbered = list(enumerate(logs, first))
-    files = [LogFile(log.name, log.size, 0, number) for number, log in numbered if not is_uri(log.name)]
-    return files, {log.name: number for number, log in numbered if is_uri(log.name)}
-
-
-def escaped(uri: str) -> str:
-    """With what Spark's globs would take for a wildcard escaped."""
-    return _WILDCARDS.sub(r"\\\1", uri)
 
 
 def reading_of(settings: Settings) -> str:

@@ -1,20 +1,20 @@
 """Puts the staged files of a backfill where readers find them, under the lease of the job's incarnation.
 
-As joiner.output does it: the lease is looked at before a file gets its final name and after. Who finds it
-running after the rename knows that the file was there before any fence, so that recovery, which reads after
-the fence, saw it. Else the file is taken back. Only a file that the manifest lists is published; what a
-kill leaves between the rename and the listing is listed by a run that still gets the lease, and taken back
-by `--abandon`.
+As joiner.output does, it checks the lease before a file gets its final name and after. A lease that runs
+after the rename proves that the file was there before any fence, so that recovery, which reads after the
+fence, saw it. Otherwise the file is taken back. Only a file that the manifest lists is published: a kill
+between the rename and the listing leaves one for the next run that gets the lease, or for `--abandon`, which
+takes it back.
 
-`abandon` gives a backfill up: what it registered and did not publish is released, so that others may join
+`abandon` gives a backfill up and releases what it registered and did not publish, so that others may join
 it, in recovery's order (paper 3.3.3): fence, in every shard; take back what is not listed; release, by
-compare-and-delete, what the tokens of unpublished buckets hold. Killed anywhere, it is simply done again.
+compare-and-delete, what the tokens of unpublished buckets hold. Killed anywhere, it can be run again.
 """
 
 import random
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,20 +27,33 @@ from idregistry.rules.packing import SCAN_S_MAX, buckets_of
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import Scanned
 from joiner.leases import LeaseKeeper
-from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest
-from joiner.ports import Checkpoint
+from joiner.output import Checkpoint
+from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest, numbers_in
 from photon.core.columns import pack_times, take_ids, unpack_times
 from photon.core.disk import make_directory, storage_errors, sync_directory
 from photon.core.errors import CorruptStateError, FencedError, OverloadedError, UnavailableError
 from photon.core.fates import Released
 from photon.core.ids import ID_BYTES, Token, parse_token
-from spark.backfill.bucket import BucketResult, Staged
-from spark.backfill.job import LOGS, STEM, Job, Place, check_registry, remove_letters, remove_replaced
+from spark.backfill.job import (
+    LOGS,
+    STEM,
+    BucketResult,
+    Job,
+    Place,
+    Staged,
+    check_registry,
+    remove_letters,
+    remove_replaced,
+)
 
 LEASE_WAIT_S_MAX: Final = 300.0
-"""For a registry that went away; one that never answered is not waited for so long."""
+"""For a registry that went away."""
 FIRST_LEASE_WAIT_S_MAX: Final = 30.0
-_POLL_S: Final = 0.05
+"""For one that has not answered yet."""
+FENCE_WAIT_S_MAX: Final = 120.0
+"""More than a lease, for the fence and for its way to the shards."""
+_LEASE_POLL_S: Final = 0.05
+_FENCE_POLL_S: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +70,8 @@ class Publisher:
         make_directory(self.place.joined)
         make_directory(self.place.letters)
         with closing(Manifest(self.place.joined, STEM)) as manifest:
-            left = [
-                result
-                for result in self.job.results
-                if self.job.joined_name(result.bucket) not in manifest.listed
-            ]
+            name, listed = self.job.joined_name, manifest.listed
+            left = [result for result in self.job.results if name(result.bucket) not in listed]
             for result in left:
                 self._publish_letters(result)
             with storage_errors(self.place.letters):
@@ -89,16 +99,11 @@ class Publisher:
         deadline = time.monotonic() + LEASE_WAIT_S_MAX
         while True:
             await_lease(self.keeper, self.job, self.place, deadline)  # the first look
-            try:
+            with suppress(OverloadedError):  # it ran out just then
                 self._put(staged, final, joined.bytes)
                 break
-            except OverloadedError:
-                continue  # it ran out just then
-        manifest.add(
-            CompleteFile(
-                final.name, joined.bytes, joined.lines, joined.crc32, result.opened_us, result.closed_us
-            )
-        )
+        entry = (joined.bytes, joined.lines, joined.crc32, result.opened_us, result.closed_us)
+        manifest.add(CompleteFile(final.name, *entry))
 
     def _put(self, staged: Path, final: Path, size: int) -> None:
         """OverloadedError: the lease ran out, and the file is where it was."""
@@ -143,7 +148,7 @@ def await_lease(keeper: LeaseKeeper, job: Job, place: Place, deadline_s: float) 
                     f"the IdRegistry gives no lease ({why}); nothing is lost: see to it, and run the same "
                     "command again"
                 ) from error
-        time.sleep(_POLL_S)
+        time.sleep(_LEASE_POLL_S)
 
 
 def fenced(job: Job, place: Place) -> FencedError:
@@ -177,12 +182,12 @@ def take_back(job: Job, place: Place) -> set[int]:
 
 def next_number(place: Place) -> int:
     """Of files: above those of all that were ever listed or begun."""
+    begun = [old.first_number + old.buckets for old in place.put_away_jobs()]
     if not place.joined.is_dir():
-        return place.next_number()
+        return max(begun, default=0)
     with closing(Manifest(place.joined, STEM)) as manifest:
-        there = [path.stem for kind in (LINES, PARQUET) for path in place.joined.glob(f"{STEM}-*{kind}")]
-        numbers = [int(stem.rpartition("-")[2]) + 1 for stem in there if stem.rpartition("-")[2].isdigit()]
-        return max([place.next_number(), manifest.next_number, *numbers])
+        there = [path.name for kind in (LINES, PARQUET) for path in place.joined.glob(f"{STEM}-*{kind}")]
+        return max([manifest.next_number, *begun, *(number + 1 for number in numbers_in(there))])
 
 
 def _missing(path: Path) -> CorruptStateError:
@@ -190,14 +195,6 @@ def _missing(path: Path) -> CorruptStateError:
         f"{path}: missing, or not as it was written, and the backfill is to publish it; put it back, or run "
         "the same command with --abandon, which lets the events be joined anew"
     )
-
-
-WAIT_S_MAX: Final = 120.0
-"""More than a lease, for the fence and for its way to the shards."""
-_PAUSE_S: Final = 0.2
-_FIRST_PROBE_US: Final = 1
-
-Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,9 @@ class Abandoned:
     kept: int
 
 
-def abandon(job: Job, place: Place, client: RegistryClient, notice: Notice = lambda _: None) -> Abandoned:
+def abandon(
+    job: Job, place: Place, client: RegistryClient, notice: Callable[[str], None] = lambda _: None
+) -> Abandoned:
     """The place's lock is held: its driver is dead. UnavailableError: run it again; UsageError."""
     check_registry(job, place, client.identity())
     _fence(client, job.incarnation, notice)
@@ -222,15 +221,15 @@ def abandon(job: Job, place: Place, client: RegistryClient, notice: Notice = lam
     return Abandoned(released, len(published))
 
 
-def _fence(client: RegistryClient, incarnation: int, notice: Notice) -> None:
-    deadline = time.monotonic() + WAIT_S_MAX
+def _fence(client: RegistryClient, incarnation: int, notice: Callable[[str], None]) -> None:
+    deadline = time.monotonic() + FENCE_WAIT_S_MAX
     while not (answer := client.fence(incarnation)).fenced:
-        if time.monotonic() + answer.expires_in_s > deadline + WAIT_S_MAX:
+        if time.monotonic() + answer.expires_in_s > deadline + FENCE_WAIT_S_MAX:
             raise UnavailableError(
                 f"the lease of {incarnation:016x} runs for {answer.expires_in_s:.0f} s; try then"
             )
         notice(f"waiting {answer.expires_in_s:.0f} s for the end of the backfill's lease")
-        time.sleep(max(_PAUSE_S, answer.expires_in_s))
+        time.sleep(max(_FENCE_POLL_S, answer.expires_in_s))
 
 
 def _await_shards(client: RegistryClient, configuration: Configuration, token: bytes) -> None:
@@ -238,24 +237,23 @@ def _await_shards(client: RegistryClient, configuration: Configuration, token: b
 
     A shard that does not know refuses a release, of whatever id.
     """
-    deadline = time.monotonic() + WAIT_S_MAX
+    deadline = time.monotonic() + FENCE_WAIT_S_MAX
     ids, times = _probes(configuration)
     while Released.NOT_FENCED in client.release(ids, times, [token], [len(ids) // ID_BYTES]):
         if time.monotonic() > deadline:
             raise UnavailableError("a shard of the registry has not heard of the fence; see `photon status`")
-        time.sleep(_PAUSE_S)
+        time.sleep(_FENCE_POLL_S)
 
 
 def _probes(configuration: Configuration) -> tuple[bytes, bytes]:
     """Ids that nobody has, and times, by which every shard is asked."""
-    rng = random.Random()
     ids: list[bytes] = []
     starts: list[int] = []
-    for number, interval in enumerate(configuration.intervals):
-        start_us = interval.start_us if number else _FIRST_PROBE_US
+    for interval in configuration.intervals:
+        start_us = max(1, interval.start_us)
         found: dict[int, bytes] = {}
         while len(found) < interval.shards:
-            one = rng.randbytes(ID_BYTES)
+            one = random.randbytes(ID_BYTES)
             found.setdefault(int(configuration.shard_of(one, pack_times([start_us]))[0]), one)
         ids += found.values()
         starts += [start_us] * len(found)
@@ -270,25 +268,19 @@ def _release(
     job: Job,
     published: set[int],
 ) -> int:
-    """Of a piece of a scan what is ours and in no published file; how many were released."""
-    ours = [bool(held) and parse_token(held).incarnation == job.incarnation for held in scanned.holders]
-    if not any(ours):
-        return 0
-    mask = np.array(ours, np.bool_)[scanned.holder_of]
+    """Of a piece of a scan what is ours and in no published file; how many ids were released."""
+    holders = [parse_token(held) if held else None for held in scanned.holders]
+    ours = {row: one for row, one in enumerate(holders) if one and one.incarnation == job.incarnation}
     buckets = scanned.token_times - job.begun_us
-    mask &= ~np.isin(buckets, np.fromiter(published, np.int64, len(published)))
-    rows = np.flatnonzero(mask)
-    rows = rows[np.argsort(buckets[rows], kind="stable")]
+    rows = np.flatnonzero(np.isin(scanned.holder_of, [*ours]) & ~np.isin(buckets, [*published]))
     if not len(rows):
         return 0
+    rows = rows[np.argsort(buckets[rows], kind="stable")]
     ids = take_ids(scanned.ids, rows)
     times = _routed(configuration, shard, ids, unpack_times(scanned.times)[rows])
     numbers, counts = np.unique(buckets[rows], return_counts=True)
-    held = next(held for held, own in zip(scanned.holders, ours, strict=True) if own)
-    holder = parse_token(held)
-    tokens = [
-        Token(holder.address, holder.incarnation, job.begun_us + int(number)).pack() for number in numbers
-    ]
+    address = ours[int(scanned.holder_of[rows[0]])].address
+    tokens = [Token(address, job.incarnation, job.begun_us + number).pack() for number in numbers.tolist()]
     outcomes = client.release(ids, times, tokens, counts.tolist())
     released = outcomes.count(Released.RELEASED)
     left = len(outcomes) - released - outcomes.count(Released.ABSENT) - outcomes.count(Released.OTHER)

@@ -2,17 +2,18 @@
 
     key binary     the primary id that a line has or names (16 bytes); of others any
     place long     kind of row, number of the log, offset of the line: rows are sorted by it, primaries first
-    id, time_us    of a foreign event; `time_us` of a COUNT is a number of events
+    id, time_us    of a foreign event; `time_us` of a PRIMARY_COUNT is a number of events
     line binary
     reason string  of a malformed line
 
 Primary lines that no foreign event names stay where they are read: a filter of one bit a hash drops them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote
 from uuid import uuid4
 
 import numpy as np
@@ -24,20 +25,28 @@ from pyspark.sql import functions as F
 from photon.core.columns import hash_ids, take_ids
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
-from photon.logs.formats import Malformed
-from spark.reading.events import plan, run
-from spark.reading.parsing import ChunkParser, fixed_binary
-from spark.reading.ranges import LogFile, Range, chunks_of
+from photon.logs.files import Chunk
+from photon.logs.formats import ForeignBatch, Malformed
+from spark.backfill.job import FILES_MAX, OFFSET_MAX, LogInput
+from spark.reading.events import Parse, parsed_logs
+from spark.reading.lines import ChunkParser, LogFile, fixed_binary
+from spark.reading.paths import escaped, is_uri
+from spark.session import map_in_arrow
 
 SCHEMA: Final = "key binary, place long, id binary, time_us long, line binary, reason string"
-NAMES: Final = ["key", "place", "id", "time_us", "line", "reason"]
-FILES_MAX: Final = 1 << 20
-OFFSET_MAX: Final = 1 << 40
-_OFFSET_BITS: Final = 40
-_KIND_BITS: Final = 60
+_TYPES: Final = {
+    "key": pa.binary(),
+    "place": pa.int64(),
+    "id": pa.binary(),
+    "time_us": pa.int64(),
+    "line": pa.binary(),
+    "reason": pa.string(),
+}
+_OFFSET_BITS: Final = OFFSET_MAX.bit_length() - 1
+KIND_BITS: Final = _OFFSET_BITS + FILES_MAX.bit_length() - 1
 
 _FILTER_BITS_AN_ID: Final = 32
-"""One of so many primaries that nobody names is kept."""
+"""Of the primaries that nobody names, one in this many is kept."""
 _FILTER_LOG2_MIN, _FILTER_LOG2_MAX = 16, 31  # up to 256 MiB, mapped, not copied
 
 
@@ -52,34 +61,37 @@ class Kind(IntEnum):
 
 
 def place_of(kind: Kind, file: int, offset: int) -> int:
-    return kind << _KIND_BITS | file << _OFFSET_BITS | offset
-
-
-def kinds_of(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """N places -> N kinds."""
-    return places >> _KIND_BITS
+    return kind << KIND_BITS | file << _OFFSET_BITS | offset
 
 
 def file_and_offset(place: int) -> tuple[int, int]:
     return place >> _OFFSET_BITS & (FILES_MAX - 1), place & (OFFSET_MAX - 1)
 
 
-def local_rows(
+def rows_of(
     session: SparkSession,
-    files: Sequence[LogFile],
+    primary: Sequence[LogInput],
+    foreign: Sequence[LogInput],
     settings: Settings,
-    key: bytes,
-    foreign: bool,
-    needed: str = "",
+    scratch: Path,
 ) -> DataFrame:
-    """`needed`: of primary logs, the filter."""
-    rows = _foreign_rows if foreign else _primary_rows(needed)
+    """The rows of all these logs, which are numbered from the first primary on."""
 
-    def work(ranges: list[Range]) -> Iterator[Any]:
-        for file, start, batch in _parsed(ranges, settings, key, foreign):
-            yield from rows(file, start, batch)
+    def read(
+        logs: Sequence[LogInput], first: int, make: Callable[[_Numbers], Parse], schema: str = SCHEMA
+    ) -> DataFrame:
+        numbered = list(enumerate(logs, first))
+        files = [LogFile(log.name, log.size, 0, number) for number, log in numbered if not is_uri(log.name)]
+        uris = [escaped(log.name) for log in logs if is_uri(log.name)]
+        numbers = {_known_as(log.name): number for number, log in numbered}
+        return parsed_logs(session, files, uris, settings, lambda: make(numbers), schema, unended=True)
 
-    return run(session, plan(session, files), work, SCHEMA)
+    named = read(foreign, len(primary), lambda _: _hash_rows(settings), "hashes binary")
+    needed = write_filter(named, scratch)
+    primaries = read(primary, 0, lambda numbers: _primary_rows(settings, numbers, needed))
+    return primaries.unionByName(
+        read(foreign, len(primary), lambda numbers: _foreign_rows(settings, numbers))
+    )
 
 
 def in_buckets(rows: DataFrame, buckets: int) -> DataFrame:
@@ -89,117 +101,104 @@ def in_buckets(rows: DataFrame, buckets: int) -> DataFrame:
     return rows.repartition(buckets, "key").withColumn("bucket", bucket).sortWithinPartitions("place")
 
 
-Rows = Callable[[LogFile, int, Any], Iterator[Any]]
-"""(log, offset of the chunk, what the parser made of it) -> record batches."""
+_Numbers = Mapping[str, int]
 
 
-def _parsed(
-    ranges: Sequence[Range], settings: Settings, key: bytes, foreign: bool
-) -> Iterator[tuple[LogFile, int, Any]]:
-    parser = ChunkParser(settings, key, foreign)
-    for one in ranges:
-        for path, chunk in chunks_of(one, settings.logs, unended=True):
-            yield one.file, chunk.start, parser.batch(path, chunk)
+def _known_as(name: str) -> str:
+    """Spark tells URIs with and without their escapes."""
+    return unquote(name) if is_uri(name) else name
 
 
-def _foreign_rows(file: LogFile, start: int, batch: Any) -> Iterator[Any]:
-    if batch.lines:
-        yield pa.RecordBatch.from_arrays(
-            [
-                fixed_binary(batch.primary_ids),
-                pa.array(batch.starts + start + place_of(Kind.FOREIGN, file.number, 0)),
-                fixed_binary(batch.ids),
-                pa.array(np.frombuffer(batch.times, "<i8")),
-                pa.array(batch.lines, pa.binary()),
-                pa.nulls(len(batch.lines), pa.string()),
-            ],
-            names=NAMES,
-        )
-    yield from _malformed_rows(Kind.FOREIGN_MALFORMED, file, start, batch.malformed)
+def _foreign_rows(settings: Settings, numbers: _Numbers) -> Parse:
+    parser = ChunkParser(settings, foreign=True)
 
-
-def _primary_rows(needed: str) -> Rows:
-    def rows(file: LogFile, start: int, batch: Any) -> Iterator[Any]:
+    def rows(name: str, path: str, chunk: Chunk) -> Iterator[Any]:
+        batch, number = parser.batch(path, chunk), numbers[_known_as(name)]
+        assert isinstance(batch, ForeignBatch)
         if batch.lines:
-            events = len(batch.lines)
-            count_place = place_of(Kind.PRIMARY_COUNT, file.number, start + int(batch.starts[0]))
-            yield rows_of_others([count_place], [events], [b""], [None])
-            kept = np.flatnonzero(may_be_in(np.memmap(needed, np.uint8, "r"), hash_ids(batch.ids)))
-            if len(kept):
-                yield pa.RecordBatch.from_arrays(
-                    [
-                        fixed_binary(take_ids(batch.ids, kept)),
-                        pa.array(batch.starts[kept] + start + place_of(Kind.PRIMARY, file.number, 0)),
-                        pa.nulls(len(kept), pa.binary()),
-                        pa.nulls(len(kept), pa.int64()),
-                        pa.array(list(map(batch.lines.__getitem__, kept.tolist())), pa.binary()),
-                        pa.nulls(len(kept), pa.string()),
-                    ],
-                    names=NAMES,
-                )
-        yield from _malformed_rows(Kind.PRIMARY_MALFORMED, file, start, batch.malformed)
+            yield _batch(
+                key=fixed_binary(batch.primary_ids),
+                place=batch.starts + place_of(Kind.FOREIGN, number, chunk.start),
+                id=fixed_binary(batch.ids),
+                time_us=np.frombuffer(batch.times, "<i8"),
+                line=batch.lines,
+            )
+        yield from _malformed_rows(Kind.FOREIGN_MALFORMED, number, chunk.start, batch.malformed)
 
     return rows
 
 
-def _malformed_rows(kind: Kind, file: LogFile, start: int, malformed: Sequence[Malformed]) -> Iterator[Any]:
+def _primary_rows(settings: Settings, numbers: _Numbers, needed: str) -> Parse:
+    parser = ChunkParser(settings, foreign=False)
+
+    def rows(name: str, path: str, chunk: Chunk) -> Iterator[Any]:
+        batch, number = parser.batch(path, chunk), numbers[_known_as(name)]
+        if batch.lines:
+            count = place_of(Kind.PRIMARY_COUNT, number, chunk.start + int(batch.starts[0]))
+            yield _others([count], time_us=[len(batch.lines)], line=[b""])
+            kept = np.flatnonzero(may_be_in(np.memmap(needed, np.uint8, "r"), hash_ids(batch.ids)))
+            if len(kept):
+                yield _batch(
+                    key=fixed_binary(take_ids(batch.ids, kept)),
+                    place=batch.starts[kept] + place_of(Kind.PRIMARY, number, chunk.start),
+                    line=list(map(batch.lines.__getitem__, kept.tolist())),
+                )
+        yield from _malformed_rows(Kind.PRIMARY_MALFORMED, number, chunk.start, batch.malformed)
+
+    return rows
+
+
+def _malformed_rows(kind: Kind, number: int, start: int, malformed: Sequence[Malformed]) -> Iterator[Any]:
     if malformed:
-        places = [place_of(kind, file.number, start + bad.start) for bad in malformed]
-        none = [None] * len(places)
-        yield rows_of_others(places, none, [bad.line for bad in malformed], [bad.reason for bad in malformed])
+        places = [place_of(kind, number, start + bad.start) for bad in malformed]
+        yield _others(places, line=[bad.line for bad in malformed], reason=[bad.reason for bad in malformed])
 
 
-def rows_of_others(
-    places: list[int], numbers: Sequence[int | None], lines: list[bytes], reasons: Sequence[str | None]
-) -> Any:
-    """Rows that are no events: anywhere, but in the same bucket each time."""
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([place.to_bytes(ID_BYTES, "big") for place in places], pa.binary()),
-            pa.array(places, pa.int64()),
-            pa.nulls(len(places), pa.binary()),
-            pa.array(numbers, pa.int64()),
-            pa.array(lines, pa.binary()),
-            pa.array(reasons, pa.string()),
-        ],
-        names=NAMES,
-    )
+def _others(places: list[int], **columns: Any) -> Any:
+    """Rows that are no events: in any bucket, but in the same one each time."""
+    return _batch(key=[place.to_bytes(ID_BYTES, "big") for place in places], place=places, **columns)
 
 
-# --- the filter of primaries
+def _batch(**columns: Any) -> Any:
+    """A record batch of SCHEMA; a column that is not given is null."""
+    count = len(columns["place"])
+    columns = {name: columns.get(name, pa.nulls(count, kind)) for name, kind in _TYPES.items()}
+    return pa.RecordBatch.from_pydict(columns, schema=pa.schema(_TYPES))
 
 
-def local_hashes(
-    session: SparkSession, files: Sequence[LogFile], settings: Settings, key: bytes, scratch: str
-) -> DataFrame:
-    """As write_hashes tells them, of the primary ids that foreign events name: a file a task."""
+def _hash_rows(settings: Settings) -> Parse:
+    """-> hashes, the distinct ones of the primary ids that a chunk names (8 x N bytes)."""
+    parser = ChunkParser(settings, foreign=True)
 
-    def work(ranges: list[Range]) -> Iterator[Any]:
-        parsed = _parsed(ranges, settings, key, True)
-        yield write_hashes([hash_ids(batch.primary_ids) for _, _, batch in parsed], scratch)
+    def rows(_name: str, path: str, chunk: Chunk) -> Iterator[Any]:
+        batch = parser.batch(path, chunk)
+        assert isinstance(batch, ForeignBatch)
+        hashes = np.unique(hash_ids(batch.primary_ids))
+        yield pa.RecordBatch.from_pydict({"hashes": [hashes.tobytes()]})
 
-    return run(session, plan(session, files), work, "name string, hashes long")
-
-
-def write_hashes(found: Sequence[npt.NDArray[np.uint64]], scratch: str) -> Any:
-    """A file of distinct hashes -> its name, and how many."""
-    hashes = np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
-    name = f"{scratch}/hashes-{uuid4().hex}"
-    hashes.tofile(name)
-    return pa.RecordBatch.from_pydict({"name": [name], "hashes": [len(hashes)]})
+    return rows
 
 
-def write_filter(hashes: DataFrame, scratch: Path) -> str:
-    """A file of bits: one is set for each of the hashes."""
-    made = hashes.collect()
+def write_filter(named: DataFrame, scratch: Path) -> str:
+    """Rows of hashes -> a file of bits: one is set for each of them."""
+
+    def write(batches: Iterable[Any]) -> Iterator[Any]:
+        """A file of a partition's distinct hashes; its name, and how many."""
+        found = b"".join([one for batch in batches for one in batch.column(0).to_pylist()])
+        hashes = np.unique(np.frombuffer(found, np.uint64))
+        name = f"{scratch}/hashes-{uuid4().hex}"
+        hashes.tofile(name)
+        yield pa.RecordBatch.from_pydict({"name": [name], "hashes": [len(hashes)]})
+
+    made = map_in_arrow(named, write, "name string, hashes long").collect()
     path = scratch / f"needed-{uuid4().hex}"
-    _filter_of([row.name for row in made], sum(row.hashes for row in made)).tofile(path)
+    filter_of([row.name for row in made], sum(row.hashes for row in made)).tofile(path)
     for row in made:
         Path(row.name).unlink(missing_ok=True)
     return str(path)
 
 
-def _filter_of(names: Sequence[str], hashes: int) -> npt.NDArray[np.uint8]:
+def filter_of(names: Sequence[str], hashes: int) -> npt.NDArray[np.uint8]:
     log2 = max(1, hashes * _FILTER_BITS_AN_ID).bit_length()
     bits = np.zeros(1 << min(max(log2, _FILTER_LOG2_MIN), _FILTER_LOG2_MAX) >> 3, np.uint8)
     for name in names:

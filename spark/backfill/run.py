@@ -1,41 +1,50 @@
 """`photon backfill`: the whole join of old logs as a Spark job, beside live pipelines (paper 3.3).
 
 Rows meet by primary id in buckets. A bucket registers under one token, the same in every attempt, so that an
-attempt wins again what one before it had won and did not write; rows of a bucket are the same in every
-attempt, for the job keeps which bytes of which logs it reads, and how. Within an attempt an id is asked for
-once. So the ids of a token and the lines of the bucket's one published file are the same set, each once.
+attempt wins again what an earlier one had won and did not write. The rows of a bucket are the same in every
+attempt, because the job keeps which bytes of which logs it reads, and how. Within an attempt each id is asked
+for once. So the ids of a token and the lines of the bucket's one published file are the same set, each once.
 
-Tasks write files that nobody reads. Which attempt's file is the bucket's is settled once, by the results that
-the driver is told and keeps (`Phase.JOINED`); those it publishes, under the lease of the job's incarnation
-(spark.backfill.publishing). Without the lease, recovery may release what stands in no joined log, so nothing
-is published that may be others' by then. A driver that died is followed by the next run of the same command,
-with the same tokens; `--abandon` ends the job otherwise (spark.backfill.publishing).
+Tasks write files that nobody reads. Which attempt's file counts is settled once, by the results that the
+driver gets and keeps (`Phase.JOINED`). It publishes those under the lease of the job's incarnation
+(spark.backfill.publishing): without the lease recovery may release what stands in no joined log, and what is
+published could be others' by then. After a driver dies, the next run of the same command goes on with the
+same tokens; `--abandon` gives the job up instead.
+
+Logs that only Spark can read (s3a://, hdfs://) are taken to change as a whole: their size and time tell.
 """
 
+import importlib.util
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
+import pyspark
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt, RegistryClient
 from joiner import parquet
 from joiner.adapter import load_adapter
-from joiner.leases import LeaseKeeper
+from joiner.leases import Lease, LeaseKeeper
+from joiner.output import Checkpoint
 from joiner.output_files import Life, note_life
-from joiner.ports import Checkpoint
-from joiner.rules.lease import Lease
 from photon.core.clock import Clock, SystemClock
-from photon.core.disk import DirectoryLock, make_directory, storage_errors
+from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
 from photon.core.errors import LockedError, UsageError
 from photon.core.settings import Settings, identity_digest
+from spark.backfill.bucket import Work, join_bucket
 from spark.backfill.job import (
     STEM,
+    BucketResult,
     Job,
     LogInput,
     Phase,
@@ -47,16 +56,18 @@ from spark.backfill.job import (
     reading_of,
     summary_of,
 )
-from spark.backfill.joining import join_buckets, look_at_remote
-from spark.backfill.publishing import FIRST_LEASE_WAIT_S_MAX, Publisher, await_lease, next_number
+from spark.backfill.publishing import FIRST_LEASE_WAIT_S_MAX, Publisher, await_lease, fenced, next_number
+from spark.backfill.rows import in_buckets, rows_of
 from spark.reading.paths import check_name, is_uri
+from spark.session import map_in_arrow, spark_failures
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+OpenSession = Callable[[], AbstractContextManager[SparkSession]]
 Notice = Callable[[str], None]
-OpenSession = Callable[[], AbstractContextManager["SparkSession"]]
 
+SESSION_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",  # it might put buckets together
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "16384",  # ids in a commit
+}
 _CLIENT_TIMEOUT_S: Final = 10.0
 
 
@@ -99,10 +110,12 @@ def backfill(
         job = job or _planned(order, client, spark, clock)
         with _leased(job, order, client, clock, notice) as keeper:
             if job.phase is Phase.PLANNED:
-                session = spark.session()
-                job = join_buckets(session, job, place, settings, order.registry, keeper)
+                job = join_buckets(spark.session(), job, order, keeper)
                 checkpoint("joined")
-            job = _published(job, order, keeper, checkpoint)
+            Publisher(place, job, keeper, checkpoint).publish()
+            checkpoint("published")
+            job = msgspec.structs.replace(job, phase=Phase.DONE)
+            place.save(job)
         with storage_errors(place.staging):
             shutil.rmtree(place.staging, ignore_errors=True)
         return summary_of(job, place, time.monotonic() - began)
@@ -116,14 +129,23 @@ class _Spark:
         self._opened = opened
         self._session: SparkSession | None = None
 
-    def session(self) -> "SparkSession":
+    def session(self) -> SparkSession:
         if self._session is None:
             self._session = self._opened.enter_context(self._open())
         return self._session
 
     def look(self, uris: Sequence[str]) -> tuple[LogInput, ...]:
-        """What is behind URIs. SparkFailedError."""
+        """As look_at_remote."""
         return look_at_remote(self.session(), uris)
+
+
+def look_at_remote(session: SparkSession, uris: Sequence[str]) -> tuple[LogInput, ...]:
+    """The files that URIs name now, in the order of their names. SparkFailedError."""
+    with spark_failures():
+        files = session.read.format("binaryFile").load(list(uris))
+        changed_us = F.unix_micros("modificationTime").alias("changed_us")
+        told = files.select("path", "length", changed_us).collect()
+    return tuple(LogInput(row.path, row.length, str(row.changed_us)) for row in sorted(told))
 
 
 def locked(place: Place) -> DirectoryLock:
@@ -137,37 +159,31 @@ def locked(place: Place) -> DirectoryLock:
 
 
 def _resumed(order: Order, client: RegistryClient, spark: _Spark, notice: Notice) -> Job | None:
-    """The job to go on with, or that is done already; None: a new one is to be planned."""
+    """The job to go on with, or one that is done already; None if a new one is to be planned."""
     place, job = order.place, order.place.load()
     if job is None:
         return None
-    now = (reading_of(order.settings), order.output_format, _patterns(order))
-    same = now == (job.reading, job.output_format, job.patterns)
+    facts = {
+        "the reading of events, or the adapter": (reading_of(order.settings), job.reading),
+        "--format": (order.output_format, job.output_format),
+        "--primary or --foreign": ((_absolute(order.primary), _absolute(order.foreign)), job.patterns),
+    }
+    changed = [what for what, (now, before) in facts.items() if now != before]
     if job.phase is Phase.DONE:
-        if same and _inputs(order, spark) == (job.primary, job.foreign):
+        if not changed and _inputs(order, spark) == (job.primary, job.foreign):
             notice("this backfill is done already; its logs are as they were")
             return job
         check_registry(job, place, client.identity())
         place.put_away(job, "done")
         return None
-    if not same:
-        changed = [
-            what
-            for what, one, other in zip(
-                ("the reading of events, or the adapter", "--format", "--primary or --foreign"),
-                now,
-                (job.reading, job.output_format, job.patterns),
-                strict=True,
-            )
-            if one != other
-        ]
+    if changed:
         raise UsageError(
             f"{place.home} has an unfinished backfill, and {changed[0]} is not what it was begun with; "
             "run the same command again, or --abandon it first"
         )
     check_registry(job, place, client.identity())
     if job.phase is Phase.PLANNED:
-        if job.spark != _spark_version():
+        if job.spark != pyspark.__version__:
             raise UsageError(
                 f"{place.home} has an unfinished backfill of PySpark {job.spark}, and this is another, "
                 "where rows might fall into other buckets; use that one, or --abandon it first"
@@ -187,9 +203,9 @@ def _planned(order: Order, client: RegistryClient, spark: _Spark, clock: Clock) 
         incarnation=secrets.randbits(64),
         begun_us=clock.now_us(),
         reading=reading_of(order.settings),
-        spark=_spark_version(),
+        spark=pyspark.__version__,
         output_format=order.output_format,
-        patterns=_patterns(order),
+        patterns=(_absolute(order.primary), _absolute(order.foreign)),
         primary=primary,
         foreign=foreign,
         buckets=buckets_for(primary, foreign, 2 * spark.session().sparkContext.defaultParallelism),
@@ -205,10 +221,6 @@ def _inputs(order: Order, spark: _Spark) -> tuple[tuple[LogInput, ...], tuple[Lo
     return primary, look_at(order.foreign, "foreign", spark.look)
 
 
-def _patterns(order: Order) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return _absolute(order.primary), _absolute(order.foreign)
-
-
 def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
     absolute = tuple(pattern if is_uri(pattern) else str(Path.cwd() / pattern) for pattern in patterns)
     for pattern in absolute:
@@ -216,19 +228,13 @@ def _absolute(patterns: Sequence[str]) -> tuple[str, ...]:
     return absolute
 
 
-def _spark_version() -> str:
-    from pyspark import __version__
-
-    return str(__version__)
-
-
 def _prepare(place: Place) -> None:
     """UsageError where files can't be renamed into place."""
-    for directory in (place.staging, place.joined, place.letters):
+    directories = (place.staging, place.joined, place.letters)
+    for directory in directories:
         with storage_errors(directory):
             make_directory(directory)
-    devices = {directory.stat().st_dev for directory in (place.staging, place.joined, place.letters)}
-    if len(devices) > 1:
+    if len({directory.stat().st_dev for directory in directories}) > 1:
         raise UsageError(
             f"{place.out}: joined, dead-letters and .photon-backfill lie on different file systems; "
             "files are renamed from one to the other, so put them on one"
@@ -242,8 +248,8 @@ def _leased(
     """The lease of the job's incarnation, from before anything is registered. FencedError,
     SettingsMismatchError."""
     place = order.place
-    # Recovery gives events up for lost only if their incarnation wrote to an output that it was told of. Once
-    # more in every run: what a killed one wrote may not be durable.
+    # Recovery gives events up for lost only if their incarnation wrote to an output that recovery was given.
+    # In every run, for what a killed one wrote may not be durable.
     note_life(place.joined, STEM, Life(job.incarnation, place.token_address, job.begun_us))
     lease = Lease(place.token_address, job.incarnation, order.settings.registry.lease_s)
     keeper = LeaseKeeper(client, lease, clock, notice, lambda _: None, identity_digest(order.settings))
@@ -255,9 +261,51 @@ def _leased(
         keeper.stop()
 
 
-def _published(job: Job, order: Order, keeper: LeaseKeeper, checkpoint: Checkpoint) -> Job:
-    Publisher(order.place, job, keeper, checkpoint).publish()
-    checkpoint("published")
-    job = msgspec.structs.replace(job, phase=Phase.DONE)
-    order.place.save(job)
+def join_buckets(session: SparkSession, job: Job, order: Order, keeper: LeaseKeeper) -> Job:
+    """Every bucket registered and staged: the job with its results, durably noted.
+
+    FencedError; SparkFailedError: run it again.
+    """
+    place = replace(order.place, out=order.place.out.absolute())
+    with storage_errors(place.staging):
+        for left in place.staging.iterdir():  # by earlier attempts, and never published
+            left.unlink(missing_ok=True)
+    _send_adapter(session, order.settings.adapter.use)
+    for name, value in SESSION_SETTINGS.items():
+        session.conf.set(name, value)
+    try:
+        with spark_failures():
+            results = run(session, Work(job, place, order.settings, order.registry))
+    except Exception as error:
+        if keeper.own.fenced:
+            raise fenced(job, order.place) from error
+        raise
+    # Two attempts may have read different lines, if a log was replaced meanwhile.
+    check_unchanged([*job.primary, *job.foreign], partial(look_at_remote, session))
+    with storage_errors(place.staging):
+        sync_directory(place.staging)
+    job = msgspec.structs.replace(job, phase=Phase.JOINED, results=tuple(results))
+    place.save(job)
     return job
+
+
+def run(session: SparkSession, work: Work) -> list[BucketResult]:
+    """What became of each bucket that has rows, by the attempt whose result Spark took."""
+
+    def task(batches: Iterable[Any]) -> Iterator[Any]:
+        for result in join_bucket(batches, work):
+            yield pa.RecordBatch.from_pydict({"result": [msgspec.json.encode(result).decode()]})
+
+    job = work.job
+    rows = rows_of(session, job.primary, job.foreign, work.settings, work.place.staging)
+    told = map_in_arrow(in_buckets(rows, job.buckets), task, "result string").collect()
+    results = [msgspec.json.decode(row.result, type=BucketResult) for row in told]
+    return sorted(results, key=lambda result: result.bucket)
+
+
+def _send_adapter(session: SparkSession, use: str) -> None:
+    """To executors elsewhere, the module that the settings name; a package must be installed there."""
+    context = session.sparkContext
+    found = importlib.util.find_spec(use.partition(":")[0]) if use else None
+    if found is not None and found.origin and not str(context.master).startswith("local"):
+        context.addPyFile(found.origin)

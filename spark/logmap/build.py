@@ -1,7 +1,12 @@
-"""One run of `photon logmap build`: what is new in the logs becomes a generation of the built map."""
+"""One run of `photon logmap build`: what is new in the logs becomes a generation of the built map.
 
+A log that was renamed since the last run is known by its contents (paper 3.2), and only its growth is read.
+"""
+
+import os
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -15,13 +20,15 @@ from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
 from eventstore.rules.entries import Interval
 from eventstore.segments import identity_of, interval_us_of
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
-from photon.core.errors import UsageError
-from photon.core.settings import Settings
-from spark.engine.session import spark_failures
+from photon.core.errors import StorageError, UsageError
+from photon.core.settings import Logs, Settings
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, digest, read_at, read_chunk
+from photon.logs.packed import is_packed
 from spark.logmap import jobs as logmap
-from spark.logmap.files import Stock, take_stock
-from spark.logmap.jobs import write_dense_parts, write_letters, write_sparse_parts
-from spark.reading.paths import input_paths, local_name
+from spark.logmap.jobs import Facts, Reading, write_dense_parts, write_letters, write_sparse_parts
+from spark.reading.lines import LogFile, line_begins
+from spark.reading.paths import check_name, input_paths, local_name
+from spark.session import spark_failures
 
 _ROWS_A_PART: Final = 1 << 20
 _GENERATION: Final = "generation-"
@@ -29,8 +36,7 @@ _GENERATION: Final = "generation-"
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a run found: logs that were new, had grown or were gone, and of what it read the events, the
-    malformed lines and the entries."""
+    """What a run found: logs that were new, had grown or were gone; and what it read."""
 
     new: int
     grown: int
@@ -44,6 +50,17 @@ class Built:
     def as_document(self) -> dict[str, Any]:
         """For --json."""
         return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """`files`: all that are known now, by number. `grown`, `new`, `gone`: how many."""
+
+    files: dict[int, BuiltFile]
+    readings: list[Reading]
+    grown: int
+    new: int
+    gone: int
 
 
 def local_names(patterns: Sequence[str]) -> list[str]:
@@ -60,8 +77,8 @@ def local_names(patterns: Sequence[str]) -> list[str]:
 def build(session: SparkSession, patterns: Sequence[str], directory: Path, settings: Settings) -> Built:
     """Add what the logs have gained to the built map in `directory`, which is made if there is none.
 
-    Every executor must see the logs and the directory by the same names. UsageError, StorageError;
-    SparkFailedError if a job fails: then the map is as it was.
+    Executors must see logs and directory by the same names. UsageError, StorageError; SparkFailedError if a
+    job fails: then the map is as it was.
     """
     names = local_names(patterns)
     with DirectoryLock(directory):
@@ -108,7 +125,7 @@ def _clear(directory: Path, manifest: Manifest) -> None:
 
 def _generation(
     session: SparkSession, directory: Path, manifest: Manifest, stock: Stock, settings: Settings
-) -> tuple[Generation, list[Any]]:
+) -> tuple[Generation, list[Facts]]:
     """The files of a new generation, durable, and the facts of what was read."""
     name = f"{_GENERATION}{len(manifest.generations):06d}"
     if not stock.readings:
@@ -119,35 +136,30 @@ def _generation(
     interval = Interval(manifest.interval_bytes, manifest.interval_us)
     rows = logmap.rows_of(session, stock.readings, settings, interval).persist(StorageLevel.DISK_ONLY)
     try:
-        facts = logmap.facts(rows).collect()
-        told = [msgspec.msgpack.decode(bytes(fact.text), type=logmap.Facts) for fact in facts]
+        facts = logmap.facts(rows)
         sparse, dense, letters = [], [], []
         parallelism = session.sparkContext.defaultParallelism
-        if runs := sum(one.runs for one in told):
-            ordered = logmap.sorted_sparse(logmap.sparse(rows, interval), _parts(runs, parallelism))
-            sparse = _collected(write_sparse_parts(ordered, into, interval.us))
-        if opaque := sum(one.opaque for one in told):
-            dense = _collected(
-                write_dense_parts(logmap.sorted_dense(rows, _parts(opaque, parallelism)), into)
-            )
-        if any(fact.c for fact in facts):
-            written = _collected(write_letters(logmap.sorted_letters(rows), into))
-            letters = [msgspec.structs.replace(part, spans=_spans(facts, told)) for part in written]
-            assert len(letters) == 1, "they are sorted as one part"
+        if runs := sum(fact.runs for fact in facts):
+            sparse = _collected(write_sparse_parts(rows, _parts(runs, parallelism), interval, into))
+        if opaque := sum(fact.opaque for fact in facts):
+            dense = _collected(write_dense_parts(rows, _parts(opaque, parallelism), into))
+        if any(fact.malformed for fact in facts):
+            [written] = _collected(write_letters(rows, into))
+            letters = [msgspec.structs.replace(written, spans=_spans(facts))]
     finally:
         rows.unpersist()
     with storage_errors(into):
         _remove_others(into, {part.name for part in (*sparse, *dense, *letters)})
         sync_directory(into)
     begun = {reading.file.number: reading.file.start for reading in stock.readings if reading.fresh}
-    return Generation(name, sparse, dense, letters, begun), list(zip(facts, told, strict=True))
+    return Generation(name, sparse, dense, letters, begun), facts
 
 
-def _spans(facts: Sequence[Any], told: Sequence[logmap.Facts]) -> list[Span]:
+def _spans(facts: Sequence[Facts]) -> list[Span]:
     """Of the dead letters of all files, which are sorted by the numbers of these."""
-    sizes: dict[int, int] = {}
-    for fact, one in zip(facts, told, strict=True):
-        sizes[fact.file] = sizes.get(fact.file, 0) + one.letter_bytes
+    sizes: Counter[int] = Counter()
+    for fact in facts:
+        sizes[fact.file] += fact.letter_bytes
     return [Span(number, size) for number, size in sorted(sizes.items()) if size]
 
 
@@ -168,27 +180,140 @@ def _remove_others(directory: Path, names: set[str]) -> None:
 
 
 def _summed(
-    stock: Stock, found: Sequence[tuple[Any, logmap.Facts]], generation: Generation
+    stock: Stock, facts: Sequence[Facts], generation: Generation
 ) -> tuple[dict[int, BuiltFile], Built]:
     """The files as they are known now, and the summary of the run."""
     files = dict(stock.files)
-    before = {reading.file.number: reading.fresh for reading in stock.readings}
-    for fact, told in found:
+    for fact in facts:
         file = files[fact.file]
-        file = msgspec.structs.replace(file, events=file.events + fact.b, malformed=file.malformed + fact.c)
-        if fact.a > file.offset:
+        events, malformed = file.events + fact.events, file.malformed + fact.malformed
+        file = msgspec.structs.replace(file, events=events, malformed=malformed)
+        if fact.end > file.offset:
+            head, tail = fact.head.hex(), fact.tail.hex()
             file = msgspec.structs.replace(
-                file, offset=fact.a, head_bytes=told.head_bytes, head=told.head.hex(), tail=told.tail.hex()
+                file, offset=fact.end, head_bytes=fact.head_bytes, head=head, tail=tail
             )
         files[fact.file] = file
     built = Built(
         stock.new,
         stock.grown,
         stock.gone,
-        sum(files[number].offset - offset for number, offset in before.items()),
-        sum(fact.b for fact, _ in found),
-        sum(fact.c for fact, _ in found),
+        sum(files[reading.file.number].offset - reading.fresh for reading in stock.readings),
+        sum(fact.events for fact in facts),
+        sum(fact.malformed for fact in facts),
         sum(part.count for part in generation.sparse),
         sum(part.count for part in generation.dense),
     )
     return files, built
+
+
+def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stock:
+    """A log that was renamed is known by its head and by what was read last of it; one that was overwritten
+    or cut is gone, and what its name holds now is a new one. StorageError, UsageError."""
+    known = _Known(manifest.live)
+    files = {file.number: file for file in manifest.files}
+    readings, fresh = [], []
+    for name in sorted(names):
+        check_name(name)
+        found = _Found(name)
+        file = known.take(found)
+        if file is None:
+            fresh.append(found)
+            continue
+        files[file.number] = msgspec.structs.replace(file, name=name)
+        reading = _growth(files[file.number], found.size, manifest.interval_bytes, settings)
+        if reading is not None:
+            readings.append(reading)
+    grown = len(readings)
+    gone = [file for file in known.left.values() if not _is_there(file)]
+    for file in gone:
+        files[file.number] = msgspec.structs.replace(file, gone=True)
+    for number, found in enumerate(fresh, manifest.next_number):
+        files[number] = BuiltFile(number, found.name, archive=found.archive)
+        if found.archive is not None or _has_gained(found.name, 0, found.size, settings):
+            readings.append(Reading(LogFile(found.name, found.size, 0, number), 0))
+    return Stock(files, readings, grown, len(fresh), len(gone))
+
+
+class _Found:
+    """A log as it is now."""
+
+    def __init__(self, name: str) -> None:
+        try:
+            status = os.stat(name)
+            self._head = b"" if is_packed(name) else read_at(name, 0, HEAD_BYTES)
+        except OSError as error:
+            raise _unreadable(name, error) from error
+        self.name = name
+        self.size = status.st_size
+        self.archive = (status.st_size, status.st_mtime_ns) if is_packed(name) else None
+
+    def head(self, length: int) -> str:
+        return digest(self._head[:length]).hex()
+
+    def holds(self, file: BuiltFile) -> bool:
+        """Whether it begins as that did, and what was read last stands where it stood."""
+        if self.archive is not None or file.archive is not None:
+            return self.archive == file.archive
+        if not file.head_bytes or self.size < file.offset or self.head(file.head_bytes) != file.head:
+            return False
+        length = min(TAIL_BYTES, file.offset)
+        return digest(read_at(self.name, file.offset - length, length)).hex() == file.tail
+
+
+class _Known:
+    """Logs of a built map that were not found yet."""
+
+    def __init__(self, files: Iterable[BuiltFile]) -> None:
+        self.left = {file.name: file for file in files}
+        self._by_head: dict[object, list[BuiltFile]] = {}
+        self._lengths: set[int] = set()
+        for file in self.left.values():
+            self._lengths.add(file.head_bytes)
+            self._by_head.setdefault(file.archive or (file.head_bytes, file.head), []).append(file)
+
+    def take(self, found: _Found) -> BuiltFile | None:
+        file = self.left.get(found.name)
+        # Of a log without a whole line nothing is known but its name.
+        begun = file is not None and not file.offset and file.archive is None
+        if file is not None and (begun or found.holds(file)):
+            return self.left.pop(file.name)
+        keys: list[object] = [found.archive] if found.archive else []
+        keys = keys or [(length, found.head(length)) for length in self._lengths if length]
+        for key in keys:
+            for other in self._by_head.get(key, ()):
+                if other.name in self.left and found.holds(other):
+                    return self.left.pop(other.name)
+        return None
+
+
+def _growth(file: BuiltFile, size: int, interval_bytes: int, settings: Logs) -> Reading | None:
+    if file.archive is not None or not _has_gained(file.name, file.offset, size, settings):
+        return None
+    start = file.offset
+    start = line_begins(file.name, start - start % interval_bytes, start) if start else 0
+    return Reading(LogFile(file.name, size, start, file.number), file.offset)
+
+
+def _has_gained(name: str, offset: int, size: int, settings: Logs) -> bool:
+    """Whether a whole line stands behind `offset`: a part of one is nothing to read yet."""
+    if size <= offset:
+        return False
+    step = min(settings.chunk_bytes, size - offset)
+    try:
+        chunk = read_chunk(name, offset, step, settings.line_bytes_max)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    return chunk is not None and chunk.end <= size
+
+
+def _unreadable(name: str, error: OSError) -> StorageError:
+    return StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions")
+
+
+def _is_there(file: BuiltFile) -> bool:
+    """A log that nobody asked for this time may be as it was."""
+    try:
+        return _Found(file.name).holds(file)
+    except StorageError:
+        return False

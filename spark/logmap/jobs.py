@@ -5,16 +5,17 @@ One pass over the logs makes rows of four kinds:
     RUN      id: server key (8), a and b: earliest and latest event time (us), c and d: start and end
     OPAQUE   id (16), a: start, b: length
     LETTER   a: start, text: a malformed line as a dead letter
-    FACT     of a range that was read. a: its end, b: events, c: malformed lines, text: packed Facts
+    FACT     of a range that was read. text: packed Facts
 
-Sorted rows become the map's files, a partition each, on the executors. A file has a name of its own in every
-attempt: the driver lists those of the attempts that counted.
+Sorted rows become the map's files, a partition each, on the executors. Every attempt gives its files new
+names: the driver lists those of the attempts that counted.
 """
 
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -23,49 +24,46 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from eventstore.built_map import levels_of, records_of, write_durably, write_sparse
-from eventstore.rules.entries import LEVEL_PARTS, Interval, Runs, runs_of
+from eventstore.built_map import write_durably, write_sparse
+from eventstore.rules.entries import LEVEL_PARTS, Interval, Runs, levels_of, records_of, runs_of
 from eventstore.segments import Columns, Writer
 from photon.core.columns import take_ids
 from photon.core.fates import Fate
 from photon.core.ids import opaque_mask
 from photon.core.settings import Settings
-from photon.logs.chunks import HEAD_BYTES, Chunk, digest, read_at
-from photon.logs.files import TAIL_BYTES
+from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, digest, read_at
 from photon.logs.formats import Malformed, PrimaryBatch
 from photon.logs.writer import DeadLetter, dead_letter_lines
-from spark.engine.session import map_in_arrow
-from spark.logmap.files import Reading
 from spark.reading.events import plan, run
-from spark.reading.parsing import ChunkParser, fixed_binary
-from spark.reading.ranges import Range, chunks_of
+from spark.reading.lines import ChunkParser, LogFile, Range, chunks_of, fixed_binary
+from spark.session import map_in_arrow
 
 PART_SCHEMA: Final = "name string, entries long, level int, part int"
 """Of what was written; files go in the order of level and part."""
 
-Work = Callable[[Iterable[Any]], Iterator[Any]]
 
-
-def write_sparse_parts(runs: DataFrame, directory: Path, interval_us: int) -> DataFrame:
-    """From spark.logmap.jobs.sorted_sparse."""
+def write_sparse_parts(rows: DataFrame, parts: int, interval: Interval, directory: Path) -> DataFrame:
+    """The runs of each cell of the grid made one, range-partitioned and sorted as the map's keys are."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         found = [_records(batch) for batch in batches if batch.num_rows]
         if not found:
             return
         records = np.concatenate(found)
-        levels = levels_of(records, interval_us)
+        levels = levels_of(records, interval.us)
         for level in np.unique(levels).tolist():
             name = _name("sparse")
             part = records[levels == level]
             write_sparse(directory / name, part)
             yield _written(name, len(part), level)
 
+    order = ["level", "id", "a", "file", "c"]
+    runs = sparse(rows, interval).repartitionByRange(parts, *order).sortWithinPartitions(*order)
     return map_in_arrow(runs, write, PART_SCHEMA)
 
 
-def write_dense_parts(opaque: DataFrame, directory: Path) -> DataFrame:
-    """From spark.logmap.jobs.sorted_dense."""
+def write_dense_parts(rows: DataFrame, parts: int, directory: Path) -> DataFrame:
+    """Opaque ids, range-partitioned and sorted, those of one id by their places."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         found = [_columns(batch) for batch in batches if batch.num_rows]
@@ -79,30 +77,27 @@ def write_dense_parts(opaque: DataFrame, directory: Path) -> DataFrame:
         writer.close()
         yield _written(name, count)
 
+    opaque = rows.where(F.col("kind") == OPAQUE).select("id", "file", "a", "b")
+    opaque = opaque.repartitionByRange(parts, "id").sortWithinPartitions("id", "file", "a")
     return map_in_arrow(opaque, write, PART_SCHEMA)
 
 
-def write_letters(letters: DataFrame, directory: Path) -> DataFrame:
-    """From spark.logmap.jobs.sorted_letters."""
+def write_letters(rows: DataFrame, directory: Path) -> DataFrame:
+    """Dead letters in the order of their places, as one part."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
-        name, count = f"{_name('malformed')}.jsonl", 0
-        lines = []
-        for batch in batches:
-            lines += batch.column(0).to_pylist()
-            count += batch.num_rows
-        if count:
+        lines = [line for batch in batches for line in batch.column(0).to_pylist()]
+        if lines:
+            name = f"{_name('malformed')}.jsonl"
             write_durably(directory / name, b"".join(lines))
-            yield _written(name, count)
+            yield _written(name, len(lines))
 
-    return map_in_arrow(letters, write, PART_SCHEMA)
+    letters = rows.where(F.col("kind") == LETTER).repartition(1).sortWithinPartitions("file", "a")
+    return map_in_arrow(letters.select("text"), write, PART_SCHEMA)
 
 
 def _records(batch: Any) -> Any:
-    columns = {
-        name: batch.column(batch.schema.get_field_index(name)) for name in ("id", "a", "file", "c", "b", "d")
-    }
-    numbers = {name: column.to_numpy() for name, column in columns.items() if name != "id"}
+    numbers = {name: batch.column(name).to_numpy() for name in ("a", "file", "c", "b", "d")}
     return records_of(
         server=_bytes_of(batch.column("id"), ">u8"),
         earliest=numbers["a"],
@@ -139,13 +134,8 @@ def _part() -> int:
 
 
 def _written(name: str, count: int, level: int = 0) -> Any:
-    columns = [
-        pa.array([name]),
-        pa.array([count], pa.int64()),
-        pa.array([level], pa.int32()),
-        pa.array([_part()], pa.int32()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=["name", "entries", "level", "part"])
+    numbers = {"level": pa.array([level], pa.int32()), "part": pa.array([_part()], pa.int32())}
+    return pa.RecordBatch.from_pydict({"name": [name], "entries": [count], **numbers})
 
 
 RUN: Final = 0
@@ -157,46 +147,42 @@ SCHEMA: Final = "kind int, file int, id binary, a long, b long, c long, d long, 
 
 
 class Facts(msgspec.Struct, frozen=True, array_like=True):
-    """Digests of the file's first bytes and of the last ones that were read; rows that came of the range,
-    and the bytes of those that are letters."""
+    """Of a range: its end, digests of the file's first bytes and of the last ones read; counts of events, of
+    malformed lines, of rows, and of the bytes of those that are letters."""
 
+    file: int
+    end: int
     head_bytes: int
     head: bytes
     tail: bytes
+    events: int
+    malformed: int
     runs: int
     opaque: int
     letter_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A log of which something is new: its events at `fresh` and later. `file.start` is that, or a little
+    before: where the last cells of the grid begin that it may still fill."""
+
+    file: LogFile
+    fresh: int
+
+
 def rows_of(
     session: SparkSession, readings: Sequence[Reading], settings: Settings, interval: Interval
 ) -> DataFrame:
-    """What there is in the new parts of the logs, as rows of SCHEMA. Of a file's lines before what is fresh
-    there are only runs."""
+    """What is in the new parts of the logs, as rows of SCHEMA; of lines before what is fresh only runs."""
     fresh = {reading.file.number: reading.fresh for reading in readings}
-    key = settings.ids.key.encode()
 
     def work(ranges: list[Range]) -> Iterator[Any]:
-        parser = ChunkParser(settings, key, foreign=False)
+        parser = ChunkParser(settings, foreign=False)
         for one in ranges:
             yield from _Rows(one, fresh[one.file.number], interval).batches(parser, settings)
 
     return run(session, plan(session, [reading.file for reading in readings]), work, SCHEMA)
-
-
-class _Known(NamedTuple):
-    """By what a log is known that was read up to `end`."""
-
-    end: int
-    head_bytes: int
-    head: bytes
-    tail: bytes
-
-
-def _known_by(path: str, end: int) -> _Known:
-    head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
-    head = digest(read_at(path, 0, head_bytes))
-    return _Known(end, head_bytes, head, digest(read_at(path, end - tail_bytes, tail_bytes)))
 
 
 class _Rows:
@@ -207,14 +193,14 @@ class _Rows:
         self._events = self._malformed = self._runs = self._opaque = self._letter_bytes = 0
 
     def batches(self, parser: ChunkParser, settings: Settings) -> Iterator[Any]:
-        known: _Known | None = None
+        facts: Facts | None = None
         for path, chunk in chunks_of(self._range, settings.logs, unended=False):
             batch = parser.batch(path, chunk)
             assert isinstance(batch, PrimaryBatch)
             yield from self._of_chunk(batch, chunk)
-            known = _known_by(path, chunk.end)  # now: the copy of an archive goes with its last chunk
-        if known is not None:
-            yield self._fact(known)
+            facts = self._facts(path, chunk.end)  # now: the copy of an archive goes with its last chunk
+        if facts is not None:
+            yield self._rows(FACT, None, [msgspec.msgpack.encode(facts)], a=[None])
 
     def _of_chunk(self, batch: PrimaryBatch, chunk: Chunk) -> Iterator[Any]:
         starts = batch.starts + chunk.start
@@ -247,14 +233,14 @@ class _Rows:
         letters = [DeadLetter(Fate.MALFORMED, one.reason, one.line, name, start + one.start) for one in bad]
         lines = [dead_letter_lines([letter]) for letter in letters]
         self._letter_bytes += sum(map(len, lines))
-        return self._rows(LETTER, None, a=np.array([one.offset for one in letters]), text=lines)
+        return self._rows(LETTER, None, a=[one.offset for one in letters], text=lines)
 
-    def _fact(self, known: _Known) -> Any:
-        rows = (self._runs, self._opaque, self._letter_bytes)
-        facts = Facts(known.head_bytes, known.head, known.tail, *rows)
-        text = msgspec.msgpack.encode(facts)
-        numbers = {"a": [known.end], "b": [self._events], "c": [self._malformed]}
-        return self._rows(FACT, None, **{n: np.array(v) for n, v in numbers.items()}, text=[text])
+    def _facts(self, path: str, end: int) -> Facts:
+        head_bytes, tail_bytes = min(HEAD_BYTES, end), min(TAIL_BYTES, end)
+        head = digest(read_at(path, 0, head_bytes))
+        tail = digest(read_at(path, end - tail_bytes, tail_bytes))
+        counts = (self._events, self._malformed, self._runs, self._opaque, self._letter_bytes)
+        return Facts(self._range.file.number, end, head_bytes, head, tail, *counts)
 
     def _rows(self, kind: int, ids: Any, text: list[bytes] | None = None, **numbers: Any) -> Any:
         count = len(numbers["a"])
@@ -284,24 +270,7 @@ def sparse(rows: DataFrame, interval: Interval) -> DataFrame:
     return runs.select(level.alias("level"), "id", "a", "file", "c", "b", "d")
 
 
-def sorted_sparse(runs: DataFrame, parts: int) -> DataFrame:
-    """Range-partitioned and sorted as the map's keys are."""
-    order = ["level", "id", "a", "file", "c"]
-    return runs.repartitionByRange(parts, *order).sortWithinPartitions(*order)
-
-
-def sorted_dense(rows: DataFrame, parts: int) -> DataFrame:
-    """Opaque ids, range-partitioned and sorted, those of one id by their places -> id, file, a, b."""
-    opaque = rows.where(F.col("kind") == OPAQUE).select("id", "file", "a", "b")
-    return opaque.repartitionByRange(parts, "id").sortWithinPartitions("id", "file", "a")
-
-
-def sorted_letters(rows: DataFrame) -> DataFrame:
-    """Dead letters in the order of their places -> text."""
-    letters = rows.where(F.col("kind") == LETTER)
-    return letters.repartition(1).sortWithinPartitions("file", "a").select("text")
-
-
-def facts(rows: DataFrame) -> DataFrame:
-    """-> file, a, b, c, text."""
-    return rows.where(F.col("kind") == FACT).select("file", "a", "b", "c", "text")
+def facts(rows: DataFrame) -> list[Facts]:
+    """Of all ranges that were read."""
+    texts = rows.where(F.col("kind") == FACT).select("text").collect()
+    return [msgspec.msgpack.decode(bytes(row.text), type=Facts) for row in texts]

@@ -1,6 +1,6 @@
-"""Which files a command reads, as paths that Spark takes. Asked before Spark starts: a typo costs no time.
+"""Which files a command reads, as paths that Spark takes. Checked before Spark starts: a typo costs no time.
 
-On remote file systems (s3a://, hdfs://, gs://) Hadoop's own client says which files a pattern means.
+On remote file systems (s3a://, hdfs://, gs://) Hadoop's own client finds the files of a pattern.
 """
 
 import re
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-_SPARK_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
+_WILDCARDS: Final = re.compile(r"([\\*?\[\]{}])")
 _LOCAL: Final = "file:///"
 _ESCAPED: Final = re.compile(r"\\(.)")
 
 
 def input_paths(patterns: Sequence[str]) -> list[str]:
-    """Globs, directories and URIs -> paths for spark.reading.events and spark.verification.sources.
+    """Globs, directories and URIs -> paths for spark.reading.events.
 
-    Local ones as `photon join` reads them (`**` works, a file with several names counts once); a URI (s3a://,
-    hdfs://) goes to Spark as it is. UsageError where nothing matches.
+    Local ones as `photon join` reads them (`**` works, a file with several names counts once); a URI goes to
+    Spark as it is. UsageError where nothing matches.
     """
     local = [pattern for pattern in patterns if not is_uri(pattern)]
     files = named_files(local)
@@ -76,21 +76,25 @@ def is_uri(path: str) -> bool:
 
 def local_name(path: str) -> str | None:
     """The file that a path of `input_paths` names on this machine; None where only Spark can tell."""
-    if not path.startswith(_LOCAL) or _SPARK_WILDCARDS.search(_ESCAPED.sub("", path)):
+    if not path.startswith(_LOCAL) or _WILDCARDS.search(_ESCAPED.sub("", path)):
         return None
     return _ESCAPED.sub(r"\1", path.removeprefix(_LOCAL.removesuffix("/")))
 
 
+def escaped(name: str) -> str:
+    """With what Spark's globs would take for a wildcard escaped."""
+    return _WILDCARDS.sub(r"\\\1", name)
+
+
 def _spark_path(name: str) -> str:
-    """An absolute local file name, with what Spark's globs would take for a wildcard escaped."""
-    return "file://" + _SPARK_WILDCARDS.sub(r"\\\1", str(Path(name).absolute()))
+    return "file://" + escaped(str(Path(name).absolute()))
 
 
 def existing(session: "SparkSession", paths: Sequence[str]) -> list[str]:
-    """Paths of spark.reading.paths -> the same without patterns, sorted; none for what matches nothing.
+    """Paths of output_paths or input_paths -> the same without patterns, sorted; those without a match go.
 
-    Spark itself takes a pattern without a match for a failure, as if the file system were gone. Raises what
-    Spark raises where the file system can't be asked (spark_failures).
+    Spark itself fails on a pattern without a match. Raises what Spark raises where the file system can't be
+    asked (spark_failures).
     """
     known = [path for path in paths if local_name(path) is not None or not is_uri(path)]
     remote = [path for path in paths if path not in set(known)]

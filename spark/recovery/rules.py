@@ -14,8 +14,8 @@ BACKFILL: Final = "backfill/"
 class Loss:
     """One incarnation's events that are registered and in no joined log.
 
-    `lost`, and `young` ones, whose token may be of a line that is just being written; `doubtful` ones of both
-    may stand in a complete file that was taken away. `oldest_us`: the first one's token.
+    `young` ones: their line may be on its way. `doubtful`, of the lost and the young: they may stand in a
+    complete file that was moved away. `oldest_us`: the first one's token.
     """
 
     address: str
@@ -32,11 +32,9 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a reading of registry and joined logs found.
-
-    `registered` ids in all; `untold`: joined lines from which the foreign event can't be told; `damaged`:
-    lines that are no JSON object; `joined`: ids of joined lines, nearly, of which `known` are registered.
-    """
+    """What a reading of registry and joined logs found: `registered` ids in all; `untold` joined lines, which
+    don't tell their event; `damaged` ones, no JSON objects; about how many ids are `joined`, and `known` to
+    the registry."""
 
     registered: int
     untold: int

@@ -1,8 +1,8 @@
-"""Reads for `photon recover`: registry, joined logs and inputs, by the jobs of spark.recovery.scan.
+"""Reads for `photon recover`: which registered ids stand in no joined log, and their lines in the inputs.
 
-What stands in joined logs is read on the side of what is there, for what recovery takes for missing it has
-joined again: a last line without its newline counts, if it is a whole JSON object, and a line that is one
-without telling its event is told apart from one that is damaged.
+Whatever stands in a joined log in any form counts, because recovery joins again what it takes for missing: a
+last line without its newline counts if it is a whole JSON object, and a line that is an object without
+telling its event is counted apart from one that is damaged.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
@@ -18,27 +19,23 @@ from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt
 from joiner.joined_lines import JoinedDecoder
-from photon.core.columns import pack_times
+from photon.core.columns import pack_times, parse_path
 from photon.core.errors import UnavailableError, UsageError
-from photon.core.fields import parse_path
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
-from photon.logs.chunks import Chunk
-from spark.engine.options import SCAN_TIMEOUT_S
-from spark.engine.session import spark_failures
-from spark.reading.events import parsed_foreign, parsed_joined
-from spark.reading.parsing import fixed_binary
+from photon.logs.files import Chunk
+from photon.logs.formats import ForeignBatch
+from spark.options import SCAN_TIMEOUT_S
+from spark.reading.events import Parse, parsed, parsed_joined
+from spark.reading.lines import ChunkParser, fixed_binary, is_object
 from spark.reading.paths import existing, input_paths, output_paths
-from spark.reading.ranges import is_object
 from spark.recovery.rules import Loss, LostEvents, Survey
-from spark.registered import registered, signed, unsigned
-
-# --- The jobs of recovery (paper 3.3.3): what is registered, stands in no joined log, and in which lines of
-# the inputs it is found. DataFrames only.
+from spark.registered import joiner_columns, registered, signed, unsigned
+from spark.session import spark_failures
 
 
 def missing(registered: DataFrame, joined: DataFrame) -> DataFrame:
-    """The registered ids (spark.registered) that no joined line has (spark.recovery.scan)."""
+    """The registered ids (spark.registered) that no joined line has (joined_keys)."""
     there = joined.where("id IS NOT NULL").select("id")
     return registered.join(there, "id", "left_anti")
 
@@ -55,30 +52,14 @@ def losses(absent: DataFrame, young_us: int, doubtful_us: int) -> DataFrame:
     )
 
 
-def details(absent: DataFrame) -> DataFrame:
-    """`missing` for its reader: id (packed, hex), joiner, incarnation (hex), token_us."""
-    return absent.select(
-        F.lower(F.hex("id")).alias("id"),
-        F.col("address").alias("joiner"),
-        F.lpad(F.lower(F.hex("incarnation")), 16, "0").alias("incarnation"),
-        "token_us",
-    )
-
-
-def held_by(registered: DataFrame, incarnations: Sequence[int]) -> DataFrame:
-    """What tokens of these (signed) hold: id, token, incarnation."""
-    return registered.where(F.col("incarnation").isin([*incarnations])).select("id", "token", "incarnation")
-
-
 def in_inputs(lost: DataFrame, foreign: DataFrame) -> DataFrame:
     """Lost ids (id, token, incarnation) -> a row each: id, token, lines (array of time_us, line: each once),
     bytes (of the lines, at most).
 
-    Of an id that stands in several lines each is there: which of them was joined nobody knows any more.
+    An id that stands in several lines has them all: nobody knows which was joined.
     """
-    lines = foreign.where("reason IS NULL").select("id", "time_us", "line")
     return (
-        lost.join(lines, "id")
+        lost.join(foreign, "id")
         .groupBy("id", "token")
         .agg(
             F.collect_set(F.struct("time_us", "line")).alias("lines"),
@@ -96,17 +77,18 @@ def not_in_inputs(lost: DataFrame, found: DataFrame) -> DataFrame:
     )
 
 
-SCHEMA: Final = "id binary, untold int, damaged int"
+KEYS: Final = "id binary, untold int, damaged int"
+_FOREIGN: Final = "id binary, time_us long, line binary"
 
 
 def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    """SCHEMA: a row with the packed id of each joined line, both counts 0; and rows with a null id that count
-    lines that tell no id. Files as they are now: lines (any number of tasks) and Parquet (one each).
+    """-> KEYS: the packed id of each joined line, with both counts 0; and rows with a null id that count the
+    lines that tell none. Files as they are now.
 
     UsageError for settings by which joined lines do not tell their foreign event.
     """
     check_told(settings)
-    return parsed_joined(session, paths, settings, partial(JoinedKeys, settings), SCHEMA, unended=True)
+    return parsed_joined(session, paths, settings, partial(_key_rows, settings), KEYS, unended=True)
 
 
 def check_told(settings: Settings) -> None:
@@ -118,42 +100,40 @@ def check_told(settings: Settings) -> None:
         )
 
 
-class JoinedKeys:
-    """Chunks of joined lines -> record batches of SCHEMA. On the executors."""
+def _key_rows(settings: Settings) -> Parse:
+    packer, lines = IdPacker(settings.ids.key.encode()), JoinedDecoder(settings)
 
-    def __init__(self, settings: Settings) -> None:
-        self._packer = IdPacker(settings.ids.key.encode())
-        self._lines = JoinedDecoder(settings)
-
-    def columns(self, _name: str, _path: str, chunk: Chunk) -> list[Any]:
-        if chunk.oversized:
-            return [_batch(b"", 1, 0)]
-        found = self._lines.decode(chunk.data)
-        ids = self._lines.columns["id"](found.events)
+    def rows(_name: str, _path: str, chunk: Chunk) -> Iterator[Any]:
+        found = lines.decode(b"" if chunk.oversized else chunk.data)
+        if ids := lines.columns["id"](found.events):
+            none = pa.repeat(pa.scalar(0, pa.int32()), len(ids))
+            columns = {"id": fixed_binary(packer.pack(ids)), "untold": none, "damaged": none}
+            yield pa.RecordBatch.from_pydict(columns)
         untold = sum(is_object(bad.line) for bad in found.malformed)
-        damaged = len(found.malformed) - untold
-        return [_batch(self._packer.pack(ids) if ids else b"", untold, damaged)]
+        counts = {"untold": untold + chunk.oversized, "damaged": len(found.malformed) - untold}
+        if any(counts.values()):
+            columns = {name: pa.array([count], pa.int32()) for name, count in counts.items()}
+            yield pa.RecordBatch.from_pydict({"id": pa.nulls(1, pa.binary()), **columns})
+
+    return rows
 
 
-def _batch(ids: bytes, untold: int, damaged: int) -> Any:
-    column = fixed_binary(ids)
-    more = 1 if untold or damaged else 0
-    counts = [
-        pa.concat_arrays(
-            [pa.repeat(pa.scalar(0, pa.int32()), len(column)), pa.array([count] * more, pa.int32())]
-        )
-        for count in (untold, damaged)
-    ]
-    arrays = [pa.concat_arrays([column, pa.nulls(more, column.type)]), *counts]
-    return pa.RecordBatch.from_arrays(arrays, names=["id", "untold", "damaged"])
+def _foreign_rows(settings: Settings) -> Parse:
+    """-> _FOREIGN: the events, without malformed lines."""
+    parser = ChunkParser(settings, foreign=True)
 
+    def rows(_name: str, path: str, chunk: Chunk) -> Iterator[Any]:
+        batch = parser.batch(path, chunk)
+        assert isinstance(batch, ForeignBatch)
+        columns = {"id": fixed_binary(batch.ids), "time_us": np.frombuffer(batch.times, "<i8")}
+        yield pa.RecordBatch.from_pydict({**columns, "line": pa.array(batch.lines, pa.binary())})
 
-# --- reading
+    return rows
+
 
 PIECE_EVENTS_MAX: Final = 50_000
 PIECE_BYTES_MAX: Final = 32 << 20
-"""Of lines: a partition has about that many, for Spark brings whole ones to the driver; no piece has more
-than a line more."""
+"""Of lines, in a partition, which Spark brings to the driver whole; a piece has at most one line more."""
 LISTINGS_MAX: Final = 20
 """Of the joined logs, until two of them agree."""
 _NEVER_PASS_OVER: Final = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
@@ -176,7 +156,8 @@ class SparkReading:
     def __init__(
         self, session: SparkSession, sources: Sources, settings: Settings, details: str = ""
     ) -> None:
-        """`details`: where the survey's missing ids go as Parquet; "" for nowhere."""
+        """`details`: where the survey's missing ids go as Parquet (id in hex, joiner, incarnation, token_us);
+        "" for nowhere."""
         self._session = session
         self._details = details
         self._sources = sources
@@ -193,7 +174,8 @@ class SparkReading:
             untold, damaged, joined = _counts(keys)
             absent = missing(ids, keys)
             if self._details:
-                details(absent).write.parquet(self._details)
+                identity = F.lower(F.hex("id")).alias("id")
+                absent.select(identity, *joiner_columns(), "token_us").write.parquet(self._details)
             rows = losses(absent, young_us, doubtful_us).collect()
             keys.unpersist()
             ids.unpersist()
@@ -207,7 +189,8 @@ class SparkReading:
     def lost(self, incarnations: Sequence[int]) -> "SparkLost":
         """After their fence: what they hold, and what of it stands in no joined log by now."""
         with spark_failures():
-            held = held_by(self._registered(), list(map(signed, incarnations)))
+            theirs = F.col("incarnation").isin(list(map(signed, incarnations)))
+            held = self._registered().where(theirs).select("id", "token", "incarnation")
             held = held.persist(StorageLevel.DISK_ONLY)
             held.count()
             keys = self._joined().persist(StorageLevel.DISK_ONLY)
@@ -229,9 +212,8 @@ class SparkReading:
         return existing(self._session, paths)
 
     def _foreign(self) -> DataFrame:
-        key = self._settings.ids.key.encode()
-        paths = input_paths(self._sources.foreign)
-        return parsed_foreign(self._session, paths, self._settings, key, unended=True)
+        paths, make = input_paths(self._sources.foreign), partial(_foreign_rows, self._settings)
+        return parsed(self._session, paths, self._settings, make, _FOREIGN, unended=True)
 
 
 def listed_twice(files: Callable[[], list[str]]) -> list[str]:
@@ -256,19 +238,15 @@ class SparkLost:
 
     def __init__(self, lost: DataFrame, untold: int, foreign: Callable[[], DataFrame]) -> None:
         self.untold = untold
+        self.missing: dict[int, int] = {}
         self._lost = lost
         self._foreign = foreign
-        self._missing: dict[int, int] = {}
-
-    @property
-    def missing(self) -> dict[int, int]:
-        return self._missing
 
     def events(self) -> Iterator[LostEvents]:
         with spark_failures():
             found = in_inputs(self._lost, self._foreign()).persist(StorageLevel.DISK_ONLY)
             rows = not_in_inputs(self._lost, found).collect()
-            self._missing = {unsigned(row.incarnation): row.events for row in rows}
+            self.missing = {unsigned(row.incarnation): row.events for row in rows}
             size = found.agg(F.count(F.lit(1)).alias("events"), F.sum("bytes").alias("bytes")).collect()[0]
             parts = 1 + max(size.events // PIECE_EVENTS_MAX, (size.bytes or 0) // PIECE_BYTES_MAX)
             yield from pieces(found.repartition(parts, "id").toLocalIterator())

@@ -1,29 +1,31 @@
-"""What verification takes from lines: ids as text and packed, times, digests. Columns of Arrow; no Spark.
+"""What verification takes from lines, as DataFrames: ids as text and packed, times, digests.
 
 A line is an event where photon.logs.formats says so. Each class turns a chunk of whole lines into one record
-batch with a row a line; a line that is no event has nulls.
+batch of Arrow with a row a line; a line that is no event has nulls.
 
-Primary events are compared by digests of lines as they stand, and of what they mean (`forms`).
+Primary events are compared by digests of lines as they stand, and of what they mean (`canonical_forms`).
 """
 
 import base64
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from joiner.joined_lines import ID, JoinedDecoder
-from photon.core.columns import join_lines
+from photon.core.columns import Field, decoder_of, join_lines, parse_path
 from photon.core.fates import Fate
-from photon.core.fields import Field, decoder_of, parse_path
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings
 from photon.logs.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
-from spark.reading.parsing import fixed_binary
+from spark.reading.events import MakeParse, Parse, for_joined, parsed, parsed_joined
+from spark.reading.lines import fixed_binary
+from spark.session import map_in_arrow
 
 FORMS: Final = "primary binary, content long, forms array<long>"
 
@@ -43,7 +45,7 @@ def canonical(raw: bytes, loosely: bool) -> bytes:
     try:
         value = msgspec.json.decode(raw)
         return msgspec.json.encode(_loosely(value) if loosely else value, order="sorted")
-    except (msgspec.DecodeError, msgspec.MsgspecError, RecursionError, OverflowError, TypeError):
+    except (msgspec.MsgspecError, RecursionError, OverflowError, TypeError):
         return raw
 
 
@@ -58,20 +60,21 @@ def _loosely(value: Any) -> Any:
     return value
 
 
-def forms(batches: Iterable[Any]) -> Iterator[Any]:
-    """Record batches of PRIMARY_RAW -> of FORMS: digests of the canonical contents to compare by."""
+def canonical_forms(lines: DataFrame) -> DataFrame:
+    """Of primary_lines or joined_primaries -> primary, content, forms: digests that are the same for the same
+    object, however it is written."""
+    return map_in_arrow(lines.select("primary", "content", "raw", "loosely"), _forms, FORMS)
+
+
+def _forms(batches: Iterable[Any]) -> Iterator[Any]:
     for batch in batches:
         raws, ways = batch.column("raw").to_pylist(), batch.column("loosely").to_pylist()
         found = [
             [_form(raw, way) for way in ((False, True) if loosely is None else (loosely,))]
             for raw, loosely in zip(raws, ways, strict=True)
         ]
-        columns = {
-            "primary": batch.column("primary"),
-            "content": batch.column("content"),
-            "forms": pa.array(found, pa.list_(pa.int64())),
-        }
-        yield pa.RecordBatch.from_pydict(columns)
+        columns = {name: batch.column(name) for name in ("primary", "content")}
+        yield pa.RecordBatch.from_pydict({**columns, "forms": pa.array(found, pa.list_(pa.int64()))})
 
 
 def _form(raw: bytes, loosely: bool) -> int:
@@ -89,12 +92,10 @@ _FATES: Final = frozenset(fate.value for fate in Fate)
 
 
 class _KeepingPacker(IdPacker):
-    """Keeps the texts of the last columns that it packed."""
+    """Keeps the texts of the last two columns that it packed."""
 
-    def __init__(self, key: bytes) -> None:
-        super().__init__(key)
-        self.before: list[str] = []
-        self.last: list[str] = []
+    before: Sequence[str] = ()
+    last: Sequence[str] = ()
 
     def pack(self, ids: Sequence[str | int]) -> bytes:
         self.before, self.last = self.last, _texts(ids)
@@ -145,16 +146,12 @@ class JoinedFacts:
         texts = _texts(self._id(events))
         keys = self._packer.pack(texts)
         raws = [bytes(event.raw) for event in events]
-        primaries = self._primary.of(raws)
-        contents = pa.nulls(len(raws), pa.int64())
-        if self._digests:
-            contents = pa.array(digests(raws))
         columns = {
             "id": pa.array(texts, pa.string()),
             "key": fixed_binary(keys),
-            "primary": primaries,
+            "primary": self._primary.of(raws),
             "time_us": _times(keys, times, self._unit),
-            "content": contents,
+            "content": pa.array(digests(raws)) if self._digests else pa.nulls(len(raws), pa.int64()),
         }
         batch = pa.RecordBatch.from_pydict(columns)
         return batch if places is None else batch.take(places)
@@ -222,14 +219,14 @@ class LetterFacts:
         events = self._event.rows(join_lines([bytes(letter.event) for letter in told]))
         fates = [letter.fate for letter in told]
         lines = [_line(letter) for letter in sound if letter.fate == Fate.MALFORMED]
-        found = self._foreign.rows(join_lines(lines)) if lines else self._foreign.rows(b"")
+        found = self._foreign.rows(join_lines(lines))
         found = found.filter(found.column("key").is_valid())
         bad = len(unreadable) + len(letters) - len(sound)
         columns = {
             name: pa.concat_arrays([events.column(name), found.column(name)])
             for name in ("id", "key", "time_us")
         }
-        columns["fate"] = pa.array(fates + list(repeat(Fate.MALFORMED.value, len(found))), pa.string())
+        columns["fate"] = pa.array(fates + [Fate.MALFORMED.value] * len(found), pa.string())
         return _with_nulls(columns, bad)
 
 
@@ -320,3 +317,56 @@ def _with_nulls(columns: dict[str, Any], count: int) -> Any:
     if count:
         columns = {n: pa.concat_arrays([c, pa.nulls(count, c.type)]) for n, c in columns.items()}
     return pa.RecordBatch.from_pydict(columns)
+
+
+def _facts(rows: Callable[[], Callable[[bytes], Any]]) -> MakeParse:
+    """The facts of each chunk. A line that is too long counts as one that is no event."""
+
+    def make() -> Parse:
+        of = rows()
+        return lambda _name, _path, chunk: [of(b"{\n" if chunk.oversized else chunk.data)]
+
+    return make
+
+
+def foreign_events(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """-> id, key (its 16 bytes), primary (16 bytes), time_us; all null for a malformed line."""
+    make = _facts(lambda: ForeignFacts(settings).rows)
+    return parsed(session, paths, settings, make, FOREIGN_FACTS, unended=True)
+
+
+def primary_events(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """-> primary (16 bytes), content (a digest of the line). Malformed ones are left out."""
+    make = _facts(lambda: PrimaryFacts(settings).rows)
+    return parsed(session, paths, settings, make, PRIMARY_FACTS, unended=True)
+
+
+def primary_lines(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """As primary_events, with raw, the line."""
+    make = _facts(lambda: PrimaryFacts(settings).raw_rows)
+    return parsed(session, paths, settings, make, PRIMARY_RAW, unended=True)
+
+
+def joined_events(
+    session: SparkSession, paths: Sequence[str], settings: Settings, digests: bool = True
+) -> DataFrame:
+    """-> id, key, primary and content of the primary object inside (null: none), time_us (null: not told).
+
+    `id` and `key` are null for a line that can't be read. A last line without its newline is none yet.
+    """
+    make = _facts(lambda: JoinedFacts(settings, digests).rows)
+    return parsed_joined(session, paths, settings, make, JOINED_FACTS, unended=False)
+
+
+def joined_primaries(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """-> primary, content, raw, loosely (it is from Parquet) of the primary objects inside joined lines."""
+    lines = _facts(lambda: JoinedFacts(settings).raw_rows)
+    tables = _facts(lambda: partial(JoinedFacts(settings).raw_rows, loosely=True))
+    return parsed_joined(session, paths, settings, lines, PRIMARY_RAW, False, tables)
+
+
+def dead_letters(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
+    """Letters of foreign events -> id, key, time_us, fate. `key` is null for one that can't be read."""
+    foreign = [path for path in paths if not path.rpartition("/")[2].startswith("primary-")]
+    make = _facts(lambda: LetterFacts(settings).rows)
+    return parsed(session, foreign, for_joined(settings), make, LETTER_FACTS, unended=False)

@@ -1,7 +1,7 @@
 """The verification of paper 3.3.3: each foreign event of the inputs against what came out. DataFrames only.
 
-The inputs are the DataFrames of spark.verification.sources and spark.registered. Everything is grouped by the
-foreign id once; the rows without an id (lines that can't be read) come to one row whose id is null.
+The inputs come from spark.verification.facts and spark.registered. Everything is grouped by the foreign id
+once; lines that can't be read have no id and become one row whose id is null.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 
 from photon.core.fates import Fate
 from spark.recovery.rules import BACKFILL
+from spark.registered import joiner_columns
 from spark.verification.rules import Verdict
 
 _FOREIGN, _JOINED, _LETTER = 0, 1, 2
@@ -63,25 +64,23 @@ def against_primaries(rows: DataFrame, logs: DataFrame, alike: DataFrame | None 
     """Adds to each claim `known`: its primary is in the logs (`contents`), and `same`: one there has its
     content.
 
-    False where an id has three contents or more, or the same one is written in another way: `differing` tells
-    which those are, and `alike` which of them are the same all the same.
+    `same` misses an id of three contents or more, and content written in another way: `differing` finds the
+    candidates, and `alike` those that are the same after all.
     """
     named = rows.where("primary IS NOT NULL").join(logs, "primary", "left")
-    same = (F.col("content") == F.col("low")) | (F.col("content") == F.col("high"))
-    named = named.withColumn("known", F.col("low").isNotNull()).withColumn(
-        "same", F.coalesce(same, F.lit(False))
-    )
+    same = F.coalesce(F.col("content").isin(F.col("low"), F.col("high")), F.lit(False))
+    named = named.withColumns({"known": F.col("low").isNotNull(), "same": same})
     if alike is not None:
         told = alike.select("primary", "content", F.lit(True).alias("alike"))
         named = named.join(told, ["primary", "content"], "left")
         named = named.withColumn("same", F.col("same") | F.col("alike").isNotNull()).drop("alike")
-    none = rows.where("primary IS NULL").withColumn("known", F.lit(False)).withColumn("same", F.lit(False))
+    none = rows.where("primary IS NULL").withColumns({"known": F.lit(False), "same": F.lit(False)})
     return named.drop("low", "high").unionByName(none)
 
 
 def without_primaries(rows: DataFrame) -> DataFrame:
     """The same columns where the primary logs are not given: then nothing is held against an event."""
-    return rows.withColumn("known", F.lit(False)).withColumn("same", F.lit(True))
+    return rows.withColumns({"known": F.lit(False), "same": F.lit(True)})
 
 
 def differing(joined: DataFrame, logs: DataFrame) -> DataFrame:
@@ -147,20 +146,18 @@ def within(rows: DataFrame, span: Span) -> DataFrame:
     return rows.where(F.col("key").isNull() | span.holds(F.col("time_us"))) if span else rows
 
 
-def count_and_backfills(registered: DataFrame) -> DataFrame:
-    """-> one row: ids, and the incarnations of the backfills that registered any of them."""
+def backfills(registered: DataFrame) -> DataFrame:
+    """-> one row: the incarnations of the backfills that registered any of the ids."""
     of_backfills = F.when(F.col("address").startswith(BACKFILL), F.col("incarnation"))
-    return registered.agg(F.count(F.lit(1)).alias("ids"), F.collect_set(of_backfills).alias("backfills"))
+    return registered.agg(F.collect_set(of_backfills).alias("backfills"))
 
 
 def against_registry(
     rows: DataFrame, registered: DataFrame, settled_us: int, backfills: Sequence[int] = ()
 ) -> DataFrame:
-    """Adds to accounts who registered them.
-
-    `registered` (null: nobody, or it is not known any more), `address`, `incarnation`, `token_us`,
-    and `settling`: the joined line may be on its way, for the token is of `settled_us` or
-    later, or of one of `backfills`, incarnations of those that run: they publish at their ends.
+    """Adds to accounts who registered them: `registered` (null: nobody, or forgotten), `address`,
+    `incarnation`, `token_us`, and `settling`: the joined line may be on its way, for the token is of
+    `settled_us` or later, or of one of `backfills`, running ones, which publish at their ends.
     """
     held = registered.select(
         F.col("id").alias("key"), "address", "incarnation", "token_us", F.lit(True).alias("registered")
@@ -174,14 +171,9 @@ def against_registry(
 
 def without_registry(rows: DataFrame) -> DataFrame:
     """The same columns where the registry is not asked: nothing is known to be registered."""
-    null = F.lit(None)
-    return (
-        rows.withColumn("registered", null.cast("boolean"))
-        .withColumn("address", null.cast("string"))
-        .withColumn("incarnation", null.cast("long"))
-        .withColumn("token_us", null.cast("long"))
-        .withColumn("settling", F.lit(False))
-    )
+    kinds = {"registered": "boolean", "address": "string", "incarnation": "long", "token_us": "long"}
+    none = {name: F.lit(None).cast(kind) for name, kind in kinds.items()}
+    return rows.withColumns({**none, "settling": F.lit(False)})
 
 
 def not_registered(rows: DataFrame, boundary_us: int) -> DataFrame:
@@ -252,9 +244,10 @@ def losers(rows: DataFrame) -> DataFrame:
     """Judged accounts -> a row for each life of a joiner that has lost events or has some in flight: address,
     incarnation, events (lost), in_flight, first_us and last_us (of their tokens); most first."""
     lost = rows.where(F.col("verdict").isin(Verdict.LOST.value, Verdict.IN_FLIGHT.value))
+    is_lost = F.col("verdict") == Verdict.LOST.value
     by_joiner = lost.groupBy("address", "incarnation").agg(
-        F.count_if(F.col("verdict") == Verdict.LOST.value).alias("events"),
-        F.count_if(F.col("verdict") == Verdict.IN_FLIGHT.value).alias("in_flight"),
+        F.count_if(is_lost).alias("events"),
+        F.count_if(~is_lost).alias("in_flight"),
         F.min("token_us").alias("first_us"),
         F.max("token_us").alias("last_us"),
     )
@@ -270,7 +263,6 @@ def details(rows: DataFrame, leases: DataFrame) -> DataFrame:
     return kept.select(
         *("id", "verdict", "time_us", "lines", "joined", "letters", *_FATE_NAMES),
         F.coalesce("registered", F.lit(False)).alias("registered"),
-        F.col("address").alias("joiner"),
-        F.lpad(F.lower(F.hex("incarnation")), 16, "0").alias("incarnation"),
+        *joiner_columns(),
         *("token_us", "lease"),
     )

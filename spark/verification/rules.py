@@ -101,11 +101,8 @@ class Total:
 
 @dataclass(frozen=True, slots=True)
 class Loser:
-    """A life of a joiner with events that are registered and in no joined log.
-
-    How many are lost or in flight, the oldest and newest of their tokens (us), and its lease now: one of
-    LEASES, or None where nobody was asked.
-    """
+    """A life of a joiner with events that are registered and in no joined log: how many are lost or in
+    flight, their oldest and newest tokens (us), and its lease now (LEASES; None: nobody was asked)."""
 
     address: str
     incarnation: int
@@ -137,7 +134,7 @@ class Report:
     """`counts` by the names of MEANINGS, without those that need what was not given: primary logs, registry.
 
     foreign_events = malformed + repeated + the events of every verdict on an event of the inputs.
-    `losers`: those that lost most. `note`: what the counts can't be trusted for, a sentence; "": they can.
+    `losers`: those that lost most. `note`: why the counts can't be trusted; "": they can.
     """
 
     counts: dict[str, int]
@@ -181,19 +178,20 @@ def make_report(
         "dead_letters_unreadable": unreadable.letters,
         "other_registered": other_registered or 0,
     }
-    hidden = {*(() if primaries_given else _NEEDS_PRIMARIES), *_hidden(asked, other_registered)}
+    hidden = {*(() if primaries_given else _NEEDS_PRIMARIES), *_hidden(asked)}
+    if other_registered is None:
+        hidden.add("other_registered")
     told = [str(name) for name in MEANINGS if name not in hidden]
     examples = {t.verdict.value: t.example for t in by_verdict.values() if t.verdict in BROKEN and t.example}
     return Report({name: counts[name] for name in told}, examples, asked, losers, note)
 
 
-def _hidden(asked: Asked, other_registered: int | None) -> Sequence[str]:
+def _hidden(asked: Asked) -> Sequence[str]:
     """What can't be told by the registry, as it was asked."""
-    uncounted = ["other_registered"] if other_registered is None else []
     if asked is Asked.ITSELF:
-        return [Verdict.NOT_IN_EXPORT, *uncounted]
+        return [Verdict.NOT_IN_EXPORT]
     if asked is Asked.EXPORT:
-        return [Verdict.UNREGISTERED, *uncounted]
+        return [Verdict.UNREGISTERED]
     return [*_NEEDS_REGISTRY, Verdict.UNREGISTERED, Verdict.NOT_IN_EXPORT]
 
 

@@ -1,6 +1,7 @@
 """One run of `photon verify`: reads registry and logs, lets the jobs judge them, writes the details."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -9,15 +10,16 @@ from pyspark.sql import DataFrame, SparkSession
 
 from idregistry.client import RegistryAt
 from joiner.adapter import keeps_default_line, load_adapter
+from joiner.output_files import PARQUET
 from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
-from spark.engine.options import SCAN_TIMEOUT_S
-from spark.engine.session import spark_failures
+from spark.options import SCAN_TIMEOUT_S
 from spark.reading.paths import check_new, check_output, existing, input_paths, output_paths
 from spark.registered import (
     ASK_TIMEOUT_S,
     Export,
+    absent,
     boundaries,
     check_export,
     read_export,
@@ -25,8 +27,9 @@ from spark.registered import (
     signed,
     unsigned,
 )
+from spark.session import spark_failures
+from spark.verification import facts
 from spark.verification import jobs as verification
-from spark.verification import sources
 from spark.verification.jobs import Span
 from spark.verification.rules import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
 
@@ -40,8 +43,7 @@ _LEASES: Final = "address string, incarnation long, lease string"
 class Question:
     """What to verify: globs of the inputs, the --out of each `photon join`, where details go ("": nowhere).
 
-    `registry`, or else `export`, the directory of an export. `span`: the time of the events; `settle_s` as
-    SETTLE_S, `scan_timeout_s` as SCAN_TIMEOUT_S.
+    `registry`, or else `export`, the directory of an export. `span`: the time of the events.
     """
 
     foreign: tuple[str, ...]
@@ -72,10 +74,6 @@ class Question:
             raise UsageError("the time range is empty: --from must be before --to")
         _outputs(self.out, "joined")
 
-    @property
-    def asked(self) -> Asked:
-        return Asked.ITSELF if self.registry else Asked.EXPORT if self.export else Asked.NOT
-
 
 def verify(session: SparkSession, question: Question, settings: Settings) -> Report:
     """Account for every foreign line. UsageError as Question.check, SparkFailedError if a job fails.
@@ -83,63 +81,56 @@ def verify(session: SparkSession, question: Question, settings: Settings) -> Rep
     UnavailableError if the registry does not answer.
     """
     question.check()
-    with spark_failures():
-        run = _Run(session, question, settings)
-        try:
-            return run.report()
-        finally:
-            run.forget()
+    with spark_failures(), ExitStack() as kept:
+        return _Run(session, question, settings, kept).report()
 
 
 class _Run:
     """What one run reads, in the order in which it must be read.
 
-    The registry first, then the outputs to their end, then the inputs: so of a system that goes on meanwhile
-    an event may seem pending that is joined now, but none that the registry had long had seems lost because
-    its line was not read yet, and none is joined and in no input.
+    The registry first, then the outputs to their end, then the inputs. If the system goes on meanwhile, an
+    event may seem pending that is joined by now; but none seems lost because its line was not read yet, and
+    none seems joined without an input.
     """
 
-    def __init__(self, session: SparkSession, question: Question, settings: Settings) -> None:
-        self._session = session
-        self._question = question
-        self._settings = settings
-        self._kept: list[DataFrame] = []
+    def __init__(
+        self, session: SparkSession, question: Question, settings: Settings, kept: ExitStack
+    ) -> None:
+        self._session, self._question, self._settings = session, question, settings
+        self._kept = kept
         self._backfills: Sequence[int] = ()
         self._adapted = bool(settings.adapter.use)
+        self._compares = bool(question.primary) and not self._adapted
         self._registered = self._read_registry()
-        compares = bool(question.primary) and not self._adapted
         self._joined_paths = existing(session, _outputs(question.out, "joined"))
         self._joined = self._keep(
-            sources.joined_events(session, self._joined_paths, settings, digests=compares)
+            facts.joined_events(session, self._joined_paths, settings, digests=self._compares)
         )
         self._joined.count()
         letters = existing(session, _outputs(question.out, "dead-letters"))
-        self._letters = sources.dead_letters(session, letters, settings)
-        self._foreign = sources.foreign_events(session, input_paths(question.foreign), settings)
+        self._letters = facts.dead_letters(session, letters, settings)
+        self._foreign = facts.foreign_events(session, input_paths(question.foreign), settings)
         self._logs: DataFrame | None = None
         if question.primary:
-            lines = sources.primary_events(session, input_paths(question.primary), settings)
+            lines = facts.primary_events(session, input_paths(question.primary), settings)
             self._logs = verification.contents(lines)
 
     def report(self) -> Report:
         """Judge by digests of lines as they stand; again, by what they mean, if that finds any altered."""
-        alike = self._alike() if self._written_anew else None
+        # Of Parquet the lines are not the bytes that stood in the primary logs.
+        alike = self._alike() if any(path.endswith(PARQUET) for path in self._joined_paths) else None
         rows, totals = self._judged(alike)
         if alike is None and any(total.verdict is Verdict.ALTERED_PRIMARY for total in totals):
             rows, totals = self._judged(self._alike())
         losers = self._losers(rows)
         if self._question.details:
             self._write_details(rows, losers)
-        others = self._other_registered(totals)
-        given = bool(self._question.primary)
+        question, others = self._question, None
+        if self._registered is not None and not question.span:  # times of others are not known
+            others = int(self._registered.ids.count()) - sum(total.registered for total in totals)
+        asked = Asked.ITSELF if question.registry else Asked.EXPORT if question.export else Asked.NOT
         note = note_of(self._settings.adapter)
-        return make_report(totals, given, self._question.asked, others, losers, note)
-
-    def forget(self) -> None:
-        for frame in self._kept:
-            frame.unpersist()
-
-    # --- reading
+        return make_report(totals, bool(question.primary), asked, others, losers, note)
 
     def _read_registry(self) -> Export | None:
         question = self._question
@@ -150,7 +141,7 @@ class _Run:
         began_us = SystemClock().now_us()
         held = registered(self._session, question.registry, question.scan_timeout_s)
         held = self._keep(held.select("id", "address", "incarnation", "token_us"))
-        [found] = verification.count_and_backfills(held).collect()
+        [found] = verification.backfills(held).collect()
         # Of one whose lease is over by now, all that it publishes is listed below.
         states = _leases([unsigned(one) for one in found.backfills], question.registry)
         self._backfills = [signed(one) for one, lease in states.items() if lease == "runs"]
@@ -159,33 +150,22 @@ class _Run:
 
     def _keep(self, frame: DataFrame) -> DataFrame:
         kept = frame.persist(StorageLevel.DISK_ONLY)
-        self._kept.append(kept)
+        self._kept.callback(kept.unpersist)
         return kept
-
-    # --- judging
-
-    @property
-    def _written_anew(self) -> bool:
-        """Whether joined lines are not the bytes that stood in the primary logs."""
-        return self._compares and any(path.endswith(".parquet") for path in self._joined_paths)
-
-    @property
-    def _compares(self) -> bool:
-        return self._logs is not None and not self._adapted
 
     def _alike(self) -> DataFrame | None:
         """Pairs of primary and content that are one of the logs', though written in another way."""
-        if self._logs is None or self._adapted:
+        if self._logs is None or not self._compares:
             return None
         session, settings = self._session, self._settings
         pairs = self._keep(verification.differing(self._joined, self._logs))
         if pairs.isEmpty():
             return None
-        inside = sources.joined_primaries(session, self._joined_paths, settings)
+        inside = facts.joined_primaries(session, self._joined_paths, settings)
         inside = inside.join(pairs, ["primary", "content"], "left_semi")
-        lines = sources.primary_lines(session, input_paths(self._question.primary), settings)
+        lines = facts.primary_lines(session, input_paths(self._question.primary), settings)
         lines = lines.join(pairs.select("primary"), "primary", "left_semi")
-        forms = sources.canonical_forms
+        forms = facts.canonical_forms
         return self._keep(verification.alike(pairs, forms(inside), forms(lines)))
 
     def _judged(self, alike: DataFrame | None) -> tuple[DataFrame, list[Total]]:
@@ -217,18 +197,8 @@ class _Run:
         # Lookup tells what has expired; an export can't, and shards forget at their own times.
         edge = min if question.registry else max
         missing = verification.not_registered(rows, edge(held.boundaries.values()))
-        absent = sources.absent(missing, question.registry) if question.registry else missing
-        absent = self._keep(absent)
-        return verification.marked(rows, None if absent.isEmpty() else absent)
-
-    # --- telling
-
-    def _other_registered(self, totals: Sequence[Total]) -> int | None:
-        """Ids of the registry that no line told; not counted of a span, as their times are not known."""
-        if self._registered is None or self._question.span:
-            return None
-        known = sum(total.registered for total in totals)
-        return int(self._registered.ids.count()) - known
+        gone = self._keep(absent(missing, question.registry) if question.registry else missing)
+        return verification.marked(rows, None if gone.isEmpty() else gone)
 
     def _losers(self, rows: DataFrame) -> list[Loser]:
         if self._registered is None:
@@ -237,7 +207,10 @@ class _Run:
             Loser(row.address, unsigned(row.incarnation), *row[2:])
             for row in verification.losers(rows).limit(LOSERS_MAX).collect()
         ]
-        return _with_leases(found, self._question.registry) if self._question.registry else found
+        if self._question.registry:
+            leases = _leases([loser.incarnation for loser in found], self._question.registry)
+            found = [replace(loser, lease=leases[loser.incarnation]) for loser in found]
+        return found
 
     def _write_details(self, rows: DataFrame, losers: Sequence[Loser]) -> None:
         leases = [(loser.address, signed(loser.incarnation), loser.lease) for loser in losers]
@@ -260,11 +233,6 @@ def _outputs(outs: Sequence[str], kind: str) -> list[str]:
                 )
             paths.append(path)
     return paths
-
-
-def _with_leases(losers: Sequence[Loser], registry: RegistryAt) -> list[Loser]:
-    leases = _leases([loser.incarnation for loser in losers], registry)
-    return [replace(loser, lease=leases[loser.incarnation]) for loser in losers]
 
 
 def _leases(incarnations: Sequence[int], registry: RegistryAt) -> dict[int, str]:

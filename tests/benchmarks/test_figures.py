@@ -6,7 +6,7 @@ import re
 
 from benchmarks.figures import p90_ms, page, series, wasted_percent
 from benchmarks.measuring import ROOT
-from photon.cluster.summary import Sample
+from photon.cluster.statuses import Sample
 
 MACHINE = {"cores": 2, "processor": "a processor", "memory_gib": 8, "kernel": "6", "python": "3.11"}
 EDGES = [1_000, 2_000, 4_000]

@@ -13,7 +13,7 @@ from benchmarks.join import PARTS, Drain, Plan, check, drain, generated, live, r
 from benchmarks.join_peers import PEERS, Peer, beside_us, what_it_wrote
 from benchmarks.measuring import BenchError, ProcessTree, Usage, memory_of, table, text
 from photon.cli import bench
-from photon.cluster.statuses import StatusReader
+from photon.cluster.statuses import Sample, StatusReader
 from photon.cluster.topology import write_topology
 from photon.core.errors import UsageError
 from tests.cluster.test_statuses import system
@@ -74,6 +74,7 @@ def test_a_run_is_measured_only_if_its_output_is_the_true_one(logs, tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypatch):
     monkeypatch.setattr(join, "WARM_UP_S", 0.5)
     (row,) = live(Plan(tmp_path, live_seconds=1.0), 400, 200)
@@ -82,6 +83,7 @@ def test_live_latencies_are_of_every_click_after_the_warm_up(tmp_path, monkeypat
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_the_command_prints_its_rows_as_json(tmp_path):
     options = ["join", "--only", "catch-up", "--queries", "300", "--clicks", "100", "--runs", "1"]
     bench = [sys.executable, "-m", "photon.cli.main", "bench", *options, "--dir", str(tmp_path), "--json"]
@@ -212,15 +214,10 @@ def test_who_waits_for_a_run_to_start_stops_asking_when_it_has(tmp_path, monkeyp
     readers = []
 
     class Answering(StatusReader):
-        def read(self, roles=()):
-            return ([],) * len(roles)
-
-        def silent(self, roles=("",)):
-            return []
-
-        def registry_has_quorum(self):
+        def read(self):
             readers.append(self)
-            return True
+            well = {"has_quorum": True}
+            return Sample(0.0, {"registry-r0": {"directory": well, "shards": [well]}})
 
     monkeypatch.setattr(join, "StatusReader", Answering)
     (tmp_path / ".photon").mkdir()

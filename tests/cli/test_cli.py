@@ -3,6 +3,7 @@
 import configparser
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from photon.cli import main as cli
-from tests.system import photon, write_lines
+from tests.system import write_lines
 
 
 @pytest.fixture
@@ -20,106 +21,92 @@ def logs(tmp_path):
     return tmp_path
 
 
-def refused(*arguments):
-    done = photon(*arguments)
-    lines = done.stderr.strip().splitlines()
-    assert done.returncode == 2, done.stderr
-    assert len(lines) == 1, done.stderr
-    assert done.stdout == ""
-    return lines[0]
+@pytest.fixture
+def join(logs, refused):
+    """What a join is refused with, with these settings or other arguments."""
+
+    def call(settings="", **other):
+        (logs / "photon.toml").write_text(settings)
+        given = {name: logs / name for name in ("queries", "clicks", "out", "photon.toml")} | other
+        names = dict(zip(given, ("--primary", "--foreign", "--out", "--config"), strict=True))
+        return refused("join", *(word for name in given for word in (names[name], given[name])))
+
+    return call
 
 
-def join_with(logs, config_text):
-    config = logs / "photon.toml"
-    config.write_text(config_text)
-    return refused(
-        "join",
-        "--primary",
-        logs / "queries",
-        "--foreign",
-        logs / "clicks",
-        "--out",
-        logs / "out",
-        "--config",
-        config,
-    )
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("[foreign]\nprimery_id = 'q'\n", r"photon\.toml.*foreign\.primery_id.*mean 'foreign\.primary_id'"),
+        ("[registry]\nshards = 'two'\n", "must be a whole number"),
+        ("[registry]\nshards = 0\n", "from 1 to"),
+        ("[foreign]\ntime_unit = 'minutes'\n", "s, ms, us, ns"),
+        ("[foreign\n", "not valid TOML"),
+        ("[adapter]\nuse = 'no_such_module:Thing'\n", "no_such_module"),
+    ],
+)
+def test_bad_settings_are_told_with_what_they_may_be(join, settings, told):
+    assert re.search(told, join(settings))
 
 
-def test_a_misspelt_setting_names_the_nearest_known_one(logs):
-    line = join_with(logs, "[foreign]\nprimery_id = 'q'\n")
-    assert "foreign.primery_id" in line
-    assert "did you mean 'foreign.primary_id'" in line
-    assert "photon.toml" in line
-
-
-def test_a_setting_of_the_wrong_type_or_range_says_what_it_may_be(logs):
-    assert "must be a whole number" in join_with(logs, "[registry]\nshards = 'two'\n")
-    assert "from 1 to" in join_with(logs, "[registry]\nshards = 0\n")
-    assert "s, ms, us, ns" in join_with(logs, "[foreign]\ntime_unit = 'minutes'\n")
-
-
-def test_a_settings_file_that_is_no_toml_or_not_there_is_named(logs):
-    assert "not valid TOML" in join_with(logs, "[foreign\n")
-    line = refused(
-        "join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "out",
-        "--config", logs / "none.toml",
-    )  # fmt: skip
-    assert "none.toml" in line
-
-
-def test_a_directory_that_is_not_there_is_named(logs):
-    line = refused(
-        "join", "--primary", logs / "nowhere" / "*.jsonl", "--foreign", logs / "clicks", "--out", logs / "out"
-    )
-    assert str(logs / "nowhere") in line
-
-
-def test_an_adapter_that_cannot_be_loaded_is_named(logs):
-    line = join_with(logs, "[adapter]\nuse = 'no_such_module:Thing'\n")
-    assert "no_such_module" in line
-
-
-def test_an_output_that_cannot_be_made_is_named(logs):
+def test_what_is_not_there_or_can_not_be_made_is_named(logs, join):
     (logs / "file").write_text("")
-    line = refused(
-        "join", "--primary", logs / "queries", "--foreign", logs / "clicks", "--out", logs / "file" / "out"
-    )
-    assert str(logs / "file") in line
-
-
-def test_a_missing_option_is_bad_usage():
-    assert "--foreign" in refused("join", "--primary", "x", "--out", "y")
-
-
-def test_a_glob_that_the_shell_made_several_arguments_of_is_bad_usage():
-    line = refused("verify", "--foreign", "a.jsonl", "b.jsonl", "c.jsonl", "--out", "out")
-    assert "unexpected extra arguments (b.jsonl c.jsonl)" in line
-    assert "globs in quotes" in line
-
-
-def test_an_unknown_command_is_bad_usage():
-    assert "jion" in refused("jion")
-
-
-def test_help_lists_the_commands():
-    done = photon("--help")
-    assert done.returncode == 0
-    for name in (
-        "join",
-        "generate",
-        "demo",
-        "bench",
-        "status",
-        "explain",
-        "dead-letters",
-        "adapter",
-        "verify",
-        "registry",
-        "eventstore",
-        "joiner",
-        "dispatcher",
+    for name, path in (
+        ("photon.toml", logs / "none.toml"),
+        ("queries", logs / "nowhere" / "*.jsonl"),
+        ("out", logs / "file" / "out"),
     ):
-        assert name in done.stdout
+        assert str(path).removesuffix("/*.jsonl").removesuffix("/out") in join(**{name: path})
+
+
+REPLACE = "registry replace r1 --registry h:1"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("join --primary x --out y", "--foreign"),
+        (
+            "verify --foreign a.jsonl b.jsonl c.jsonl --out out",
+            r"arguments \(b.jsonl c.jsonl\).*globs in quotes",
+        ),
+        ("jion", "jion"),
+        ("reshard 3", "say which registry"),
+        ("reshard 3 --work nowhere", "nowhere"),
+        ("reshard 0 --registry 127.0.0.1:1", "0 is not in the range"),
+        (f"{REPLACE} --name r3 --raft x --grpc h:1", "x"),
+        (f"{REPLACE} --name ../r3 --raft h:1 --grpc h:1", r"\.\./r3"),
+        (f"{REPLACE} --name r3 --raft a/b:1 --grpc h:1", "a/b:1"),
+        (f"{REPLACE} --name r3 --raft h:1 --grpc g:g", "g:g"),
+        (f"{REPLACE} --name r3", "give OLD, --name, --raft and --grpc"),
+        (f"{REPLACE} --cancel r3", "stands alone"),
+        ("registry scan 0 --work a --registry b:1", "say which registry"),
+        (f"registry scan 0 --work a --config {os.devnull}", "leave --config out"),
+        (f"registry scan 0 --config {os.devnull}", "say which registry"),
+        ("joiner serve --name east", "--config"),
+        (f"joiner serve --name east --config {os.devnull}", "replicas"),
+    ],
+)
+def test_bad_usage_is_told_in_a_line(refused, words, told):
+    assert re.search(told, refused(*words.split()))
+
+
+COMMANDS = """join generate demo bench status explain dead-letters adapter verify registry eventstore joiner
+dispatcher"""
+
+
+@pytest.mark.parametrize(
+    "port", ["127.0.0.1:99999", "127.0.0.1:0", "127.0.0.1", "127.0.0.1:x", "::1", "::1:7400"]
+)
+def test_the_health_of_a_port_that_there_can_not_be_is_not_asked(refused, port):
+    assert re.search(r"ADDRESS: .* is no address: give HOST:PORT", refused("health", port, "--timeout", "1"))
+
+
+def test_help_lists_the_commands(command):
+    done = command("--help")
+    assert done.status == 0
+    for name in COMMANDS.split():
+        assert name in done.out
 
 
 def test_a_disk_that_is_full_before_anything_runs_is_one_line(monkeypatch, capsys):

@@ -2,13 +2,12 @@
 
 import json
 import random
+from functools import partial
 
 import pytest
 
 from dispatcher.ledger import LedgerFile
-from dispatcher.rules.assignment import worker_of
-from dispatcher.workers import worker_directories
-from photon.cli.main import main
+from dispatcher.workers import worker_directories, worker_of
 from photon.cluster.topology import write_topology
 from photon.core.disk import DirectoryLock
 from photon.core.settings import Settings
@@ -33,16 +32,8 @@ dispatchers = ["127.0.0.1:7430"]
 
 
 @pytest.fixture
-def init(capsys):
-    """-> status, stdout, stderr."""
-
-    def call(*arguments):
-        with pytest.raises(SystemExit) as end:
-            main(["dispatcher", "init", "--from", "now", *map(str, arguments)])
-        told = capsys.readouterr()
-        return end.value.code, told.out, told.err
-
-    return call
+def init(command):
+    return partial(command, "dispatcher", "init", "--from", "now")
 
 
 def write_clicks(directory, count):

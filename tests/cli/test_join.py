@@ -4,8 +4,10 @@ import gzip
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
+import zstandard
 
 from dispatcher.workers import fix_workers
 from tests.system import (
@@ -55,16 +57,6 @@ def test_every_joinable_click_is_joined_once_and_every_other_one_has_its_fate(tm
         assert all(letter["reason"] for letter in letters)
 
 
-def test_a_joined_line_is_the_foreign_line_byte_for_byte_with_the_primary_object_added(tmp_path):
-    query = b'{ "id" : "q-1", "ts_us": 5, "text": "caf\\u00e9 \xc3\xa9", "n": 1.50 }'
-    click = b'{"zeta":1e3,"id":"c-1","primary_id":"q-1","ts_us":7,"list":[1, 2]}'
-    write_lines(tmp_path / "logs" / "queries" / "q.jsonl", [query + b"\n"])
-    write_lines(tmp_path / "logs" / "clicks" / "c.jsonl", [click + b"\n"])
-    join(tmp_path / "logs", tmp_path / "out")
-    (file,) = (tmp_path / "out" / "joined" / "east").glob("*.jsonl")
-    assert file.read_bytes() == click[:-1] + b',"primary":' + query + b"}\n"
-
-
 @pytest.mark.long
 def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(tmp_path):
     logs, truth = generated(tmp_path, "--queries", 2_000, "--clicks", 500)
@@ -82,20 +74,24 @@ def test_a_second_run_joins_nothing_twice_and_takes_up_what_is_new(tmp_path):
     assert max(joined_pairs(out).values()) == 1
 
 
-def test_other_field_names_units_numeric_ids_and_compressed_logs(tmp_path):
+def test_other_field_names_units_numeric_ids_and_compressed_logs_larger_than_the_cache(tmp_path):
     logs = tmp_path / "logs"
-    (logs / "clicks").mkdir(parents=True)
-    write_lines(logs / "queries" / "q.jsonl", [{"qid": n, "at": 1_700_000_000.25 + n} for n in range(50)])
-    clicks = [{"cid": f"c{n}", "ref": n % 60, "at": -5_000 + n} for n in range(100)]
-    with gzip.open(logs / "clicks" / "c.jsonl.gz", "wb") as file:
-        file.write(b"".join(json.dumps(c).encode() + b"\n" for c in clicks))
+    pad = "x" * 700
+    queries = [{"qid": n, "at": 1_700_000_000.25 + n, "pad": pad} for n in range(3_000)]
+    clicks = [{"cid": f"c{n}", "ref": n * 7 % 3_600, "at": -5_000 + n} for n in range(1_800)]
+    for kind, events in (("queries", queries), ("clicks", clicks)):
+        (logs / kind).mkdir(parents=True)
+        for half, (suffix, pack) in enumerate((("gz", gzip.compress), ("zst", zstandard.compress))):
+            lines = b"".join(json.dumps(event).encode() + b"\n" for event in events[half::2])
+            (logs / kind / f"{half}.jsonl.{suffix}").write_bytes(pack(lines))
     config = tmp_path / "photon.toml"
     config.write_text(
         '[primary]\nid = "qid"\ntime = "at"\ntime_unit = "s"\n'
         '[foreign]\nid = "cid"\nprimary_id = "ref"\ntime = "at"\ntime_unit = "ms"\n'
+        "[eventstore]\ncache_bytes = 1_048_576\n"
     )
     summary = join(logs, tmp_path / "out", "--config", config)
-    joinable = [c for c in clicks if c["ref"] < 50]
+    joinable = [c for c in clicks if c["ref"] < 3_000]
     assert summary["joined"] == len(joinable)
     assert summary["unjoinable"] == len(clicks) - len(joinable)
     got = {(e["primary"]["qid"], e["cid"]) for e in read_lines(tmp_path / "out" / "joined")}
@@ -164,7 +160,8 @@ def test_the_users_adapter_changes_and_skips_events(tmp_path, monkeypatch):
     assert any("no fours" in reason for reason in reasons)
 
 
-def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
+def test_following_joins_what_is_written_ends_cleanly_when_told_and_can_not_be_changed(tmp_path, refused):
+    """Neither by a second run beside it, nor by another number of shards after it."""
     logs, out = tmp_path / "logs", tmp_path / "out"
     for name in ("queries", "clicks"):
         (logs / name).mkdir(parents=True)
@@ -173,6 +170,8 @@ def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
         clicks = (logs / "clicks" / "c.jsonl").open("ab", buffering=0)
         clicks.write(b'{"id":"early","primary_id":"q1","ts_us":1}\n{"id":"torn","prim')
         wait_until(lambda: (out / ".photon" / "topology.json").exists())
+        second = photon(*join_arguments(logs, out, "--follow"))
+        assert second.returncode != 0 and "another photon runs" in second.stderr
         (logs / "queries" / "q.jsonl").write_bytes(b'{"id":"q1","ts_us":1}\n')
         wait_until(lambda: ("q1", "early") in joined_pairs(out))
         clicks.write(b'ary_id":"q1","ts_us":2}\n')
@@ -184,6 +183,10 @@ def test_following_joins_what_is_written_and_ends_cleanly_when_told(tmp_path):
     assert process.returncode == 0, errors
     summary = json.loads(printed)
     assert (summary["joined"], summary["malformed"], summary["pending"]) == (2, 0, 0)
+    (tmp_path / "photon.toml").write_text("[registry]\nshards = 2\n")
+    assert "registry.shards was 1" in refused(
+        *join_arguments(logs, out, "--config", tmp_path / "photon.toml")
+    )
 
 
 @pytest.mark.long
@@ -203,21 +206,6 @@ def test_a_file_that_shrinks_is_read_again_and_said_so_and_nothing_is_doubled(tm
     assert max(joined_pairs(out).values()) == 1
 
 
-def test_two_runs_on_one_work_directory_are_refused(tmp_path):
-    logs, out = tmp_path / "logs", tmp_path / "out"
-    for name in ("queries", "clicks"):
-        (logs / name).mkdir(parents=True)
-    process = start_photon(*join_arguments(logs, out, "--follow"))
-    try:
-        wait_until(lambda: (out / ".photon" / "topology.json").exists())
-        second = photon(*join_arguments(logs, out, "--follow"))
-        assert second.returncode != 0
-        assert "another photon runs" in second.stderr
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
 def test_what_a_backfill_wrote_into_the_same_output_is_not_counted_as_the_runs(tmp_path):
     write_lines(tmp_path / "queries" / "q.jsonl", [{"id": "q1"}])
     clicks = [{"id": f"c{n}", "primary_id": "q1", "ts_us": T0} for n in range(20)]
@@ -232,26 +220,13 @@ def test_what_a_backfill_wrote_into_the_same_output_is_not_counted_as_the_runs(t
         assert (summary["joined_this_run"], summary["joined_by_datacenter"]) == (joined, {"east": 20})
 
 
-def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line(tmp_path):
+def test_another_number_of_dispatcher_workers_than_before_is_refused_in_one_line(tmp_path, refused):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "a.jsonl", [])
     write_lines(logs / "clicks" / "a.jsonl", [])
     fix_workers(out / ".photon" / "east" / "dispatcher", 2)
-    done = photon(*join_arguments(logs, out))
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in done.stderr
-    assert done.stderr.count("\n") == 1
-
-
-def test_another_number_of_shards_on_the_same_state_is_refused(tmp_path):
-    logs, out = tmp_path / "logs", tmp_path / "out"
-    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
-    write_lines(logs / "clicks" / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 1}])
-    join(logs, out)
-    (tmp_path / "photon.toml").write_text("[registry]\nshards = 2\n")
-    done = photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml"))
-    assert done.returncode == 2
-    assert "registry.shards was 1" in done.stderr
+    line = refused(*join_arguments(logs, out))
+    assert "was begun with 2 dispatcher workers, not 1; set 'dispatcher.workers'" in line
 
 
 @pytest.mark.long
@@ -263,28 +238,25 @@ def test_several_shards_and_five_replicas_join_the_same_pairs(tmp_path):
     assert max(joined_pairs(tmp_path / "out").values()) == 1
 
 
-def test_a_log_that_cannot_be_read_is_named_and_the_rest_is_joined(tmp_path):
+def test_a_joined_line_is_the_foreign_one_byte_for_byte_whatever_its_logs_are_named(tmp_path):
+    """The primary object is added at its end. Logs beside it that can't be read are named."""
+    query = b'{ "id" : "q-1", "ts_us": 5, "text": "caf\\u00e9 \xc3\xa9", "n": 1.50 }'
+    click = b'{"zeta":1e3,"id":"c-1","primary_id":"q-1","ts_us":7,"list":[1, 2]}'
     logs, out = tmp_path / "logs", tmp_path / "out"
-    write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
-    write_lines(logs / "clicks" / "c.jsonl", [{"id": "c", "primary_id": "q", "ts_us": 1}])
-    broken = logs / "clicks" / "d.jsonl.gz"
-    broken.write_bytes(gzip.compress(b'{"id":"d","primary_id":"q","ts_us":1}\n' * 99)[:-20])
-    done = photon(*join_arguments(logs, out))
-    assert done.returncode == 1
-    assert f"{broken} was not read" in done.stderr
-    summary = json.loads(done.stdout)
-    assert summary["unread_files"] == [str(broken)]
-    assert (summary["joined"], joined_pairs(out)) == (1, {("q", "c"): 1})
-
-
-def test_log_names_need_not_be_utf_8(tmp_path):
-    logs = tmp_path / "logs"
-    for kind, line in (
-        ("queries", {"id": "q", "ts_us": 1}),
-        ("clicks", {"id": "c", "primary_id": "q", "ts_us": 1}),
-    ):
+    for kind, line in (("queries", query), ("clicks", click)):
         (logs / kind).mkdir(parents=True)
-        path = os.fsencode(logs / kind) + b"/bad\xff.jsonl"
-        with open(path, "wb") as file:
-            file.write(json.dumps(line).encode() + b"\n")
-    assert join(logs, tmp_path / "out")["joined"] == 1
+        cut_off = gzip.compress(b'{"id":"d","primary_id":"q-1","ts_us":1}\n' * 99)[:-20]
+        for name, data in (
+            (b"/bad\xff.jsonl", line + b"\n"),
+            (b"/d\xe9.jsonl.gz", cut_off),
+            (b"/e\xe9.jsonl", b'{"id":"e","prim'),
+        ):
+            Path(os.fsdecode(os.fsencode(logs / kind) + name)).write_bytes(data)
+    done = photon(*join_arguments(logs, out))
+    assert done.returncode == 1 and "started again" not in done.stderr
+    unread = [rf"{logs}/{kind}/d\xe9.jsonl.gz" for kind in ("clicks", "queries")]
+    assert all(f"{log} was not read" in done.stderr for log in unread)
+    summary = json.loads(done.stdout)
+    assert (summary["joined"], sorted(summary["unread_files"])) == (1, unread)
+    (file,) = (out / "joined" / "east").glob("*.jsonl")
+    assert file.read_bytes() == click[:-1] + b',"primary":' + query + b"}\n"

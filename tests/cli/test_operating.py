@@ -41,10 +41,6 @@ PROCESSES = {
 }  # fmt: skip
 
 
-def status(work):
-    return json.loads(photon("status", "--work", work, "--json").stdout)
-
-
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
     """A run that follows: 40 clicks joined, one malformed, one whose query is not there."""
@@ -68,15 +64,15 @@ def running(tmp_path_factory):
 
 
 @pytest.mark.cluster
-def test_every_process_of_every_role_runs_and_the_fates_of_the_whole_add_up(running):
+def test_every_process_of_every_role_runs_and_the_fates_of_the_whole_add_up(running, command):
     _, _, out = running
-    shown = status(out / ".photon")
+    shown = json.loads(command("status", "--work", out / ".photon", "--json").out)
     assert shown.keys() == PROCESSES | {"fates"}
     assert all(shown.values())
     row = shown["fates"]["east"]
     assert (row["foreign_events"], row["adds_up"]) == (42, True)
     assert (row["fates"]["joined"], row["fates"]["malformed"], row["fates"]["pending"]) == (40, 1, 1)
-    text = photon("status", "--work", out / ".photon").stdout
+    text = command("status", "--work", out / ".photon").out
     assert "42 foreign events = joined 40 + malformed 1 + pending 1" in text
     assert "cache: " in text
 
@@ -104,13 +100,13 @@ def test_every_process_answers_a_scrape_with_the_families_of_its_room(running):
 
 
 @pytest.mark.cluster
-def test_explain_says_where_an_event_is_and_why_it_waits(running):
+def test_explain_says_where_an_event_is_and_why_it_waits(running, command):
     _, logs, out = running
 
     def explain(event, *more):
-        done = photon("explain", event, "--work", out / ".photon", "--json", *more)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        done = command("explain", event, "--work", out / ".photon", "--json", *more)
+        assert done.status == 0, done.err
+        return json.loads(done.out)
 
     found = explain("c1-3")
     (line,) = found["joined"]
@@ -126,18 +122,18 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running):
     assert waits["pending"]["east"]["file"] == str(logs / "clicks" / "odd.jsonl")
     assert waits["pending"]["east"]["tries"] >= 1
     assert waits["primary"]["datacenters"]["east"]["outcome"] == "absent"
-    text = photon("explain", "early", "--work", out / ".photon").stdout
+    text = command("explain", "early", "--work", out / ".photon").out
     assert text.startswith("early: waits to be tried again\n")
     assert "tries" in text
-    nowhere = photon("explain", "nobody", "--work", out / ".photon")
-    assert nowhere.stdout.startswith("nobody: not seen")
+    nowhere = command("explain", "nobody", "--work", out / ".photon")
+    assert nowhere.out.startswith("nobody: not seen")
     write_lines(logs / "queries" / "late.jsonl", [{"id": "q-late", "ts_us": 1}])
     wait_until(lambda: ("q-late", "early") in joined_pairs(out), 30)
 
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running):
+def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running, command):
     process, _, out = running
     children = children_of(process.pid)
     stopped = [children[f"registry-r{n}"] for n in (1, 2)]
@@ -146,14 +142,14 @@ def test_a_joiner_that_can_not_renew_its_lease_is_seen_in_the_status(running):
             os.kill(pid, signal.SIGSTOP)
 
         def told():
-            shown = photon("status", "--work", out / ".photon").stdout
+            shown = command("status", "--work", out / ".photon").out
             return shown.count("NO LEASE") == 2 and shown.count("does not answer") >= 2
 
         wait_until(told, 40)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-    wait_until(lambda: "LEASE" not in photon("status", "--work", out / ".photon").stdout, 30)
+    wait_until(lambda: "LEASE" not in command("status", "--work", out / ".photon").out, 30)
 
 
 def test_a_lease_is_told_of_only_while_something_is_wrong_with_it():
@@ -177,25 +173,25 @@ def test_fates_that_do_not_add_up_stand_out():
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path):
+def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path, command):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
     orphans = [{"id": f"o{n}", "primary_id": "p", "ts_us": n} for n in range(3)]
     write_lines(logs / "clicks" / "c.jsonl", [*orphans, b"[]\n", {"id": "c", "primary_id": "q", "ts_us": 2}])
     first = json.loads(photon(*join_arguments(logs, out)).stdout)
     assert (first["joined"], first["unjoinable"], first["malformed"]) == (1, 3, 1)
-    listed = json.loads(photon("dead-letters", "list", "--out", out, "--json").stdout)
+    listed = json.loads(command("dead-letters", "list", "--out", out, "--json").out)
     assert {(row["fate"], row["count"], row["datacenter"]) for row in listed} == {
         ("unjoinable", 3, "east"),
         ("malformed", 1, "east"),
     }
-    shown = photon("dead-letters", "show", "--out", out, "--id", "o1", "--json").stdout
+    shown = command("dead-letters", "show", "--out", out, "--id", "o1", "--json").out
     assert json.loads(shown)["event"]["id"] == "o1"
-    assert "unjoinable" in photon("explain", "o2", "--work", out / ".photon").stdout.splitlines()[0]
+    assert "unjoinable" in command("explain", "o2", "--work", out / ".photon").out.splitlines()[0]
     write_lines(logs / "queries" / "late.jsonl", [{"id": "p", "ts_us": 1}])
-    replayed = photon("dead-letters", "replay", "--out", out, "--json")
-    assert json.loads(replayed.stdout) == {"east": 3}, replayed.stderr
-    assert json.loads(photon("dead-letters", "replay", "--out", out, "--json").stdout) == {"east": 0}
+    replayed = command("dead-letters", "replay", "--out", out, "--json")
+    assert json.loads(replayed.out) == {"east": 3}, replayed.err
+    assert json.loads(command("dead-letters", "replay", "--out", out, "--json").out) == {"east": 0}
     second = json.loads(photon(*join_arguments(logs, out)).stdout)
     assert (second["joined"], second["joined_this_run"], second["pending"]) == (4, 3, 0)
     assert fates_add_up(second)
@@ -205,15 +201,15 @@ def test_dead_letters_are_listed_shown_and_replayed_into_the_next_run(tmp_path):
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_a_first_run_can_leave_out_what_is_old_and_fewer_joiners_than_before_are_refused(tmp_path):
+def test_a_first_run_can_leave_out_what_is_old_and_fewer_joiners_than_before_are_refused(tmp_path, command):
     logs, out = tmp_path / "logs", tmp_path / "out"
     write_lines(logs / "queries" / "q.jsonl", [{"id": "q", "ts_us": 1}])
     clicks = [{"id": f"c{n}", "primary_id": "q", "ts_us": n * 1_000_000} for n in range(1, 11)]
     write_lines(logs / "clicks" / "c.jsonl", clicks)
-    done = photon(
+    done = command(
         "dispatcher", "init", "--from", 8, "--work", out / ".photon", "--foreign", logs / "clicks" / "*.jsonl"
     )
-    assert done.returncode == 0, done.stderr
+    assert done.status == 0, done.err
     (tmp_path / "photon.toml").write_text("[joiner]\nprocesses = 2\n")
     first = json.loads(photon(*join_arguments(logs, out, "--config", tmp_path / "photon.toml")).stdout)
     assert sorted(foreign for _, foreign in joined_pairs(out)) == ["c10", "c8", "c9"]

@@ -17,8 +17,9 @@ import pytest
 
 from idregistry.client import RegistryAt, check_replica
 from idregistry.hosting import read_table, write_table
-from idregistry.rules.directory_commands import Row
-from photon.cli.registry import _write_joining_topology, parse_time_us
+from idregistry.rules.commands import Row
+from photon.cli.options import parse_time_us
+from photon.cli.registry import _write_joining_topology
 from photon.cluster.certificates import Authority
 from photon.cluster.preflight import _check_replicas
 from photon.cluster.registry_access import Named
@@ -259,53 +260,6 @@ def test_times_are_given_as_iso_or_in_seconds() -> None:
             parse_time_us(text)
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["reshard", "3"],
-        ["reshard", "3", "--work", "nowhere"],
-        ["reshard", "0", "--registry", "127.0.0.1:1"],
-        ["registry", "replace", "r1", "--name", "r3", "--raft", "x", "--grpc", "h:1", "--registry", "h:1"],
-        [
-            "registry",
-            "replace",
-            "r1",
-            "--name",
-            "../r3",
-            "--raft",
-            "h:1",
-            "--grpc",
-            "h:1",
-            "--registry",
-            "h:1",
-        ],
-        [
-            "registry",
-            "replace",
-            "r1",
-            "--name",
-            "r3",
-            "--raft",
-            "a b:1",
-            "--grpc",
-            "h:1",
-            "--registry",
-            "h:1",
-        ],
-        ["registry", "replace", "r1", "--name", "r3", "--raft", "h:1", "--grpc", "g:g", "--registry", "h:1"],
-        ["registry", "replace", "r1", "--name", "r3", "--registry", "h:1"],
-        ["registry", "replace", "r1", "--cancel", "r3", "--registry", "h:1"],
-        ["registry", "scan", "0", "--work", "a", "--registry", "b:1"],
-        ["registry", "scan", "0", "--work", "a", "--config", os.devnull],
-        ["registry", "scan", "0", "--config", os.devnull],
-    ],
-)
-def test_bad_usage_is_told_in_a_line(arguments: list[str]) -> None:
-    done = photon(*arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-
-
 def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
     """It is told so by the log that it reads; a supervisor must not start it again for ever."""
     program = """
@@ -319,7 +273,7 @@ class Role:
     def __init__(self, fail): self.fail = fail
     def start(self): self.fail(UsageError("r1 has been replaced"))
 roles.ROLES["registry"] = replace(
-    roles.ROLES["registry"], make=lambda topology, name, network, clock, fail: Role(fail)
+    roles.ROLES["registry"], make=lambda topology, process, network, fail: Role(fail)
 )
 roles.serve_role("registry", read_topology(Path(sys.argv[1])), "r1")
 """
@@ -369,6 +323,7 @@ ca = "ca.pem"
 """
 
 
+@pytest.mark.long
 def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_path: Path) -> None:
     Authority(tmp_path, datetime.datetime.now(datetime.UTC)).issue("node", "photon", 30.0)
     (tmp_path / "secret").write_text("sixteen bytes, or more")

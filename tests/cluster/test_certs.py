@@ -17,7 +17,7 @@ from photon.cluster.certificates import Authority, check_name
 from photon.cluster.roles import watch_expiry
 from photon.core.errors import SettingsError, UsageError
 from photon.core.settings import parse_settings
-from photon.rpc.tls import EXPIRES_SOON_S, Tls, expiry_complaint, load_tls
+from photon.rpc.network import EXPIRES_SOON_S, Tls, expiry_complaint, load_tls
 from tests.system import photon
 
 NOW = datetime.datetime.now(datetime.UTC)

@@ -8,9 +8,9 @@ import pytest
 import joiner.parquet
 from joiner.output_files import complete_files, count_joined
 from photon.cluster import local_cluster as completing
-from photon.cluster.console import RunDisplay
 from photon.cluster.local_cluster import Backlog, grace_s, unlisted_files
 from photon.cluster.run import JoinJob, run_join
+from photon.cluster.statuses import RunDisplay
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.settings import Joiner, Settings
 from tests.system import join, join_arguments, photon
@@ -143,8 +143,7 @@ def test_files_that_are_left_are_told_and_the_next_run_completes_them(
     for name in ("STILL_S_MAX", "GRACE_S", "GRACE_S_MAX"):
         monkeypatch.setattr(completing, name, 0.5)
     job = JoinJob([str(logs / "queries")], [str(logs / "clicks")], out, config, out / ".photon")
-    with RunDisplay() as display:
-        cut_off = run_join(job, display)
+    cut_off = run_join(job, RunDisplay())
     east = out / "joined" / "east"
     assert cut_off["unlisted_files"] == [str(path) for path in sorted(east.glob("*.jsonl"))] != []
     assert "not complete yet" in capsys.readouterr().err

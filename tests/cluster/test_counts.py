@@ -11,8 +11,7 @@ import pytest
 from dispatcher.ledger import LedgerFile
 from dispatcher.rules.verdicts import NOTHING
 from dispatcher.workers import worker_directories
-from photon.cluster.statuses import StatusReader
-from photon.cluster.summary import fates_of
+from photon.cluster.statuses import StatusReader, fates_of
 from photon.cluster.topology import read_topology
 from tests.system import children_of, fates_add_up, join_arguments, joined_pairs, photon, start_photon
 from tests.waiting import wait_until
@@ -35,8 +34,7 @@ class Sampler:
         self.told, self.read, self.last = 0, 0, 0
 
     def sample(self):
-        (dispatchers,) = self._reader.read(("dispatcher",))
-        for status in dispatchers:
+        for status in self._reader.read(("dispatcher",)).of("dispatcher"):
             row = fates_of(status)
             assert row["adds_up"], row
             self.told += 1

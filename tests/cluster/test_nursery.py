@@ -29,6 +29,14 @@ def nursery():
     made.close()
 
 
+@pytest.fixture
+def own():
+    """One for the test to ill-treat."""
+    made = Nursery()
+    yield made
+    made.close()
+
+
 BAD = ["registry", "serve", "--topology", "nowhere.json", "--name", "r0"]
 
 
@@ -105,38 +113,30 @@ def test_killed_is_told_as_such(serving):
 
 
 def test_children_of_a_nursery_that_is_killed_are_gone_and_known_to_be_and_the_next_one_starts(
-    serving, tmp_path
+    serving, tmp_path, own
 ):
-    own = Nursery()
-    try:
-        children = [serving(own, name) for name in ("r0", "r1")]
-        os.kill(own._process.pid, signal.SIGKILL)
-        assert [child.wait(20.0) for child in children] == [-signal.SIGKILL] * 2
-        wait_until(lambda: not any(psutil.pid_exists(c.pid) and running(c.pid) for c in children))
-        assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
-    finally:
-        own.close()
+    children = [serving(own, name) for name in ("r0", "r1")]
+    os.kill(own._process.pid, signal.SIGKILL)
+    assert [child.wait(20.0) for child in children] == [-signal.SIGKILL] * 2
+    wait_until(lambda: not any(psutil.pid_exists(c.pid) and running(c.pid) for c in children))
+    assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
 
 
-def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(serving, tmp_path):
-    own = Nursery()
-    try:
-        killed, ended, asked = (serving(own, name) for name in ("r0", "r1", "r2"))
-        os.kill(own._process.pid, signal.SIGSTOP)
-        killed.kill()
-        ended.kill()
-        waited = threading.Thread(target=killed.wait, daemon=True)
-        waited.start()
-        waited.join(10.0)
-        assert not waited.is_alive()
-        assert killed.poll() == -signal.SIGKILL
-        wait_until(lambda: ended.poll() == -signal.SIGKILL)
-        with pytest.raises(subprocess.TimeoutExpired):
-            asked.wait(0.05)
-        os.kill(own._process.pid, signal.SIGCONT)
-        assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
-    finally:
-        own.close()
+def test_a_nursery_that_stands_still_holds_up_no_command_that_kills_or_stops(serving, tmp_path, own):
+    killed, ended, asked = (serving(own, name) for name in ("r0", "r1", "r2"))
+    os.kill(own._process.pid, signal.SIGSTOP)
+    killed.kill()
+    ended.kill()
+    waited = threading.Thread(target=killed.wait, daemon=True)
+    waited.start()
+    waited.join(10.0)
+    assert not waited.is_alive()
+    assert killed.poll() == -signal.SIGKILL
+    wait_until(lambda: ended.poll() == -signal.SIGKILL)
+    with pytest.raises(subprocess.TimeoutExpired):
+        asked.wait(0.05)
+    os.kill(own._process.pid, signal.SIGCONT)
+    assert own.launch(BAD, tmp_path / "log").wait(20.0) == 2
 
 
 def test_the_word_of_a_nursery_that_is_merely_busy_is_waited_for(tmp_path, monkeypatch):
@@ -149,6 +149,7 @@ def test_the_word_of_a_nursery_that_is_merely_busy_is_waited_for(tmp_path, monke
         own.close()
 
 
+@pytest.mark.long
 def test_a_child_is_called_dead_only_when_it_is(serving):
     """The next one needs its locks and its port."""
     own = Nursery()
@@ -232,28 +233,24 @@ def test_a_log_that_cannot_be_opened_is_told_and_ends_no_other(nursery, serving,
     assert nursery.launch(BAD, tmp_path / "log").wait(60.0) == 2
 
 
-def test_no_descriptor_for_another_process_is_told_and_ends_no_other(serving, tmp_path):
+def test_no_descriptor_for_another_process_is_told_and_ends_no_other(serving, tmp_path, own):
     """For the log, or, with one more to be had, for the process."""
-    own = Nursery()
-    try:
-        first = serving(own)
-        for role in ("registry", "eventstore", "joiner", "dispatcher"):  # no import opens files after that
-            own.launch([role, "--help"], tmp_path / "log").wait(60.0)
-        nursery = own._process.pid
-        before = resource.prlimit(nursery, resource.RLIMIT_NOFILE)
-        used = set(map(int, os.listdir(f"/proc/{nursery}/fd")))
-        free = min(set(range(len(used) + 1)) - used)
-        for limit in (free, free + 1):
-            resource.prlimit(nursery, resource.RLIMIT_NOFILE, (limit, before[1]))
-            with pytest.raises(OSError) as refused:
-                own.launch(BAD, tmp_path / "log")
-            assert refused.value.errno == errno.EMFILE
-        assert len(psutil.Process(nursery).children()) == 1
-        resource.prlimit(nursery, resource.RLIMIT_NOFILE, before)
-        assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
-        assert first.poll() is None
-    finally:
-        own.close()
+    first = serving(own)
+    for role in ("registry", "eventstore", "joiner", "dispatcher"):  # no import opens files after that
+        own.launch([role, "--help"], tmp_path / "log").wait(60.0)
+    nursery = own._process.pid
+    before = resource.prlimit(nursery, resource.RLIMIT_NOFILE)
+    used = set(map(int, os.listdir(f"/proc/{nursery}/fd")))
+    free = min(set(range(len(used) + 1)) - used)
+    for limit in (free, free + 1):
+        resource.prlimit(nursery, resource.RLIMIT_NOFILE, (limit, before[1]))
+        with pytest.raises(OSError) as refused:
+            own.launch(BAD, tmp_path / "log")
+        assert refused.value.errno == errno.EMFILE
+    assert len(psutil.Process(nursery).children()) == 1
+    resource.prlimit(nursery, resource.RLIMIT_NOFILE, before)
+    assert own.launch(BAD, tmp_path / "log").wait(60.0) == 2
+    assert first.poll() is None
 
 
 def test_the_log_has_the_words_of_a_process_whose_command_was_started_with_stderr_closed(tmp_path):

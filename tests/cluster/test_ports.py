@@ -5,11 +5,11 @@ from random import Random
 
 import pytest
 
-from photon.cluster import placing, registry_access
-from photon.cluster.console import RunDisplay
-from photon.cluster.placing import PORT_TRIES_MAX, free_ports
+from photon.cluster import local_cluster as placing
+from photon.cluster.local_cluster import PORT_TRIES_MAX, free_ports
 from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.run import JoinJob, run_join
+from photon.cluster.statuses import RunDisplay
 from photon.cluster.supervisor import PortTakenError
 from tests.system import joined_pairs, write_lines
 
@@ -50,8 +50,7 @@ def test_a_run_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch
     chooser = TakenAt(place, times=1)
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
-        with RunDisplay() as display:
-            summary = run_join(job, display)
+        summary = run_join(job, RunDisplay())
     finally:
         chooser.close()
     assert (summary["joined"], joined_pairs(job.out)) == (1, {("q", "c"): 1})
@@ -62,23 +61,20 @@ def test_it_does_not_choose_for_ever(job, monkeypatch):
     chooser = TakenAt(RAFT, times=9)
     monkeypatch.setattr(placing, "free_ports", chooser)
     try:
-        with pytest.raises(PortTakenError), RunDisplay() as display:
-            run_join(job, display)
+        with pytest.raises(PortTakenError):
+            run_join(job, RunDisplay())
     finally:
         chooser.close()
     assert chooser.left == 9 - PORT_TRIES_MAX
 
 
+@pytest.mark.long
 def test_a_borrowed_registry_whose_port_is_taken_when_it_starts_chooses_again(job, monkeypatch, capfd):
-    with RunDisplay() as display:
-        run_join(job, display)
+    run_join(job, RunDisplay())
     chooser = TakenAt(RAFT, times=1)
-    monkeypatch.setattr(registry_access, "free_ports", chooser)
+    monkeypatch.setattr(placing, "free_ports", chooser)
     try:
-        with (
-            asked_registry(Named(job.work), RunDisplay().notice) as asked,
-            asked.registry.client(10.0) as client,
-        ):
+        with asked_registry(Named(job.work)) as asked, asked.registry.client(10.0) as client:
             assert all(client.directory().leaders)
     finally:
         chooser.close()

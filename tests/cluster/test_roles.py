@@ -10,6 +10,7 @@ import urllib.request
 import pytest
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from dispatcher.client import DispatcherClient
 from joiner.client import JoinerClient
 from photon.rpc.network import LOOPBACK
 from tests.cluster.roles_kit import METRICS_OFFSET, Roles, Truth
@@ -123,6 +124,58 @@ def test_a_second_sigterm_ends_a_joiner_that_waits_for_calls_to_end(roles, truth
     truth.await_all()
 
 
+OTHER_IDS = ['[ids]\nkey = "west"\n', '[foreign]\nid = "event"\n']
+
+
+def start_with(roles, table, who):
+    """On a machine with another photon.toml."""
+    theirs = roles.config
+    roles.config = roles.root / "other.toml"
+    roles.config.write_text(theirs.read_text() + table)
+    roles.start(who)
+    roles.config = theirs
+
+
+def refusal(roles, who):
+    """The last word of a process that ends with status 2."""
+    assert roles.ended(who) == 2
+    told = [line for line in roles.said(who).splitlines() if line.startswith("photon: ")][-1]
+    assert "ids.key and all of [foreign] must be the same on all machines" in told
+    return told
+
+
+@pytest.mark.long
+def test_machines_that_make_other_ids_of_the_same_events_join_nothing_and_the_first_go_on(roles, truth):
+    """With another key every click would have two ids; by another field every line would be malformed."""
+    joiner, dispatcher = ("joiner", "west"), ("dispatcher", "west")
+    first = JoinerClient([roles.all["joiner", "east"]], 5.0)
+    roles.await_health(SERVING)
+    life = first.status()["lease"]["incarnation"]
+    assert roles.terminate(dispatcher, joiner) == [0, 0]
+    start_with(roles, OTHER_IDS[0], dispatcher)  # it waits for a joiner that has a lease
+    truth.write(200)
+    for table in OTHER_IDS:
+        start_with(roles, table, joiner)
+        assert "founded with others" in refusal(roles, joiner)
+    roles.start(joiner)
+    assert "give the client the joiner's photon.toml" in refusal(roles, dispatcher)
+    truth.await_all("by the dispatcher of the east")
+    start_with(roles, OTHER_IDS[1], dispatcher)  # an idle system refuses it, too
+    assert "give the client the joiner's photon.toml" in refusal(roles, dispatcher)
+    letters = list(roles.out.glob("dead-letters/west/foreign*"))
+    assert not b"".join(path.read_bytes() for path in letters)
+    roles.start(dispatcher)
+    roles.await_health(SERVING)
+    lines = sum(1 for _ in (roles.root / "logs-west" / "clicks" / "log.jsonl").open())
+    client = DispatcherClient(roles.all[dispatcher])
+    wait_until(lambda: sum(client.status()["fates"].values()) == lines)
+    assert client.status()["fates"]["malformed"] == 0
+    assert first.status()["lease"]["incarnation"] == life
+    first.close()
+    client.close()
+    truth.await_all("by both")
+
+
 @pytest.mark.long
 def test_a_whole_system_that_was_drained_goes_on_where_it_was(roles, truth):
     roles.await_health(SERVING)
@@ -133,6 +186,7 @@ def test_a_whole_system_that_was_drained_goes_on_where_it_was(roles, truth):
     truth.await_all()
 
 
+@pytest.mark.long
 def test_all_that_are_told_to_end_at_once_end_well(roles, truth):
     roles.await_health(SERVING)
     truth.write(50)

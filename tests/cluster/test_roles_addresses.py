@@ -51,16 +51,20 @@ def topology(metrics, role="registry", **replica):
     return Topology(Settings(), [], [], "/nowhere", "", False, [found], [east], {process: metrics})
 
 
+def start(server, system, role, name):
+    roles._start(system, system.process(role, name), server, LOOPBACK)
+
+
 def test_metrics_of_a_replica_are_bound_where_its_grpc_is(address):
     advertised = f"192.0.2.1:{address.rpartition(':')[2]}"
     role = Role(address)
-    roles._start(topology(advertised, listen_grpc="127.0.0.1:7400"), "registry", "r0", role, LOOPBACK)
+    start(role, topology(advertised, listen_grpc="127.0.0.1:7400"), "registry", "r0")
     assert "photon_registry_queue_ids" in scraped(address)
 
 
 def test_metrics_are_bound_before_anybody_is_served_and_say_that_it_is_starting(address):
     role = Role(address)
-    roles._start(topology(address, "joiner"), "joiner", "east", role, LOOPBACK)
+    start(role, topology(address, "joiner"), "joiner", "east")
     assert role.answer_at_start == 503
 
 
@@ -68,7 +72,7 @@ def test_a_process_whose_metrics_have_no_port_serves_nobody(address):
     role = Role(address)
     host, _, port = address.rpartition(":")
     with socket.create_server((host, int(port))), pytest.raises(AddressInUseError):
-        roles._start(topology(address, "joiner"), "joiner", "east", role, LOOPBACK)
+        start(role, topology(address, "joiner"), "joiner", "east")
     assert role.answer_at_start is None
 
 

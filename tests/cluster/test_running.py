@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from photon.cluster.run import join
-from photon.cluster.running import RunLoop
+from photon.cluster.run import RunLoop, join
+from photon.cluster.statuses import Sample
 from photon.core.errors import UsageError
 from tests.system import joined_pairs, write_lines
 
@@ -16,22 +16,13 @@ class Reader:
     """Processes that answer once the gate is open."""
 
     def __init__(self):
-        self.gate, self.asked, self.last = (
-            threading.Event(),
-            [],
-            {"joiner-east": None, "dispatcher-east": None},
-        )
+        self.gate, self.asked = threading.Event(), []
 
     def read(self, roles):
         self.asked.append(roles)
         assert self.gate.wait(60.0)
-        self.last["joiner-east"] = {"in_flight": 7, "notices": ["it goes on"]}
-
-    def silent(self):
-        return [name for name, status in self.last.items() if status is None]
-
-    def named(self):
-        return [(name, status) for name, status in self.last.items() if status is not None]
+        said = {"in_flight": 7, "notices": ["it goes on"]}
+        return Sample(0.0, {"joiner-east": said, "dispatcher-east": None})
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from photon.cli.status import command, line_of
 from photon.cluster import statuses
-from photon.cluster.running import tell_all
-from photon.cluster.statuses import StatusReader
+from photon.cluster.run import RunLoop
+from photon.cluster.statuses import Sample, StatusReader
 from photon.cluster.supervisor import Supervisor
 from photon.cluster.topology import Pipeline, Replica, Topology, write_topology
 from photon.core.errors import UnavailableError
@@ -55,10 +55,9 @@ def test_a_reader_that_is_closed_does_not_wait_for_who_stands_still(monkeypatch)
 def test_a_reader_that_is_closed_leaves_no_threads_and_no_channels():
     before = {*threading.enumerate()}
     reader = StatusReader(system())
-    reader.read(("registry", "joiner"))
-    assert len(reader.silent()) == 4
-    assert "127.0.0.1:4" in reader.why_silent("joiner-east") and not reader.why_silent("dispatcher-east")
-    assert all(len(reader.why_silent(name)) <= statuses.WHY_CHARS_MAX + 3 for name in reader.silent())
+    assert len(reader.read(("registry", "joiner")).silent()) == 4
+    assert "127.0.0.1:4" in reader.why_silent["joiner-east"] and "dispatcher-east" not in reader.why_silent
+    assert all(len(why) <= statuses.WHY_CHARS_MAX + 3 for why in reader.why_silent.values())
     assert any(thread.name.startswith("status") for thread in {*threading.enumerate()} - before)
     asked = [ask.__self__ for name, ask in reader._calls.items() if name == "joiner-east"]
     reader.close()
@@ -98,7 +97,7 @@ def test_how_to_mend_tls_is_told_whole_whatever_grpc_adds(mend, monkeypatch):
     with contextlib.closing(reader):
         monkeypatch.setitem(reader._calls, "joiner-east", refused)
         reader.read()
-        told = reader.why_silent("joiner-east")
+        told = reader.why_silent["joiner-east"]
     assert mend in told and len(told) <= statuses.WHY_CHARS_MAX + 3
 
 
@@ -125,8 +124,8 @@ def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(tmp_path, 
         return {"datacenter": "east", "foreign_events": events, "fates": {"joined": events}, "pending": 0}
 
     class Workers(StatusReader):
-        def read(self, roles):
-            return [], [], [], [status(9), status(5)]
+        def read(self):
+            return Sample(0.0, {"dispatcher-east": status(9), "dispatcher-east-1": status(5)})
 
     monkeypatch.setattr(statuses, "StatusReader", Workers)
     write_topology(system(), tmp_path / "topology.json")
@@ -135,8 +134,7 @@ def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(tmp_path, 
 
 
 def test_what_the_supervisor_noticed_is_told_in_the_order_in_which_it_happened(tmp_path):
-    reader, cluster, told = StatusReader(system()), SimpleNamespace(supervisor=Supervisor(tmp_path)), []
+    cluster, told = SimpleNamespace(supervisor=Supervisor(tmp_path)), []
     cluster.supervisor.notices += ["r0 ended", "r1 ended"]
-    with contextlib.closing(reader):
-        tell_all(cluster, reader, told.append)
+    RunLoop(cluster, None, None, [], told.append, 1.0)._tell(Sample(0.0, {}))
     assert told == ["r0 ended", "r1 ended"] and cluster.supervisor.notices == []

@@ -1,4 +1,4 @@
-from photon.cluster.summary import fates_of, merge_fates, percentiles_ms, whole
+from photon.cluster.statuses import fates_of, merge_fates, percentiles_ms, whole
 
 
 def ledger(events, **fates):

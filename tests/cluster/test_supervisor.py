@@ -10,7 +10,7 @@ import time
 import pytest
 
 from photon.cluster import supervisor as supervisor_module
-from photon.cluster.placing import free_ports
+from photon.cluster.local_cluster import free_ports
 from photon.cluster.supervisor import PortTakenError, ProcessFailedError, Supervisor
 from photon.core.errors import StorageError
 from tests.waiting import wait_until
@@ -203,12 +203,12 @@ def test_a_file_where_the_user_stands_is_no_module_of_the_processes(tmp_path, mo
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(100)"
 
 
-def test_stop_ends_all_in_tiers_and_kills_what_does_not_end(sleepers):
+def test_stop_ends_all_and_kills_what_does_not_end(sleepers):
     sleepers.start("a", ["import time; time.sleep(100)"])
     sleepers.start("b", [STUBBORN])
     wait_until(lambda: "up" in sleepers.children["b"].log.read_text())
     processes = [child.process for child in sleepers.children.values()]
-    sleepers.stop([["a"], ["b"]], grace_s=0.5)
+    sleepers.stop(["a", "b"], grace_s=0.5)
     assert [p.poll() for p in processes] == [-signal.SIGTERM, -signal.SIGKILL]
     assert sleepers.children == {}
 
@@ -224,7 +224,7 @@ def test_kill_finds_those_whose_end_an_interrupted_stop_was_waiting_for(sleepers
 
     monkeypatch.setattr(processes[0], "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        sleepers.stop([["a", "b"]])
+        sleepers.stop(["a", "b"])
     monkeypatch.undo()
     sleepers.kill()
     assert [p.poll() for p in processes] == [-signal.SIGKILL] * 2
@@ -309,18 +309,5 @@ def test_one_that_died_and_waits_for_its_restart_can_be_held_down_too(sleepers):
     time.sleep(2 * supervisor_module.RESTARTS.delay_s_min)  # its restart was due by now
     sleepers.poll()
     assert sleepers.children["a"].process is None
-    sleepers.stop([["a"]])
+    sleepers.stop(["a"])
     assert sleepers.children == {}
-
-
-def test_one_that_is_killed_on_purpose_is_started_again(sleepers):
-    sleepers.start("a", ["import time; time.sleep(100)"])
-    first = sleepers.children["a"].process
-    sleepers.kill_one("a")
-
-    def restarted():
-        sleepers.poll()
-        return sleepers.children["a"].process not in (None, first)
-
-    wait_until(restarted)
-    assert first.poll() == -signal.SIGKILL

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from photon.cluster.roles import ROLES
-from photon.cluster.system import find_system, read_system, topology_of
-from photon.cluster.topology import read_topology, write_topology
+from photon.cluster.topology import find_system, read_system, read_topology, topology_of, write_topology
 from photon.core.errors import SettingsError, UsageError
-from photon.core.settings import DatacenterPlace, parse_settings
+from photon.core.settings import PIPELINE_ROLES, DatacenterPlace, parse_settings
 from photon.rpc.metrics import FAMILIES
 from photon.rpc.network import Network
 
@@ -70,7 +69,7 @@ def test_every_process_has_its_place():
         "dispatcher-east",
         "dispatcher-west",
     ]
-    assert topology.place("eventstore", "east/1").address("eventstore") == "es-1:7410"
+    assert topology.process("eventstore", "east/1").address == "es-1:7410"
     assert topology.primary_of(topology.pipeline("west")) == ["/logs/queries*"]
     assert topology.replica("r2").raft_address == ("fd00::2", 7401)
     assert topology.replica("r1").listen_grpc == "0.0.0.0:17400"
@@ -256,8 +255,9 @@ def test_an_ipv6_address_is_bound_with_its_brackets(bind):
 
 def test_every_role_has_its_metrics_and_its_place_in_the_settings():
     assert [*ROLES] == [*FAMILIES]
-    places = {role.places for role in ROLES.values() if role.places}
-    assert places < {field.name for field in dataclasses.fields(DatacenterPlace)}
+    assert [*ROLES] == ["registry", *PIPELINE_ROLES]
+    places = {field.name for field in dataclasses.fields(DatacenterPlace)}
+    assert {f"{role}s" for role in PIPELINE_ROLES} < places
     counts = [role.processes(parse_settings({})) for role in ROLES.values()]
     assert counts == [3, 1, 1, 1]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls
 from tests.certificates import Authority
 from tests.fuzz.site import ROLES, Site
 from tests.system import environment, fates_add_up, join, joined_pairs, photon, write_lines
@@ -87,6 +87,7 @@ def test_no_role_listens_beyond_loopback_without_tls_unless_it_is_told_to(
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_told_so_in_so_many_words_they_listen_everywhere(tmp_path: Path) -> None:
     more = '[network]\nbind = "0.0.0.0"\ninsecure_beyond_loopback = true\n'
     (tmp_path / "secret").write_text("sixteen bytes or more of it")
@@ -112,6 +113,7 @@ def test_a_certificate_that_no_other_would_take_stops_the_start(
 
 
 @pytest.mark.cluster
+@pytest.mark.long
 def test_a_certificate_that_ends_soon_is_told_of_in_the_log(authority: Authority, tmp_path: Path) -> None:
     site = Site(tmp_path / "site", authority.issue("soon", days=3, tls_name="photon"))
     try:

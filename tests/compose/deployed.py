@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import socket
 import tarfile
 import time
 import urllib.request
@@ -13,6 +12,7 @@ from typing import Any
 
 from tests.compose.engine import Engine, run
 from tests.compose.images import BASE, PHOTON, TOXIPROXY
+from tests.ports import free_ports
 
 _WAIT_S = 600.0
 _POLL_S = 1.0
@@ -42,7 +42,7 @@ class Deployed:
         self.project = project
         self._is_down = False
         self._compose = ["docker-compose"] if shutil.which("docker-compose") else ["docker", "compose"]
-        self._toxiproxy_port = _free_port()
+        (self._toxiproxy_port,) = free_ports(1)
         self._environment = {
             **engine.environment,
             "COMPOSE_HTTP_TIMEOUT": "600",
@@ -133,9 +133,3 @@ class Deployed:
             return
         self._is_down = True
         self.compose("down", "--volumes", "--timeout", "5")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from deploy.links import links_of
-from photon.cluster.system import topology_of
-from photon.cluster.topology import Topology
+from photon.cluster.topology import Topology, topology_of
 from photon.core.settings import parse_settings
 from photon.rpc.metrics import FAMILIES
 from tests.compose.deployed import ADDRESSES
@@ -40,11 +39,7 @@ def test_five_datacenters_in_three_regions_with_a_replica_each_and_two_pipelines
 
 def test_each_address_of_the_settings_is_a_service_of_the_compose_file(topology: Topology) -> None:
     addresses = {replica.grpc for replica in topology.replicas}
-    addresses |= {
-        place.address(role)
-        for role in ("eventstore", "joiner", "dispatcher")
-        for place in topology.places(role)
-    }
+    addresses |= {process.address for process in topology.processes()}
     assert addresses == set(ADDRESSES.values())
     for service, address in ADDRESSES.items():
         assert f"\n  {service}:\n" in COMPOSE

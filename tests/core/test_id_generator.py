@@ -59,6 +59,21 @@ def generator(world: World, **more: object) -> EventIdGenerator:
     return EventIdGenerator("10.0.0.1", 7, world, world.source, BOUND_S, **more)  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def notices() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def ids(world: World, notices: list[str]) -> EventIdGenerator:
+    return generator(world, notice=notices.append)
+
+
 seconds = st.floats(0.0, 3.0)
 steps = st.one_of(
     st.tuples(st.just("pass"), seconds, st.floats(-DRIFT_PPM * 0.99, DRIFT_PPM * 0.99)),
@@ -132,19 +147,15 @@ def test_half_of_the_round_trip_is_added_and_counts_as_uncertainty() -> None:
     assert ids.uncertainty_us == 250_000
 
 
-def test_the_source_is_asked_every_s_seconds() -> None:
+def test_the_source_is_asked_every_s_seconds(world: World, ids: EventIdGenerator) -> None:
     """Paper 3.1: an RPC to one of the TrueTime servers every S seconds."""
-    world = World()
-    ids = generator(world)
     for _ in range(100):
         world.pass_time(0.125)
         ids.synchronise_if_due()
     assert world.asked == 1 + 12
 
 
-def test_a_drifting_clock_is_corrected_without_an_id_going_back() -> None:
-    world = World()
-    ids = generator(world)
+def test_a_drifting_clock_is_corrected_without_an_id_going_back(world: World, ids: EventIdGenerator) -> None:
     last = -1
     for _ in range(200):
         world.pass_time(1.0, drift_ppm=150)
@@ -154,10 +165,9 @@ def test_a_drifting_clock_is_corrected_without_an_id_going_back() -> None:
         last = now
 
 
-def test_a_source_that_fails_leaves_the_last_correction_and_says_so() -> None:
-    world = World()
-    notices: list[str] = []
-    ids = generator(world, notice=notices.append)
+def test_a_source_that_fails_leaves_the_last_correction_and_says_so(
+    world: World, ids: EventIdGenerator, notices: list[str]
+) -> None:
     world.answer = fail
     world.pass_time(2.0)
     assert not ids.synchronise_if_due()
@@ -178,10 +188,9 @@ def test_a_source_that_fails_leaves_the_last_correction_and_says_so() -> None:
         (lambda: START_US + 3_600_000_000, "off by +35"),
     ],
 )
-def test_a_source_that_answers_nonsense_is_not_believed(answer: Callable[[], object], said: str) -> None:
-    world = World()
-    notices: list[str] = []
-    ids = generator(world, notice=notices.append)
+def test_a_source_that_answers_nonsense_is_not_believed(
+    world: World, ids: EventIdGenerator, notices: list[str], answer: Callable[[], object], said: str
+) -> None:
     world.answer = answer
     world.pass_time(2.0)
     assert not ids.synchronise_if_due()
@@ -189,9 +198,9 @@ def test_a_source_that_answers_nonsense_is_not_believed(answer: Callable[[], obj
     assert ids.next_us() == world.true_us
 
 
-def test_ids_are_refused_when_the_bound_can_no_longer_be_vouched_for() -> None:
-    world = World()
-    ids = generator(world)
+def test_ids_are_refused_when_the_bound_can_no_longer_be_vouched_for(
+    world: World, ids: EventIdGenerator
+) -> None:
     world.answer = fail
     world.pass_time(BOUND_US / DRIFT_PPM - 1)
     ids.synchronise_if_due()
@@ -204,9 +213,7 @@ def test_ids_are_refused_when_the_bound_can_no_longer_be_vouched_for() -> None:
     assert ids.next_us() == world.true_us
 
 
-def test_ids_never_run_ahead_of_the_time_by_more_than_the_bound() -> None:
-    world = World()
-    ids = generator(world)
+def test_ids_never_run_ahead_of_the_time_by_more_than_the_bound(world: World, ids: EventIdGenerator) -> None:
     ids.next_ids(900_000)
     with pytest.raises(SkewError, match="ask for fewer at once"):
         ids.next_ids(200_000)
@@ -215,19 +222,19 @@ def test_ids_never_run_ahead_of_the_time_by_more_than_the_bound() -> None:
     ids.next_ids(900_000)
 
 
-def test_a_suspended_machine_asks_at_once_and_goes_on_in_the_present() -> None:
+def test_a_suspended_machine_asks_at_once_and_goes_on_in_the_present(
+    world: World, ids: EventIdGenerator
+) -> None:
     """Its monotonic clock stood still: the source and the wall clock agree that an hour has passed."""
-    world = World()
-    ids = generator(world)
     world.true_us += 3_600_000_000
     assert ids.synchronise_if_due() and world.asked == 2
     assert ids.next_us() == world.true_us
 
 
-def test_a_source_that_goes_back_together_with_the_machines_clock_is_not_believed() -> None:
+def test_a_source_that_goes_back_together_with_the_machines_clock_is_not_believed(
+    world: World, ids: EventIdGenerator
+) -> None:
     """As when the source is the machine's own clock: no monotonic clock runs ahead by an hour."""
-    world = World()
-    ids = generator(world)
     world.answer = lambda: world.true_us - 3_600_000_000
     world.wall_off_us = -3_600_000_000
     assert not ids.synchronise_if_due() and world.asked == 2

@@ -1,4 +1,4 @@
-"""The checks at the end of `photon dev` find what is wrong, and say what they could not check."""
+"""The checks and the summary at the end of `photon dev`: what is wrong, what could not be checked."""
 
 import dataclasses
 import json
@@ -6,11 +6,12 @@ import json
 import pytest
 
 from photon.cluster.dead_letters import REPLAYED, Filter, replay
+from photon.cluster.topology import Topology
 from photon.core.fates import Fate
 from photon.core.settings import Adapter, Joiner, Settings
 from photon.dev import checks as dev_checks
-from photon.dev.checks import Ended, checks_of, count_lines
-from photon.dev.outage import Outage, OutagePlay
+from photon.dev.checks import Check, Course, Ended, checks_of, count_lines, print_dev_summary, summary_of
+from photon.dev.run import Outage, OutagePlay
 from photon.logs.writer import DeadLetter, dead_letter_lines
 from tests.system import write_lines
 
@@ -238,3 +239,32 @@ def test_an_outage_without_an_end_leaves_the_datacenter_down():
 def test_json_of_the_checks_is_plain(run):
     found = checks_of(run, Settings(), ENDED, 3, {name: run / f"logs-{name}" for name in ENDED}, True)
     assert json.loads(json.dumps([dataclasses.asdict(check) for check in found]))[0]["ok"] is True
+
+
+@pytest.mark.parametrize(("seconds", "shown"), [(0.0, "in 0.0 s (-)"), (2.0, "in 2.0 s (500/s)")])
+def test_a_run_of_no_time_has_no_rate(seconds, shown, capsys):
+    print_dev_summary(
+        {
+            "datacenters": {},
+            "joined": 1000,
+            "seconds": seconds,
+            "joined_per_s": 12_577_825.0 if not seconds else 500.0,
+            "restarts": 0,
+            "killed": [],
+            "checks": [],
+        }
+    )
+    assert f"joined 1,000 {shown}" in capsys.readouterr().out
+
+
+def test_a_feeder_that_failed_is_a_check_that_is_not_ok_beside_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(dev_checks, "checks_of", lambda *_: [Check(True, "every event is read")])
+    (tmp_path / "joined").mkdir()
+    topology = Topology(Settings(), [], [], str(tmp_path), "", True, [], [])
+    assert summary_of(topology, tmp_path, 0, Course(6.0))["ok"]
+    failed = summary_of(topology, tmp_path, 0, Course(6.0, feeder_failed="the feeder was killed by signal 9"))
+    assert not failed["ok"]
+    assert [(one["ok"], one["text"]) for one in failed["checks"]] == [
+        (True, "every event is read"),
+        (False, "the feeder was killed by signal 9"),
+    ]

@@ -194,16 +194,22 @@ def test_a_feeder_that_is_told_to_end_while_the_disk_is_full_says_so(tmp_path):
 def test_a_feeder_that_somebody_kills_is_told_by_the_signal(tmp_path):
     feeder = started(tmp_path)
     os.kill(feeder.pid, signal.SIGKILL)
+    assert why_ended(feeder) == "the feeder was killed by signal 9"
+
+
+def why_ended(feeder):
+    """Why it has ended by itself, once it has."""
+    why = []
 
     def has_ended():
         try:
             feeder.check()
         except FeederEndedError as error:
-            assert str(error) == "the feeder was killed by signal 9"
-            return True
-        return False
+            why.append(str(error))
+        return why
 
     wait_until(has_ended, 60)
+    return why[0]
 
 
 def events_of(directory):
@@ -279,13 +285,5 @@ def test_a_feeder_that_fails_at_its_last_write_says_why(tmp_path, monkeypatch):
 def test_a_feeder_that_cannot_write_says_why(tmp_path):
     (tmp_path / "east").write_text("no directory")
     feeder = Feeder([tmp_path / "east"], 1_000.0, 500.0, 1, tmp_path / "feed.log")
-
-    def has_ended():
-        try:
-            feeder.check()
-        except FeederEndedError as error:
-            assert "east" in str(error) and "Not a directory" in str(error)
-            return True
-        return False
-
-    wait_until(has_ended, 60)
+    why = why_ended(feeder)
+    assert "east" in why and "Not a directory" in why

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from photon.cluster.summary import Sample
+from photon.cluster.statuses import Sample
 from photon.cluster.topology import Pipeline, Replica, Topology
 from photon.core.settings import Settings
 from photon.dev.view import WINDOW_S, Look, Window, document_of, figures_of, lines_of, tables_of

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from photon.cluster.running import Ground
+from photon.cluster.run import Ground
 from photon.cluster.supervisor import FreshLauncher
 from photon.cluster.topology import Topology
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
 from photon.dev import run as dev_run
 from photon.dev.feeder import FeederEndedError
-from photon.dev.outage import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
-from photon.dev.view import PipelineFigures, PlainLines
+from photon.dev.run import FED_SETTLED_S, FINISH_S_MAX, SETTLED_S, Finishing, events_seen
+from photon.dev.view import PipelineFigures, make_view
 
 
 def row(name, events, pending=0, silent=(), in_flight=0):
@@ -164,4 +164,4 @@ def test_nobody_else_can_run_on_the_output_before_it_is_summed_up(tmp_path, monk
     monkeypatch.setattr(dev_run._Run, "run", lambda _: None)
     monkeypatch.setattr(dev_run, "summary_of", sum_up)
     job = dev_run.DevJob(tmp_path / "out", tmp_path / "work")
-    assert dev_run.run_dev(job, PlainLines()) == {"ok": True}
+    assert dev_run.run_dev(job, make_view(as_json=True)) == {"ok": True}

@@ -1,12 +1,8 @@
 """`photon generate`: what the truth says is what the logs hold, and the logs are what Photon reads."""
 
 import dataclasses
+import hashlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -31,11 +27,12 @@ from photon.dev.generated_logs import (
     Stream,
     delays_us,
     generate_at_once,
-    logs_sha256,
     spoil,
 )
 from photon.dev.pairs import pairs_sha256
 from photon.logs.formats import ForeignBatch, JsonLines, PrimaryBatch
+from tests.system import start_photon
+from tests.waiting import wait_until
 
 MESSY = Mix(
     seed=7, files=5, duplicates=0.03, early=0.1, orphans=0.02, malformed=0.02, duplicate_queries=0.01,
@@ -89,6 +86,14 @@ def test_the_truth_is_what_the_logs_hold(tmp_path: Path, opaque: bool) -> None:
     assert 190 <= truth.early <= 200
     primary, foreign = parse(tmp_path)
     assert opaque_mask(primary.ids).all() == opaque_mask(foreign.ids).any() == opaque
+
+
+def logs_sha256(out: Path) -> str:
+    """One digest of all generated files, names included."""
+    digest = hashlib.sha256()
+    for path in sorted(out.rglob("*.jsonl")):
+        digest.update(f"{path.relative_to(out)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(tmp_path: Path) -> None:
@@ -226,23 +231,10 @@ def test_a_stopped_stream_still_has_its_truth(tmp_path: Path) -> None:
 
 
 def test_a_live_stream_ends_on_sigterm_with_its_truth(tmp_path: Path) -> None:
-    arguments = [
-        "generate",
-        "--out",
-        str(tmp_path),
-        "--rate",
-        "2000",
-        "--click-rate",
-        "400",
-        "--duration",
-        "50",
-        "--json",
-    ]
-    process = subprocess.Popen([sys.executable, "-m", "photon.cli.main", *arguments], stdout=subprocess.PIPE)
-    deadline = time.monotonic() + 30
-    while not any(p.stat().st_size for p in tmp_path.glob("clicks/*.jsonl")) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGTERM)
+    rates = ("--rate", 2000, "--click-rate", 400, "--duration", 50)
+    process = start_photon("generate", "--out", tmp_path, *rates, "--json")
+    wait_until(lambda: any(p.stat().st_size for p in tmp_path.glob("clicks/*.jsonl")), 30)
+    process.terminate()
     printed, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     document = json.loads(printed)

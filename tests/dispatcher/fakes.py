@@ -1,11 +1,13 @@
-"""A registry and a joiner in memory, log lines, and a dispatcher set up for a test."""
+"""A joiner in memory, log lines, and a dispatcher set up for a test."""
 
+import contextlib
 import json
 import random
+import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +18,9 @@ from dispatcher.server import DispatcherServer
 from joiner.client import ForeignColumns
 from photon.core.clock import SystemClock
 from photon.core.columns import split_ids, split_lines
-from photon.core.fates import Joined, Registered
+from photon.core.fates import Joined
 from photon.core.settings import Settings, parse_settings
+from tests.fake_registry import FakeRegistry
 from tests.waiting import wait_until
 
 
@@ -67,32 +70,6 @@ class Writer(threading.Thread):
             file.close()
 
 
-class FakeRegistry:
-    def __init__(self) -> None:
-        self.present: set[bytes] = set()
-        self.expired: set[bytes] = set()
-        self.pending: dict[bytes, int] = {}
-        """For so many lookups a commit of it is under way; then it is as it stands above."""
-        self.fails: Exception | None = None
-        self.calls = 0
-
-    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
-        assert tell_pending
-        assert len(ids) == 2 * len(times)
-        self.calls += 1
-        if self.fails is not None:
-            raise self.fails
-        return bytes(map(self._registered, split_ids(ids)))
-
-    def _registered(self, key: bytes) -> Registered:
-        if self.pending.get(key, 0) > 0:
-            self.pending[key] -= 1
-            return Registered.PENDING
-        if key in self.present:
-            return Registered.PRESENT
-        return Registered.EXPIRED if key in self.expired else Registered.ABSENT
-
-
 @dataclass
 class Outcomes:
     outcomes: bytes
@@ -118,6 +95,7 @@ class FakeJoiner:
         self.answer = answer
         self.before = before
         self.registry = registry
+        self.agree: Callable[[], None] = lambda: None
         self.handed = Counter[bytes]()
         self.joined = Counter[bytes]()
         self.batches: list[int] = []
@@ -142,7 +120,7 @@ class FakeJoiner:
                 if outcome is Joined.JOINED and self.registry is not None:
                     if key in self.registry.present:
                         outcome = Joined.DUPLICATE
-                    self.registry.present.add(key)
+                    self.registry.tokens[key] = b""
                 if outcome is Joined.JOINED:
                     self.joined[line] += 1
                 outcomes.append(outcome)
@@ -170,7 +148,6 @@ class Site:
         self.dead_letters = root / "dead-letters"
         self.registry = FakeRegistry()
         self.joiner = FakeJoiner()
-        self.agree: Callable[[], None] = lambda: None
 
     def server(
         self,
@@ -192,12 +169,16 @@ class Site:
             SystemClock(),
             random.Random(seed),
             drain,
-            agree=lambda: self.agree(),
         )
 
-    def drain(self, settings: Settings | None = None, seconds: float = 20.0) -> dict:
+    def drain(
+        self,
+        settings: Settings | None = None,
+        seconds: float = 20.0,
+        patterns: Sequence[str] | None = None,
+    ) -> dict:
         """Run until all is drained; the last status."""
-        server = self.server(settings, drain=True)
+        server = self.server(settings, drain=True, patterns=patterns)
         server.start()
         try:
             wait_until(lambda: server.wait(0) or server.status()["drained"], seconds)
@@ -208,6 +189,17 @@ class Site:
     def letters(self) -> list[dict]:
         files = sorted(self.dead_letters.glob("foreign-*.jsonl"))
         return [json.loads(line) for file in files for line in file.read_bytes().splitlines()]
+
+
+@contextlib.contextmanager
+def full_beyond(size: int) -> Iterator[None]:
+    """The disk takes no file of more bytes, in this process."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def adds_up(status: dict) -> bool:

@@ -1,14 +1,13 @@
 """A dispatcher reads nothing before a joiner has said that it makes the same ids; refused, it ends."""
 
-import random
 import threading
 
 import pytest
 
-from dispatcher.driver import await_agreement
 from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Fate
-from tests.dispatcher.fakes import Site, adds_up, clicks, fast_settings
+from tests.dispatcher.fakes import FakeJoiner, Site, adds_up, clicks, fast_settings
+from tests.dispatcher.test_sender import Bench
 from tests.waiting import wait_until
 
 MISMATCH = SettingsMismatchError("ids.key and all of [foreign] must be the same on all machines")
@@ -46,38 +45,38 @@ def counts(site):
 
 def test_it_asks_again_until_a_joiner_answers_and_says_why_it_waits():
     answers = [OverloadedError("no lease")] * 9 + [UnavailableError("reset")] * 3
-    waits, told = [], []
+    bench = Bench(FakeJoiner())
 
     def agree():
         if answers:
             raise answers.pop()
 
-    def wait(seconds):
-        waits.append(seconds)
-        return False
-
-    assert await_agreement(agree, wait, random.Random(1), told.append)
-    assert len(waits) == 12 and max(waits) <= 0.5
-    assert set(told) == {"joiner: no lease; nothing is read until one answers"}
+    bench.joiner.agree = agree
+    assert bench.sender.agree()
+    assert len(bench.waits) == 12 and max(bench.waits) <= 0.5
+    assert set(bench.notices) == {"joiner: no lease; nothing is read until one answers"}
 
 
 def test_it_asks_no_more_when_it_is_time_to_stop_or_a_joiner_refuses():
     def never():
         raise OverloadedError("no joiner is there")
 
-    assert not await_agreement(never, lambda _: True, random.Random(1), lambda _: None)
+    bench = Bench(FakeJoiner(), waits_max=1)
+    bench.joiner.agree = never
+    assert not bench.sender.agree()
+    bench.joiner.agree = refuse
     with pytest.raises(SettingsMismatchError):
-        await_agreement(refuse, lambda _: True, random.Random(1), lambda _: None)
+        bench.sender.agree()
 
 
 def test_one_that_is_refused_at_the_start_has_read_nothing_not_even_what_is_malformed(site):
-    site.agree = refuse
+    site.joiner.agree = refuse
     server = site.server()
     server.start()
     assert await_end(server) is MISMATCH
     assert site.letters() == [] and not site.joiner.handed and site.registry.calls == 0
     assert counts(site)["foreign_events"] == 0
-    site.agree = lambda: None
+    site.joiner.agree = lambda: None
     status = site.drain()
     assert adds_up(status) and status["fates"][Fate.JOINED.name.lower()] == 300
 
@@ -90,7 +89,7 @@ def test_nothing_is_read_before_a_joiner_is_there_and_stopping_takes_a_moment(si
         if not there.is_set():
             raise OverloadedError("no joiner is there")
 
-    site.agree = agree
+    site.joiner.agree = agree
     server = site.server(drain=True)
     server.start()
     for _ in range(3):

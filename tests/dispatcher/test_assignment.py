@@ -4,8 +4,16 @@ from collections import Counter
 
 import pytest
 
-from dispatcher.rules.assignment import SLOTS, mine_of, slot_of, unrotated, worker_of
-from dispatcher.workers import check_workers, fix_workers, worker_directories
+from dispatcher.workers import (
+    SLOTS,
+    check_workers,
+    fix_workers,
+    mine_of,
+    slot_of,
+    unrotated,
+    worker_directories,
+    worker_of,
+)
 from photon.core.errors import SettingsError
 
 

@@ -5,34 +5,15 @@ import json
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.inbox import RECOVERED, Inbox, put
+from dispatcher.workers import RECOVERED, Inbox, put
 from photon.core.columns import split_ids
-from photon.core.errors import StorageError
+from photon.core.errors import StorageError, UnavailableError
 from photon.core.fates import Joined
 from photon.core.ids import IdPacker
 from photon.logs.files import FileState
 from tests.dispatcher.fakes import Site, clicks, fast_settings
 from tests.power_cut import PowerCuts
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def site(tmp_path):
-    return Site(tmp_path)
-
-
-@pytest.fixture
-def running(site):
-    servers = []
-
-    def start(*args, **kwargs):
-        servers.append(site.server(*args, **kwargs))
-        servers[-1].start()
-        return servers[-1]
-
-    yield start
-    for server in servers:
-        server.stop()
 
 
 def feed(site, name: str, data: bytes):
@@ -76,8 +57,6 @@ def test_of_a_deleted_file_nothing_is_told_though_the_next_file_got_its_inode(tm
 
 def test_a_file_in_the_inbox_stays_while_any_of_it_is_unrecorded_and_an_empty_one_goes(site, running):
     def refuse(_events):
-        from photon.core.errors import UnavailableError
-
         raise UnavailableError("gone")
 
     site.joiner.before = refuse
@@ -169,7 +148,7 @@ def test_what_is_known_of_events_that_wait_is_told_for_each_id(site, running):
 
 
 def test_all_waiting_events_are_found_however_many_pages_that_takes(site, running, monkeypatch):
-    monkeypatch.setattr("dispatcher.server.SCANNED_MAX", 7)
+    monkeypatch.setattr("dispatcher.ledger.SCANNED_MAX", 7)
     site.joiner.answer = lambda _line, _tries: (Joined.RETRY_ABSENT, None)
     (site.logs / "a.jsonl").write_bytes(clicks(0, 100))
     server = running(fast_settings(retry_delay_ms_min=60_000, retry_delay_ms_max=60_000))
@@ -178,19 +157,6 @@ def test_all_waiting_events_are_found_however_many_pages_that_takes(site, runnin
     found = client.pending(IdPacker(b"photon").pack([f"click-{n}" for n in range(101)]))
     assert [entry is not None for entry in found] == [True] * 100 + [False]
     client.close()
-
-
-def test_a_full_retry_queue_that_pauses_reading_is_told(site, running):
-    answers = [Joined.RETRY_ABSENT]
-    site.joiner.answer = lambda _line, _tries: (answers[0], None)
-    (site.logs / "a.jsonl").write_bytes(clicks(0, 2_000))
-    server = running(fast_settings(batch_events_max=50, batches_in_flight_max=2, retry_queue_events_max=300))
-    wait_until(lambda: server.status()["paused"])
-    assert "'retry_queue_events_max' is 300" in server.status()["paused"]
-    assert any("dispatcher.retry_queue_events_max" in notice for notice in server.status()["notices"])
-    answers[0] = Joined.JOINED
-    wait_until(lambda: server.status()["fates"]["joined"] == 2_000)
-    wait_until(lambda: server.status()["paused"] is None)
 
 
 def test_what_recovery_released_goes_to_a_joiner_though_a_lagging_replica_still_calls_it_present(
@@ -228,6 +194,6 @@ def test_a_file_that_a_killed_recovery_had_renamed_is_made_durable_before_its_pl
     lines.write_bytes(clicks(0, 5))
     put(lines, inbox, "a.jsonl")
     synced = []
-    monkeypatch.setattr("dispatcher.inbox.sync_directory", synced.append)
+    monkeypatch.setattr("dispatcher.workers.sync_directory", synced.append)
     put(lines, inbox, "a.jsonl")
     assert synced == [inbox]

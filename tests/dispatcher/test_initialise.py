@@ -11,13 +11,8 @@ from dispatcher import initialise as module
 from dispatcher.initialise import initialise
 from photon.core.clock import SystemClock
 from photon.core.errors import LockedError, StorageError, UnavailableError, UsageError
-from tests.dispatcher.fakes import Site, adds_up, click_number, clicks, fast_settings
+from tests.dispatcher.fakes import adds_up, click_number, clicks, fast_settings
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def site(tmp_path):
-    return Site(tmp_path)
 
 
 def initialised(site, start):
@@ -27,13 +22,9 @@ def initialised(site, start):
     return {os.path.basename(name): offset for name, offset in found.items()}, told
 
 
-def read_then(site, more=None) -> set[int]:
+def read_then(site, patterns=None) -> set[int]:
     """The clicks that a dispatcher reads from there."""
-    server = site.server(patterns=[str(site.logs / "*")], drain=True)
-    server.start()
-    wait_until(lambda: server.status()["drained"])
-    assert adds_up(server.status())
-    server.stop()
+    assert adds_up(site.drain(patterns=patterns or [str(site.logs / "*")]))
     return {click_number(line) for line in site.joiner.handed}
 
 
@@ -152,11 +143,7 @@ def test_a_file_that_was_passed_over_is_known_again_after_a_rotation(site, packe
         path.unlink()
     else:
         path.rename(site.logs / "a.1")
-    server = site.server(patterns=patterns, drain=True)
-    server.start()
-    wait_until(lambda: server.status()["drained"])
-    server.stop()
-    assert {click_number(line) for line in site.joiner.handed} == set(range(100, 120))
+    assert read_then(site, patterns) == set(range(100, 120))
 
 
 def unavailable(_events: list[bytes]) -> None:

@@ -105,11 +105,26 @@ def check_ledger(site: Site) -> int:
     return events
 
 
+def check_all(site: Site, writer: Writer) -> None:
+    """Every line was handed over and counted, joined ones once, and each dead letter is there once."""
+    total, joiner = writer.written * 20, site.joiner
+    assert check_ledger(site) == total + writer.bad
+    assert {click_number(line) for line in joiner.handed} == set(range(total))
+    assert set(joiner.joined.values()) == {1}
+    assert {click_number(line) for line in joiner.joined} == {n for n in range(total) if n % 7}
+    letters = Counter((letter["fate"], letter["file"], letter["offset"]) for letter in site.letters())
+    assert set(letters.values()) == {1}
+    assert Counter(fate for fate, _, _ in letters) == {
+        "filtered": len(range(0, total, 7)),
+        "malformed": writer.bad,
+    }
+
+
 @pytest.mark.long
 def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_path, backends):
     joiner, address = backends
     site = Site(tmp_path)
-    rng = random.Random(5)
+    site.joiner, rng = joiner, random.Random(5)
     writer = Writer(site.logs, FILES, bad_every=5, pause_s=0.004)
     writer.start()
     try:
@@ -130,18 +145,7 @@ def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_pat
         writer.join()
     process = start(site, address, 99, "drain")
     assert process.wait(40) == 0
-
-    total = writer.written * 20
-    assert check_ledger(site) == total + writer.bad
-    assert {click_number(line) for line in joiner.handed} == set(range(total))
-    assert set(joiner.joined.values()) == {1}
-    assert {click_number(line) for line in joiner.joined} == {n for n in range(total) if n % 7}
-    letters = Counter((letter["fate"], letter["file"], letter["offset"]) for letter in site.letters())
-    assert set(letters.values()) == {1}
-    assert Counter(fate for fate, _, _ in letters) == {
-        "filtered": len(range(0, total, 7)),
-        "malformed": writer.bad,
-    }
+    check_all(site, writer)
 
 
 def test_a_terminated_dispatcher_records_what_is_under_way_and_exits_with_status_0(tmp_path, backends):

@@ -1,7 +1,6 @@
 """The durable state: what one transaction holds, and what a crash leaves."""
 
 import os
-import resource
 import subprocess
 import sys
 
@@ -9,13 +8,13 @@ import numpy as np
 import pytest
 
 from dispatcher.ledger import Entry, Ledger
-from dispatcher.rules.events import pack_keys, pack_values
+from dispatcher.rules.events import pack_values
 from dispatcher.rules.verdicts import Totals
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
 from photon.core.fates import Fate
-from photon.core.histogram import BUCKETS
+from photon.core.status import BUCKETS
 from photon.logs.files import FileState
-from tests.dispatcher.fakes import some_events
+from tests.dispatcher.fakes import full_beyond, some_events
 from tests.power_cut import PowerCuts
 
 ROOMY = 1 << 30
@@ -27,8 +26,7 @@ def totals(events: int, **fates: int) -> Totals:
 
 def waiting(count: int, due_us: int = 5_000, **kwargs) -> dict:
     events = some_events(count, **kwargs)
-    due = np.full(count, due_us)
-    return {"retries": pack_values(events), "retries_due": lambda sequence: pack_keys(due, sequence)}
+    return {"retries": pack_values(events), "due_us": np.full(count, due_us)}
 
 
 @pytest.fixture
@@ -161,14 +159,10 @@ def test_a_full_disk_keeps_what_was_recorded_and_goes_on_when_there_is_space(ope
     ledger.record(Entry([], totals(1, joined=1)))
     entry = Entry([], totals(2000), **waiting(2000))
     size = os.stat(tmp_path / "state" / "ledger" / "data.mdb").st_size
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 8192, limits[1]))
-    try:
+    with full_beyond(size + 8192):
         for _ in range(3):
             with pytest.raises(StorageError, match=r"no space left|disk is full"):
                 ledger.record(entry)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert ledger.totals.foreign_events == 1
     ledger.record(entry)
     assert (ledger.pending, len(everything(ledger))) == (2000, 2000)
@@ -178,13 +172,8 @@ def test_a_full_disk_keeps_what_was_recorded_and_goes_on_when_there_is_space(ope
 def test_dead_letters_that_cannot_be_written_leave_nothing_counted(opened, tmp_path):
     ledger = opened()
     ledger.record(Entry([], totals(1, filtered=1), b"first\n"))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-    try:
-        with pytest.raises(StorageError):
-            ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with full_beyond(10), pytest.raises(StorageError):
+        ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
     assert (ledger.totals.foreign_events, dead(tmp_path)) == (1, b"first\n")
     ledger.record(Entry([], totals(1, filtered=1), b"second\n"))
     assert dead(tmp_path) == b"first\nsecond\n"

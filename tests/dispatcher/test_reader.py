@@ -111,18 +111,6 @@ def test_a_batch_takes_what_is_waiting_in_many_files(tmp_path):
     assert [len(batch.events) for batch in batches] == [50]
 
 
-def test_a_torn_last_line_is_left_until_it_is_whole(tmp_path):
-    path = tmp_path / "a.jsonl"
-    text = clicks(0, 3)
-    path.write_bytes(text[:-10])
-    reading = Reading(tmp_path)
-    assert [len(batch.events) for batch in reading.all()] == [2]
-    assert reading.all() == []
-    assert reading.reader.unended() == {str(path): len(text) // 3 - 10}
-    path.write_bytes(text)
-    assert [batch.events.lines for batch in reading.all()] == [[text.splitlines()[2]]]
-
-
 def test_a_line_longer_than_the_bound_is_a_dead_letter_with_its_head_and_the_rest_goes_on(tmp_path):
     path = tmp_path / "a.jsonl"
     long = b'{"id":"x","text":"' + b"y" * 20_000 + b'"}\n'
@@ -165,7 +153,3 @@ def test_states_that_changed_come_with_the_offset_that_is_recorded_not_read(tmp_
     assert reading.reader.finished(batch.number) == [batch.number]
     (state,) = reading.reader.states([batch.spans[0].file])
     assert state.offset == batch.spans[0].end > 0
-
-
-def ids_of(batches) -> list[str]:
-    return [json.loads(line)["id"] for batch in batches for line in batch.events.lines]

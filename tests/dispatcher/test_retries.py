@@ -5,12 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.ledger import Entry, Ledger
-from dispatcher.recorder import GATHER_US, RetryQueue
+from dispatcher.ledger import GATHER_US, Entry, Ledger, RetryQueue
 from dispatcher.rules.events import due_us_of, pack_keys, pack_values, unpack_values
 from dispatcher.rules.verdicts import Totals
 from photon.core.fates import Fate
-from photon.core.histogram import BUCKETS
+from photon.core.status import BUCKETS
 from tests.dispatcher.fakes import click_number, some_events
 
 MANY_BYTES = 1 << 20
@@ -33,16 +32,8 @@ class Queue:
     def add(self, events, due_us, removed=()) -> None:
         due = np.full(len(events), due_us) if isinstance(due_us, int) else np.array(due_us)
         fresh = 0 if removed else len(events)
-        keys = self.ledger.record(
-            Entry(
-                [],
-                Totals(fresh, {}, 0, [0] * BUCKETS),
-                b"",
-                removed,
-                lambda sequence: pack_keys(due, sequence),
-                pack_values(events),
-            )
-        )
+        added = Totals(fresh, {}, 0, [0] * BUCKETS)
+        keys = self.ledger.record(Entry([], added, b"", removed, due, pack_values(events)))
         self.queue.settled(removed, keys)
 
     def joined(self, batch) -> None:
@@ -83,16 +74,16 @@ def test_keys_sort_by_due_time_and_then_by_sequence(due, sequence):
 
 def test_what_is_due_comes_soonest_first_and_nothing_before_its_time(queue):
     queue.add(some_events(4), [400_000, 100_000, 300_000, 200_000])
-    assert queue.queue.next_due_us() <= 100_000
+    assert queue.queue.next_due_us <= 100_000
     assert queue.queue.take(100_000 - GATHER_US - 1, 10) is None
-    assert queue.queue.next_due_us() == 100_000
+    assert queue.queue.next_due_us == 100_000
     batch = queue.queue.take(300_000, 10)
     assert numbers(batch) == [1, 3, 2]
     assert queue.queue.take(300_000, 10) is None
-    assert queue.queue.next_due_us() == 400_000
+    assert queue.queue.next_due_us == 400_000
     assert numbers(queue.queue.take(400_000, 10)) == [0]
     assert queue.queue.take(10**9, 10) is None
-    assert queue.queue.next_due_us() is None
+    assert queue.queue.next_due_us is None
 
 
 def test_an_event_in_flight_is_not_sent_twice_and_comes_again_after_a_crash(queue):
@@ -118,7 +109,7 @@ def test_a_batch_is_bounded_by_its_bytes(queue):
 
 def test_an_entry_added_before_what_was_already_passed_is_found(queue):
     queue.add(some_events(2), 900_000)
-    early = queue.queue.take_early(0, 2)
+    early = queue.queue.take(0, 2, early=True)
     assert numbers(early) == [0, 1]
     queue.add(some_events(1, first=7), 1_000)
     assert numbers(queue.queue.take(1_000, 10)) == [7]

@@ -1,7 +1,6 @@
 """One batch, through servers that fail."""
 
 import random
-import threading
 
 import pytest
 
@@ -15,27 +14,21 @@ from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
 
 
 class Bench:
-    """A sender on a manual clock; waits are only noted."""
+    """A sender on a manual clock; waits are only noted. It is also what says that it is time to stop."""
 
     def __init__(
         self, joiner: FakeJoiner, registry: FakeRegistry | None = None, waits_max: int = 10**6
     ) -> None:
+        self.joiner = joiner
         self.clock = ManualClock()
         self.waits: list[float] = []
         self.notices: list[str] = []
         self.waits_max = waits_max
-        self.sender = Sender(
-            registry,
-            joiner,
-            self.clock,
-            random.Random(3),
-            self._wait,
-            self.notices.append,
-            Gate(Pacing(16, 4096, 1 << 20, 1_000_000), self.clock),
-            lambda _: False,
-        )
+        pacing = Pacing(16, 4096, 1 << 20, 1_000_000)
+        gate = Gate(pacing, self.clock, random.Random(3), self, self.notices.append)
+        self.sender = Sender(registry, joiner, gate, lambda _: False)
 
-    def _wait(self, seconds: float) -> bool:
+    def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
         self.clock.advance(seconds)
         return len(self.waits) >= self.waits_max
@@ -66,14 +59,6 @@ def test_only_what_the_registry_does_not_have_is_sent_and_the_columns_stay_in_st
     assert answer.verdicts.tolist() == [Verdict.REGISTERED, 2, 2, Verdict.REGISTERED, Verdict.TOO_OLD, 2]
     assert answer.reasons == {row: events.lines[row].decode() for row in (1, 2, 5)}
     assert joiner.batches == [3]
-
-
-def test_a_batch_that_the_registry_has_whole_is_not_sent():
-    registry, joiner = FakeRegistry(), FakeJoiner()
-    events = some_events(6)
-    registry.present = set(split_ids(events.ids))
-    assert set(Bench(joiner, registry).sender.send(events).verdicts) == {Verdict.REGISTERED}
-    assert joiner.batches == []
 
 
 def test_what_another_joiner_is_registering_is_looked_up_again_and_sent_only_if_that_came_to_nothing():
@@ -210,16 +195,3 @@ def test_it_stops_in_the_middle_of_waiting():
     bench = Bench(FakeJoiner(before=Failing(UnavailableError("gone"), 10**9)), waits_max=3)
     assert bench.sender.send(some_events(3)) is None
     assert len(bench.waits) == 3
-
-
-def test_several_threads_share_a_sender():
-    joiner = FakeJoiner()
-    bench = Bench(joiner, FakeRegistry())
-    threads = [
-        threading.Thread(target=bench.sender.send, args=(some_events(50, first=1000 * n),)) for n in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sum(joiner.batches) == 400

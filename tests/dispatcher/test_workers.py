@@ -6,15 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 
 import pytest
 
 from dispatcher.client import DispatcherClient
-from dispatcher.rules.assignment import worker_of
+from dispatcher.workers import worker_of
 from photon.core.fates import Joined
 from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks
-from tests.dispatcher.test_kills import REPOSITORY, backends, check_ledger
+from tests.dispatcher.test_kills import REPOSITORY, backends, check_all, check_ledger
 from tests.seeds import seeds
 from tests.waiting import wait_until
 
@@ -89,21 +88,6 @@ def crew(tmp_path, backends):
     yield crew
     for worker in list(crew.processes):
         crew.kill(worker)
-
-
-def check_all(site: Site, writer: Writer) -> None:
-    """Every line was handed over and counted, joined ones once, and each dead letter is there once."""
-    total, joiner = writer.written * 20, site.joiner
-    assert check_ledger(site) == total + writer.bad
-    assert {click_number(line) for line in joiner.handed} == set(range(total))
-    assert set(joiner.joined.values()) == {1}
-    assert {click_number(line) for line in joiner.joined} == {n for n in range(total) if n % 7}
-    letters = Counter((letter["fate"], letter["file"], letter["offset"]) for letter in site.letters())
-    assert set(letters.values()) == {1}
-    assert Counter(fate for fate, _, _ in letters) == {
-        "filtered": len(range(0, total, 7)),
-        "malformed": writer.bad,
-    }
 
 
 @seeds(0, 2, 4)

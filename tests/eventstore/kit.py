@@ -1,16 +1,20 @@
 """The parts of an event store over real files, driven step by step."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 from eventstore.cache import CacheEventStore
 from eventstore.log_file_map import LogFileMap
-from eventstore.lookup import EventLookup, LogsEventStore, ReaderState
+from eventstore.lookup import EventLookup, LogsEventStore
 from eventstore.reader import Reader, ReadOn
+from eventstore.server import EventStoreServer
 from photon.core.clock import SystemClock
 from photon.core.ids import IdPacker
-from photon.core.notices import Notices
-from photon.core.settings import EventStore, Foreign, Logs, Primary
+from photon.core.settings import EventStore, Foreign, Logs, Primary, parse_settings
+from photon.core.status import Notices
 from photon.logs.follow import LogFollower
 from photon.logs.formats import JsonLines
 from photon.logs.writer import RotatingLog
@@ -35,6 +39,35 @@ def make_format():
 def append(path, *lines, end=b"\n"):
     with open(path, "ab") as file:
         file.write(b"\n".join(lines) + end)
+
+
+def serve(root, listen="127.0.0.1:0", document=None, patterns=None, drain=False, start=True):
+    """Home, on the logs below `root`."""
+    server = EventStoreServer(
+        parse_settings(document or {"logs": {"scan_interval_s": 0.05}}),
+        listen,
+        root / "eventstore",
+        [str(pattern) for pattern in patterns or [root / "logs"]],
+        root / "dead-letters",
+        SystemClock(),
+        drain,
+    )
+    if start:
+        server.start()
+    return server
+
+
+def start_python(code, *arguments):
+    """A process of its own, which prints its address first."""
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+
+
+def end(child):
+    child.kill()
+    child.wait()
+    child.stdout.close()
 
 
 class Parts:
@@ -76,19 +109,9 @@ class Parts:
             self.notices,
         )
         self.logs = LogsEventStore(self.map, make_format)
-        self.read_on = ReadOn(
-            lambda: self.reader.positions,
-            self.map.last_files,
-            make_format(),
-            read_on_bytes,
-            SystemClock(),
-        )
+        self.read_on = ReadOn(self.reader, self.map, make_format(), read_on_bytes, SystemClock())
         self.lookup = EventLookup(
-            self.cache,
-            self.logs,
-            lambda: ReaderState(self.reader.caught_up, bool(self.reader.unreadable)),
-            SystemClock(),
-            read_on=self.read_on,
+            self.cache, self.logs, self.reader, SystemClock(), self.cache.put_many, self.read_on
         )
 
     def read_all(self):

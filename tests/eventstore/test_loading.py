@@ -1,5 +1,6 @@
 """Loading a built log file map in bulk. The built maps are written here by hand, without Spark."""
 
+import gzip
 import os
 import random
 
@@ -15,15 +16,13 @@ from eventstore.built_map import (
     Part,
     Span,
     identity_digest,
-    levels_of,
     read_manifest,
-    records_of,
     write_manifest,
     write_sparse,
 )
 from eventstore.dense import FLUSH_ENTRIES
-from eventstore.loading import load
-from eventstore.rules.entries import Interval, runs_of
+from eventstore.loading import known_states, load
+from eventstore.rules.entries import Interval, dense_entries, levels_of, runs_of
 from eventstore.segments import Writer, columns_of, identity_of
 from eventstore.server import EventStoreServer
 from photon.core.clock import SystemClock
@@ -33,7 +32,8 @@ from photon.core.errors import CorruptStateError, DiskFullError, LockedError, Us
 from photon.core.fates import Found
 from photon.core.ids import opaque_mask
 from photon.core.settings import EventStore, Ids, Settings
-from photon.logs.chunks import digest
+from photon.logs.files import digest
+from photon.logs.packed import Spool
 from tests.eventstore.kit import append, line, make_format, pack
 from tests.waiting import wait_until
 
@@ -63,16 +63,10 @@ class BuiltMap:
             starts += [file.offset + start for start in batch.starts.tolist()]
             lengths += map(len, batch.lines)
             letters.append((file.number, letter(path) * len(batch.malformed)))
-            head, tail = digest(data[:1024]).hex(), digest(data[-1024:]).hex()
-            known[file.name] = BuiltFile(
-                file.number,
-                file.name,
-                len(data),
-                min(1024, len(data)),
-                head,
-                tail,
-                file.events + len(batch.lines),
-                file.malformed + len(batch.malformed),
+            known[file.name] = msgspec.structs.replace(
+                built_file(file.number, path),
+                events=file.events + len(batch.lines),
+                malformed=file.malformed + len(batch.malformed),
             )
         columns = [np.array(column, np.int64) for column in (files, starts, lengths)]
         generation = Generation(
@@ -81,13 +75,11 @@ class BuiltMap:
             self._dense(name, ids, *columns),
             self._letters(name, letters),
         )
-        self.manifest = Manifest(
-            FORMAT,
-            self.manifest.identity,
-            *GRID,
-            len(known),
-            list(known.values()),
-            [*self.manifest.generations, generation],
+        self.manifest = msgspec.structs.replace(
+            self.manifest,
+            next_number=len(known),
+            files=list(known.values()),
+            generations=[*self.manifest.generations, generation],
         )
         write_manifest(self.directory, self.manifest)
 
@@ -96,15 +88,7 @@ class BuiltMap:
         if not rows.any():
             return []
         runs = runs_of(take_ids(ids, rows), files[rows], starts[rows], lengths[rows], GRID)
-        order = np.lexsort((runs.start, runs.file, runs.earliest, runs.server))
-        records = records_of(
-            server=runs.server[order],
-            earliest=runs.earliest[order],
-            file=runs.file[order],
-            start=runs.start[order],
-            length=(runs.end - runs.start)[order],
-            latest=runs.latest[order],
-        )
+        records = runs.records()
         levels, parts = levels_of(records, GRID.us), []
         for level in sorted(set(levels.tolist())):
             chosen = records[levels == level]
@@ -114,23 +98,16 @@ class BuiltMap:
 
     def _dense(self, name, ids, files, starts, lengths):
         rows = np.flatnonzero(opaque_mask(ids))
-        keys = [ids[16 * row : 16 * row + 16] for row in rows]
-        order = sorted(range(len(keys)), key=lambda n: (keys[n], files[rows[n]], starts[rows[n]]))
+        _, keys, values = dense_entries(take_ids(ids, rows), files[rows], starts[rows], lengths[rows])
         parts = []
-        middle = len(order) // 2
-        while 0 < middle < len(order) and keys[order[middle]] == keys[order[middle - 1]]:
+        middle = len(keys) // 2
+        while 0 < middle < len(keys) and keys[middle] == keys[middle - 1]:
             middle += 1
-        for number, part in enumerate((order[:middle], order[middle:])):
-            values = b"".join(
-                int(files[rows[n]]).to_bytes(4, "big")
-                + int(starts[rows[n]]).to_bytes(8, "big")
-                + int(lengths[rows[n]]).to_bytes(4, "big")
-                for n in part
-            )
-            writer = Writer(self.directory / name / f"dense-{number}", len(part))
-            writer.append(columns_of(b"".join(keys[n] for n in part), values))
+        for number, part in enumerate((slice(middle), slice(middle, None))):
+            writer = Writer(self.directory / name / f"dense-{number}", len(keys[part]))
+            writer.append(columns_of(b"".join(keys[part]), b"".join(values[part])))
             writer.close()
-            parts.append(Part(f"dense-{number}", len(part)))
+            parts.append(Part(f"dense-{number}", len(keys[part])))
         return parts
 
     def _letters(self, name, letters):
@@ -242,14 +219,7 @@ def test_a_log_that_was_overwritten_since_is_refused_and_nothing_is_loaded(tmp_p
     assert not (into(tmp_path) / "data.mdb").exists()
 
 
-def test_a_map_that_is_there_is_never_replaced(tmp_path, built):
-    load(built.directory, into(tmp_path), SETTINGS)
-    with pytest.raises(UsageError, match="holds a log file map already"):
-        load(built.directory, into(tmp_path), SETTINGS)
-    check_serves(tmp_path).stop()
-
-
-def test_what_a_killed_load_has_left_is_removed_even_where_a_map_is_refused(tmp_path, built):
+def test_a_map_that_is_there_is_never_replaced_and_what_a_killed_load_has_left_is_removed(tmp_path, built):
     load(built.directory, into(tmp_path), SETTINGS)
     (into(tmp_path) / "loading").mkdir()
     (into(tmp_path) / "loading" / "data.mdb").write_bytes(b"left")
@@ -269,9 +239,11 @@ def test_a_map_of_other_ids_or_too_large_or_damaged_is_refused(tmp_path, built):
         load(built.directory, into(tmp_path), Settings(ids=Ids(key="other")))
     with pytest.raises(UsageError, match="no built log file map"):
         load(tmp_path / "logs", into(tmp_path), SETTINGS)
-    (built.directory / "generation-000000" / "dense-1").write_bytes(b"")
-    with pytest.raises(CorruptStateError, match="build the map anew"):
-        load(built.directory, into(tmp_path), SETTINGS)
+    for part in ("malformed.jsonl", "dense-1"):
+        path = built.directory / "generation-000000" / part
+        path.write_bytes(path.read_bytes()[:-3])
+        with pytest.raises(CorruptStateError, match="build the map anew"):
+            load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
     built.manifest.generations[0].dense[0] = Part("dense-0", 1 << 40)
     write_manifest(built.directory, built.manifest)
     with pytest.raises(DiskFullError, match="map_bytes_max"):
@@ -316,12 +288,6 @@ def test_only_the_letters_that_are_counted_are_written(tmp_path, log, built):
     loaded = load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
     assert letters_of(tmp_path) == letter(log) * 2
     assert (loaded.malformed, loaded.missing) == (2, [str(third)])
-
-
-def test_letters_that_are_not_what_was_built_are_refused(tmp_path, log, built):
-    (built.directory / "generation-000000" / "malformed.jsonl").write_bytes(letter(log)[:-3])
-    with pytest.raises(CorruptStateError, match="build the map anew"):
-        load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
 
 
 def test_renamed_logs_are_known_again_and_their_malformed_lines_have_one_letter(tmp_path, log, built):
@@ -402,9 +368,9 @@ def _load_killed_at(built, target, letters, step):
             (loading, "replace"),
             (loading.shutil, "rmtree"),
             (loading, "make_directory"),
-            (loading, "pack_file_state"),
+            (segments, "pack_file_state"),
             (loading, "new_meta"),
-            (loading, "split_records"),
+            (loading, "sparse_entries"),
             (segments.Writer, "append"),
             (segments.Writer, "close"),
             (os, "fsync"),
@@ -419,3 +385,75 @@ def test_a_large_segment_gets_the_level_that_merges_would_have_given_it(monkeypa
     from eventstore.loading import _level
 
     assert [_level(FLUSH_ENTRIES * n) for n in (0, 1, 4, 15, 16, 64)] == [0, 0, 1, 1, 2, 3]
+
+
+@pytest.fixture
+def spool(tmp_path):
+    return Spool(tmp_path / "spool", 1 << 20)
+
+
+def built_file(number, path):
+    """As a build knows a log that it has read."""
+    packed = path.name.endswith(".gz")
+    data = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
+    status = path.stat()
+    archive = (status.st_size, status.st_mtime_ns) if packed else None
+    head, tail = digest(data[:1024]).hex(), digest(data[-1024:]).hex()
+    return BuiltFile(number, str(path), len(data), min(1024, len(data)), head, tail, archive=archive)
+
+
+def names(states):
+    return {state.number: state.name for state in states}
+
+
+def test_renamed_archives_and_logs_are_known_by_what_they_hold(tmp_path, spool):
+    (tmp_path / "a.jsonl").write_bytes(b'{"id":"a"}\n' * 300)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"id":"b"}\n'))
+    (tmp_path / "c.jsonl").write_bytes(b'{"id":"c"}\n')
+    files = [built_file(n, tmp_path / name) for n, name in enumerate(("a.jsonl", "b.jsonl.gz", "c.jsonl"))]
+    for file in files:
+        (tmp_path / file.name).rename(tmp_path / f"was-{file.name.rpartition('/')[2]}")
+    with (tmp_path / "was-c.jsonl").open("ab") as log:
+        log.write(b'{"id":"more"}\n')
+    states, missing = known_states(files, spool)
+    there = {
+        n: str(tmp_path / name) for n, name in enumerate(("was-a.jsonl", "was-b.jsonl.gz", "was-c.jsonl"))
+    }
+    assert (names(states), missing) == (there, [])
+    assert [state.offset for state in states] == [3300, 11, 11]
+    assert states[1].path != states[1].name
+
+
+def test_logs_of_one_content_are_found_once_each(tmp_path, spool):
+    files = []
+    for number in range(3):
+        path = tmp_path / f"{number}.jsonl"
+        path.write_bytes(b'{"id":"same"}\n')
+        files.append(built_file(number, path))
+    (tmp_path / "0.jsonl").rename(tmp_path / "4.jsonl")
+    (tmp_path / "1.jsonl").unlink()
+    states, missing = known_states(files, spool)
+    assert names(states) == {0: str(tmp_path / "4.jsonl"), 2: str(tmp_path / "2.jsonl")}
+    assert missing == [str(tmp_path / "1.jsonl")]
+
+
+def test_a_log_that_has_grown_differently_or_is_only_linked_to_is_not_it(tmp_path, spool):
+    log = tmp_path / "logs" / "a.jsonl"
+    log.parent.mkdir()
+    log.write_bytes(b'{"id":"a"}\n' * 300)
+    file = built_file(0, log)
+    log.rename(tmp_path / "elsewhere.jsonl")
+    (log.parent / "link.jsonl").symlink_to(tmp_path / "elsewhere.jsonl")
+    (log.parent / "alike.jsonl").write_bytes(b'{"id":"a"}\n' * 299 + b'{"id":"b"}\n' * 9)
+    assert known_states([file], spool) == ([], [str(log)])
+    log.write_bytes(b"another\n")
+    with pytest.raises(UsageError, match="overwritten or cut"):
+        known_states([file], spool)
+
+
+def test_a_log_of_which_nothing_is_known_but_its_name_is_looked_for_by_that(tmp_path, spool):
+    log = tmp_path / "a.jsonl"
+    log.write_bytes(b'{"begun')
+    files = [BuiltFile(0, str(log)), BuiltFile(1, str(tmp_path / "b.jsonl"))]
+    states, missing = known_states(files, spool)
+    assert (names(states), missing) == ({0: str(log)}, [str(tmp_path / "b.jsonl")])

@@ -1,7 +1,9 @@
 """Reading on where the map is behind the logs, and a map that was lost (paper 3.4.2)."""
 
+import itertools
 import random
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -11,18 +13,12 @@ from hypothesis import strategies as st
 
 from eventstore import reader
 from eventstore.client import EventStoreClient
+from eventstore.log_file_map import LogFileMap
 from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError
 from photon.core.fates import Found
-from tests.eventstore.kit import PACKER, Parts, append, line, pack
-from tests.eventstore.test_sharing import serve
+from tests.eventstore.kit import PACKER, Parts, append, line, pack, serve
 from tests.waiting import wait_until
-
-
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path
 
 
 @pytest.fixture(autouse=True)
@@ -32,9 +28,9 @@ def no_rest(monkeypatch):
 
 def behind(parts):
     """The reader knows that there is more to read, and did not come to it yet."""
-    for state in parts.reader._follower.scan_if_due():
+    for state in parts.reader.follower.scan_if_due():
         parts.reader.positions.setdefault(state.number, state)
-    parts.reader._follower.poll()
+    parts.reader.follower.poll()
     parts.reader.caught_up = False
     return parts
 
@@ -47,10 +43,20 @@ def outcomes(parts, *idents):
 IDS = ["10.0.0.1:1:5", "opaque-a"]
 
 
-def test_what_stands_right_behind_the_map_is_found_and_not_called_behind(root):
+@pytest.fixture
+def path(root):
     path = root / "logs" / "a.jsonl"
     append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+    return path
+
+
+@pytest.fixture
+def parts(root, path):
+    """They have read what is there."""
+    return Parts(root, read_on_bytes=1 << 16).read_all()
+
+
+def test_what_stands_right_behind_the_map_is_found_and_not_called_behind(path, parts):
     append(path, *map(line, IDS))
     behind(parts)
     assert outcomes(parts, *IDS, "not") == (
@@ -62,10 +68,7 @@ def test_what_stands_right_behind_the_map_is_found_and_not_called_behind(root):
     assert outcomes(parts, *IDS, "not")[0] == [Found.FOUND, Found.FOUND, Found.ABSENT]
 
 
-def test_while_the_disk_is_full_lookups_still_find_what_comes(root, monkeypatch):
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+def test_while_the_disk_is_full_lookups_still_find_what_comes(path, parts, monkeypatch):
 
     def full(*_):
         raise DiskFullError("no space left on the device")
@@ -95,11 +98,8 @@ def test_it_reads_no_more_than_the_bound_and_nothing_twice(root):
     assert Parts(root, read_on_bytes=0).read_on.get_many([pack(idents[0])]) == {}
 
 
-def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(root, monkeypatch):
+def test_it_rests_so_that_parsing_takes_a_small_share_of_the_time(path, parts, monkeypatch):
     monkeypatch.setattr(reader, "_REST_FACTOR", 1e9)
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
     append(path, line(IDS[0]))
     behind(parts)
     assert outcomes(parts, IDS[0])[0] == [Found.FOUND]
@@ -119,10 +119,7 @@ def test_it_reads_on_in_the_file_its_server_wrote_to_last_among_many(root, monke
     assert parts.read_on.bytes_read < 200
 
 
-def test_a_half_written_line_is_no_event_yet(root):
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+def test_a_half_written_line_is_no_event_yet(path, parts):
     whole = line(IDS[0])
     append(path, whole[:-4], end=b"")
     assert outcomes(behind(parts), IDS[0])[0] == [Found.BEHIND]
@@ -130,10 +127,7 @@ def test_a_half_written_line_is_no_event_yet(root):
     assert outcomes(parts, IDS[0])[1] == [whole]
 
 
-def test_a_file_that_was_replaced_is_not_read_on_in(root):
-    path = root / "logs" / "a.jsonl"
-    append(path, line("10.0.0.1:1:4"))
-    parts = Parts(root, read_on_bytes=1 << 16).read_all()
+def test_a_file_that_was_replaced_is_not_read_on_in(root, path, parts):
     path.rename(root / "elsewhere")
     append(path, line("10.0.0.1:1:4"), line(IDS[0]))
     parts.reader.caught_up = False
@@ -181,11 +175,18 @@ def test_a_lost_map_is_rebuilt_while_lookups_are_answered(root, monkeypatch):
     server.stop()
     for file in (root / "eventstore" / "map").iterdir():
         file.unlink()
+    write, writes, found_early = LogFileMap.write, itertools.count(), threading.Event()
+
+    def held(*given):  # rebuilding goes on once a lookup has found something
+        if next(writes) == 3:
+            found_early.wait(30)
+        return write(*given)
+
+    monkeypatch.setattr(LogFileMap, "write", held)
     server = serve(root)
     client = EventStoreClient(server.listen, 10.0)
     try:
         dice = random.Random(2)
-        early = 0
         deadline = time.monotonic() + 30
         while not (status := client.status())["caught_up"]:
             assert time.monotonic() < deadline
@@ -194,8 +195,9 @@ def test_a_lost_map_is_rebuilt_while_lookups_are_answered(root, monkeypatch):
             for n, byte, text in zip(wanted, column, lines):
                 assert byte in (Found.FOUND, Found.BEHIND)
                 assert text == (line(idents[n], "x" * 100) if byte == Found.FOUND else b"")
-            early += column.count(Found.FOUND)
-        assert early > 0
+            if column.count(Found.FOUND):
+                found_early.set()
+        assert found_early.is_set()
         assert status["primary_events"] == 20_000
         for start in range(0, 20_000, 2000):
             part = idents[start : start + 2000]

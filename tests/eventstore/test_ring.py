@@ -6,8 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventstore.filling import MEMBERS_MAX, SILENT_S_MAX, Members
+from eventstore.cache import MEMBERS_MAX, SILENT_S_MAX, Members
 from eventstore.rules.ring import HOME, Ring
+from photon.core.clock import ManualClock
 
 IDS = b"".join(hashlib.blake2b(b"%d" % n, digest_size=16).digest() for n in range(4000))
 PHOTON_IDS = b"".join(
@@ -70,32 +71,34 @@ def test_more_virtual_nodes_balance_better():
 
 
 def test_a_member_that_is_silent_or_leaves_is_one_no_more_and_the_version_says_so():
-    known = Members()
-    assert known.membership(0.0).version == 0
-    known.announce("a", 0.0)
-    known.announce("b", 0.0)
-    both = known.membership(1.0)
+    clock = ManualClock()
+    known = Members(clock)
+    assert known.membership().version == 0
+    known.announce("a")
+    known.announce("b")
+    clock.advance(2.0)
+    both = known.membership()
     assert both.caches == ("a", "b")
-    known.announce("a", 2.0)
-    assert known.membership(2.0) is both
-    after = known.membership(SILENT_S_MAX + 0.1)
+    known.announce("a")
+    assert known.membership() is both
+    clock.advance(SILENT_S_MAX - 1.0)
+    after = known.membership()
     assert after.caches == ("a",)
     assert after.version not in (0, both.version)
     known.leave("a")
-    assert (known.membership(4.0).version, known.membership(4.0).caches) == (0, ())
-
-
-def test_versions_differ_over_restarts_of_home():
-    first, second = Members(), Members()
-    for known in (first, second):
-        known.announce("a", 0.0)
-    assert first.membership(0.0).version != second.membership(0.0).version
+    assert (known.membership().version, known.membership().caches) == (0, ())
+    known.announce("a")
+    restarted = Members(clock)
+    restarted.announce("a")
+    assert restarted.membership().version != known.membership().version, "home was restarted"
 
 
 def test_there_are_no_more_members_than_the_bound():
-    known = Members()
+    clock = ManualClock()
+    known = Members(clock)
     for n in range(MEMBERS_MAX - 1):
-        assert known.announce(f"{n}", 0.0)
-    assert not known.announce("one too many", 0.0)
-    assert known.announce("0", 0.0)
-    assert known.announce("one too many", SILENT_S_MAX + 1)
+        assert known.announce(f"{n}")
+    assert not known.announce("one too many")
+    assert known.announce("0")
+    clock.advance(SILENT_S_MAX + 1)
+    assert known.announce("one too many")

@@ -5,8 +5,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,37 +12,15 @@ from pathlib import Path
 import pytest
 
 from eventstore.client import EventStoreClient
-from eventstore.server import EventStoreServer
-from photon.core.clock import SystemClock
+from eventstore.server import SERVICE_NAME
 from photon.core.columns import split_ids
-from photon.core.errors import AddressInUseError, UnavailableError
+from photon.core.errors import AddressInUseError, StorageError, UnavailableError
 from photon.core.fates import Found
-from photon.core.settings import parse_settings
-from tests.eventstore.kit import PACKER, append, line, pack
+from tests.eventstore.kit import PACKER, append, end, line, pack, serve, start_python
+from tests.health import NOT_SERVING, SERVING, await_health, health
 from tests.waiting import wait_until
 
-FAST = {"logs": {"scan_interval_s": 0.05}}
 DATA = Path(os.environ.get("PHOTON_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
-
-
-def serve(root, *patterns, drain=False, document=FAST, listen="127.0.0.1:0"):
-    server = EventStoreServer(
-        parse_settings(document),
-        listen,
-        root / "eventstore",
-        [str(p) for p in patterns or [root / "logs"]],
-        root / "dead-letters",
-        SystemClock(),
-        drain,
-    )
-    server.start()
-    return server
-
-
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path
 
 
 @pytest.fixture
@@ -109,6 +85,24 @@ def test_a_server_that_is_not_there_is_unavailable():
         client.status()
 
 
+def test_an_event_store_whose_disk_fails_does_not_serve_until_it_works_again(root, monkeypatch):
+    server = serve(root)
+    try:
+        assert health(server.listen, SERVICE_NAME) == health(server.listen) == SERVING
+
+        def broken(*_):
+            raise StorageError("the disk is not there")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(server._map, "write", broken)
+            append(root / "logs" / "a.jsonl", line("q-1"))
+            await_health(NOT_SERVING, server.listen, SERVICE_NAME)
+        await_health(SERVING, server.listen, SERVICE_NAME)
+        wait_until(lambda: server.status()["primary_events"] == 1)
+    finally:
+        server.stop()
+
+
 def test_many_threads_look_up_while_the_logs_grow(root, served):
     path = root / "logs" / "a.jsonl"
     idents = [f"10.0.0.{n % 7}:1:{n}" if n % 2 else f"opaque-{n}" for n in range(3000)]
@@ -144,7 +138,8 @@ from eventstore.server import EventStoreServer
 root = Path(sys.argv[1])
 logs = {"scan_interval_s": 0.05, "chunk_bytes": 4096}
 document = {"logs": logs, "eventstore": {"map_interval_bytes": 1024}}
-import eventstore.reader
+import eventstore.dense, eventstore.reader
+eventstore.dense.FLUSH_ENTRIES = 300
 eventstore.reader.GROUP_BYTES_MAX = 16_384
 server = EventStoreServer(parse_settings(document), "127.0.0.1:0", root / "eventstore", [str(root / "logs")],
                           root / "dead-letters", SystemClock(), True)
@@ -156,7 +151,7 @@ threading.Event().wait()
 
 @pytest.mark.long
 def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
-    """SIGKILL while it catches up, again and again: every id is found, dead letters stand exactly once."""
+    """SIGKILL while it catches up, flushes and merges: every id is found, dead letters stand exactly once."""
     rng = random.Random(11)
     expected, bad = {}, []
     for file in range(4):
@@ -170,10 +165,8 @@ def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
                 lines.append(bad[-1].encode())
         append(root / "logs" / f"{file}.jsonl", *lines)
     kills = 0
-    command = [sys.executable, "-c", CHILD, str(root)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     while True:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
+        child = start_python(CHILD, root)
         try:
             client = EventStoreClient(child.stdout.readline().decode().strip(), 10.0)
             if kills < 6:
@@ -186,9 +179,7 @@ def test_killed_at_random_moments_it_skips_nothing_and_counts_exactly(root):
             column, lines = client.lookup(PACKER.pack(list(expected)))
         finally:
             client.close()
-            child.kill()
-            child.wait()
-            child.stdout.close()
+            end(child)
         break
     assert status["primary_events"] == len(expected)
     assert lines == list(expected.values())
@@ -211,7 +202,7 @@ def test_real_spans_with_repeats_are_all_found_each_by_its_first_line(root):
         for text in file:
             read += 1
             firsts.setdefault(json.loads(text)["id"], text[:-1])
-    server = serve(root, source, drain=True, document={"eventstore": {"cache_bytes": 16 << 20}})
+    server = serve(root, patterns=[source], drain=True, document={"eventstore": {"cache_bytes": 16 << 20}})
     client = EventStoreClient(server.listen, 10.0)
     try:
         wait_until(lambda: client.status()["caught_up"], 60)

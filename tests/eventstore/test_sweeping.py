@@ -12,15 +12,9 @@ from tests.eventstore.kit import Parts, append, line, pack
 from tests.waiting import wait_until
 
 
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path
-
-
 @pytest.fixture(autouse=True)
 def small_steps(monkeypatch):
-    monkeypatch.setattr("eventstore.dense.ENTRIES_A_STEP", 7)
+    monkeypatch.setattr("eventstore.log_file_map.ENTRIES_A_STEP", 7)
 
 
 def fill(root, name, count, server):
@@ -145,9 +139,9 @@ def test_events_close_to_each_other_are_read_at_once(root):
     parts = Parts(root).read_all()
     size = (root / "logs" / "a.jsonl").stat().st_size
     reads = []
-    search = parts.logs._search()
-    original = search.logs.read
-    search.logs.read = lambda place, state: reads.append(place) or original(place, state)
+    logs, _ = parts.logs._tools()
+    original = logs.read
+    logs.read = lambda place, state: reads.append(place) or original(place, state)
     assert parts.in_logs(*idents) == [line(i, "x" * 80) for i in idents]
     assert len(reads) == -(-size // SPAN_BYTES_MAX)
     assert parts.logs.bytes_read <= size

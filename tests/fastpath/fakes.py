@@ -48,7 +48,6 @@ class FakeJoiner:
     def __init__(self, cache, settings=None):
         self._cache = cache
         self._lock = threading.Lock()
-        self.settings = settings or Settings()
         self.batches = []
         self.joined = {}
         self.failures = []
@@ -56,12 +55,8 @@ class FakeJoiner:
         self.gate = threading.Event()
         self.gate.set()
         self.arrived = threading.Semaphore(0)
-        self.silent = False
-        """Of how it reads, as one of another version."""
-        self.away = False
-        """Says nothing; the batches that come go to the others."""
-        self.others = {}
-        """What further joiners say of themselves, or why they do not."""
+        self.says = [{"reading": reading_fingerprint(settings or Settings())}]
+        """What each joiner says of itself, or why it does not."""
         self.closed = False
 
     def join(self, batch):
@@ -87,8 +82,7 @@ class FakeJoiner:
         return Joined.JOINED
 
     def statuses(self):
-        reading = {} if self.silent else {"reading": reading_fingerprint(self.settings)}
-        return {"first": UnavailableError("joiner: away") if self.away else reading, **self.others}
+        return dict(enumerate(self.says))
 
     def close(self):
         self.closed = True
@@ -107,6 +101,13 @@ class Rig:
         self.sending = Sending(
             self.cache, self.joiner, settings or Settings(), clock or SystemClock(), Limits(**limits)
         )
+
+    def hand_in(self, primaries=(), foreigns=()):
+        """And wait until they have come to their end. The counts of foreign events."""
+        self.sending.primary_many(primaries)
+        self.sending.foreign_many(foreigns)
+        assert self.sending.flush(10)
+        return self.sending.foreigns
 
     def close(self):
         self.cache.gate.set()

@@ -37,9 +37,7 @@ def assert_adds_up(counts):
 
 
 def test_a_click_is_joined_with_the_query_handed_in_before_it(rig):
-    rig.sending.primary(query("q") + b"\n")
-    rig.sending.foreign(click("c") + b"\r\n")
-    assert rig.sending.flush(5)
+    rig.hand_in([query("q") + b"\n"], [click("c") + b"\r\n"])
     assert list(rig.joiner.joined.values()) == [click("c")]
     assert (rig.sending.primaries.put, rig.sending.foreigns.joined) == (1, 1)
 
@@ -73,8 +71,7 @@ def test_ids_and_times_are_those_that_the_log_path_makes_of_the_same_lines(reque
         b'\xef\xbb\xbf{"cid":"c2","ref":"q","at":1.5}',
         b'{"cid":3,"ref":"q","at":-9}\r\n',
     ]
-    rig.sending.foreign_many(lines)
-    assert rig.sending.flush(5)
+    rig.hand_in(foreigns=lines)
     log_format = JsonLines(settings.primary, settings.foreign, IdPacker(b"k"))
     logged = log_format.parse_foreign(b"\n".join(line.strip(b"\n") for line in lines) + b"\n")
     sent = rig.joiner.batches
@@ -100,9 +97,7 @@ def test_what_the_log_path_takes_for_no_event_is_not_sent(request):
         "text",
         None,
     ]
-    rig.sending.foreign_many([*bad, click("good")])
-    assert rig.sending.flush(5)
-    counts = rig.sending.foreigns
+    counts = rig.hand_in(foreigns=[*bad, click("good")])
     assert (counts.malformed, counts.joined, counts.sent) == (len(bad), 1, 1)
     assert_adds_up(counts)
 
@@ -113,19 +108,17 @@ def test_a_line_as_long_as_the_bound_allows_with_its_newline_is_sent_and_one_lon
     bare = click("c")[:-1] + b',"x":""}'
     fits = bare[:-2] + b"x" * (1023 - len(bare)) + b'"}'
     assert len(fits) == 1023
-    rig.sending.foreign(fits)
-    rig.sending.foreign(fits[:-2] + b'x"}')
-    assert rig.sending.flush(5)
-    assert (rig.sending.foreigns.joined, rig.sending.foreigns.malformed) == (1, 1)
+    counts = rig.hand_in(foreigns=[fits, fits[:-2] + b'x"}'])
+    assert (counts.joined, counts.malformed) == (1, 1)
 
 
 def test_an_event_handed_in_twice_is_joined_once(rig):
     rig.sending.primary(query("q"))
     for _ in range(5):
         rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert (rig.sending.foreigns.joined, rig.sending.foreigns.duplicate) == (1, 4)
-    assert_adds_up(rig.sending.foreigns)
+    counts = rig.hand_in()
+    assert (counts.joined, counts.duplicate) == (1, 4)
+    assert_adds_up(counts)
 
 
 @pytest.mark.parametrize(
@@ -134,59 +127,45 @@ def test_an_event_handed_in_twice_is_joined_once(rig):
 def test_a_batch_that_fails_or_whose_outcome_is_unknown_is_not_sent_again(request, failure):
     clock = ManualClock()
     rig = rig_of(request, clock=clock)
-    rig.sending.primary(query("q"))
+    rig.hand_in([query("q")])
     rig.joiner.failures = [failure]
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
+    rig.hand_in(foreigns=[click("c")])
     assert len(rig.joiner.batches) == 1
     assert (rig.sending.foreigns.left, rig.sending.foreigns.joined) == (1, 0)
     assert rig.sending.notices
     clock.advance(60)
-    rig.sending.foreign(click("d"))
-    assert rig.sending.flush(5)
+    rig.hand_in(foreigns=[click("d")])
     assert rig.sending.foreigns.joined == 1
     assert [len(batch) for batch in rig.joiner.batches] == [1, 1]
 
 
-def test_while_a_joiner_is_left_alone_events_are_left_to_the_log_at_once(request):
-    clock = ManualClock()
-    rig = rig_of(request, clock=clock)
-    rig.sending.primary(query("q"))
-    rig.joiner.failures = [UnavailableError("joiner: gone")]
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    rig.sending.foreign_many([click(f"d{n}") for n in range(10)])
-    assert rig.sending.flush(5)
+@pytest.mark.parametrize(
+    "failure",
+    [UnavailableError("joiner: gone"), lambda count: bytes([Joined.RETRY_UNAVAILABLE]) * count],
+    ids=["joiner", "its registry"],
+)
+def test_while_a_joiner_or_its_registry_is_left_alone_events_are_left_to_the_log_at_once(request, failure):
+    rig = rig_of(request, clock=ManualClock())
+    rig.hand_in([query("q")])
+    rig.joiner.failures = [failure]
+    rig.hand_in(foreigns=[click("c")])
+    counts = rig.hand_in(foreigns=[click(f"d{n}") for n in range(10)])
     assert len(rig.joiner.batches) == 1
-    assert rig.sending.foreigns.left == 11
-    assert_adds_up(rig.sending.foreigns)
-
-
-def test_a_joiner_whose_registry_is_away_is_left_alone_too(request):
-    clock = ManualClock()
-    rig = rig_of(request, clock=clock)
-    rig.joiner.failures = [lambda count: bytes([Joined.RETRY_UNAVAILABLE]) * count]
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    rig.sending.foreign(click("d"))
-    assert rig.sending.flush(5)
-    assert len(rig.joiner.batches) == 1
-    assert rig.sending.foreigns.left == 2
+    assert counts.left == 11
+    assert_adds_up(counts)
 
 
 @pytest.mark.parametrize("outcome", [Joined.FILTERED, Joined.EXPIRED, Joined.UNJOINABLE, Joined.RETRY_ABSENT])
 def test_fates_of_what_is_not_registered_are_left_to_the_log_path(rig, outcome):
     rig.joiner.failures = [lambda count: bytes([outcome]) * count]
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
+    rig.hand_in(foreigns=[click("c")])
     assert (rig.sending.foreigns.left, rig.sending.foreigns.sent) == (1, 1)
     assert_adds_up(rig.sending.foreigns)
 
 
 def test_a_full_queue_drops_what_is_new_and_never_holds_the_caller(request):
     rig = rig_of(request, queue_events_max=100, batch_events_max=10, requests_in_flight_max=1)
-    rig.sending.primary(query("q"))
-    assert rig.sending.flush(5)
+    rig.hand_in([query("q")])
     rig.joiner.gate.clear()
     rig.sending.foreign(click("first"))
     assert rig.joiner.arrived.acquire(timeout=5)
@@ -210,22 +189,33 @@ def test_the_queue_is_bounded_in_bytes_too(request):
     assert rig.sending.primaries.dropped >= 20 - 3 - 3  # some were taken by the thread, some wait
 
 
-def test_a_process_with_other_settings_than_the_system_sends_nothing(request):
+MINE, AWAY = {"reading": reading_fingerprint(Settings())}, UnavailableError("joiner: away")
+OTHER = {"reading": reading_fingerprint(parse_settings({"ids": {"key": "another"}}))}
+
+
+@pytest.mark.parametrize(
+    ("says", "sent", "notice"),
+    [
+        ([MINE], True, None),
+        ([OTHER], False, "other settings"),
+        ([MINE, OTHER], False, "other settings"),
+        ([AWAY, MINE], True, None),
+        ([AWAY], False, "joiner: away"),
+        ([{}], False, "other settings"),
+    ],
+    ids=["alike", "otherwise", "one otherwise", "one away", "all away", "without a word of it"],
+)
+def test_events_are_sent_only_while_all_joiners_that_answer_read_them_alike(request, says, sent, notice):
     clock = ManualClock()
     rig = rig_of(request, clock=clock)
-    rig.joiner.settings = parse_settings({"ids": {"key": "another"}})
-    rig.sending.primary(query("q"))
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert (rig.cache.lines, rig.joiner.batches) == ({}, [])
-    assert (rig.sending.foreigns.left, rig.sending.foreigns.sent, rig.sending.primaries.left) == (1, 0, 1)
-    assert "other settings" in rig.sending.notices[0]
-    rig.joiner.settings = Settings()  # the system was started anew
+    rig.joiner.says = says
+    counts = rig.hand_in([query("q")], [click("c")])
+    assert (bool(rig.joiner.batches), bool(rig.cache.lines)) == (sent, sent)
+    assert (counts.joined, counts.left, rig.sending.primaries.left) == ((1, 0, 0) if sent else (0, 1, 1))
+    assert notice is None or notice in rig.sending.notices[-1]
+    rig.joiner.says = [MINE, AWAY]  # the system was started anew
     clock.advance(60)
-    rig.sending.primary(query("q"))
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert rig.sending.foreigns.joined == 1
+    assert rig.hand_in([query("q")], [click("d")]).joined == 1 + sent
 
 
 @pytest.mark.parametrize(
@@ -244,59 +234,15 @@ def test_settings_that_make_another_event_of_a_line_are_told_apart(section, key,
     assert reading_fingerprint(parse_settings({section: {key: value}})) != reading_fingerprint(Settings())
 
 
-def test_nothing_is_sent_while_any_joiner_that_answers_reads_otherwise(request):
-    clock = ManualClock()
-    rig = rig_of(request, clock=clock)
-    mine = rig.joiner.statuses()["first"]
-    rig.joiner.others = {"second": {"reading": "another"}}
-    rig.sending.primary(query("q"))
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert (rig.joiner.batches, rig.sending.foreigns.left) == ([], 1)
-    clock.advance(60)
-    rig.joiner.others = {"second": mine, "third": UnavailableError("joiner: away")}
-    rig.sending.primary(query("q"))
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert rig.sending.foreigns.joined == 1
-
-
-def test_the_first_joiner_need_not_be_up(rig):
-    rig.joiner.others = {"second": rig.joiner.statuses()["first"]}
-    rig.joiner.away = True
-    rig.sending.primary(query("q"))
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert rig.sending.foreigns.joined == 1
-
-
-def test_while_no_joiner_answers_it_is_not_known_how_they_read(rig):
-    rig.joiner.away = True
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert (rig.joiner.batches, rig.sending.foreigns.left) == ([], 1)
-    assert "joiner: away" in rig.sending.notices[-1]
-
-
-def test_a_joiner_that_does_not_say_how_it_reads_gets_nothing(rig):
-    rig.joiner.silent = True
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
-    assert rig.joiner.batches == []
-
-
 def test_caches_that_are_away_cost_latency_only(rig):
     rig.cache.down = True
-    rig.sending.primary(query("q"))
-    rig.sending.foreign(click("c"))
-    assert rig.sending.flush(5)
+    rig.hand_in([query("q")], [click("c")])
     assert (rig.sending.primaries.left, rig.sending.foreigns.left) == (1, 1)
 
 
 def test_many_threads_hand_in_at_a_time_and_every_event_is_counted_once(request):
     rig = rig_of(request, queue_events_max=500)
-    rig.sending.primary(query("q"))
-    assert rig.sending.flush(5)
+    rig.hand_in([query("q")])
 
     def hand_in(number):
         for n in range(300):
@@ -317,8 +263,7 @@ def test_many_threads_hand_in_at_a_time_and_every_event_is_counted_once(request)
 def test_no_line_is_left_lying_while_a_thread_is_free(request):
     """The remainder of a full batch is taken by the next thread, not by the one that is under way."""
     rig = rig_of(request, batch_events_max=10, requests_in_flight_max=2)
-    rig.sending.primary(query("q"))
-    assert rig.sending.flush(5)
+    rig.hand_in([query("q")])
     rig.joiner.gate.clear()
     rig.sending.foreign_many([click(f"c{n}") for n in range(15)])
     assert rig.joiner.arrived.acquire(timeout=5)
@@ -327,8 +272,7 @@ def test_no_line_is_left_lying_while_a_thread_is_free(request):
 
 def test_a_flush_waits_for_an_old_request_though_newer_ones_are_answered(request):
     rig = rig_of(request, requests_in_flight_max=2)
-    rig.sending.primary(query("q"))
-    assert rig.sending.flush(5)
+    rig.hand_in([query("q")])
     rig.joiner.gate.clear()
     rig.sending.foreign(click("slow"))
     assert rig.joiner.arrived.acquire(timeout=5)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from photon.cluster import placing
+from photon.cluster import local_cluster as placing
 from photon.cluster.nursery import Nursery
 from tests.faults.kit.system import seed_for
 from tests.ports import free_ports

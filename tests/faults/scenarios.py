@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from photon.cluster.roles import PIPELINE_ROLES
+from photon.core.settings import PIPELINE_ROLES
 from tests.faults.kit.crashing import POINTS, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
 from tests.faults.kit.system import FaultSystem
@@ -56,7 +56,7 @@ def kill_joiners_in_turns_while_the_other_datacenter_stands_still(
 ) -> None:
     """All of the other datacenter is stopped (SIGSTOP); here is never more than one joiner at a time."""
     here, other = rng.sample([pipeline.datacenter for pipeline in system.topology.pipelines], 2)
-    joiners = [p.process("joiner") for p in system.topology.places("joiner") if p.pipeline.datacenter == here]
+    joiners = [p.title for p in system.topology.processes("joiner") if p.datacenter == here]
     with standing_still(system, *system.dev.processes_of(other)):
         for turn in range(_TURNS):
             down = [joiners[turn % len(joiners)]]
@@ -80,9 +80,9 @@ def stop_a_leader(system: FaultSystem, rng: random.Random) -> None:
 
 def stop_a_joiner_for_longer_than_its_lease(system: FaultSystem, rng: random.Random) -> None:
     """SIGSTOP of one, wherever it stands; nobody fences it, so SIGCONT lets it go on."""
-    place = rng.choice(system.topology.places("joiner"))
+    joiner = rng.choice(system.topology.processes("joiner"))
     lease_s = system.topology.settings.registry.lease_s
-    with standing_still(system, place.process("joiner")):
+    with standing_still(system, joiner.title):
         system.run_for(lease_s * rng.uniform(1.1, 1.5))
         goes_on(system)
     goes_on(system)
@@ -166,7 +166,7 @@ def standing_still(system: FaultSystem, *processes: str) -> Iterator[None]:
 
 
 def _stop_for_a_while(system: FaultSystem, rng: random.Random, role: str) -> None:
-    process = rng.choice(system.topology.places(role)).process(role)
+    process = rng.choice(system.topology.processes(role)).title
     with standing_still(system, process):
         system.run_for(rng.uniform(0.5, 2.0))
         goes_on(system)

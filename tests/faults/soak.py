@@ -22,8 +22,7 @@ import click
 
 from tests.faults.kit.checkers import BrokenError, Report
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import Feed, cut_short
 from tests.faults.kit.system import FaultSystem
 from tests.faults.kit.toxiproxy import ToxiproxyError, need_toxiproxy
 from tests.faults.regions import REGIONS

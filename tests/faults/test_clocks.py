@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.recovering import recover_into
 from tests.faults.kit.skewed import SkewedLauncher
 from tests.faults.kit.system import FaultSystem, seed_for

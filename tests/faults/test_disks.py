@@ -12,8 +12,7 @@ import pytest
 from dispatcher.workers import read_totals
 from photon.cluster.topology import Replica, write_topology
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
 from tests.faults.scenarios import goes_on
 from tests.ports import free_ports

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from tests.faults.kit.cutting import cut_short
-from tests.faults.kit.feeder import Feed, Feeder
+from tests.faults.kit.feeder import Feed, Feeder, cut_short
 from tests.waiting import wait_until
 
 ALL_AT_ONCE = Feed(seed=7, clicks=1_000, clicks_per_s=0)
@@ -77,6 +76,7 @@ def test_some_clicks_are_logged_before_the_query_that_they_name(tmp_path):
     assert len(early) > 10
 
 
+@pytest.mark.long
 def test_a_copy_that_stands_still_has_the_queries_of_its_clicks_and_catches_up(tmp_path):
     feed = Feed(seed=5, clicks=3_000, clicks_per_s=1_500, before_query=0.2, orphans=0, late_s=(0.1, 0.5))
     feeder = Feeder(feed, {name: tmp_path / name for name in ("east", "west")})

@@ -7,8 +7,7 @@ import pytest
 
 from tests.faults import scenarios
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.supervised import SupervisedSystem
 from tests.faults.kit.system import FaultSystem, seed_for
 

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from eventstore.client import EventStoreClient
-from photon.cluster.roles import PIPELINE_ROLES
 from photon.cluster.topology import Pipeline
 from photon.core.fates import Found
 from photon.core.ids import IdPacker
+from photon.core.settings import PIPELINE_ROLES
 from tests.faults import scenarios
 from tests.faults.kit.crashing import POINTS, SELDOM, Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

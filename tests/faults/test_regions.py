@@ -5,8 +5,7 @@ import random
 import pytest
 
 from tests.faults import regions
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

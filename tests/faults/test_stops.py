@@ -8,8 +8,7 @@ from tests.faults import scenarios
 from tests.faults.kit.checkers import ledger_of
 from tests.faults.kit.crashing import Crash
 from tests.faults.kit.crashing_nursery import CrashingNursery
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.recovering import recover_into
 from tests.faults.kit.system import FaultSystem, seed_for
 
@@ -72,7 +71,7 @@ def fence_a_zombie(
     """How many events recovery brings back while the joiner stands still at the step, and after that."""
     zombie = f"joiner-{datacenter}"
     reached = launcher.reached().total()
-    others = [p.process("dispatcher") for p in system.topology.places("dispatcher") if p.name != datacenter]
+    others = [p.title for p in system.topology.processes("dispatcher") if p.name != datacenter]
     scenarios.until_up(system, zombie)
     launcher.arm(zombie, [Crash(step, rng.randrange(3), stop=True)])
     system.kill(zombie)  # it is started again by a poll, and none is between the two

@@ -18,9 +18,8 @@ from photon.rpc import (
     joiner_pb2,
     joiner_pb2_grpc,
 )
-from photon.rpc.network import Network
+from photon.rpc.network import Network, Tls
 from photon.rpc.servers import ask_status
-from photon.rpc.tls import Tls
 from tests.certificates import Authority
 from tests.ports import paired_ports
 from tests.system import PHOTON, Processes

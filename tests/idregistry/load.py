@@ -7,9 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from idregistry.client import RegistryClient
+from idregistry.rules.packing import IDS_MAX
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import UnavailableError
-from photon.core.fates import Committed
+from photon.core.fates import Committed, Registered
 from photon.core.ids import Token
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import event_id
@@ -98,6 +99,9 @@ def assert_sound(cluster: Cluster, load: Load, shards: int) -> None:
         wait_until(lambda node=node: held(client, node, cluster, shards)[0] == set(load.won))  # type: ignore[misc]
         found, total = held(client, node, cluster, shards)
         assert len(found) == total, "an id is in two shards"
+        some = list(load.won)[:IDS_MAX]
+        times = pack_times([load.times[key] for key in some])
+        assert set(client.lookup(b"".join(some), times)) == {Registered.PRESENT}
 
 
 def held(client: RegistryClient, node: str, cluster: Cluster, shards: int) -> tuple[set[bytes], int]:

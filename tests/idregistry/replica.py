@@ -9,12 +9,12 @@ import sys
 import threading
 from pathlib import Path
 
-from idregistry.server import RegistryServer
+from idregistry.rules.commands import Row
+from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
-from photon.rpc.network import LOOPBACK, Network
+from photon.rpc.network import LOOPBACK, Network, Tls
 from photon.rpc.servers import on_termination
-from photon.rpc.tls import Tls
 
 
 def main() -> None:
@@ -35,21 +35,17 @@ def main() -> None:
     if replica.get("tls"):
         *files, name = replica["tls"]
         network = Network(Tls(*map(Path, files), name))
-    server = RegistryServer(
-        parse_settings({"registry": replica["settings"]}).registry,
+    me = Replica(
         node,
         grpc[node],
         ("127.0.0.1", raft[node]),
-        {name: ("127.0.0.1", port) for name, port in raft.items() if name != node},
-        grpc,
+        {name: Row(name, "127.0.0.1", port, grpc[name]) for name, port in raft.items()},
         Path(replica["directory"]),
         b"test secret",
-        SystemClock(),
-        random.Random(),
-        fatal,
         joining=replica["joining"],
-        network=network,
     )
+    settings = parse_settings({"registry": replica["settings"]}).registry
+    server = RegistryServer(me, settings, SystemClock(), random.Random(), fatal, network)
     server.start()
     parent = os.getppid()
     while not stop.wait(0.2) and os.getppid() == parent:

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import strategies as st
 
-from idregistry.rules.commands import Boundary, Command, Commit, Configure, Fence, Prepare, Release
+from idregistry.rules.commands import Boundary, Command, Commit, Configure, Fences, Prepare, Release
 from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, bucket_of, unhash_ids
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.rules.state import Prepared
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared
 from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import Token, parse_token
@@ -36,7 +35,7 @@ class Model:
             case Boundary(_, boundary_us):
                 self.boundary_us = max(self.boundary_us, boundary_us)
                 return self.boundary_us
-            case Fence(_, first, incarnations):
+            case Fences(_, first, incarnations):
                 if first <= len(self.fences):
                     self.fences += incarnations[len(self.fences) - first :]
                 return len(self.fences)
@@ -190,7 +189,7 @@ COMMANDS = (
     | COMMITS
     | of_segments(Release)
     | st.builds(Boundary, st.just(NOW_US), st.integers(-5 * BUCKET_US, 3 * BUCKET_US))
-    | st.builds(Fence, st.just(NOW_US), st.integers(0, 3), st.lists(INCARNATIONS, max_size=2).map(tuple))
+    | st.builds(Fences, st.just(NOW_US), st.integers(0, 3), st.lists(INCARNATIONS, max_size=2).map(tuple))
     | st.builds(Prepare, st.just(NOW_US), st.integers(1, 5), EVENT_TIMES)
     | configures()
 )
@@ -214,6 +213,6 @@ RELEASED_STORY = (
     | _of_few(Release)
     | _of_few(Release)
     | st.builds(Boundary, st.just(NOW_US), _HOURS)
-    | st.sampled_from([Fence(NOW_US, 0, (1,)), Fence(NOW_US, 1, (2,))])
+    | st.sampled_from([Fences(NOW_US, 0, (1,)), Fences(NOW_US, 1, (2,))])
 )
 """Two joiners, which are fenced at some time, or the first alone; six ids."""

@@ -8,9 +8,8 @@ from concurrent import futures
 import grpc
 import pytest
 
-from idregistry.rules.commands import Boundary, encode
+from idregistry.rules.commands import Boundary, Row, encode
 from idregistry.rules.directory import View
-from idregistry.rules.directory_commands import Row
 from idregistry.rules.placement import DAY_US, command_due
 from idregistry.server import ClockWatch
 from photon.core.clock import ManualClock

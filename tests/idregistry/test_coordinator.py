@@ -1,27 +1,34 @@
 """What the directory's leader decides: reshardings, the table's past, leases."""
 
-from idregistry.coordinator import Ask, Coordinator, LeaseRuns, Look, OpenShard, Standing, Wanted
-from idregistry.rules.batching import Answer, Decided, NotLeader, OutcomeUnknown, Overloaded
-from idregistry.rules.commands import Boundary, Commit, Configure, Prepare
-from idregistry.rules.commands import Fence as ShardFence
-from idregistry.rules.commands import encode as shard_encode
-from idregistry.rules.directory import DirectoryState, Proposal
-from idregistry.rules.directory_commands import (
+from types import SimpleNamespace
+from typing import Any
+
+from idregistry.coordinator import Coordinator, Look, Wanted
+from idregistry.rules.commands import (
+    Boundary,
     Cancel,
+    Commit,
+    Configure,
     Fence,
+    Fences,
+    Found,
     KeepAlive,
+    Prepare,
     Propose,
     Rejected,
     Replace,
     Row,
-    iso_utc,
+    Standing,
+    encode,
 )
+from idregistry.rules.directory import DirectoryState, Proposal, iso_utc
 from idregistry.rules.placement import FENCES_A_STEP, command_due
 from idregistry.rules.sharding import Configuration
 from idregistry.rules.state import ShardState
+from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Settled
 from photon.core.clock import ManualClock
 from photon.core.settings import Registry
-from photon.raft.port import Members
+from photon.raft.port import Members, Unknown
 from tests.idregistry.fake_log import FakeLog
 from tests.idregistry.kit import NOW_US, event_ids, same_times
 
@@ -37,14 +44,12 @@ class Bench:
     def __init__(self, shards: int = 2) -> None:
         self.clock = ManualClock(NOW_US)
         self.state = DirectoryState()
-        self.hosted: dict[int, OpenShard] = {}
-        settings = Registry(shards=shards, clock_skew_s=1.0)
-        self.coordinator = Coordinator(
-            self.state, ROWS, settings, self.clock, lambda: None, lambda: self.hosted, IDENTITY
-        )
+        self.hosting: Any = SimpleNamespace(shards={})
+        founding = Found(0, shards, ROWS, IDENTITY)
+        settings = Registry(clock_skew_s=1.0)
+        self.coordinator = Coordinator(self.state, founding, settings, self.clock, lambda: None, self.hosting)
         self.log = FakeLog(self.state, of_group=MEMBERS)
         self.tick()
-        self.tick()  # founded, then given its identity
         self.follow()
 
     def tick(self) -> None:
@@ -53,17 +58,21 @@ class Bench:
     def follow(self, *only: int) -> None:
         """Shards appear, and apply what their leaders would put into their logs."""
         for number in self.state.view.founders:
-            self.hosted.setdefault(number, OpenShard(ShardState(number), MEMBERS))
-        self.hosted = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
+            if number not in self.hosted:
+                shard, log = SimpleNamespace(state=ShardState(number)), SimpleNamespace(members=MEMBERS)
+                self.hosted[number] = SimpleNamespace(shard=shard, log=log)
+        self.hosting.shards = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
         for number in only or tuple(self.hosted):
-            state = self.hosted[number].state
-            while True:
-                command = command_due(
-                    state, self.state.view, self.state.fences, self.clock.now_us(), self.clock.now_us(), 0.0
-                )
-                if command is None:
-                    break
-                state.apply(shard_encode(command))
+            self.catch_up(self.state_of(number))
+
+    def catch_up(self, state: ShardState) -> list[type]:
+        """Which commands a shard's leader put into its log, until nothing was due."""
+        kinds = []
+        now_us = self.clock.now_us()
+        while command := command_due(state, self.state.view, self.state.fences, now_us, now_us, 0.0):
+            state.apply(encode(command))
+            kinds.append(type(command))
+        return kinds
 
     def ask(self, what: Wanted, seconds: float = 10.0) -> Answer:
         answers: list[Answer] = []
@@ -75,11 +84,34 @@ class Bench:
         (answer,) = answers
         return answer
 
-    def reshard(self, shards: int, start_us: int = 0) -> Proposal:
-        answer = self.ask(Propose(0, shards, start_us, 0))
-        assert isinstance(answer, Decided)
-        assert isinstance(answer.result, Proposal)
+    def decided(self, what: Wanted) -> Any:
+        """What the directory answered."""
+        answer = self.ask(what)
+        assert isinstance(answer, Settled)
         return answer.result
+
+    def reshard(self, shards: int, start_us: int = 0) -> Proposal:
+        proposal = self.decided(Propose(0, shards, start_us, 0))
+        assert isinstance(proposal, Proposal)
+        return proposal
+
+    def fence_fails(self, incarnation: int = 7) -> float:
+        """For how long its lease may run yet."""
+        standing = self.decided(Fence(0, incarnation, 0))
+        assert standing == Standing(False, standing.expires_in_s)
+        return float(standing.expires_in_s)
+
+    def keep(self, lease_us: int = 10 * SECOND_US, incarnation: int = 7) -> object:
+        return self.decided(KeepAlive(0, incarnation, "j:1", lease_us))
+
+    @property
+    def hosted(self) -> dict[int, Any]:
+        shards: dict[int, Any] = self.hosting.shards
+        return shards
+
+    def state_of(self, shard: int) -> ShardState:
+        state: ShardState = self.hosted[shard].shard.state
+        return state
 
     @property
     def configuration(self) -> Configuration:
@@ -90,7 +122,7 @@ class Bench:
 def commit(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
     ids = event_ids(*numbers)
     command = Commit(NOW_US, [b"t"], [len(numbers)], ids, same_times(len(numbers), time_us))
-    outcomes = state.apply(shard_encode(command))
+    outcomes = state.apply(encode(command))
     assert isinstance(outcomes, bytes)
     return outcomes
 
@@ -101,14 +133,12 @@ def test_the_first_leader_founds_the_registry_from_its_settings() -> None:
     assert set(bench.state.view.replicas) == {"r0", "r1", "r2"}
 
 
-def test_a_registry_without_an_identity_gets_one_by_the_first_leader_and_keeps_it_under_the_next() -> None:
+def test_the_first_leader_gives_the_registry_its_identity_and_the_next_leaves_it() -> None:
     bench = Bench()
     assert bench.state.view.identity == IDENTITY
-    next_one = Coordinator(
-        bench.state, ROWS, Registry(), bench.clock, lambda: None, lambda: bench.hosted, bytes(16)
-    )
+    another = Found(0, 2, ROWS, bytes(16))
     proposed = len(bench.log.proposed)
-    next_one.on_tick(bench.log)
+    next_one = Coordinator(bench.state, another, Registry(), bench.clock, lambda: None, bench.hosting)
     next_one.on_tick(bench.log)
     assert len(bench.log.proposed) == proposed
     assert bench.state.view.identity == IDENTITY
@@ -125,13 +155,13 @@ def test_a_resharding_is_adopted_when_the_last_shard_has_prepared() -> None:
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [2, 4]
     bench.follow()
-    assert {one.state.configuration for one in bench.hosted.values()} == {bench.configuration}
+    assert {one.shard.state.configuration for one in bench.hosted.values()} == {bench.configuration}
 
 
 def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told() -> None:
     bench = Bench(shards=1)
     proposal = bench.reshard(2)
-    commit(bench.hosted[0].state, 1, time_us=proposal.start_us + 5)
+    commit(bench.state_of(0), 1, time_us=proposal.start_us + 5)
     bench.follow()
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [1]
@@ -141,7 +171,7 @@ def test_a_shard_that_holds_a_later_event_makes_it_void_and_the_reason_is_told()
     assert f"before the new start, {iso_utc(proposal.start_us)}. " in why
     assert "While such an event is kept, no number of shards can begin before its time" in why
     bench.follow()
-    assert bench.hosted[0].state.prepared is None, "it takes such events again"
+    assert bench.state_of(0).prepared is None, "it takes such events again"
 
 
 def test_a_shard_that_does_not_prepare_until_the_start_makes_it_void() -> None:
@@ -175,7 +205,7 @@ def test_a_leader_with_an_old_directory_proposes_nothing_that_its_shard_knows_be
     bench.reshard(4)
     old = bench.state.view
     bench.follow()
-    state = bench.hosted[0].state
+    state = bench.state_of(0)
     assert command_due(state, old, [], NOW_US, NOW_US, 0.0) is None, "it is prepared"
     bench.tick()
     bench.follow()
@@ -190,10 +220,10 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
     bench.tick()
     bench.follow()
     for number, boundary_us in ((0, start_us + 9), (1, start_us), (2, start_us - 1)):
-        bench.hosted[number].state.apply(shard_encode(Boundary(NOW_US, boundary_us)))
+        bench.state_of(number).apply(encode(Boundary(NOW_US, boundary_us)))
     bench.tick()
     assert len(bench.configuration.intervals) == 2
-    bench.hosted[2].state.apply(shard_encode(Boundary(NOW_US, start_us)))
+    bench.state_of(2).apply(encode(Boundary(NOW_US, start_us)))
     bench.tick()
     assert [i.shards for i in bench.configuration.intervals] == [1]
     assert list(bench.state.view.founders) == [0]
@@ -201,15 +231,15 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
 
 def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
     bench = Bench()
-    assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Decided(True)
+    assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Settled(True)
     bench.tick()
     assert "r1" in bench.state.view.replicas
     after = Members(("r0", "r2", "r3"))
     bench.log.of_group = after
-    bench.hosted = {n: OpenShard(one.state, after if n == 0 else MEMBERS) for n, one in bench.hosted.items()}
+    bench.hosted[0].log.members = after
     bench.tick()
     assert "r1" in bench.state.view.replicas
-    bench.hosted = {n: OpenShard(one.state, after) for n, one in bench.hosted.items()}
+    bench.hosted[1].log.members = after
     bench.tick()
     assert "r1" not in bench.state.view.replicas
 
@@ -219,7 +249,7 @@ def test_a_cancelled_replacement_is_over_when_no_group_has_the_new_one_any_more(
     bench.ask(Replace(0, "r1", Row("r3", "wrong", 1, "h:1")))
     learning = Members(("r0", "r1", "r2"), ("r3",))
     bench.log.of_group = learning
-    assert bench.ask(Cancel(0, "r3")) == Decided(True)
+    assert bench.ask(Cancel(0, "r3")) == Settled(True)
     bench.tick()
     assert "r3" in bench.state.view.replicas
     bench.log.of_group = MEMBERS
@@ -232,10 +262,9 @@ def test_a_start_in_the_far_future_is_refused() -> None:
     """A typo in the year would stand in the way of every later change."""
     bench = Bench()
     year_us = 366 * 86_400 * SECOND_US
-    answer = bench.ask(Propose(0, 3, NOW_US + year_us + 1, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, Rejected)
-    assert f"{iso_utc(NOW_US + year_us + 1)} is more than 366 days ahead" in answer.result.why
+    rejected = bench.decided(Propose(0, 3, NOW_US + year_us + 1, 0))
+    assert isinstance(rejected, Rejected)
+    assert f"{iso_utc(NOW_US + year_us + 1)} is more than 366 days ahead" in rejected.why
     assert bench.state.view.proposal is None
     assert bench.reshard(3, NOW_US + year_us)
 
@@ -245,20 +274,15 @@ def test_a_start_in_the_far_future_is_refused() -> None:
 
 def test_an_incarnation_is_not_fenced_while_its_lease_may_run() -> None:
     bench = Bench()
-    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(True)
+    assert bench.keep() is True
     bench.clock.advance(9.9)
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns)
-    assert 0 < answer.result.for_s < 1
-    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    assert 0 < bench.fence_fails() < 1
+    bench.keep()
     bench.clock.advance(5.0)
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns), "it was renewed"
+    assert bench.fence_fails(), "it was renewed"
     bench.clock.advance(6.0)
-    assert bench.ask(Fence(0, 7, 0)) == Decided(True)
-    assert bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US)) == Decided(False)
+    assert bench.ask(Fence(0, 7, 0)) == Settled(True)
+    assert bench.keep() is False
 
 
 def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None:
@@ -267,40 +291,34 @@ def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None
         bench.ask(KeepAlive(0, incarnation, "a:1", 10 * SECOND_US))
     bench.clock.advance(20.0)
     bench.ask(KeepAlive(0, 8, "a:1", 10 * SECOND_US))
-    assert bench.ask(Fence(0, 7, 0)) == Decided(True)
+    assert bench.ask(Fence(0, 7, 0)) == Settled(True)
     proposed = len(bench.log.proposed)
-    answer = bench.ask(Look((7, 8, 9)))
-    assert isinstance(answer, Decided)
-    fenced, alive, unknown = answer.result  # type: ignore[misc]
+    fenced, alive, unknown = bench.decided(Look((7, 8, 9)))
     assert (fenced, unknown) == (Standing(True, 0.0), Standing(False, 0.0))
-    assert (alive.fenced, 9.0 < alive.for_s < 10.5) == (False, True)
+    assert (alive.fenced, 9.0 < alive.expires_in_s < 10.5) == (False, True)
     assert len(bench.log.proposed) == proposed
 
 
 def test_no_wall_clock_ends_a_lease() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.keep()
     bench.clock._now_us += 3600 * SECOND_US  # somebody set it
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns)
+    assert bench.fence_fails()
 
 
 def test_a_restarted_leader_gives_every_lease_its_full_time_again() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", 10 * SECOND_US))
+    bench.keep()
     bench.clock.advance(9.0)
     bench.state.restore(list(bench.state.freeze()))
     bench.tick()
     bench.clock.advance(9.0)
-    answer = bench.ask(Fence(0, 7, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, LeaseRuns)
+    assert bench.fence_fails()
 
 
 def test_a_fence_that_crosses_a_renewal_fails() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", SECOND_US))
+    bench.keep(SECOND_US)
     bench.clock.advance(2.0)
     bench.log.held = True
     answers: list[Answer] = []
@@ -308,12 +326,12 @@ def test_a_fence_that_crosses_a_renewal_fails() -> None:
         bench.coordinator.offer(Ask(what, bench.clock.monotonic() + 5, answers.append))
     bench.tick()
     bench.log.apply_held()
-    assert answers == [Decided(True), Decided(False)]
+    assert answers == [Settled(True), Settled(False)]
 
 
 def test_a_lease_of_long_ago_is_forgotten() -> None:
     bench = Bench()
-    bench.ask(KeepAlive(0, 7, "j:1", SECOND_US))
+    bench.keep(SECOND_US)
     bench.clock.advance(99.0)
     bench.tick()
     assert 7 in bench.state.leases
@@ -342,13 +360,12 @@ def test_an_outcome_that_is_lost_is_unknown() -> None:
     bench.coordinator.offer(Ask(Fence(0, 7, 0), 100.0, answers.append))
     bench.tick()
     bench.log.forget_held()
-    assert answers == [OutcomeUnknown()]
+    assert answers == [Unknown()]
 
 
 def test_a_rejected_command_is_answered_with_its_reason() -> None:
-    answer = Bench().ask(Propose(0, 2, 0, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, Rejected)
+    rejected = Bench().decided(Propose(0, 2, 0, 0))
+    assert isinstance(rejected, Rejected)
 
 
 # --- what a shard's leader does with it
@@ -359,13 +376,7 @@ def test_a_new_shard_hears_of_the_fences_before_it_may_take_anything() -> None:
     for incarnation in range(FENCES_A_STEP + 5):
         bench.ask(Fence(0, incarnation, 0))
     state = ShardState(0)
-    kinds = []
-    for _ in range(4):
-        command = command_due(state, bench.state.view, bench.state.fences, NOW_US, None, 0.0)
-        kinds.append(type(command))
-        if command is not None:
-            state.apply(shard_encode(command))
-    assert kinds == [ShardFence, ShardFence, Configure, type(None)]
+    assert bench.catch_up(state) == [Fences, Fences, Configure]
     assert state.fences == FENCES_A_STEP + 5
 
 
@@ -377,31 +388,19 @@ def test_a_shard_takes_a_table_before_it_prepares_for_the_next() -> None:
     bench.tick()
     assert bench.state.view.version == 2
     bench.reshard(3, start_us=NOW_US + 60 * SECOND_US)
-    state = bench.hosted[0].state
-    kinds = []
-    for _ in range(3):
-        command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
-        kinds.append(type(command))
-        if command is not None:
-            state.apply(shard_encode(command))
-    assert kinds == [Configure, Prepare, type(None)]
+    assert bench.catch_up(bench.state_of(0)) == [Configure, Prepare]
 
 
 def test_a_shard_prepares_once() -> None:
     bench = Bench()
     bench.reshard(3)
-    state = bench.hosted[0].state
-    command = command_due(state, bench.state.view, (), NOW_US, None, 0.0)
-    assert isinstance(command, Prepare)
-    state.apply(shard_encode(command))
-    assert command_due(state, bench.state.view, (), NOW_US, None, 0.0) is None
+    assert bench.catch_up(bench.state_of(0)) == [Prepare]
 
 
 def test_more_shards_than_a_replica_can_have_open_are_refused() -> None:
     bench = Bench()
     bench.coordinator._shards_max = 5
-    answer = bench.ask(Propose(0, 6, 0, 0))
-    assert isinstance(answer, Decided)
-    assert isinstance(answer.result, Rejected)
-    assert "a replica can have 5 open" in answer.result.why
+    rejected = bench.decided(Propose(0, 6, 0, 0))
+    assert isinstance(rejected, Rejected)
+    assert "a replica can have 5 open" in rejected.why
     assert bench.reshard(5)

@@ -1,41 +1,49 @@
 """The directory's rules (paper 2.2.2, 3.3.3): what may change, and that no id's shard ever does."""
 
 import random
-from dataclasses import dataclass
 
-import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules.directory import DirectoryState, Proposal, View, group_of, shard_of_group
-from idregistry.rules.directory_commands import (
+from idregistry.rules.commands import (
     Abandon,
     Adopt,
+    Boundary,
     Cancel,
-    Command,
-    DirectoryCommandError,
+    CommandError,
+    Commit,
+    DirectoryCommand,
     EndLease,
     Fence,
     Found,
     Gone,
-    Identify,
     KeepAlive,
     Propose,
     Rejected,
     Replace,
     Row,
     Trim,
-    decode,
+    decode_directory,
     encode,
 )
+from idregistry.rules.directory import DirectoryState, Proposal, View, group_of, shard_of_group
+from idregistry.rules.placement import command_due
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration
-from photon.core.columns import pack_times
+from idregistry.rules.state import ShardState
+from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.errors import CorruptStateError
+from photon.core.fates import Committed, Registered
 from tests.idregistry.kit import NOW_US
 
 ROWS = tuple(Row(name, "10.0.0.1", 7000, "10.0.0.1:7001") for name in ("r0", "r1", "r2"))
 SKEW_US = 1_000_000
+IDENTITY = b"i" * 16
+
+
+def row(name: str) -> Row:
+    return Row(name, "h", 1, "h:1")
 
 
 class Directory:
@@ -45,13 +53,18 @@ class Directory:
         self.state = DirectoryState()
         self.now_us = NOW_US
         if shards is not None:
-            assert self.put(Found(NOW_US, shards, ROWS)) is True
+            assert self.put(Found(NOW_US, shards, ROWS, IDENTITY)) is True
 
-    def put(self, command: Command) -> object:
+    def put(self, command: DirectoryCommand) -> object:
         return self.state.apply(encode(command))
 
     def propose(self, shards: int, start_us: int) -> object:
         return self.put(Propose(self.now_us, shards, start_us, self.now_us + SKEW_US))
+
+    def rejected(self, command: DirectoryCommand) -> Rejected:
+        answer = self.put(command)
+        assert isinstance(answer, Rejected)
+        return answer
 
     @property
     def view(self) -> View:
@@ -65,41 +78,25 @@ class Directory:
 
 def test_it_is_founded_once() -> None:
     directory = Directory(3)
-    assert directory.put(Found(NOW_US, 5, ROWS[:1])) is False
+    assert directory.put(Found(NOW_US, 5, ROWS[:1], bytes(16))) is False
     assert directory.configuration.shards == 3
     assert directory.view.founders == dict.fromkeys(range(3), ("r0", "r1", "r2"))
     assert [directory.view.group(n) for n in range(3)] == [1, 2, 3]
 
 
 def test_its_identity_is_the_first_it_is_given_for_ever() -> None:
-    directory = Directory(None)
-    assert directory.put(Identify(NOW_US, b"a" * 16)) is False, "not founded"
-    directory.put(Found(NOW_US, 2, ROWS))
-    assert directory.view.identity == b""
-    assert directory.put(Identify(NOW_US, b"a" * 16)) is True
-    assert directory.put(Identify(NOW_US, b"b" * 16)) is False
+    directory = Directory()
+    assert directory.put(Found(NOW_US, 2, ROWS, b"b" * 16)) is False
     start_us = NOW_US + 2 * SKEW_US
     directory.propose(3, start_us)
     directory.put(Adopt(NOW_US, 2))
     directory.put(Trim(NOW_US, 2, start_us))
-    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Replace(NOW_US, "r1", row("r3")))
     directory.put(Gone(NOW_US, "r1"))
     assert (directory.view.version, "r1" in directory.view.replicas) == (3, False)
-    assert directory.view.identity == b"a" * 16
     copy = DirectoryState()
     copy.restore(list(directory.state.freeze()))
-    assert copy.view.identity == b"a" * 16
-
-
-def test_a_snapshot_of_before_there_were_identities_is_read_and_one_may_be_given() -> None:
-    directory = Directory(2)
-    version, document = b"".join(directory.state.freeze())[:1], b"".join(directory.state.freeze())[1:]
-    held = msgspec.msgpack.decode(document)
-    del held["identity"]
-    old = DirectoryState()
-    old.restore([version + msgspec.msgpack.encode(held)])
-    assert old.view == directory.view
-    assert old.apply(encode(Identify(NOW_US, b"a" * 16))) is True
+    assert copy.view.identity == directory.view.identity == IDENTITY
 
 
 def test_a_new_number_holds_only_once_it_is_adopted_and_then_there_are_its_shards() -> None:
@@ -155,13 +152,11 @@ def test_reshardings_and_replacements_go_one_at_a_time() -> None:
     directory.propose(3, NOW_US + 2 * SKEW_US)
     for command in (
         Propose(NOW_US, 4, NOW_US + 9 * SKEW_US, NOW_US),
-        Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")),
+        Replace(NOW_US, "r1", row("r3")),
     ):
-        rejected = directory.put(command)
-        assert isinstance(rejected, Rejected)
-        assert rejected.busy
+        assert directory.rejected(command).busy
     directory.put(Adopt(NOW_US, 2))
-    assert directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1"))) is True
+    assert directory.put(Replace(NOW_US, "r1", row("r3"))) is True
     assert isinstance(directory.propose(4, NOW_US + 9 * SKEW_US), Rejected)
 
 
@@ -195,7 +190,7 @@ def test_a_shard_that_comes_again_is_another_group() -> None:
 
 def test_a_replica_is_replaced_and_its_name_is_never_taken_again() -> None:
     directory = Directory()
-    new = Row("r3", "10.0.0.9", 7000, "10.0.0.9:7001")
+    new = row("r3")
     assert directory.put(Replace(NOW_US, "r1", new)) is True
     assert directory.put(Replace(NOW_US, "r1", new)) is True, "asked again"
     assert directory.view.staying == ("r0", "r2", "r3")
@@ -204,18 +199,15 @@ def test_a_replica_is_replaced_and_its_name_is_never_taken_again() -> None:
     assert directory.put(Gone(NOW_US, "r1")) is True
     assert set(directory.view.replicas) == {"r0", "r2", "r3"}
     for name in ("r1", "r3", "r0"):
-        rejected = directory.put(Replace(NOW_US, "r2", Row(name, "h", 1, "h:1")))
-        assert isinstance(rejected, Rejected)
-        assert "never used before" in rejected.why
+        assert "never used before" in directory.rejected(Replace(NOW_US, "r2", row(name))).why
 
 
 def test_a_cancelled_replacement_is_turned_round_and_then_another_may_begin() -> None:
     """The new one is needed for majorities until no group has it any more; then its name is used up."""
     directory = Directory()
-    new = Row("r3", "10.0.0.9", 7000, "10.0.0.9:7001")
+    new = row("r3")
     for name in ("r3", "r1", ""):
-        rejected = directory.put(Cancel(NOW_US, name))
-        assert isinstance(rejected, Rejected)
+        rejected = directory.rejected(Cancel(NOW_US, name))
         assert not rejected.busy
         assert "under way" in rejected.why
     directory.put(Replace(NOW_US, "r1", new))
@@ -223,20 +215,20 @@ def test_a_cancelled_replacement_is_turned_round_and_then_another_may_begin() ->
     assert directory.put(Cancel(NOW_US, "r3")) is True
     assert directory.put(Cancel(NOW_US, "r3")) is True, "asked again"
     assert directory.view.staying == ("r0", "r1", "r2")
-    assert isinstance(directory.put(Replace(NOW_US, "r1", Row("r4", "h", 1, "h:1"))), Rejected)
+    assert isinstance(directory.put(Replace(NOW_US, "r1", row("r4"))), Rejected)
     assert directory.put(Gone(NOW_US, "r1")) is False
     assert directory.put(Gone(NOW_US, "r3")) is True
     assert directory.put(Cancel(NOW_US, "r3")) is True, "asked again"
     assert set(directory.view.replicas) == {"r0", "r1", "r2"}
     assert directory.view.removed == ("r3",)
     assert isinstance(directory.put(Replace(NOW_US, "r1", new)), Rejected), "its name is used up"
-    assert directory.put(Replace(NOW_US, "r1", Row("r4", "h", 1, "h:1"))) is True
+    assert directory.put(Replace(NOW_US, "r1", row("r4"))) is True
 
 
 def test_a_cancelled_replacement_can_be_gone_on_with() -> None:
     """Where the old one turns out never to come back."""
     directory = Directory()
-    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Replace(NOW_US, "r1", row("r3")))
     directory.put(Cancel(NOW_US, "r3"))
     assert directory.put(Cancel(NOW_US, "r1")) is True
     assert directory.view.leaving == ("r1", "r3")
@@ -251,7 +243,7 @@ def test_times_are_told_in_utc() -> None:
 
 def test_new_shards_are_founded_by_those_who_stay() -> None:
     directory = Directory(1)
-    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Replace(NOW_US, "r1", row("r3")))
     directory.put(Gone(NOW_US, "r1"))
     directory.propose(2, NOW_US + 2 * SKEW_US)
     directory.put(Adopt(NOW_US, 2))
@@ -333,36 +325,6 @@ def test_a_fence_holds_for_ever_and_comes_only_after_the_last_renewal(
 # --- any sequence
 
 
-@dataclass
-class Registered:
-    """An id that a shard took, and the shard it is in."""
-
-    id: bytes
-    time_us: int
-    shard: int
-
-
-@dataclass
-class FakeShard:
-    """What of a shard's state the rules rest on."""
-
-    known: Configuration | None
-    prepared: Proposal | None = None
-    fits: bool = False
-    boundary_us: int = BEGINNING
-    latest_us: int = BEGINNING
-
-    def expired(self, time_us: int) -> bool:
-        return self.boundary_us != BEGINNING and (time_us < self.boundary_us or time_us >= HORIZON)
-
-    def takes(self, number: int, event: bytes, time_us: int) -> bool:
-        if self.known is None or int(self.known.shard_of(event, pack_times([time_us]))[0]) != number:
-            return False
-        if self.prepared is not None and self.prepared.start_us <= time_us < HORIZON:
-            return False
-        return not self.expired(time_us)
-
-
 class Sharding:
     """Shards that follow the directory late and in any order; clients with tables as old as they come."""
 
@@ -370,15 +332,15 @@ class Sharding:
         self.rng = random.Random(seed)
         self.directory = Directory(self.rng.randint(1, 3))
         self.tables = [self.directory.configuration]
-        self.shards = {n: FakeShard(self.directory.configuration) for n in self.directory.view.founders}
-        self.registered: list[Registered] = []
+        self.shards: dict[int, ShardState] = {n: ShardState(n) for n in self.directory.view.founders}
+        self.registered: list[tuple[bytes, int, int]] = []
+        """(id, time, shard it was registered in)."""
 
     def run(self, steps: int) -> None:
         weighted = {
             self.commit: 6,
             self.propose: 3,
-            self.prepare: 6,
-            self.configure: 4,
+            self.keep_up: 10,
             self.decide: 4,
             self.give_up: 1,
             self.raise_boundary: 3,
@@ -388,7 +350,7 @@ class Sharding:
         for step in self.rng.choices(list(weighted), list(weighted.values()), k=steps):
             step()
 
-    def some(self) -> list[FakeShard]:
+    def some(self) -> list[ShardState]:
         """Shards that do their work now: often all, often not."""
         every = list(self.shards.values())
         return every if self.rng.random() < 0.5 else self.rng.sample(every, self.rng.randint(0, len(every)))
@@ -398,25 +360,18 @@ class Sharding:
             self.rng.randint(1, 5), self.directory.now_us + self.rng.randint(-1, 4) * SKEW_US
         )
 
-    def prepare(self) -> None:
-        proposal = self.directory.view.proposal
-        for shard in self.some():
-            # Not before the table that the proposal is to follow: what that closed would be open again.
-            current = shard.known is not None and shard.known.version == self.directory.view.version
-            if proposal is not None and shard.prepared != proposal and current:
-                shard.prepared, shard.fits = proposal, shard.latest_us < proposal.start_us
-
-    def configure(self) -> None:
-        for shard in self.some():
-            shard.known = self.directory.configuration
-            if shard.prepared is not None and shard.prepared.version <= self.directory.view.version:
-                shard.prepared = None
+    def keep_up(self) -> None:
+        for state in self.some():
+            command = command_due(state, self.directory.view, (), self.directory.now_us, None, 0.0)
+            if command is not None:
+                state.apply(encode(command))
 
     def decide(self) -> None:
         proposal = self.directory.view.proposal
-        if proposal is None or any(shard.prepared != proposal for shard in self.shards.values()):
+        prepared = [state.prepared for state in self.shards.values()]
+        if proposal is None or any(one is None or one.version != proposal.version for one in prepared):
             return
-        if all(shard.fits for shard in self.shards.values()):
+        if all(one is not None and one.fits for one in prepared):
             self.directory.put(Adopt(self.directory.now_us, proposal.version))
         else:
             self.directory.put(Abandon(self.directory.now_us, proposal.version, "an id stands in the way"))
@@ -429,12 +384,12 @@ class Sharding:
             self._follow()
 
     def raise_boundary(self) -> None:
-        for shard in self.some():
+        for state in self.some():
             wanted_us = self.directory.now_us + self.rng.randint(-4, 1) * SKEW_US
-            shard.boundary_us = max(shard.boundary_us, wanted_us)
+            state.apply(encode(Boundary(NOW_US, wanted_us)))
 
     def trim(self) -> None:
-        lowest = min(shard.boundary_us for shard in self.shards.values())
+        lowest = min(state.boundary_us for state in self.shards.values())
         self.directory.put(Trim(self.directory.now_us, self.directory.view.version, lowest))
         self._follow()
 
@@ -443,19 +398,23 @@ class Sharding:
 
     def commit(self) -> None:
         """By any table a client may have; what the shard itself knows decides."""
-        for _ in range(10):
-            event = self.rng.randbytes(16)
-            time_us = self.directory.now_us + self.rng.randint(-6, 6) * SKEW_US
-            if self.rng.random() < 0.05:
-                time_us = HORIZON + 5
-            times = pack_times([time_us])
-            number = int(self.rng.choice(self.tables[-4:]).shard_of(event, times)[0])
-            shard = self.shards.get(number)
-            if shard is None or not shard.takes(number, event, time_us):
-                continue
-            self.registered.append(Registered(event, time_us, number))
-            if time_us < HORIZON:
-                shard.latest_us = max(shard.latest_us, time_us)
+        events = [self.rng.randbytes(16) for _ in range(10)]
+        now_us = self.directory.now_us
+        times_us = [
+            HORIZON + 5 if self.rng.random() < 0.05 else now_us + self.rng.randint(-6, 6) * SKEW_US
+            for _ in events
+        ]
+        ids, times = b"".join(events), pack_times(times_us)
+        shards = self.rng.choice(self.tables[-4:]).shard_of(ids, times)
+        for shard, state in self.shards.items():
+            rows = np.flatnonzero(shards == shard)
+            part = Commit(NOW_US, [b"t"], [len(rows)], take_ids(ids, rows), take_times(times, rows))
+            outcomes = state.apply(encode(part))
+            assert isinstance(outcomes, bytes)
+            won = (
+                row for row, outcome in zip(rows.tolist(), outcomes, strict=True) if outcome == Committed.WON
+            )
+            self.registered += ((events[row], times_us[row], shard) for row in won)
 
     def _follow(self) -> None:
         view = self.directory.view
@@ -463,19 +422,19 @@ class Sharding:
         if view.version == self.tables[-1].version:
             return
         self.tables.append(self.directory.configuration)
-        self.shards = {n: self.shards.get(n) or FakeShard(None) for n in view.founders}
-        for one in self.registered:
-            self._check(one)
+        self.shards = {n: self.shards.get(n) or ShardState(n) for n in view.founders}
+        for event, time_us, shard in self.registered:
+            self._check(event, pack_times([time_us]), shard)
         copy = DirectoryState()
         copy.restore(self.directory.state.freeze())
         assert copy.view == view
 
-    def _check(self, one: Registered) -> None:
+    def _check(self, event: bytes, times: bytes, shard: int) -> None:
         """Its shard is the same, or it is expired wherever it would go now."""
-        number = int(self.directory.configuration.shard_of(one.id, pack_times([one.time_us]))[0])
-        if number != one.shard:
-            assert self.shards[number].expired(one.time_us), "an id could be registered in two shards"
-        assert one.shard in self.shards or self.shards[number].expired(one.time_us)
+        number = int(self.directory.configuration.shard_of(event, times)[0])
+        if number != shard:
+            outcome = self.shards[number].lookup(event, times)
+            assert outcome == bytes([Registered.EXPIRED]), "an id could be registered in two shards"
 
 
 @settings(max_examples=100, deadline=None)
@@ -490,8 +449,7 @@ def test_the_shard_of_an_id_that_is_registered_never_changes(seed: int) -> None:
 
 def test_a_snapshot_holds_everything() -> None:
     directory = Directory(3)
-    directory.put(Identify(NOW_US, b"i" * 16))
-    directory.put(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1")))
+    directory.put(Replace(NOW_US, "r1", row("r3")))
     directory.put(Cancel(NOW_US, "r3"))
     directory.put(KeepAlive(NOW_US + 5, 7, "j:1", 10**6))
     directory.put(Fence(NOW_US, 1 << 63, 0))
@@ -505,9 +463,9 @@ def test_a_snapshot_holds_everything() -> None:
 
 
 def test_what_is_no_snapshot_and_no_command_stops_the_replica() -> None:
-    for chunks in ([], [b"\x02abc"], [b"\x01\xc1"]):
+    for chunks in ([], [b"\x03abc"], [b"\x02\xc1"]):
         with pytest.raises(CorruptStateError):
             DirectoryState().restore(chunks)
-    for data in (b"", b"\x09", b"\x01\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
-        with pytest.raises(DirectoryCommandError):
-            decode(data)
+    for data in (b"", b"\x09", b"\x92\x03\x90", encode(Gone(1, "r1"))[:-1], encode(Gone(1, "r1")) + b"x"):
+        with pytest.raises(CommandError):
+            decode_directory(data)

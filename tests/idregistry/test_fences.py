@@ -1,15 +1,11 @@
 """Once a fence is told, no shard lets the incarnation win (paper 3.3.3): real processes, and fake logs."""
 
-import random
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import grpc
 import pytest
 
-from idregistry.client import RegistryClient
-from idregistry.directory_service import FENCES_WAITING_MAX
-from photon.core.clock import SystemClock
+from idregistry.service import FENCES_WAITING_MAX
 from photon.core.errors import UnavailableError
 from photon.core.ids import Token
 from photon.rpc import idregistry_pb2 as pb
@@ -17,8 +13,7 @@ from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK
 from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import FENCED, event_ids, same_times
-from tests.idregistry.test_service import Node
-from tests.waiting import wait_until
+from tests.idregistry.nodes import Ensemble, Node
 
 SHARDS = 4
 ROUNDS = 60
@@ -26,33 +21,24 @@ ROUNDS = 60
 
 @pytest.mark.cluster
 @pytest.mark.long
-def test_right_after_the_fence_is_told_no_shard_lets_the_incarnation_win(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, shards=SHARDS, clock_skew_s=0.5)
-    cluster.start()
-    try:
-        leaders = {cluster.leader(shard) for shard in range(SHARDS)}
-        client = cluster.client()
-        client.commit(event_ids(1), same_times(1), Token("joiner:1", 1, 1).pack())
-        for incarnation in range(100, 100 + ROUNDS):
-            token = Token("joiner:1", incarnation, 1).pack()
-            numbers = range(incarnation * 1000, incarnation * 1000 + 40)
-            assert client.fence(incarnation).fenced
-            outcomes = client.commit(event_ids(*numbers), same_times(40), token)
-            assert outcomes == bytes([FENCED] * 40), f"round {incarnation - 100}, led by {leaders}"
-    finally:
-        cluster.close()
+def test_right_after_the_fence_is_told_no_shard_lets_the_incarnation_win(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster(shards=SHARDS, clock_skew_s=0.5)
+    leaders = {cluster.leader(shard) for shard in range(SHARDS)}
+    client = cluster.client()
+    client.commit(event_ids(1), same_times(1), Token("joiner:1", 1, 1).pack())
+    for incarnation in range(100, 100 + ROUNDS):
+        token = Token("joiner:1", incarnation, 1).pack()
+        numbers = range(incarnation * 1000, incarnation * 1000 + 40)
+        assert client.fence(incarnation).fenced
+        outcomes = client.commit(event_ids(*numbers), same_times(40), token)
+        assert outcomes == bytes([FENCED] * 40), f"round {incarnation - 100}, led by {leaders}"
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    """One replica that leads all there is, on fake logs."""
-    made = Node("r0", SHARDS, {}, request_timeout_s=2.0)
-    made.directory_log._leader = "r0"
-    for log in made.logs:
-        log._leader = "r0"
-    wait_until(lambda: all(shard.state.configuration is not None for shard in made.shards))
-    yield made
-    made.stop()
+def node(ensemble: Ensemble) -> Node:
+    return ensemble.leading(SHARDS, request_timeout_s=2.0)
 
 
 def fence(node: Node, timeout_s: float) -> pb.FenceResponse:
@@ -61,12 +47,10 @@ def fence(node: Node, timeout_s: float) -> pb.FenceResponse:
         return stub.Fence(pb.FenceRequest(incarnation=7), timeout=timeout_s)  # type: ignore[no-any-return]
 
 
-def test_a_shard_that_does_not_commit_leaves_it_unknown_until_it_does(node: Node) -> None:
+def test_a_shard_that_does_not_commit_leaves_it_unknown_until_it_does(ensemble: Ensemble, node: Node) -> None:
     node.logs[3].held = True
-    client = RegistryClient([node.address], 0.4, SystemClock(), random.Random(1))
     with pytest.raises(UnavailableError, match="retry"):
-        client.fence(7)
-    client.close()
+        ensemble.client(0.4).fence(7)
     assert [shard.state.fences for shard in node.shards] == [1, 1, 1, 0]
     with pytest.raises(grpc.RpcError) as raised:
         fence(node, 20.0)  # longer than the server lets a call wait

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from idregistry.hosting import Hosting
-from idregistry.rules.directory import DirectoryState, View
-from idregistry.rules.directory_commands import (
+from idregistry.rules.commands import (
     Adopt,
     Cancel,
     Command,
@@ -20,6 +19,7 @@ from idregistry.rules.directory_commands import (
     Trim,
     encode,
 )
+from idregistry.rules.directory import DirectoryState, View
 from idregistry.shard import Shard
 from photon.core.clock import ManualClock
 from photon.core.errors import UsageError
@@ -87,7 +87,7 @@ def history(*commands: Command) -> list[View]:
 def resharded() -> list[View]:
     """2 -> 6 -> 3 shards; then shards 3 to 5 retire, and shard 3 comes again."""
     views = history(
-        Found(NOW_US, 2, tuple(ROWS.values())),
+        Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
         Propose(NOW_US, 6, T2_US, 0),
         Adopt(NOW_US, 2),
         Propose(NOW_US, 3, T3_US, 0),
@@ -140,7 +140,7 @@ def test_of_a_shard_that_came_again_the_newer_group_is_served_though_the_older_i
 def test_who_was_replaced_is_not_spoken_to_again_while_the_log_is_read(tmp_path: Path) -> None:
     new = Row("r3", "h", 1, "r3:1")
     commands = (
-        Found(NOW_US, 2, tuple(ROWS.values())),
+        Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
         Replace(NOW_US, "r0", new),
         Gone(NOW_US, "r0"),
     )
@@ -158,7 +158,7 @@ def test_who_was_replaced_itself_ends(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has been replaced"):
         replica.follow(
             *history(
-                Found(NOW_US, 2, tuple(ROWS.values())),
+                Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
                 Replace(NOW_US, "r1", Row("r3", "h", 1, "r3:1")),
                 Gone(NOW_US, "r1"),
             )
@@ -167,7 +167,7 @@ def test_who_was_replaced_itself_ends(tmp_path: Path) -> None:
 
 def test_who_was_to_be_replaced_stays_and_the_new_one_is_spoken_to_until_it_is_gone(tmp_path: Path) -> None:
     commands = (
-        Found(NOW_US, 2, tuple(ROWS.values())),
+        Found(NOW_US, 2, tuple(ROWS.values()), bytes(16)),
         Replace(NOW_US, "r1", Row("r3", "h", 1, "r3:1")),
         Cancel(NOW_US, "r3"),
         Gone(NOW_US, "r3"),

@@ -2,8 +2,8 @@
 
 import pytest
 
+from idregistry.rules.commands import Cancel, Found, Replace, Row, encode
 from idregistry.rules.directory import DirectoryState, View
-from idregistry.rules.directory_commands import Cancel, Found, Replace, Row, encode
 from idregistry.rules.placement import Steward, change_due, is_replaced, successor
 from photon.core.clock import ManualClock
 from photon.raft.port import Change, ChangeKind, Members, Status
@@ -15,7 +15,7 @@ ADD, PROMOTE, REMOVE = ChangeKind
 
 def view(replacing: tuple[str, str] | None = None) -> View:
     state = DirectoryState()
-    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)))))
+    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)), bytes(16))))
     if replacing is not None:
         state.apply(encode(Replace(NOW_US, replacing[0], Row(replacing[1], "h", 1, "h:1"))))
     return state.view
@@ -135,7 +135,7 @@ def test_a_replacement_is_taken_through_all_its_steps() -> None:
 )
 def test_a_cancelled_replacement_goes_back_through_its_steps(members: Members, due: list[Change]) -> None:
     state = DirectoryState()
-    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)))))
+    state.apply(encode(Found(NOW_US, 1, tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3)), bytes(16))))
     state.apply(encode(Replace(NOW_US, "r1", Row("r3", "h", 1, "h:1"))))
     state.apply(encode(Cancel(NOW_US, "r3")))
     group = Group(turn=0)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from idregistry.client import IncarnationState
+from idregistry.rules.commands import Standing
 from photon.core.columns import split_ids
-from photon.core.errors import FencedError
+from photon.core.errors import FencedError, SettingsMismatchError, UsageError
 from photon.core.fates import Registered, Released
 from photon.core.ids import Token
 from tests.idregistry.cluster import Cluster
@@ -49,7 +49,7 @@ def test_what_a_dead_joiner_registered_is_released_once_it_is_fenced_and_not_bef
     while not (answer := client.fence(7)).fenced:
         time.sleep(0.02)
     assert time.monotonic() - asked >= 1.0, "fenced while the joiner could believe in its lease"
-    assert client.incarnations([8, 7]) == [IncarnationState(False, 0.0), IncarnationState(True, 0.0)]
+    assert client.incarnations([8, 7]) == [Standing(False, 0.0), Standing(True, 0.0)]
     assert client.incarnations([]) == []
     with pytest.raises(FencedError):
         client.keep_alive("joiner:1", 7, 1.0)
@@ -136,3 +136,24 @@ def test_an_incarnation_without_a_lease_is_fenced_at_once_and_its_commits_with_i
     wait_until(lambda: set(client.commit(early, times, token)) == {FENCED})
     assert client.commit(ids, times, token) == bytes([FENCED] * 10)
     assert client.lookup(ids, times) == bytes([ABSENT] * 10)
+
+
+def test_a_resharding_that_would_change_a_mapping_is_refused(cluster: Cluster) -> None:
+    admin = cluster.client(20.0)
+    now_us = time.time_ns() // 1000
+    for at_us in (1, now_us - 10**6, now_us):
+        with pytest.raises(UsageError, match="in the future"):
+            admin.reshard(3, at_us)
+    with pytest.raises(UsageError, match="already"):
+        admin.reshard(2)
+    assert len(admin.configuration().intervals) == 1
+
+
+def test_a_registry_that_was_killed_whole_knows_the_settings_it_was_founded_with(cluster: Cluster) -> None:
+    ours, others = b"a" * 16, b"b" * 16
+    cluster.client().keep_alive("j:1", 41, 1.0, ours)
+    cluster.kill(*cluster.running)
+    cluster.start()
+    with pytest.raises(SettingsMismatchError):
+        cluster.client().keep_alive("j:2", 42, 1.0, others)
+    cluster.client().keep_alive("j:3", 43, 1.0, ours)

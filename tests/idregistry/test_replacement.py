@@ -1,12 +1,19 @@
-"""A dead machine's replica is replaced by an empty one at another address (on real replica processes)."""
+"""A dead machine's replica is replaced by an empty one at another address, on real replica processes.
 
+One registry is told from another by its identity, which stays for its whole life.
+"""
+
+import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from photon.core.errors import UsageError
-from tests.idregistry.cluster import Cluster
+from idregistry.client import RegistryClient
+from photon.core.clock import SystemClock
+from photon.core.errors import UnavailableError, UsageError
+from tests.idregistry.cluster import NODES, Cluster
 from tests.idregistry.load import Load, assert_sound
 from tests.system import photon
 from tests.waiting import wait_until
@@ -15,11 +22,8 @@ pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path):  # type: ignore[no-untyped-def]
-    made = Cluster(tmp_path, shards=2, clock_skew_s=0.5)
-    made.start()
-    yield made
-    made.close()
+def cluster(make_cluster: Callable[..., Cluster]) -> Cluster:
+    return make_cluster(shards=2, clock_skew_s=0.5)
 
 
 def names(cluster: Cluster) -> list[str]:
@@ -112,3 +116,52 @@ def test_a_replica_that_lost_its_disk_is_refused_and_told_what_to_do(
     assert cluster.shard_status("r1").get("ids", 0) == 0, "it was let in"
     for node in ("r0", "r2"):
         assert cluster.status(node)["directory"]["has_quorum"]
+
+
+def of_each(cluster: Cluster, *nodes: str) -> set[str]:
+    """What replicas say of which each is asked through a client that was given no other."""
+    said = set()
+    for node in nodes:
+        wait_until(lambda node=node: bool(cluster.client(2.0, [node]).status(cluster.grpc[node])["identity"]))
+        said.add(cluster.client(10.0, [node]).identity())
+        said.add(str(cluster.status(node)["identity"]))
+    return said
+
+
+@pytest.mark.long
+def test_all_replicas_tell_the_same_after_restarts_elsewhere_a_resharding_and_a_replacement(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    identity = cluster.client().identity()
+    assert len(bytes.fromhex(identity)) == 16
+    assert of_each(cluster, *NODES) == {identity}
+    cluster.kill()
+    cluster.move()
+    cluster.start()
+    assert cluster.client().identity() == identity
+    assert cluster.client().reshard(3).adopted
+    cluster.kill("r1")
+    shutil.rmtree(tmp_path / "r1")
+    cluster.join("r3")
+    cluster.client().replace("r1", "r3", f"127.0.0.1:{cluster.raft['r3']}", cluster.grpc["r3"])
+    wait_until(lambda: names(cluster) == ["r0", "r2", "r3"])
+    assert of_each(cluster, "r0", "r2", "r3") == {identity}
+
+
+@pytest.mark.long
+def test_a_registry_founded_anew_at_the_same_addresses_is_another(cluster: Cluster, tmp_path: Path) -> None:
+    identity = cluster.client().identity()
+    cluster.kill()
+    for node in NODES:
+        shutil.rmtree(tmp_path / node)
+    cluster.start()
+    assert cluster.client().identity() != identity
+
+
+def test_where_no_replica_runs_the_identity_is_not_known() -> None:
+    client = RegistryClient(["127.0.0.1:1"], 0.5, SystemClock(), random.Random(1))
+    with pytest.raises(UnavailableError, match=r"no identity of the registry within 0\.5 s"):
+        client.identity()
+    client.close()
+    with pytest.raises(UnavailableError):
+        client.identity()

@@ -1,21 +1,23 @@
-"""The registry as it runs: three processes, real logs on disk, SIGKILL (paper 2: fault-tolerance)."""
+"""The registry as it runs: three processes, real logs on disk, SIGKILL (paper 2: fault-tolerance).
+
+Another number of shards while commits go on (2.2.2); old ids go, and with them shards that are empty (2.3).
+"""
 
 import random
-import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from idregistry.client import RegistryClient
-from idregistry.rules.batching import Answer, Request, Settled
+from idregistry.rules.commands import Found, Row, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.directory_commands import Found, Row, encode
+from idregistry.rules.packing import BUCKET_US
 from idregistry.rules.state import ShardState
-from idregistry.shard import Shard
+from idregistry.shard import Answer, Request, Settled, Shard
 from photon.core.clock import SystemClock
+from photon.core.columns import pack_times
 from photon.core.errors import NoQuorumError, UnavailableError
 from photon.core.fates import Registered
 from photon.core.settings import Registry
@@ -24,6 +26,7 @@ from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster
 from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
+from tests.idregistry.load import Load, assert_sound
 from tests.waiting import wait_until
 
 ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
@@ -31,129 +34,73 @@ ABSENT, PRESENT, TOO_OLD, _ = bytes(Registered)
 pytestmark = pytest.mark.cluster
 
 
-@pytest.fixture
-def make_cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    clusters: list[Cluster] = []
-
-    def make(**settings: Any) -> Cluster:
-        clusters.append(Cluster(tmp_path, **settings))
-        clusters[-1].start()
-        return clusters[-1]
-
-    yield make
-    for cluster in clusters:
-        cluster.close()
+MakeCluster = Callable[..., Cluster]
 
 
-class Joiners:
-    """Threads that commit overlapping batches, each with tokens of its own, and note what they won.
-
-    A call that ends with an unknown outcome is called again with its token, as a joiner does.
+@pytest.mark.long
+def test_commits_go_on_after_the_leader_is_killed_or_stopped_and_no_id_is_won_twice(
+    make_cluster: MakeCluster,
+) -> None:
+    """2: "always available even when there is an outage ..."; 2.1: "automatically elects a new master"; 2.3,
+    with the year 2023 as long ago and a retention of a day.
     """
-
-    def __init__(self, clients: list[RegistryClient], universe: int) -> None:
-        self.won: Counter[int] = Counter()
-        self.batches = 0
-        self._universe = universe
-        self._lock = threading.Lock()
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._work, args=(n, client), daemon=True)
-            for n, client in enumerate(clients)
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    def end(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(30.0)
-            assert not thread.is_alive()
-
-    def _work(self, worker: int, client: RegistryClient) -> None:
-        rng = random.Random(worker)
-        batch = 0
-        while not self._stop.is_set():
-            batch += 1
-            numbers = rng.sample(range(self._universe), 200)
-            packed = token(f"joiner {worker} batch {batch}")
-            while True:
-                try:
-                    outcomes = client.commit(event_ids(*numbers), same_times(200), packed)
-                    break
-                except UnavailableError:
-                    continue
-            with self._lock:
-                self.batches += 1
-                self.won.update(n for n, outcome in zip(numbers, outcomes, strict=True) if outcome == WON)
-
-    def wait_for(self, batches: int) -> None:
-        until = self.batches + batches
-        wait_until(lambda: self.batches >= until)
-
-
-def assert_all_remember(cluster: Cluster, won: Counter[int], shards: int = 1) -> None:
-    """Every replica, asked alone, knows exactly the ids that were won."""
-    for node in NODES:
-        wait_until(
-            lambda node=node: (
-                sum(cluster.shard_status(node, shard).get("ids", 0) for shard in range(shards)) == len(won)
-            )
-        )
-        alone = cluster.client(nodes=[node])
-        assert alone.lookup(event_ids(*won), same_times(len(won))) == bytes([PRESENT] * len(won))
-
-
-def test_commits_go_on_after_the_leader_is_killed_and_no_id_is_won_twice(make_cluster) -> None:  # type: ignore[no-untyped-def]
-    """2: "always available even when there is an outage ..."; 2.1: "automatically elects a new master"."""
-    shards = 2
-    cluster = make_cluster(shards=shards)
-    joiners = Joiners([cluster.client(5.0) for _ in range(4)], universe=40_000)
-    joiners.wait_for(30)
+    cluster = make_cluster(shards=2, retention_days=1.0)
+    load = Load([cluster.client(5.0) for _ in range(4)])
+    load.wait_for(30)
     for _ in range(2):
         leader = cluster.leader()
         cluster.kill(leader)
-        joiners.wait_for(30)
+        load.wait_for(30)
         cluster.start(leader)
-        joiners.wait_for(10)
-    joiners.end()
-    assert max(joiners.won.values()) == 1
-    assert_all_remember(cluster, joiners.won, shards)
+        load.wait_for(10)
+    stopped = cluster.leader()
+    assert cluster.terminate(stopped) == [0], "it drains and exits well"
+    load.wait_for(5)
+    cluster.start(stopped)
+    load.end()
+    assert_sound(cluster, load, 2)
+    client = cluster.client()
+    for shard in range(2):
+        wait_until(lambda n=shard: all(cluster.shard_status(r, n).get("boundary_us") for r in NODES))  # type: ignore[misc]
+    assert client.commit(event_ids(1), same_times(1, NOW_US), token("a")) == bytes([EXPIRED])
+    assert client.lookup(event_ids(1), same_times(1, NOW_US)) == bytes([TOO_OLD])
+    assert client.commit(event_ids(2), same_times(1, 4 * NOW_US), token("a")) == bytes([WON])
 
 
 @pytest.mark.long
-def test_a_leader_that_hangs_is_left_and_when_it_comes_back_it_grants_nothing(make_cluster) -> None:  # type: ignore[no-untyped-def]
+def test_a_leader_that_hangs_is_left_and_when_it_comes_back_it_grants_nothing(
+    make_cluster: MakeCluster,
+) -> None:
     cluster = make_cluster()
-    joiners = Joiners([cluster.client(4.0) for _ in range(3)], universe=20_000)
-    joiners.wait_for(20)
+    load = Load([cluster.client(4.0) for _ in range(4)])
+    load.wait_for(20)
     hung = cluster.leader()
     cluster.pause(hung)
-    joiners.wait_for(20)
+    load.wait_for(20)
     cluster.resume(hung)
-    joiners.wait_for(20)
-    joiners.end()
-    assert max(joiners.won.values()) == 1
-    assert_all_remember(cluster, joiners.won)
+    load.wait_for(20)
+    load.end()
+    assert_sound(cluster, load, 1)
 
 
 @pytest.mark.long
-def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_cluster) -> None:  # type: ignore[no-untyped-def]
+def test_after_all_three_were_killed_everything_acknowledged_is_remembered(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
-    joiners = Joiners([cluster.client(5.0) for _ in range(3)], universe=30_000)
-    joiners.wait_for(40)
+    load = Load([cluster.client(5.0) for _ in range(4)])
+    load.wait_for(40)
     cluster.kill()
     cluster.start()
-    joiners.wait_for(5)
-    joiners.end()
-    assert max(joiners.won.values()) == 1
-    assert_all_remember(cluster, joiners.won)
-    numbers = sorted(joiners.won)[:5000]
-    again = cluster.client().commit(event_ids(*numbers), same_times(len(numbers)), token("somebody else"))
-    assert again == bytes([DUPLICATE] * len(numbers))
+    load.wait_for(5)
+    load.end()
+    assert_sound(cluster, load, 1)
+    won = list(load.won)[:5000]
+    times = pack_times([load.times[key] for key in won])
+    again = cluster.client().commit(b"".join(won), times, token("somebody else"))
+    assert again == bytes([DUPLICATE] * len(won))
 
 
 @pytest.mark.long
-def test_without_a_majority_nothing_is_acknowledged_and_lookups_go_on(make_cluster) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_majority_nothing_is_acknowledged_and_lookups_go_on(make_cluster: MakeCluster) -> None:
     cluster = make_cluster()
     client = cluster.client()
     client.commit(event_ids(1), same_times(1), token("a"))
@@ -178,7 +125,7 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
         settings, clock = Registry(), SystemClock()
         limits = RaftLimits(compact_entries=10, tail_entries=2)
         directory = DirectoryState()
-        directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),))))
+        directory.apply(encode(Found(NOW_US, 1, (Row("r0", "127.0.0.1", 1, "127.0.0.1:2"),), bytes(16))))
         host = RaftHost(
             Endpoint("r0", ("127.0.0.1", 0), b""),
             {},
@@ -212,21 +159,95 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
     assert (first.ids, second.ids) == (45, 50)
 
 
-def test_a_terminated_replica_drains_and_exits_well(make_cluster) -> None:  # type: ignore[no-untyped-def]
-    cluster = make_cluster()
-    joiners = Joiners([cluster.client(5.0)], universe=10_000)
-    joiners.wait_for(5)
-    assert cluster.terminate(cluster.leader()) == [0]
-    joiners.wait_for(5)
-    joiners.end()
-    assert max(joiners.won.values()) == 1
+@pytest.mark.long
+def test_commits_go_on_from_2_to_6_to_3_shards_with_leaders_killed_and_no_id_is_in_two_shards(
+    make_cluster: MakeCluster,
+) -> None:
+    """2.2.2: "dynamic changes of the number of shards while preserving mapping of existing event_ids"."""
+    cluster = make_cluster(shards=2, clock_skew_s=0.5)
+    load = Load([cluster.client(5.0) for _ in range(4)])
+    load.wait_for(20)
+    admin = cluster.client(20.0)
+    for shards in (6, 3):
+        resharded = admin.reshard(shards)
+        assert resharded.adopted, resharded.why
+        killed = cluster.leader(1)
+        cluster.kill(killed)
+        wait_until(lambda at=resharded.start_us: time.time_ns() // 1000 > at)  # type: ignore[misc]
+        load.wait_for(20)
+        cluster.start(killed)
+        load.wait_for(20)
+    load.end()
+    assert [i.shards for i in admin.configuration().intervals] == [2, 6, 3]
+    assert_sound(cluster, load, 6)
+    spread = [cluster.shard_status("r0", shard)["ids"] for shard in range(6)]
+    assert min(spread) > 0, "every shard had its share"
 
 
-def test_old_ids_are_collected_on_all_replicas_and_their_events_expire(make_cluster) -> None:  # type: ignore[no-untyped-def]
-    """2.3, with the year 2023 as long ago and a retention of a day."""
-    cluster = make_cluster(retention_days=1.0)
+DAY_S = 86_400.0
+
+
+def retrying(client: RegistryClient, *arguments: bytes) -> bytes:
+    while True:
+        try:
+            return client.commit(*arguments)  # type: ignore[arg-type]
+        except UnavailableError:
+            continue
+
+
+@pytest.mark.long
+def test_old_ids_vanish_under_load_and_their_events_expire(make_cluster: MakeCluster) -> None:
+    """2.3: "deletes them ... if the timestamp ... is older than the garbage collection threshold"."""
+    # The boundary starts some seconds before the end of a bucket and crosses it a step later.
+    now_us = time.time_ns() // 1000
+    end_us = (now_us // BUCKET_US) * BUCKET_US - BUCKET_US
+    retention_s = (now_us - end_us) / 1e6 + 8.0
+    cluster = make_cluster(shards=2, retention_days=retention_s / DAY_S)
     client = cluster.client()
-    wait_until(lambda: all(cluster.shard_status(node).get("boundary_us") is not None for node in NODES))
-    assert client.commit(event_ids(1), same_times(1, NOW_US), token("a")) == bytes([EXPIRED])
-    assert client.lookup(event_ids(1), same_times(1, NOW_US)) == bytes([TOO_OLD])
-    assert client.commit(event_ids(2), same_times(1, 4 * NOW_US), token("a")) == bytes([WON])
+    wait_until(lambda: all(cluster.shard_status("r0", n).get("boundary_us") for n in (0, 1)))
+    old = event_ids(*range(5000))
+    times = same_times(5000, end_us - 1)
+    assert retrying(client, old, times, token("old")) == bytes([WON] * 5000)
+    load = Load([cluster.client() for _ in range(2)])
+    cluster.kill(cluster.leader(1))
+    wait_until(lambda: set(client.lookup(old, times)) == {Registered.EXPIRED}, 40.0)
+    before = load.batches
+    assert retrying(client, old, times, token("new")) == bytes([EXPIRED] * 5000)
+    load.wait_for(10)
+    load.end()
+    assert load.batches > before
+    assert load.slowest_s < 10.0
+    running = cluster.running
+    live = len(load.won)
+    for node in running:
+        wait_until(
+            lambda node=node: sum(cluster.shard_status(node, n).get("ids", -1) for n in (0, 1)) == live
+        )
+
+
+@pytest.mark.long
+def test_a_shard_of_the_past_retires_everywhere_and_may_come_again(
+    make_cluster: MakeCluster, tmp_path: Path
+) -> None:
+    cluster = make_cluster(shards=3, clock_skew_s=0.3, retention_days=4.0 / DAY_S)
+    admin = cluster.client()
+    load = Load([cluster.client() for _ in range(2)], pause_s=0.02)
+    load.wait_for(5)
+    assert admin.reshard(1).adopted
+    hosted = ("group-0002", "group-0003")
+    sleeper = "r2"
+    cluster.kill(sleeper)
+    awake = [node for node in NODES if node != sleeper]
+    wait_until(lambda: not any((tmp_path / n / g).exists() for n in awake for g in hosted), 30.0)
+    assert [i.shards for i in admin.configuration().intervals] == [1]
+    cluster.start(sleeper)  # it finds out when it comes back
+    wait_until(lambda: not any((tmp_path / sleeper / g).exists() for g in hosted))
+    load.wait_for(5)
+    again = admin.reshard(3)
+    assert again.adopted
+    wait_until(lambda: time.time_ns() // 1000 > again.start_us)
+    load.wait_for(10)
+    wait_until(lambda: all(cluster.shard_status("r0", n).get("ids", 0) > 0 for n in range(3)))
+    assert not (tmp_path / "r0" / "group-0002").exists(), "a group's number was used twice"
+    load.end()
+    assert max(load.won.values()) == 1

@@ -5,12 +5,12 @@ import pytest
 from idregistry.routes import (
     Failure,
     PartCall,
-    ShardPart,
     final_error,
     named_leader,
     next_address,
     split_strays,
     try_timeout_s,
+    whole,
 )
 from idregistry.rules.packing import LEADER_DETAILS
 from photon.core.errors import NoQuorumError, OverloadedError, PhotonError, UnavailableError
@@ -19,7 +19,7 @@ ADDRESSES = ["a:1", "b:1", "c:1"]
 
 
 def call(shard: int = 0) -> PartCall:
-    return PartCall(ShardPart(shard, bytes(16), bytes(8), None))
+    return PartCall(whole(bytes(16), bytes(8), shard))
 
 
 def failed(*failures: Failure, leader: str | None = None) -> PartCall:
@@ -91,7 +91,7 @@ def test_a_call_of_which_one_shard_was_committed_is_not_called_overloaded() -> N
 
 
 def test_what_was_misrouted_keeps_that_an_earlier_try_may_have_been_done() -> None:
-    unsure = PartCall(ShardPart(0, bytes(32), bytes(16), None))
+    unsure = PartCall(whole(bytes(32), bytes(16), 0))
     unsure.failed(Failure.UNKNOWN, "a:1", "details", None)
     unsure.outcomes = bytes([4, 0])
     settled, strays = split_strays(unsure, 4)

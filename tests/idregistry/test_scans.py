@@ -12,12 +12,10 @@ import grpc
 import numpy as np
 import pytest
 
-from idregistry.client import RegistryClient
 from idregistry.rules.commands import Boundary, Commit, Configure, encode
-from idregistry.rules.packing import BUCKET_US, SCAN_S_MAX
-from idregistry.rules.state import NO_BOUNDARY, SCAN_IDS_MAX, Scanned
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, SCAN_S_MAX
+from idregistry.rules.state import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
-from photon.core.clock import SystemClock
 from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import Token
@@ -38,7 +36,7 @@ from tests.idregistry.kit import (
     same_times,
     token,
 )
-from tests.idregistry.test_service import Ensemble, Node
+from tests.idregistry.nodes import Ensemble, Node
 from tests.waiting import wait_until
 
 ENDLESS = Scanned(
@@ -51,10 +49,15 @@ ENDLESS = Scanned(
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    made = Node("r0", 1, {})
-    yield made
-    made.stop()
+def node(ensemble: Ensemble) -> Node:
+    (node,) = ensemble.add(1)
+    return node
+
+
+@pytest.fixture
+def trio(ensemble: Ensemble) -> Ensemble:
+    ensemble.add(3)
+    return ensemble
 
 
 @pytest.fixture
@@ -97,10 +100,6 @@ def ids_of(pieces: Iterable[Scanned]) -> set[bytes]:
     return {key for piece in pieces for key in split_ids(piece.ids)}
 
 
-def client_of(*addresses: str) -> RegistryClient:
-    return RegistryClient(addresses, 1.5, SystemClock(), random.Random(1))
-
-
 @pytest.mark.parametrize("timeout_s", [None, 2 * SCAN_S_MAX])
 def test_a_scan_that_could_hold_its_slot_for_ever_is_refused(
     stub: IdRegistryStub, timeout_s: float | None
@@ -113,12 +112,12 @@ def test_a_scan_that_could_hold_its_slot_for_ever_is_refused(
 
 
 @pytest.mark.parametrize("timeout_s", [0.0, -1.0, SCAN_S_MAX + 1, float("inf"), float("nan")])
-def test_the_client_asks_for_no_such_scan(node: Node, timeout_s: float) -> None:
-    client = client_of(node.address)
+def test_the_client_asks_for_no_such_scan(ensemble: Ensemble, timeout_s: float) -> None:
+    ensemble.add(1)
+    client = ensemble.client(1.5)
     with pytest.raises(UsageError, match="up to 3600 s"):
         next(client.scan(0, timeout_s=timeout_s))
     assert ids_of(client.scan(0, timeout_s=SCAN_S_MAX)) == set()
-    client.close()
 
 
 def test_clients_that_stall_give_their_slots_back_at_their_deadlines(
@@ -145,24 +144,20 @@ def test_clients_that_stall_give_their_slots_back_at_their_deadlines(
     wait_until(all_are_free, seconds=8.0)
 
 
-def test_a_scan_of_a_replica_that_hangs_ends_in_time(hung: str) -> None:
-    client = client_of(hung)
+def test_a_scan_of_a_replica_that_hangs_ends_in_time(ensemble: Ensemble, hung: str) -> None:
+    client = ensemble.client(1.5, hung)
     begun = time.monotonic()
     with pytest.raises(UnavailableError, match="deadline_exceeded"):
         list(client.scan(0, hung, timeout_s=0.5))
     assert 0.4 < time.monotonic() - begun < 3.0
-    client.close()
 
 
-def test_a_replica_that_hangs_is_passed_over_where_any_will_do(node: Node, hung: str) -> None:
-    client = client_of(hung, node.address)
+def test_a_replica_that_hangs_is_passed_over_where_any_will_do(ensemble: Ensemble, hung: str) -> None:
+    ensemble.add(1)
+    client = ensemble.client(1.5, hung)
     begun = time.monotonic()
     assert ids_of(client.scan(0)) == set()
     assert time.monotonic() - begun < 3.0
-    client.close()
-
-
-# --- what a scan tells
 
 
 def test_a_piece_tells_each_ids_token_by_its_holder_and_time() -> None:
@@ -203,8 +198,8 @@ def test_many_ids_come_in_pieces_of_a_bounded_size_and_few_in_one() -> None:
         assert set(split_ids(ids)) <= ids_of(told)
 
 
-def test_every_piece_tells_the_boundary_also_where_there_are_no_ids(node: Node) -> None:
-    client = client_of(node.address)
+def test_every_piece_tells_the_boundary_also_where_there_are_no_ids(ensemble: Ensemble, node: Node) -> None:
+    client = ensemble.client(1.5)
     assert [piece.boundary_us for piece in client.scan(0)] == [NO_BOUNDARY]
     state = node.shards[0].state
     state.apply(encode(Configure(NOW_US, one_shard())))
@@ -214,51 +209,36 @@ def test_every_piece_tells_the_boundary_also_where_there_are_no_ids(node: Node) 
     told = list(client.scan(0))
     assert {piece.boundary_us for piece in told} == {NOW_US + BUCKET_US}
     assert ids_of(told) == {event_id(NOW_US + 2 * BUCKET_US)}
-    client.close()
 
 
-# --- fresh ones
-
-
-@pytest.fixture
-def ensemble() -> Iterator[Ensemble]:
-    made = Ensemble()
-    made.add(3)
-    yield made
-    for client in made.clients:
-        client.close()
-    for node in made.nodes:
-        node.stop()
-
-
-def test_a_fresh_scan_is_the_leaders(ensemble: Ensemble) -> None:
+def test_a_fresh_scan_is_the_leaders(trio: Ensemble) -> None:
     """Nothing is replicated here: each node has only what it was told as the leader."""
-    client = ensemble.client()
-    for number, node in enumerate(ensemble.nodes):
-        ensemble.lead(node.logs[0].node)
+    client = trio.client()
+    for number, node in enumerate(trio.nodes):
+        trio.lead(node.logs[0].node)
         client.commit(event_ids(number), same_times(1), token("a"))
-    for number, node in enumerate(ensemble.nodes):
-        ensemble.lead(node.logs[0].node)
+    for number, node in enumerate(trio.nodes):
+        trio.lead(node.logs[0].node)
         assert ids_of(client.scan(0, fresh=True)) == {event_id(number)}
         assert ids_of(client.scan(0, node.address, fresh=True)) == {event_id(number)}
         assert ids_of(client.scan(0)) == {event_id(0)}, "any other is the nearest's"
 
 
-def test_who_does_not_lead_refuses_a_fresh_scan_and_names_who_does(ensemble: Ensemble) -> None:
-    ensemble.lead("r2")
-    client = ensemble.client()
-    with pytest.raises(UnavailableError, match=f"leader={ensemble.nodes[2].address}"):
-        list(client.scan(0, ensemble.nodes[0].address, fresh=True))
-    assert ids_of(client.scan(0, ensemble.nodes[0].address)) == set()
+def test_who_does_not_lead_refuses_a_fresh_scan_and_names_who_does(trio: Ensemble) -> None:
+    trio.lead("r2")
+    client = trio.client()
+    with pytest.raises(UnavailableError, match=f"leader={trio.nodes[2].address}"):
+        list(client.scan(0, trio.nodes[0].address, fresh=True))
+    assert ids_of(client.scan(0, trio.nodes[0].address)) == set()
 
 
-def test_a_fresh_scan_waits_for_what_was_proposed_before(ensemble: Ensemble) -> None:
+def test_a_fresh_scan_waits_for_what_was_proposed_before(trio: Ensemble) -> None:
     """A new leader has entries in its log that it acknowledged to nobody, but another did."""
-    ensemble.lead("r1")
-    log = ensemble.nodes[1].logs[0]
+    trio.lead("r1")
+    log = trio.nodes[1].logs[0]
     log.held = True
     before = len(log.proposed)
-    client = ensemble.client()
+    client = trio.client()
     with futures.ThreadPoolExecutor(2) as pool:
         commit = pool.submit(client.commit, event_ids(1), same_times(1), token("a"))
         wait_until(lambda: len(log.proposed) == before + 1)
@@ -271,32 +251,33 @@ def test_a_fresh_scan_waits_for_what_was_proposed_before(ensemble: Ensemble) -> 
         assert set(commit.result(5.0)) == {0}
 
 
-def test_a_fresh_scan_goes_to_the_next_leader_where_its_barrier_is_lost(ensemble: Ensemble) -> None:
-    ensemble.lead("r1")
-    client = ensemble.client()
+def test_a_fresh_scan_goes_to_the_next_leader_where_its_barrier_is_lost(trio: Ensemble) -> None:
+    trio.lead("r1")
+    client = trio.client()
     client.commit(event_ids(1), same_times(1), token("a"))
-    ensemble.nodes[1].logs[0].held = True
-    before = len(ensemble.nodes[1].logs[0].proposed)
+    trio.nodes[1].logs[0].held = True
+    before = len(trio.nodes[1].logs[0].proposed)
     with futures.ThreadPoolExecutor(1) as pool:
         scan = pool.submit(lambda: ids_of(client.scan(0, fresh=True)))
-        wait_until(lambda: len(ensemble.nodes[1].logs[0].proposed) == before + 1)
-        ensemble.nodes[1].logs[0].lose_leadership("r2")
-        ensemble.lead("r2")
+        wait_until(lambda: len(trio.nodes[1].logs[0].proposed) == before + 1)
+        trio.nodes[1].logs[0].lose_leadership("r2")
+        trio.lead("r2")
         assert scan.result(5.0) == set(), "r2 was told nothing"
 
 
-def test_a_fresh_scan_without_a_leader_ends_in_time(ensemble: Ensemble) -> None:
-    client = ensemble.client(timeout_s=0.5)
+def test_a_fresh_scan_without_a_leader_ends_in_time(trio: Ensemble) -> None:
+    client = trio.client(timeout_s=0.5)
     begun = time.monotonic()
     with pytest.raises(UnavailableError, match="no leader"):
         list(client.scan(0, fresh=True))
     assert time.monotonic() - begun < 3.0
 
 
-def test_a_leader_that_hangs_holds_a_fresh_scan_up_no_longer_than_any_call(hung: str) -> None:
-    client = client_of(hung)
+def test_a_leader_that_hangs_holds_a_fresh_scan_up_no_longer_than_any_call(
+    ensemble: Ensemble, hung: str
+) -> None:
+    client = ensemble.client(1.5, hung)
     begun = time.monotonic()
     with pytest.raises(UnavailableError, match="no leader"):
         list(client.scan(0, fresh=True))
     assert time.monotonic() - begun < 4.0
-    client.close()

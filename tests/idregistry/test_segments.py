@@ -1,4 +1,4 @@
-"""Packed rows: what is there is found, what is not is not, whatever its place in the order."""
+"""An id's form in memory: nothing of it is lost, and in segments every one is found and no other."""
 
 from itertools import pairwise
 
@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules.packing import FEW, SUBS
+from idregistry.rules.packing import FEW, SUBS, Encoded, split_keys, unhash_ids
 from idregistry.rules.segments import STAMP_DTYPE, Columns, Rows, Segment, array_of, in_order
+from photon.core.columns import hash_ids
 
 END = (1 << 64) - 1
 EDGES = st.sampled_from([0, 1, (1 << 56) - 1, 1 << 56, (1 << 63) | 5, END - 1, END])
@@ -24,10 +25,7 @@ def segment_of(ids: list[tuple[int, int]]) -> Segment:
     subs = rows.hashes >> np.uint64(56)
     for sub in range(SUBS):
         mine = subs == sub
-        if mine.any():
-            columns.append(sub, rows.hashes[mine], rows.tails[mine], rows.stamps[mine])
-        else:
-            columns.skip(sub)
+        columns.append(sub, Rows(rows.hashes[mine], rows.tails[mine], rows.stamps[mine]))
     columns.tails[-1] = 7
     return Segment(columns, 0, SUBS, 0, columns.filled)
 
@@ -58,7 +56,7 @@ def test_columns_that_are_indexed_at_once_are_as_those_that_were_filled_sub_by_s
 ) -> None:
     filled = segment_of(ids).columns
     columns = Columns(len(ids))
-    columns.extend(filled.hashes[:-1], filled.tails[:-1], np.zeros(len(ids), STAMP_DTYPE))
+    columns.extend(Rows(filled.hashes[:-1], filled.tails[:-1], np.zeros(len(ids), STAMP_DTYPE)))
     columns.index_all()
     assert columns.cells.tolist() == filled.cells.tolist()
 
@@ -82,3 +80,41 @@ def test_a_large_array_is_as_any_other() -> None:
         assert array.sum() == rows * (rows - 1) // 2
     with pytest.raises((MemoryError, ValueError, OverflowError)):
         array_of(1 << 61, np.uint64)
+
+
+IDS = st.lists(st.binary(min_size=16, max_size=16), max_size=3 * FEW).map(b"".join)
+
+
+@settings(deadline=None)
+@given(IDS)
+def test_the_hash_of_an_id_is_turned_back(ids: bytes) -> None:
+    batch = Encoded(ids)
+    assert (batch.hashes == hash_ids(ids)).all()
+    assert unhash_ids(batch.hashes, batch.tails) == ids
+
+
+@settings(deadline=None)
+@given(IDS)
+def test_few_ids_and_many_are_encoded_alike(ids: bytes) -> None:
+    whole = Encoded(ids)
+    each = [Encoded(ids[at : at + 16]) for at in range(0, len(ids), 16)]
+    many = Encoded(ids * (FEW + 1))
+    assert whole.keys == tuple(one.keys[0] for one in each) == many.keys[: whole.count]
+    assert whole.subs == b"".join(one.subs for one in each) == many.subs[: whole.count]
+
+
+@settings(deadline=None)
+@given(IDS)
+def test_sub_dict_and_key_together_are_the_id(ids: bytes) -> None:
+    batch = Encoded(ids)
+    for row, (sub, key) in enumerate(zip(batch.subs, batch.keys, strict=True)):
+        hashes, tails = split_keys(sub, [key])
+        assert unhash_ids(hashes, tails) == ids[16 * row : 16 * row + 16]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_every_hash_and_half_is_some_ids(hashed: int, half: int) -> None:
+    ids = unhash_ids(np.array([hashed], np.uint64), np.array([half], np.uint64))
+    assert int(hash_ids(ids)[0]) == hashed
+    assert ids[8:] == half.to_bytes(8, "little")

@@ -1,28 +1,19 @@
 """Joiners that make other ids of the same events get no lease: the directory, gRPC, real replicas."""
 
-import random
-from collections.abc import Iterator
-from pathlib import Path
-
 import grpc
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.client import RegistryClient
+from idregistry.rules.commands import EndLease, Fence, KeepAlive, Mismatched, encode
 from idregistry.rules.directory import DirectoryState
-from idregistry.rules.directory_commands import EndLease, Fence, KeepAlive, Mismatched, encode
-from photon.core.clock import SystemClock
 from photon.core.errors import SettingsError, SettingsMismatchError
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK
-from tests.idregistry.cluster import Cluster
 from tests.idregistry.kit import NOW_US
+from tests.idregistry.nodes import Ensemble, Node
 from tests.idregistry.test_directory import Directory
-from tests.idregistry.test_service import Node
-from tests.waiting import wait_until
 
 OURS, OTHERS = b"a" * 16, b"b" * 16
 
@@ -71,21 +62,6 @@ def test_the_settings_stay_when_no_joiner_is_left_and_in_snapshots() -> None:
         assert state.apply(encode(keep(3, OURS))) is True
 
 
-def test_a_registry_of_before_there_were_digests_takes_the_first_that_comes() -> None:
-    """Its log has leases of joiners that told none, its snapshots no place for it."""
-    directory = Directory()
-    old = encode(keep(1))[:1] + msgspec.msgpack.encode(("KeepAlive", NOW_US, 1, "j:1", 10**6))
-    assert directory.state.apply(old) is True
-    data = b"".join(directory.state.freeze())
-    held = msgspec.msgpack.decode(data[1:], strict=False)
-    del held["settings"]
-    state = DirectoryState()
-    state.restore([data[:1] + msgspec.msgpack.encode(held)])
-    assert state.leases == directory.state.leases
-    assert state.apply(encode(keep(2, OURS))) is True
-    assert state.apply(encode(keep(3, OTHERS))) == Mismatched()
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([b"", OURS, OTHERS])), max_size=20),
@@ -113,26 +89,14 @@ def test_all_replicas_refuse_the_same_whether_they_replay_or_restore(
 
 
 @pytest.fixture
-def node() -> Iterator[Node]:
-    """One replica that leads all there is, on fake logs."""
-    made = Node("r0", 1, {}, request_timeout_s=2.0)
-    made.directory_log._leader = "r0"
-    made.logs[0]._leader = "r0"
-    wait_until(lambda: made.shards[0].state.configuration is not None)
-    yield made
-    made.stop()
-
-
-@pytest.fixture
-def client(node: Node) -> Iterator[RegistryClient]:
-    made = RegistryClient([node.address], 5.0, SystemClock(), random.Random(1))
-    yield made
-    made.close()
+def node(ensemble: Ensemble) -> Node:
+    return ensemble.leading(request_timeout_s=2.0)
 
 
 def test_the_client_is_told_that_its_settings_are_not_those_of_the_registry(
-    node: Node, client: RegistryClient
+    node: Node, ensemble: Ensemble
 ) -> None:
+    client = ensemble.client()
     client.keep_alive("j:1", 1, 2.0, OURS)
     with pytest.raises(
         SettingsMismatchError, match=r"ids\.key and all of \[foreign\] must be the same"
@@ -159,18 +123,3 @@ def test_a_digest_of_another_length_is_refused(node: Node) -> None:
                 )
             assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert node.directory.settings == b""
-
-
-@pytest.mark.cluster
-def test_a_registry_that_was_killed_whole_knows_the_settings_it_was_founded_with(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path, shards=1)
-    cluster.start()
-    try:
-        cluster.client().keep_alive("j:1", 1, 1.0, OURS)
-        cluster.kill("r0", "r1", "r2")
-        cluster.start()
-        with pytest.raises(SettingsMismatchError):
-            cluster.client().keep_alive("j:2", 2, 1.0, OTHERS)
-        cluster.client().keep_alive("j:3", 3, 1.0, OURS)
-    finally:
-        cluster.close()

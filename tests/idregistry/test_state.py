@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from idregistry.rules import table as idtable
-from idregistry.rules.commands import Boundary, Commit, Configure, Fence, Prepare, Release, encode
-from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
-from idregistry.rules.state import NO_BOUNDARY, Prepared, ShardState
+from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, encode
+from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared
+from idregistry.rules.state import ShardState
 from photon.core.columns import hash_ids, pack_times, split_ids
 from photon.core.fates import Registered, Released
 from photon.core.ids import IdPacker, Token
@@ -297,9 +297,9 @@ def test_a_configuration_never_goes_back_and_an_old_proposal_is_ignored() -> Non
     assert state.apply(encode(Prepare(NOW_US, 7, NOW_US))) is None, "6 is still to come, and would undo it"
     state.apply(encode(Prepare(NOW_US, 6, NOW_US + 5)))
     state.apply(encode(Prepare(NOW_US, 6, NOW_US)))
-    state.apply(encode(Configure(NOW_US, replace(newer, version=5))))
+    state.apply(encode(Configure(NOW_US, Configuration(5, newer.intervals))))
     assert state.prepared == Prepared(6, NOW_US + 5, True), "what is still to be decided stays prepared"
-    state.apply(encode(Configure(NOW_US, replace(newer, version=6))))
+    state.apply(encode(Configure(NOW_US, Configuration(6, newer.intervals))))
     assert state.prepared is None
 
 
@@ -312,7 +312,7 @@ def test_a_fenced_incarnation_registers_nothing_and_is_not_told_that_it_won(sett
     command = commit_command((TOKEN.pack(), [1, 2]), (b"other", [3]))
     state.apply(command)
     settle(state)
-    assert state.apply(encode(Fence(NOW_US, 0, (9, TOKEN.incarnation)))) == state.fences == 2
+    assert state.apply(encode(Fences(NOW_US, 0, (9, TOKEN.incarnation)))) == state.fences == 2
     assert state.apply(command) == bytes([FENCED, FENCED, WON])
     again = commit_command(
         (replace(TOKEN, time_us=5).pack(), [4]), (replace(TOKEN, incarnation=6).pack(), [4])
@@ -322,9 +322,9 @@ def test_a_fenced_incarnation_registers_nothing_and_is_not_told_that_it_won(sett
 
 def test_fences_are_a_list_that_is_taken_in_order() -> None:
     state = new_state()
-    assert state.apply(encode(Fence(NOW_US, 1, (11, 12)))) == 0, "number 0 is not here yet"
-    assert state.apply(encode(Fence(NOW_US, 0, (10, 11)))) == 2
-    assert state.apply(encode(Fence(NOW_US, 1, (99, 12)))) == 3, "number 1 is here already"
+    assert state.apply(encode(Fences(NOW_US, 1, (11, 12)))) == 0, "number 0 is not here yet"
+    assert state.apply(encode(Fences(NOW_US, 0, (10, 11)))) == 2
+    assert state.apply(encode(Fences(NOW_US, 1, (99, 12)))) == 3, "number 1 is here already"
     barred = [Token("a:1", n, 0).pack() for n in (10, 11, 12, 99)]
     command = commit_command(*((token, [n]) for n, token in enumerate(barred)))
     assert state.apply(command) == bytes([FENCED, FENCED, FENCED, WON])
@@ -337,7 +337,7 @@ def test_release_deletes_what_the_fenced_token_holds_and_nothing_else(settle) ->
     state.apply(commit_command((TOKEN.pack(), [1, 2]), (other.pack(), [3])))
     settle(state)
     assert state.apply(release(TOKEN, [1])) == bytes([NOT_FENCED])
-    state.apply(encode(Fence(NOW_US, 0, (TOKEN.incarnation,))))
+    state.apply(encode(Fences(NOW_US, 0, (TOKEN.incarnation,))))
     outcomes = state.apply(release(TOKEN, [1, 1, 3, 4]))
     assert outcomes == bytes([RELEASED, NOT_THERE, OTHER, NOT_THERE])
     assert contents(state) == {event_id(2): TOKEN.pack(), event_id(3): other.pack()}
@@ -352,7 +352,7 @@ def test_release_deletes_what_the_fenced_token_holds_and_nothing_else(settle) ->
 def test_what_is_no_joiners_token_can_not_be_released() -> None:
     state = new_state()
     state.apply(commit_command((b"a", [1])))
-    state.apply(encode(Fence(NOW_US, 0, (0,))))
+    state.apply(encode(Fences(NOW_US, 0, (0,))))
     command = encode(Release(NOW_US, [b"a"], [1], event_id(1), same_times(1)))
     assert state.apply(command) == bytes([NOT_FENCED])
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from idregistry.rules import snapshot
 from idregistry.rules import table as idtable
-from idregistry.rules.commands import Boundary, Commit, Fence, Prepare, Release, encode
+from idregistry.rules.commands import Boundary, Commit, Fences, Prepare, Release, encode
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.state import Prepared, ShardState
+from idregistry.rules.sharding import Prepared
+from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
 from photon.core.ids import Token
@@ -33,7 +33,7 @@ def test_a_restored_replica_knows_all_that_the_other_knew() -> None:
     state = new_state()
     state.apply(commit_command((Token("a:1", 5, 1).pack(), [1]), (b"b", [2, 3]), time_us=NOW_US))
     state.apply(encode(Boundary(NOW_US + 7, 500)))
-    state.apply(encode(Fence(NOW_US, 0, (4, 5))))
+    state.apply(encode(Fences(NOW_US, 0, (4, 5))))
     state.apply(encode(Prepare(NOW_US, 2, NOW_US + 1)))
     other = restored(list(state.freeze()))
     assert contents(other) == contents(state)
@@ -44,7 +44,7 @@ def test_a_restored_replica_knows_all_that_the_other_knew() -> None:
 
 
 def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "CHUNK_IDS_MAX", 100)
+    monkeypatch.setattr(idtable, "CHUNK_IDS_MAX", 100)
     rng = random.Random(1)
     state = new_state()
     for batch in range(60):
@@ -64,7 +64,7 @@ def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
     state = new_state()
     token = Token("a:1", 5, 1).pack()
     state.apply(commit_command((token, [1]), (b"b", [2])))
-    state.apply(encode(Fence(NOW_US, 0, (5,))))
+    state.apply(encode(Fences(NOW_US, 0, (5,))))
     state.apply(encode(Release(NOW_US, [token], [1], event_id(1), same_times(1))))
     cut = state.freeze()
     while state.tidy():
@@ -102,6 +102,7 @@ def at_bytecode(wanted: int, change: Callable[[], None]) -> Iterator[bool]:
 
 
 @pytest.mark.parametrize("tidying", [False, True])
+@pytest.mark.long
 def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
     monkeypatch: pytest.MonkeyPatch, tidying: bool
 ) -> None:
@@ -125,7 +126,7 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
         while state.tidy():
             pass
         commit(state, recent, token)
-        state.apply(encode(Fence(NOW_US, 0, (5,))))
+        state.apply(encode(Fences(NOW_US, 0, (5,))))
 
         def change(state: ShardState = state) -> None:
             commit(state, new, b"late")
@@ -171,7 +172,7 @@ def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
     for batch in batches[:120]:
         register(batch, holder, NOW_US - BUCKET_US * rng.randrange(2))
         state.tidy()
-    state.apply(encode(Fence(NOW_US, 0, (5,))))
+    state.apply(encode(Fences(NOW_US, 0, (5,))))
     for _ in range(3):
         expected, cut, drawn = list(state.freeze()), state.freeze(), []
         drawer = threading.Thread(target=lambda cut=cut, drawn=drawn: drawn.extend(cut))

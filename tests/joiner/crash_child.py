@@ -14,12 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-from joiner.rules.intent import Kind
+from joiner.intents import Kind
 from joiner.worker import Worker
 from photon.core import disk
 from photon.core.errors import StorageError
 from photon.core.journal import scan, unpack_header
-from tests.joiner.fakes import FakeEventStore, FakeRegistry, batch_of, make_worker, settings
+from tests.fake_registry import FakeRegistry
+from tests.joiner.fakes import batch_of, make_worker
 
 BATCHES = [[f"b{batch}-{row}" for row in range(3)] for batch in range(4)]
 BATCHES[2].append("b0-0")
@@ -44,12 +45,9 @@ def main(root: Path, die_at: str, passes: int, special: list[str]) -> None:
     worker = make_worker(
         root,
         FakeRegistry(root / "registry"),
-        FakeEventStore(),
-        settings=settings(
-            output_file_bytes_max=200,
-            output_roots=(str(root / "two"),) if "roots" in special else (),
-            output_format="parquet" if "parquet" in special else "jsonl",
-        ),
+        output_file_bytes_max=200,
+        output_roots=(str(root / "two"),) if "roots" in special else (),
+        output_format="parquet" if "parquet" in special else "jsonl",
         checkpoint=checkpoint,
     )
     worker.start()
@@ -90,7 +88,7 @@ def fill(directory: Path, times: int) -> None:
 def tear(root: Path) -> None:
     """As a kill within a write leaves it: a whole line of the batch and half of the next."""
     log = max((root / "out" / "joined" / "east").glob("*.jsonl"))
-    journal = max((root / "state" / "intents").iterdir()).read_bytes()
+    journal = max((root / "joiner" / "intents").iterdir()).read_bytes()
     header = unpack_header(journal)
     assert header is not None
     batches = [r.payload for r in scan(journal, header[1]).records if r.kind == Kind.BATCH]

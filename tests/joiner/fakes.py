@@ -1,24 +1,28 @@
-"""A registry and an event store of the test's own, events, and joiners put together from real parts."""
+"""An event store of the test's own, events, and joiners put together from real parts."""
 
+import errno
 import json
 import os
-import random
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from joiner.rules.batch import ForeignColumns
-from joiner.worker import Worker
+from joiner.rules import ForeignColumns, JoinOutcomes
+from joiner.server import JoinerServer
+from joiner.worker import Home, Worker
+from photon.core import disk
 from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import join_lines, pack_times, split_ids, split_lines
-from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
-from photon.core.fates import Committed, Found
-from photon.core.ids import parse_token
+from photon.core.errors import UnavailableError
+from photon.core.fates import Found, Joined
 from photon.core.settings import Settings, identity_digest, parse_settings
+from photon.rpc.network import LOOPBACK, Network
+from tests.waiting import wait_until
 
 NOW_US = ManualClock().now_us()
 IDENTITY = identity_digest(Settings())
@@ -61,71 +65,6 @@ def batch_of(
     )
 
 
-class FakeRegistry:
-    """Keeps its promises, in memory or (for processes that are killed) in a file."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        self.tokens: dict[bytes, bytes] = {}
-        self.expired: set[bytes] = set()
-        self.commits = 0
-        self.failures: list[str] = []
-        """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
-        self.down = False
-        self.silent_to_leases = False
-        self.asked_leases: list[tuple[str, int, float]] = []
-        self.fences: set[int] = set()
-        self.settings = b""
-        """Digest of those that it was founded with, by the first that tells one."""
-        self._lock = threading.Lock()
-        self._file = None
-        if path is not None:
-            self._file = path.open("ab", buffering=0)
-            for line in path.read_bytes().splitlines():
-                key, token = map(bytes.fromhex, line.decode().split())
-                self.tokens[key] = token
-
-    def commit(self, ids: bytes, times: bytes, token: bytes) -> bytes:
-        with self._lock:
-            self.commits += 1
-            failure = self.failures.pop(0) if self.failures else ""
-            if self.down or failure == "before":
-                raise UnavailableError("registry: no quorum")
-            keys = split_ids(ids)
-            if parse_token(token).incarnation in self.fences:
-                return bytes([Committed.FENCED]) * len(keys)
-            new = [key for key in keys if key not in self.tokens and key not in self.expired]
-            self.tokens.update(dict.fromkeys(new, token))
-            if self._file is not None:
-                self._file.write(b"".join(f"{k.hex()} {token.hex()}\n".encode() for k in new))
-            if failure == "after":
-                raise UnavailableError("registry: the answer was lost")
-            return bytes(self._outcome(key, token) for key in keys)
-
-    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
-        self.asked_leases.append((token_address, incarnation, lease_s))
-        if self.down or self.silent_to_leases:
-            raise UnavailableError("registry: no quorum")
-        if incarnation in self.fences:
-            raise FencedError(f"incarnation {incarnation:016x} is fenced")
-        if settings and self.settings not in (b"", settings):
-            raise SettingsMismatchError("the registry was founded with other settings")
-        self.settings = self.settings or settings
-
-    def release(self, name: str, incarnation: int) -> bool:
-        """Recovery's: forget the id if it is of that incarnation, which must be fenced."""
-        assert incarnation in self.fences
-        token = self.tokens.get(packed_id(name))
-        if token is None or parse_token(token).incarnation != incarnation:
-            return False
-        del self.tokens[packed_id(name)]
-        return True
-
-    def _outcome(self, key: bytes, token: bytes) -> Committed:
-        if key in self.expired:
-            return Committed.EXPIRED
-        return Committed.WON if self.tokens[key] == token else Committed.DUPLICATE
-
-
 class FakeEventStore:
     """Has every primary event of the form `q-...` but those it is told to lack."""
 
@@ -153,23 +92,29 @@ def settings(adapter: str = "", lease_s: float = 10.0, **joiner: object) -> Sett
     return replace(made, joiner=replace(made.joiner, **({"fsync": False} | joiner)))
 
 
+def _new_worker(root: Path, registry, store: FakeEventStore | None, options: dict[str, Any]) -> Worker:
+    """`options`: of Home and Worker; all others are settings of the joiner."""
+    home = {"name": "joiner", "datacenter": "east", "address": "127.0.0.1:0", "output_root": root / "out"}
+    home["directory"] = root / options.get("name", "joiner")
+    home |= {field.name: options.pop(field.name) for field in fields(Home) if field.name in options}
+    others = {"settings", "clock", "on_fatal", "checkpoint"}
+    values = {"clock": SystemClock()} | {key: options.pop(key) for key in others & options.keys()}
+    values.setdefault("settings", settings(**options))
+    return Worker(home=Home(**home), registry=registry, eventstore=store or FakeEventStore(), **values)
+
+
 def make_worker(root: Path, registry, store: FakeEventStore | None = None, **options) -> Worker:
     """A joiner on `root`, not yet started, but with a lease if the registry gives one."""
-    values = {
-        "settings": settings(),
-        "name": "joiner",
-        "datacenter": "east",
-        "address": "127.0.0.1:1",
-        "directory": root / "state",
-        "output_root": root / "out",
-        "registry": registry,
-        "eventstore": store or FakeEventStore(),
-        "clock": SystemClock(),
-        "rng": random.Random(),
-    }
-    worker = Worker(**(values | options))
+    worker = _new_worker(root, registry, store, options)
     worker.leases.renew_due()
     return worker
+
+
+def make_server(
+    root: Path, registry, store: FakeEventStore | None = None, network: Network = LOOPBACK, **options
+) -> JoinerServer:
+    """A joiner behind gRPC, not yet started."""
+    return JoinerServer(_new_worker(root, registry, store, options), network)
 
 
 def output_files(root: Path, out: str = "out", kind: str = "jsonl") -> list[Path]:
@@ -191,5 +136,47 @@ def lines_of(names: Iterable[str]) -> Counter[bytes]:
     return Counter(joined_line(name, f"q-{name}") for name in names)
 
 
-def cut_file(path: Path, size: int) -> None:
-    os.truncate(path, size)
+def fates(answer: JoinOutcomes) -> list[str]:
+    return [Joined(outcome).name for outcome in answer.outcomes]
+
+
+def end_all(worker: Worker) -> None:
+    """Start it, with a lease, and wait until the resolver has ended all."""
+    worker.leases.renew_due()
+    worker.start()
+    wait_until(lambda: worker.status()["unresolved"] == 0)
+
+
+class FailingWrites:
+    """While `full`, writes fail to the files whose path holds a word: like a full disk, after some bytes."""
+
+    def __init__(self, monkeypatch, word: str) -> None:
+        self.full = True
+        self.refused = 0
+        self._word = word
+        self._real = os.write
+        monkeypatch.setattr(disk.os, "write", self._write)
+
+    def _write(self, fd: int, data: bytes) -> int:
+        if self.full and self._word in os.readlink(f"/proc/self/fd/{fd}"):
+            if len(data) > 3:
+                return self._real(fd, data[:3])
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return self._real(fd, data)
+
+
+def fail_one_sync(monkeypatch) -> None:
+    """The next sync of joined lines can't begin."""
+    real, failures = os.dup, [errno.EMFILE]
+
+    def dup(fd: int) -> int:
+        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
+            raise OSError(failures.pop(), "too many open files")
+        return real(fd)
+
+    monkeypatch.setattr(os, "dup", dup)
+
+
+class Crash(BaseException):
+    """The end of a process, in a test that can't afford one."""

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from photon.core import disk
-from tests.joiner.fakes import batch_of, make_worker, settings
-from tests.joiner.shared_registry import SharedRegistry
+from tests.fake_registry import FakeRegistry
+from tests.joiner.fakes import batch_of, make_worker
 
 NAMES = ["a", "b", "c"]
 BEFORE, AFTER = "before the write", "after the write"
@@ -43,8 +43,10 @@ def main(root: Path, stop_at: str, lease_s: float, roots: list[str]) -> None:
     disk.os.write = write
     worker = make_worker(
         root,
-        SharedRegistry(root / "registry"),
-        settings=settings(fsync=True, lease_s=lease_s, output_roots=tuple(roots)),
+        FakeRegistry(root / "registry"),
+        fsync=True,
+        lease_s=lease_s,
+        output_roots=tuple(roots),
         on_fatal=lambda _: os._exit(1),
         checkpoint=reached,
     )

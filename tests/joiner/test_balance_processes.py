@@ -9,20 +9,17 @@ import time
 from pathlib import Path
 
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from joiner.client import JoinerClient
 from joiner.server import SERVICE_NAME
 from photon.core.errors import UnavailableError
-from photon.rpc.network import LOOPBACK
+from tests.health import NOT_SERVING, SERVING, await_health
 from tests.joiner.fakes import IDENTITY, batch_of
 from tests.waiting import wait_until
 
 REPOSITORY = Path(__file__).parents[2]
 NAMES = ["one", "two", "three"]
 LEASE_S = 1.0
-SERVING = health_pb2.HealthCheckResponse.SERVING
-NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Joiner:
@@ -52,12 +49,6 @@ class Joiner:
 
     def joined(self):
         return self.status()["joined"]
-
-    def health(self):
-        with LOOPBACK.open(self.address) as channel:
-            request = health_pb2.HealthCheckRequest(service=SERVICE_NAME)
-            check = health_pb2_grpc.HealthStub(channel).Check
-            return check(request, timeout=20, wait_for_ready=True).status
 
     def kill(self):
         self.process.kill()
@@ -125,6 +116,7 @@ def each_gets_more(joiners, lines=10):
     wait_until(lambda: all(j.joined() >= b + lines for j, b in zip(joiners, before, strict=True)))
 
 
+@pytest.mark.long
 def test_batches_go_on_past_joiners_that_are_killed_or_stopped_or_have_no_lease_and_all_come_back(
     joiners, load, tmp_path
 ):
@@ -141,17 +133,18 @@ def test_batches_go_on_past_joiners_that_are_killed_or_stopped_or_have_no_lease_
 
     silence = tmp_path / "no-lease-three"
     silence.touch()
-    wait_until(lambda: leaseless.health() == NOT_SERVING)
+    await_health(NOT_SERVING, leaseless.address, SERVICE_NAME)
     wait_until(lambda: leaseless.status()["in_flight"] == 0)  # what it had taken before
     had = leaseless.joined()
     each_gets_more([killed, stopped])
     assert leaseless.joined() == had
 
     silence.unlink()
-    wait_until(lambda: leaseless.health() == SERVING)
+    await_health(SERVING, leaseless.address, SERVICE_NAME)
     each_gets_more(joiners)
 
 
+@pytest.mark.long
 def test_a_joiner_that_is_told_to_end_drains_and_hardly_a_call_fails(joiners, load):
     each_gets_more(joiners)
     load.errors.clear()

@@ -1,8 +1,8 @@
 """Which files of the joined log are complete, and what becomes of them (joiner/completion.py)."""
 
-import errno
 import json
 import os
+import sys
 import zlib
 
 import pyarrow.parquet
@@ -10,36 +10,20 @@ import pytest
 
 from joiner import completion as completing
 from joiner.output_files import complete_files, count_joined
+from photon.core.clock import SystemClock
 from photon.core.errors import CorruptStateError, SettingsError
 from tests.joiner.fakes import (
+    Crash,
+    FailingWrites,
     batch_of,
     joined_line,
     lines_of,
-    make_worker,
     output_files,
     output_lines,
-    settings,
 )
 from tests.waiting import wait_until
 
 HOUR_S = 3600
-
-
-@pytest.fixture
-def make(tmp_path, registry, clock):
-    made = []
-
-    def build(**joiner):
-        options = {key: joiner.pop(key) for key in ("checkpoint", "clock") if key in joiner}
-        worker = make_worker(
-            tmp_path, registry, **({"clock": clock, "settings": settings(**joiner)} | options)
-        )
-        made.append(worker)
-        return worker
-
-    yield build
-    for worker in made:
-        worker.close()
 
 
 @pytest.fixture
@@ -91,8 +75,6 @@ def test_an_idle_file_is_closed_and_listed_when_it_is_old(make, east, clock, tmp
 
 
 def test_the_thread_closes_an_idle_file_by_itself(make, east):
-    from photon.core.clock import SystemClock
-
     worker = make(output_file_s=0.01, clock=SystemClock())
     worker.start()
     worker.join(batch_of(["a"]))
@@ -135,25 +117,23 @@ def test_no_file_is_listed_before_the_ends_of_its_batches_are_durable(make, east
 
 
 def test_a_file_is_not_listed_while_the_end_of_its_batch_could_not_be_written(make, east, clock, monkeypatch):
-    full, real = [], os.write
-
-    def write(fd, data):
-        if full and "/intents-" in os.readlink(f"/proc/self/fd/{fd}"):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data)
-
-    monkeypatch.setattr("photon.core.disk.os.write", write)
-    worker = make(output_file_s=HOUR_S, checkpoint=lambda step: step == "output synced" and full.append(1))
+    full = FailingWrites(monkeypatch, "/intents-")
+    full.full = False
+    steps = {"output synced": lambda: setattr(full, "full", True)}
+    worker = make(output_file_s=HOUR_S, checkpoint=lambda step: steps.get(step, int)())
     worker.join(batch_of(["a"]))
     age(worker, clock)
     assert listed(east) == []
-    monkeypatch.undo()
+    steps.clear()
+    full.full = False
     worker.join(batch_of(["b"]))
     worker._completer.step()
     assert listed(east) == ["joiner-000000.jsonl"]
 
 
-def test_a_clean_stop_leaves_every_file_listed_and_the_next_life_touches_none_of_them(make, east, tmp_path):
+def test_a_clean_stop_lists_every_file_and_the_next_life_neither_touches_nor_names_one_again(
+    make, east, tmp_path
+):
     for names in ("ab", "cd"):
         worker = make()
         worker.start()
@@ -162,17 +142,12 @@ def test_a_clean_stop_leaves_every_file_listed_and_the_next_life_touches_none_of
     assert listed(east) == [path.name for path in output_files(tmp_path)]
     assert len(listed(east)) == 2
     assert output_lines(tmp_path) == lines_of("abcd")
-
-
-def test_a_number_is_not_used_again_though_the_reader_took_all_files_away(make, east):
+    for path in output_files(tmp_path):  # the reader takes all away
+        path.unlink()
     worker = make()
-    worker.join(batch_of(["a"]))
+    worker.join(batch_of(["e"]))
     worker.stop(1)
-    (east / "joiner-000000.jsonl").unlink()
-    worker = make()
-    worker.join(batch_of(["b"]))
-    worker.stop(1)
-    assert [*complete_files(east)] == ["joiner-000000.jsonl", "joiner-000001.jsonl"]
+    assert [*complete_files(east)] == [f"joiner-00000{n}.jsonl" for n in range(3)]
 
 
 def test_what_a_killed_life_closed_and_did_not_list_is_listed_by_the_next(make, east, tmp_path):
@@ -187,7 +162,7 @@ def test_what_a_killed_life_closed_and_did_not_list_is_listed_by_the_next(make, 
     assert complete_files(east)["joiner-000000.jsonl"].opened_us is None
 
 
-def test_a_torn_line_of_the_manifest_is_cut_and_its_file_listed_again(make, east):
+def test_a_torn_line_of_the_manifest_is_cut_and_its_file_listed_again_and_damage_stops_the_start(make, east):
     worker = make()
     worker.join(batch_of(["a"]))
     worker.stop(1)
@@ -196,11 +171,8 @@ def test_a_torn_line_of_the_manifest_is_cut_and_its_file_listed_again(make, east
     worker = make()
     worker._completer.step()
     assert listed(east) == ["joiner-000000.jsonl"]
-
-
-def test_a_damaged_manifest_stops_the_start(make, east):
-    make().stop(1)
-    (east / "joiner.manifest").write_text("no entry\n")
+    worker.close()
+    manifest.write_text("no entry\n")
     with pytest.raises(CorruptStateError, match="no entry of a manifest"):
         make()
 
@@ -208,19 +180,11 @@ def test_a_damaged_manifest_stops_the_start(make, east):
 def test_each_root_has_its_own_manifest_and_a_full_one_holds_no_other_back(
     make, tmp_path, monkeypatch, clock
 ):
-    worker = make(output_roots=(str(tmp_path / "two"),), output_file_s=HOUR_S)
+    worker = make("two", output_file_s=HOUR_S)
     first, second = (tmp_path / out / "joined" / "east" for out in ("out", "two"))
     worker.join(batch_of(["a"]))
-    real = os.write
-
-    def write(fd, data):
-        if str(first / "joiner.manifest") == os.readlink(f"/proc/self/fd/{fd}"):
-            real(fd, data[:5])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(fd, data)
-
     with monkeypatch.context() as full:
-        full.setattr("photon.core.disk.os.write", write)
+        FailingWrites(full, str(first / "joiner.manifest"))
         age(worker, clock)
     assert (listed(first), listed(second)) == ([], ["joiner-000000.jsonl"])
     assert "no space left" in worker.status()["output"]["trouble"]
@@ -248,7 +212,7 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
 
 
 def test_what_waits_is_counted_in_every_root_and_progress_is_seen_within_a_file(make, tmp_path):
-    worker = make(output_roots=(str(tmp_path / "two"),), output_file_bytes_max=100)
+    worker = make("two", output_file_bytes_max=100)
     for name in "abc":
         worker.join(batch_of([name]))
     before = worker.status()["output"]
@@ -280,6 +244,7 @@ def test_files_that_an_end_has_no_time_for_are_made_parquet_by_the_next_start(
     worker = make(output_format="parquet", output_file_bytes_max=100)
     for name in "abc":
         worker.join(batch_of([name]))
+    monkeypatch.setattr(worker._completer._work, "_step", lambda: 60.0)  # it comes to nothing before the end
     worker.start()
     with monkeypatch.context() as hasty:
         hasty.setattr(completing, "FINISH_S_MAX", -1.0)
@@ -291,10 +256,6 @@ def test_files_that_an_end_has_no_time_for_are_made_parquet_by_the_next_start(
     worker._completer.step()
     assert listed(east) == [f"joiner-00000{n}.parquet" for n in range(3)]
     assert (count_joined(tmp_path), output_lines(tmp_path)) == (3, lines_of(""))
-
-
-class Crash(BaseException):
-    """The end of a process."""
 
 
 @pytest.mark.parametrize("step", ["converted", "renamed", "listed", "lines removed"])
@@ -332,8 +293,6 @@ def test_files_that_are_listed_as_lines_stay_lines(make, east, tmp_path):
 
 
 def test_parquet_without_pyarrow_is_refused_at_the_start(make, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(SettingsError, match=r"install photon-joiner\[parquet\]"):
         make(output_format="parquet")

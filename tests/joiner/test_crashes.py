@@ -1,13 +1,12 @@
 """A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
 
 import json
-import random
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -20,18 +19,16 @@ from hypothesis import strategies as st
 
 from joiner.output_files import complete_files, count_joined
 from photon.core.columns import split_lines
-from photon.core.errors import StorageError
+from tests.fake_registry import FakeRegistry
 from tests.joiner import crash_child
 from tests.joiner.fakes import (
-    FakeRegistry,
+    Crash,
     batch_of,
-    cut_file,
     lines_of,
     make_worker,
     output_bytes,
     output_lines,
     packed_id,
-    settings,
 )
 
 REPOSITORY = Path(__file__).parents[2]
@@ -137,10 +134,6 @@ def check_all_is_there_once_and_listed(directory, parquet):
     assert count_joined(directory) == EVERYTHING.total()
 
 
-class Crash(BaseException):
-    """The end of a process, in a test that can't afford one."""
-
-
 class Life:
     """One process of a joiner on `root`: dies at its n-th step if it is told to."""
 
@@ -152,9 +145,8 @@ class Life:
         self.worker = make_worker(
             root,
             registry,
-            settings=settings(
-                output_file_bytes_max=300, output_roots=tuple(str(root / out) for out in outs[1:])
-            ),
+            output_file_bytes_max=300,
+            output_roots=tuple(str(root / out) for out in outs[1:]),
             checkpoint=self._checkpoint,
         )
 
@@ -165,7 +157,7 @@ class Life:
             self._left = -1
             if step == "output appended":
                 log, size = self._end_of_log(self._logs[self.torn_root % len(self._logs)])
-                cut_file(log, max(self._before.get(log, 0), size - self._torn_bytes))
+                os.truncate(log, max(self._before.get(log, 0), size - self._torn_bytes))
             raise Crash
         if step == "registered":
             self._before = dict(map(self._end_of_log, self._logs))
@@ -232,8 +224,8 @@ def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path
             raise crashes.pop()
 
     crashes: list[Crash] = []
-    alike = settings("alike_adapters:Alike", output_file_bytes_max=40)
-    first = make_worker(tmp_path, registry, settings=alike, checkpoint=crash)
+    alike = {"adapter": "alike_adapters:Alike", "output_file_bytes_max": 40}
+    first = make_worker(tmp_path, registry, checkpoint=crash, **alike)
     registry.failures = ["after"]
     first.join(batch_of(["a", "b"]))  # registered, not written
     first.join(batch_of(["c", "d", "e"]))  # done, after the place from which a's may stand
@@ -242,7 +234,7 @@ def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path
         first.join(batch_of(["f"]))  # written, not done
     first.close()
     assert output_lines(tmp_path).total() == 4
-    second = make_worker(tmp_path, registry, settings=alike)
+    second = make_worker(tmp_path, registry, **alike)
     second.start()
     assert second.stop(20)
     assert output_lines(tmp_path).total() == 6
@@ -258,7 +250,7 @@ def test_lines_that_a_power_cut_took_are_written_again_and_found_by_the_next_sta
     first.join(batch_of(["d"]))
     first.close()
     log = tmp_path / "out" / "joined" / "east" / "joiner-000000.jsonl"
-    cut_file(log, 0)  # intents b, c and d remember a place behind the end of the log now
+    os.truncate(log, 0)  # intents b, c and d remember a place behind the end of the log now
     registry.failures = []
 
     def crash_when_written(step):
@@ -273,39 +265,3 @@ def test_lines_that_a_power_cut_took_are_written_again_and_found_by_the_next_sta
     third.start()
     assert third.stop(20)
     assert output_lines(tmp_path) == lines_of(["b", "c", "d"])
-
-
-def test_recovery_waits_for_the_registry_and_serves_meanwhile(tmp_path):
-    registry = FakeRegistry()
-    first = make_worker(tmp_path, registry)
-    registry.failures = ["after"]
-    first.join(batch_of(["a"]))
-    first.close()
-    registry.failures = ["before"] * 3
-    second = make_worker(tmp_path, registry)
-    assert second.status()["unresolved"] == 1
-    assert second.status()["notices"] == ["1 batches were under way when the joiner ended; ending them"]
-    second.start()
-    deadline = time.monotonic() + 20
-    while second.status()["unresolved"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    assert "no quorum" in second.status()["notices"][1]
-    assert output_lines(tmp_path) == lines_of("a")
-    assert second.stop(0)
-
-
-def test_a_stop_leaves_what_the_registry_does_not_answer_to_the_next_start(tmp_path):
-    registry = FakeRegistry()
-    first = make_worker(tmp_path, registry, rng=random.Random(1))
-    first.start()
-    registry.down = True
-    first.join(batch_of(["a"]))
-    assert not first.stop(0.05)
-    with pytest.raises(StorageError):
-        first.join(batch_of(["b"]))
-    registry.down = False
-    second = make_worker(tmp_path, registry, rng=random.Random(2))
-    second.start()
-    assert second.stop(20)
-    assert output_lines(tmp_path) == lines_of("a")

@@ -13,25 +13,13 @@ from hypothesis import strategies as st
 from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.errors import OverloadedError
-from photon.core.ids import parse_token
-from tests.joiner.fakes import (
-    FakeRegistry,
-    batch_of,
-    lines_of,
-    make_worker,
-    output_lines,
-    packed_id,
-    settings,
-)
+from tests.fake_registry import FakeRegistry
+from tests.joiner.fakes import Crash, batch_of, lines_of, make_worker, output_lines, packed_id
 
 NAMES = [f"e{n}" for n in range(6)]
 STEPS = ["looked up", "intent synced", "registered", "one root appended", "output appended", "output synced"]
 BEFORE, AFTER = "before the write", "after the write"
 LONG = 100.0
-
-
-class Crash(BaseException):
-    """A kill, in a test that can't afford a process."""
 
 
 class World:
@@ -76,9 +64,7 @@ class World:
         """After a fence: read what is written, release what is not, have it joined by another joiner."""
         written = output_lines(self.root, self.reads)
         missing = [name for name in NAMES if not lines_of([name]) <= written]
-        held = {name: self.registry.tokens.get(packed_id(name)) for name in missing}
-        fenced = {n: parse_token(t).incarnation for n, t in held.items() if t is not None}
-        released = [n for n, i in fenced.items() if i in self.registry.fences and self.registry.release(n, i)]
+        released = [name for name in missing if self.registry.release(packed_id(name))]
         self.other.leases.renew_due()
         failures, self.registry.failures = self.registry.failures, []
         self.other.join(batch_of(released))
@@ -91,10 +77,8 @@ class World:
             name=name,
             directory=self.root / name,
             clock=self.clock,
-            settings=settings(
-                output_file_bytes_max=300,
-                output_roots=tuple(str(self.root / out) for out in self.outs[1:]),
-            ),
+            output_file_bytes_max=300,
+            output_roots=tuple(str(self.root / out) for out in self.outs[1:]),
             **options,
         )
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from joiner import commit as storage_gate
-from joiner.rules.batch import outcomes_of_commit
+from joiner.commit import PROBE_INTERVAL_S
+from joiner.rules import outcomes_of_commit
 from photon.core import disk
 from photon.core.clock import SystemClock
 from photon.core.errors import FencedError, OverloadedError, StorageError
@@ -16,47 +16,19 @@ from photon.core.fates import Committed, Joined
 from photon.core.ids import parse_token
 from photon.logs.writer import RotatingLog
 from tests.joiner.fakes import (
+    Crash,
     batch_of,
+    end_all,
+    fail_one_sync,
+    fates,
     lines_of,
-    make_worker,
     output_lines,
     packed_id,
-    settings,
 )
 from tests.waiting import wait_until
 
 LONG = 100.0
 RETRY = "RETRY_UNAVAILABLE"
-
-
-@pytest.fixture
-def fatal():
-    return []
-
-
-@pytest.fixture
-def make(tmp_path, registry, store, clock, fatal):
-    made = []
-
-    def build(**options):
-        values = {"clock": clock, "on_fatal": fatal.append}
-        made.append(make_worker(tmp_path, registry, store, **(values | options)))
-        return made[-1]
-
-    yield build
-    for worker in made:
-        worker.stop(0)
-
-
-def fates(answer):
-    return [Joined(outcome).name for outcome in answer.outcomes]
-
-
-def end_all(worker):
-    """Give the lease back and let the resolver work."""
-    worker.leases.renew_due()
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
 
 
 def after(function, then):
@@ -141,15 +113,19 @@ def test_what_is_registered_waits_for_the_lease_and_is_then_written_once(make, r
 
 @pytest.mark.parametrize("where", ["before", "after"])
 @pytest.mark.parametrize("file_bytes_max", [1 << 20, 150], ids=["in the same file", "in a new file"])
-def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back(
-    make, clock, monkeypatch, tmp_path, where, file_bytes_max
+@pytest.mark.parametrize("by_the_next_life", [False, True])
+def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back_and_written_once(
+    make, clock, monkeypatch, tmp_path, where, file_bytes_max, by_the_next_life
 ):
-    worker = make(settings=settings(output_file_bytes_max=file_bytes_max, fsync=True))
+    worker = make(output_file_bytes_max=file_bytes_max, fsync=True)
     worker.join(batch_of(["a"]))
     StandStill(monkeypatch, clock, where)
     assert fates(worker.join(batch_of(["b", "c"]))) == [RETRY] * 2
     assert output_lines(tmp_path) == lines_of("a")
     assert worker.status()["joined"] == 1
+    if by_the_next_life:
+        worker.close()
+        worker = make()
     worker.leases.renew_due()
     worker.join(batch_of(["d"]))
     end_all(worker)
@@ -157,63 +133,35 @@ def test_lines_that_were_written_as_the_lease_ran_out_are_taken_back(
     assert worker.status()["storage_error"] is None
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_lines_that_were_taken_back_are_written_by_the_next_life(make, clock, monkeypatch, tmp_path, where):
-    worker = make()
-    worker.join(batch_of(["a"]))
-    StandStill(monkeypatch, clock, where)
-    worker.join(batch_of(["b", "c"]))
-    worker.close()
-    end_all(make())
-    assert output_lines(tmp_path) == lines_of("abc")
-
-
+@pytest.mark.parametrize(("failing", "kept"), [("truncate", "ab"), ("rotate", "a")])
 def test_lines_that_cannot_be_taken_back_end_the_process_and_the_next_one_finds_them(
-    make, clock, monkeypatch, fatal, tmp_path
+    make, clock, monkeypatch, fatal, tmp_path, failing, kept
 ):
-    worker = make()
+    worker = make(output_file_bytes_max=1 << 20)
+    worker.join(batch_of(["a"]))
     StandStill(monkeypatch, clock, "after")
     with monkeypatch.context() as broken:
 
         def fail(*_):
             raise StorageError("Input/output error")
 
-        broken.setattr(RotatingLog, "truncate", fail)
-        assert fates(worker.join(batch_of(["a"]))) == [RETRY]
+        broken.setattr(RotatingLog, failing, fail)
+        assert fates(worker.join(batch_of(["b"]))) == [RETRY]
     assert [str(error) for error in fatal] == ["Input/output error"]
     worker.leases.renew_due()
     with pytest.raises(StorageError):
-        worker.join(batch_of(["b"]))
-    clock.advance(storage_gate.PROBE_INTERVAL_S)
-    assert fates(worker.join(batch_of(["b"]))) == [RETRY]
-    assert output_lines(tmp_path) == lines_of("a")
+        worker.join(batch_of(["c"]))
+    clock.advance(PROBE_INTERVAL_S)
+    assert fates(worker.join(batch_of(["c"]))) == [RETRY]
+    assert output_lines(tmp_path) == lines_of(kept)
     worker.close()
     end_all(make())
-    assert output_lines(tmp_path) == lines_of("ab")
-
-
-def test_a_cut_without_its_rotation_leaves_the_batch_to_the_next_life(
-    make, clock, monkeypatch, fatal, tmp_path
-):
-    worker = make(settings=settings(output_file_bytes_max=1 << 20))
-    worker.join(batch_of(["a"]))
-    StandStill(monkeypatch, clock, "after")
-    with monkeypatch.context() as broken:
-
-        def fail(*_):
-            raise StorageError("no space")
-
-        broken.setattr(RotatingLog, "rotate", fail)
-        worker.join(batch_of(["b"]))
-    assert len(fatal) == 1
-    worker.close()
-    end_all(make())
-    assert output_lines(tmp_path) == lines_of("ab")
+    assert output_lines(tmp_path) == lines_of("abc")
 
 
 def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(make, tmp_path):
     clock = SystemClock()
-    worker = make(clock=clock, settings=settings(output_file_bytes_max=3_000, requests_in_flight_max=8))
+    worker = make(clock=clock, output_file_bytes_max=3_000, requests_in_flight_max=8)
     own = worker.leases.own
     flicker = threading.Event()
 
@@ -271,28 +219,14 @@ def test_what_one_shard_let_win_is_not_written_if_another_says_fenced(make, regi
 
 def test_lines_that_stand_but_for_their_sync_are_no_longer_dropped(make, registry, monkeypatch, tmp_path):
     """They were readable before the fence, so recovery has not released them."""
-    worker = make(settings=settings(fsync=True))
-    real, failures = os.dup, [1]
-
-    def dup(fd):
-        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
-            raise OSError(failures.pop(), "too many open files")
-        return real(fd)
-
-    monkeypatch.setattr(os, "dup", dup)
+    worker = make(fsync=True)
+    fail_one_sync(monkeypatch)
     assert fates(worker.join(batch_of(["a"]))) == [RETRY]
     worker.leases.fenced(worker.leases.own)
     worker.start()
     wait_until(lambda: worker.status()["unresolved"] == 0)
     assert worker.status()["dropped"] == 0
     assert output_lines(tmp_path) == lines_of("a")
-
-
-def test_a_joiner_that_is_closed_asks_for_no_lease(make):
-    worker = make()
-    worker.start()
-    worker.close()
-    assert not any(thread.name == "leases" for thread in threading.enumerate())
 
 
 def test_an_outcome_that_no_version_knows_is_never_taken_for_joined():
@@ -314,10 +248,11 @@ def test_a_new_life_ends_the_batches_of_an_old_one_under_the_old_ones_lease(make
     second = make(address="127.0.0.1:2")
     assert [asked[:2] for asked in registry.asked_leases[1:]] == [
         ("127.0.0.1:2", second.leases.own.incarnation),
-        ("127.0.0.1:1", old),
+        ("127.0.0.1:0", old),
     ]
     end_all(second)
     assert output_lines(tmp_path) == lines_of("ab")
+    wait_until(lambda: not second._resolver.unresolved)  # the lease is let go after the end is noted
     asked = len(registry.asked_leases)
     clock.advance(5)
     second.leases.renew_due()
@@ -372,9 +307,6 @@ def test_a_batch_of_an_old_life_that_only_a_shard_calls_fenced_is_dropped(make, 
 def test_lines_that_a_fenced_life_had_written_stay(make, registry, tmp_path):
     """It died between the append and the end of its intent; recovery, after the fence, has seen the lines."""
 
-    class Crash(BaseException):
-        pass
-
     def crash(step):
         if step == "output appended":
             raise Crash
@@ -391,13 +323,13 @@ def test_lines_that_a_fenced_life_had_written_stay(make, registry, tmp_path):
 def test_recovery_between_two_lives_doubles_and_loses_nothing(make, registry, tmp_path):
     old = leave_batch(make, registry)
     registry.fences.add(old)
-    assert registry.release("a", old)
+    assert registry.release(packed_id("a"))
     second = make()
     assert fates(second.join(batch_of(["a"]))) == ["JOINED"]  # re-injected
     end_all(second)
     assert output_lines(tmp_path) == lines_of("a")
-    assert registry.release("b", old)
-    assert not registry.release("a", old)
+    assert registry.release(packed_id("b"))
+    assert not registry.release(packed_id("a"))
     assert fates(second.join(batch_of(["a", "b"]))) == ["DUPLICATE", "JOINED"]
     assert output_lines(tmp_path) == lines_of("ab")
     assert parse_token(registry.tokens[packed_id("a")]).incarnation == second.leases.own.incarnation
@@ -413,11 +345,14 @@ def test_a_joiner_that_starts_while_the_registry_is_away_waits_and_says_so(make,
     status = second.status()
     assert (status["unresolved"], status["lease"]["seconds_left"]) == (1, 0)
     assert status["lease"]["trouble"] == "registry: no quorum"
+    assert status["notices"][0] == "1 batches were under way when the joiner ended; ending them"
     assert registry.commits == 1
     registry.down = False
     wait_until(lambda: second.status()["unresolved"] == 0)
     assert fates(second.join(batch_of(["c"]))) == ["JOINED"]
     assert output_lines(tmp_path) == lines_of("abc")
+    second.close()
+    assert not any(thread.name == "leases" for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("end", ["fenced", "closed"])

@@ -2,76 +2,35 @@
 
 import errno
 import os
-import random
 
 import pytest
 
-from joiner.client import JoinerClient
 from joiner.commit import try_writing
-from joiner.server import SERVICE_NAME, JoinerServer
+from joiner.server import SERVICE_NAME
 from photon.core import disk
-from photon.core.clock import SystemClock
 from photon.core.errors import DiskFullError, OverloadedError, UnavailableError
+from tests.fake_registry import FakeRegistry
 from tests.health import NOT_SERVING, SERVING, await_health, health
-from tests.joiner.fakes import IDENTITY, FakeEventStore, FakeRegistry, batch_of, settings
-from tests.joiner.test_pipeline import FullDisk
+from tests.joiner.fakes import FailingWrites, batch_of
 
 LEASE_S = 2.0
 
 
-class Joiner:
-    def __init__(self, root, name, requests=8):
-        self.registry = FakeRegistry()
-        self.ended = []
-        self.server = JoinerServer(
-            settings(lease_s=LEASE_S, requests_in_flight_max=requests),
-            name=name,
-            datacenter="east",
-            listen="127.0.0.1:0",
-            directory=root / name,
-            output_root=root / f"out-{name}",
-            registry=self.registry,
-            eventstore=FakeEventStore(),
-            clock=SystemClock(),
-            rng=random.Random(),
-            on_fatal=self.ended.append,
-        )
-
-    @property
-    def address(self):
-        return self.server.listen
-
-    def joined(self):
-        return self.server.status()["joined"]
-
-
 @pytest.fixture
-def start(tmp_path):
-    started = []
+def start(serve, tmp_path):
+    """A joiner with a registry of its own."""
 
     def make(name="one", silent=False):
-        joiner = Joiner(tmp_path, name)
-        joiner.registry.silent_to_leases = silent
-        joiner.server.start()
-        started.append(joiner.server)
-        return joiner
+        registry = FakeRegistry()
+        registry.silent_to_leases = silent
+        server = serve(name, registry=registry, output_root=tmp_path / f"out-{name}", lease_s=LEASE_S)
+        return server, registry
 
-    yield make
-    for server in started:
-        server.stop(1)
+    return make
 
 
-@pytest.fixture
-def connect():
-    clients = []
-
-    def open_client(*joiners):
-        clients.append(JoinerClient([joiner.address for joiner in joiners], 20.0, identity=IDENTITY))
-        return clients[-1]
-
-    yield open_client
-    for client in clients:
-        client.close()
+def joined(server):
+    return server.status()["joined"]
 
 
 def send(client, name):
@@ -85,47 +44,39 @@ def send(client, name):
             failures += 1
 
 
-def test_a_joiner_serves_as_soon_as_it_has_a_lease(start):
-    joiner = start()
-    assert health(joiner.address, SERVICE_NAME) == health(joiner.address) == SERVING
-    waiting = start("two", silent=True)
-    assert health(waiting.address, SERVICE_NAME) == health(waiting.address) == NOT_SERVING
-    waiting.registry.silent_to_leases = False
-    await_health(SERVING, waiting.address, SERVICE_NAME)
-
-
-def test_a_joiner_whose_lease_ran_out_does_not_serve_until_it_has_one_again(start):
-    joiner = start()
-    joiner.registry.silent_to_leases = True
-    await_health(NOT_SERVING, joiner.address, SERVICE_NAME)
-    joiner.registry.silent_to_leases = False
-    await_health(SERVING, joiner.address, SERVICE_NAME)
-
-
-def test_a_fenced_joiner_does_not_serve(start):
-    joiner = start()
-    (_, incarnation, _) = joiner.registry.asked_leases[0]
-    joiner.registry.fences.add(incarnation)
-    await_health(NOT_SERVING, joiner.address, SERVICE_NAME)
-    assert len(joiner.ended) == 1
+def test_a_joiner_serves_while_it_has_a_lease_and_never_again_when_it_is_fenced(start, fatal):
+    joiner, registry = start()
+    waiting, silent = start("two", silent=True)
+    assert health(joiner.listen, SERVICE_NAME) == health(joiner.listen) == SERVING
+    assert health(waiting.listen, SERVICE_NAME) == health(waiting.listen) == NOT_SERVING
+    silent.silent_to_leases = False
+    registry.silent_to_leases = True
+    await_health(SERVING, waiting.listen, SERVICE_NAME)
+    await_health(NOT_SERVING, joiner.listen, SERVICE_NAME)
+    registry.silent_to_leases = False
+    await_health(SERVING, joiner.listen, SERVICE_NAME)
+    (_, incarnation, _) = registry.asked_leases[0]
+    registry.fences.add(incarnation)
+    await_health(NOT_SERVING, joiner.listen, SERVICE_NAME)
+    assert len(fatal) == 1
 
 
 def test_batches_go_past_a_joiner_without_a_lease(start, connect):
-    one, two = start("one"), start("two", silent=True)
+    (one, _), (two, registry) = start("one"), start("two", silent=True)
     client = connect(one, two)
     for number in range(20):
         send(client, f"a{number}")
-    assert (one.joined(), two.joined()) == (20, 0)
-    two.registry.silent_to_leases = False
-    await_health(SERVING, two.address, SERVICE_NAME)
+    assert (joined(one), joined(two)) == (20, 0)
+    registry.silent_to_leases = False
+    await_health(SERVING, two.listen, SERVICE_NAME)
     number = 0
-    while two.joined() < 5:
+    while joined(two) < 5:
         number += 1
         assert send(client, f"b{number}") == 0
 
 
 def test_where_no_joiner_can_work_nothing_is_sent_and_it_is_not_the_batchs_fault(start, connect):
-    client = connect(start("one", silent=True), start("two", silent=True))
+    client = connect(start("one", silent=True)[0], start("two", silent=True)[0])
     with pytest.raises(UnavailableError):
         client.join(batch_of(["a"]))
     with pytest.raises(OverloadedError, match="no joiner is there and healthy"):
@@ -142,26 +93,26 @@ def test_where_no_joiner_can_work_nothing_is_sent_and_it_is_not_the_batchs_fault
 def test_a_full_disk_is_no_health_and_batches_go_elsewhere_until_there_is_space(
     start, connect, monkeypatch, tmp_path, what
 ):
-    one, two = start("one"), start("two")
+    (one, _), (two, _) = start("one"), start("two")
     client = connect(one, two)
     directory = tmp_path / ("one" if what == "intents" else "out-one")
-    full = FullDisk(monkeypatch, str(directory))
+    full = FailingWrites(monkeypatch, str(directory))
     number = 0
-    while one.server.status()["storage_error"] is None:
+    while one.status()["storage_error"] is None:
         number += 1
         send(client, f"a{number}")
-    await_health(NOT_SERVING, one.address, SERVICE_NAME)
-    before = two.joined()
+    await_health(NOT_SERVING, one.listen, SERVICE_NAME)
+    before = joined(two)
     for late in range(10):
         assert send(client, f"b{late}") == 0
-    assert two.joined() == before + 10
+    assert joined(two) == before + 10
     full.full = False
-    await_health(SERVING, one.address, SERVICE_NAME)  # though nobody sends it anything
-    before = one.joined()
-    while one.joined() < before + 5:
+    await_health(SERVING, one.listen, SERVICE_NAME)  # though nobody sends it anything
+    before = joined(one)
+    while joined(one) < before + 5:
         number += 1
         send(client, f"c{number}")
-    assert one.server.status()["storage_error"] is None
+    assert one.status()["storage_error"] is None
 
 
 def test_what_tries_a_disk_leaves_nothing_behind(tmp_path, monkeypatch):

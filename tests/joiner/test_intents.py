@@ -9,22 +9,23 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from joiner.intents import IntentJournal
-from joiner.rules.intent import Draft, Intent, Range
+from joiner.intents import Intent, IntentJournal, Range
 from photon.core.columns import join_lines, pack_times
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
 from photon.core.journal import HEADER_BYTES, MARK_BYTES
 from photon.logs.writer import LogPosition
+from tests.joiner.fakes import FailingWrites
 
 
 def draft(number, events=2):
     ids = b"".join(bytes([number % 256, row]) * 8 for row in range(events))
     lines = join_lines([f'{{"n":{number},"row":{row}}}'.encode() for row in range(events)])
-    return Draft(0, b"token-%d" % number, ids, pack_times([number] * events), lines)
+    return Intent(b"token-%d" % number, ids, pack_times([number] * events), lines)
 
 
 def append(journal, number, events=2, synced=True):
-    intent = journal.append(draft(number, events), lambda: LogPosition(0, number))
+    intent = draft(number, events)
+    journal.append(intent, lambda: LogPosition(0, number))
     if synced:
         journal.sync(intent)
     return intent
@@ -183,7 +184,7 @@ def test_an_intent_that_could_not_be_written_leaves_nothing_behind(tmp_path, mon
     first = append(journal, 1)
     size = segments(tmp_path)[0].stat().st_size
     with monkeypatch.context() as full:
-        write_half_then_fail(full, 40)
+        FailingWrites(full, "/intents-")
         with pytest.raises(DiskFullError, match="no space left"):
             append(journal, 2)
         journal.done(first, Range(0, 1, 2))  # its record waits for space
@@ -191,23 +192,6 @@ def test_an_intent_that_could_not_be_written_leaves_nothing_behind(tmp_path, mon
     third = append(journal, 3)
     journal.close()
     assert reopened(tmp_path) == ([third], [Range(0, 1, 2)])
-
-
-def write_half_then_fail(patch, room):
-    import errno
-    import os
-
-    real = os.write
-    left = [room]
-
-    def write(fd, data):
-        if not left[0]:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        written = real(fd, data[: left[0]])
-        left[0] -= written
-        return written
-
-    patch.setattr("photon.core.disk.os.write", write)
 
 
 STEP = st.one_of(
@@ -233,11 +217,10 @@ def test_the_journal_holds_what_a_model_says(steps, segment_bytes):
                 journal.done(intent, Range(0, number, number))
                 journal._log.sync()
             elif what == "reopen":
-                torn = journal.append(draft(number), lambda: LogPosition(0, 0))
+                torn = append(journal, number, synced=False)
                 journal.close()
                 path = segments(directory)[-1]
-                length = len(b"".join(draft(number).pack(0, 0, LogPosition(0, 0))))
-                cut = 1 + value % length
+                cut = 1 + value  # less than the intent is long
                 path.write_bytes(path.read_bytes()[:-cut])
                 journal = IntentJournal(directory, fsync=True, segment_bytes=segment_bytes)
                 assert torn not in opened

@@ -1,17 +1,18 @@
-"""When a lease runs, when it is asked for, and who is told that there is none (design.md)."""
+"""Leases: when they run, when they are asked for, who is told; and tokens (design.md, paper 3.3.2)."""
 
 import itertools
+import random
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from joiner.leases import LeaseKeeper
-from joiner.rules.lease import RETRY_S_MAX, Lease
-from photon.core.clock import SystemClock
+from joiner.leases import RETRY_S_MAX, Lease, LeaseKeeper, TokenSource
+from photon.core.clock import ManualClock, SystemClock
 from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
-from photon.core.ids import Token
-from tests.joiner.fakes import FakeRegistry
+from photon.core.ids import Token, parse_token
+from tests.fake_registry import FakeRegistry
 
 
 class Slow(FakeRegistry):
@@ -19,24 +20,18 @@ class Slow(FakeRegistry):
 
     def __init__(self, clock):
         super().__init__()
-        self._clock = clock
-        self.seconds = 0.0
-        self.calls = []
+        self.seconds, self.calls = 0.0, []
 
-    def keep_alive(self, token_address, incarnation, lease_s, settings=b""):
-        self.calls.append((round(self._clock.monotonic(), 3), incarnation))
-        self._clock.advance(self.seconds)
-        super().keep_alive(token_address, incarnation, lease_s, settings)
+        def note(_call, incarnation):
+            self.calls.append((round(clock.monotonic(), 3), incarnation))
+            clock.advance(self.seconds)
+
+        self.before = note
 
 
 @pytest.fixture
 def registry(clock):
     return Slow(clock)
-
-
-@pytest.fixture
-def fatal():
-    return []
 
 
 @pytest.fixture
@@ -216,3 +211,42 @@ def test_the_thread_keeps_a_short_lease_alive_and_lets_it_run_out_when_stopped()
     keeper.stop()
     assert len(registry.asked_leases) >= 6
     assert not any(thread.name == "leases" for thread in threading.enumerate())
+
+
+def test_a_token_can_be_read_again():
+    for token in [
+        Token("127.0.0.1:4000", 2**64 - 1, 1_700_000_000_000_000),
+        Token("[::1]:80", 0, -5),
+        Token("", 7, 0),
+    ]:
+        assert parse_token(token.pack()) == token
+
+
+@pytest.mark.parametrize("packed", [b"", b"\x01short", b"\x02" + Token("a", 1, 2).pack()[1:]])
+def test_bytes_that_are_no_token_are_told(packed):
+    with pytest.raises(ValueError, match="not a joiner's token"):
+        parse_token(packed)
+
+
+def test_tokens_of_an_incarnation_rise_even_when_the_clock_goes_back():
+    clock = ManualClock()
+    source = TokenSource("a:1", clock, random.Random(1))
+    times = []
+    for step in (0, 0, 5, -60, 1):
+        clock.advance(step)
+        times.append(parse_token(source.next()).time_us)
+    assert times == sorted(set(times))
+
+
+def test_no_token_is_given_twice_to_threads_that_ask_together():
+    source = TokenSource("a:1", ManualClock(), random.Random(1))
+    with ThreadPoolExecutor(8) as pool:
+        tokens = list(pool.map(lambda _: source.next(), range(2_000)))
+    assert len(set(tokens)) == 2_000
+
+
+def test_two_lives_of_a_joiner_have_different_tokens():
+    clock = ManualClock()
+    first, second = (TokenSource("a:1", clock, random.Random()) for _ in range(2))
+    assert first.next() != second.next()
+    assert first.incarnation == parse_token(first.next()).incarnation

@@ -5,80 +5,57 @@ import threading
 import pytest
 
 from joiner.client import JoinerClient
-from joiner.server import JoinerServer
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined
-from tests.joiner.fakes import (
-    IDENTITY,
-    FakeRegistry,
-    batch_of,
-    lines_of,
-    make_worker,
-    output_lines,
-    settings,
-)
+from tests.joiner.fakes import IDENTITY, batch_of, end_all, lines_of, output_lines
 from tests.waiting import wait_until
 
 
-class SlowRegistry(FakeRegistry):
+class Held:
     """Commits wait until they are let go; knows how many there are at a time."""
 
-    def __init__(self):
-        super().__init__()
-        self.go = threading.Event()
+    def __init__(self, registry):
+        self.go, self._lock = threading.Event(), threading.Lock()
         self.at_a_time = self.most = 0
+        registry.before = self._before
 
-    def commit(self, ids, times, token):
+    def _before(self, call, _incarnation):
+        if call != "commit":
+            return
         with self._lock:
             self.at_a_time += 1
             self.most = max(self.most, self.at_a_time)
         assert self.go.wait(20)
         with self._lock:
             self.at_a_time -= 1
-        return super().commit(ids, times, token)
 
 
-@pytest.fixture
-def make(tmp_path, registry, store, clock):
-    made = []
-
-    def build(**options):
-        made.append(
-            make_worker(tmp_path, options.pop("registry", registry), store, **({"clock": clock} | options))
-        )
-        return made[-1]
-
-    yield build
-    for worker in made:
-        worker.close()
-
-
-def test_no_more_commits_are_on_their_way_than_the_settings_say(make, tmp_path):
-    registry = SlowRegistry()
-    worker = make(registry=registry, settings=settings(commits_in_flight_max=2, requests_in_flight_max=8))
+def test_no_more_commits_are_on_their_way_than_the_settings_say(make, registry, tmp_path):
+    held = Held(registry)
+    worker = make(commits_in_flight_max=2, requests_in_flight_max=8)
     threads = [threading.Thread(target=worker.join, args=(batch_of([name]),)) for name in "abcdef"]
     for thread in threads:
         thread.start()
-    wait_until(lambda: worker.status()["in_flight"] == 6 and registry.at_a_time == 2)
+    wait_until(lambda: worker.status()["in_flight"] == 6 and held.at_a_time == 2)
     assert worker.status()["commits_in_flight"] == 2
     assert worker.status()["unresolved"] == 2, "the others have not even noted their intent"
-    registry.go.set()
+    held.go.set()
     for thread in threads:
         thread.join()
-    assert registry.most == 2
+    assert held.most == 2
     assert worker.status()["commits_in_flight"] == 0
     assert output_lines(tmp_path) == lines_of("abcdef")
 
 
-def test_a_request_that_gets_no_turn_to_commit_before_its_deadline_leaves_nothing(make, tmp_path):
-    registry = SlowRegistry()
-    worker = make(registry=registry, settings=settings(commits_in_flight_max=1))
+def test_a_request_that_gets_no_turn_to_commit_before_its_deadline_leaves_nothing(make, registry, tmp_path):
+    held = Held(registry)
+    worker = make(commits_in_flight_max=1)
     first = threading.Thread(target=worker.join, args=(batch_of(["a"]),))
     first.start()
-    wait_until(lambda: registry.at_a_time == 1)
+    wait_until(lambda: held.at_a_time == 1)
     with pytest.raises(OverloadedError, match="1 commits are on their way"):
         worker.join(batch_of(["b"]), timeout_s=0.02)
-    registry.go.set()
+    held.go.set()
     first.join()
     assert registry.commits == 1
     assert worker.join(batch_of(["b"])).outcomes == bytes([Joined.JOINED])
@@ -86,12 +63,11 @@ def test_a_request_that_gets_no_turn_to_commit_before_its_deadline_leaves_nothin
 
 
 def test_batches_that_the_resolver_ends_count_too_and_the_slot_is_free_after_a_failure(make, registry):
-    worker = make(settings=settings(commits_in_flight_max=1))
+    worker = make(commits_in_flight_max=1)
     registry.failures = ["before"] * 4
     for name in "abc":
         worker.join(batch_of([name]))
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
+    end_all(worker)
     assert worker.status()["commits_in_flight"] == 0
     assert worker.join(batch_of(["d"])).outcomes == bytes([Joined.JOINED])
 
@@ -120,16 +96,8 @@ def test_the_lookup_has_no_more_time_than_the_caller(make, store):
     assert store.timeouts_s == [3, None]
 
 
-def test_the_deadline_of_a_call_reaches_the_joiner(tmp_path, registry, store, clock):
-    import random
-
-    from photon.core.clock import SystemClock
-
-    server = JoinerServer(
-        settings(), "joiner", "east", "127.0.0.1:0", tmp_path / "state", tmp_path / "out", registry, store,
-        SystemClock(), random.Random(),
-    )  # fmt: skip
-    server.start()
+def test_the_deadline_of_a_call_reaches_the_joiner(serve, registry, store):
+    server = serve()
     client = JoinerClient([server.listen], 7.0, identity=IDENTITY)
     client.join(batch_of(["a"]))
     assert 6 < store.timeouts_s[0] <= 7
@@ -140,4 +108,3 @@ def test_the_deadline_of_a_call_reaches_the_joiner(tmp_path, registry, store, cl
     wait_until(lambda: server.status()["in_flight"] == 0)
     assert registry.commits == 1
     client.close()
-    server.stop(1)

@@ -1,6 +1,5 @@
 """Each output root tells which lives of a joiner write to it, before they register anything."""
 
-import errno
 import os
 from pathlib import Path
 
@@ -8,49 +7,22 @@ import pytest
 
 from joiner.output_files import Life, complete_files, count_joined, encode_life, note_life, read_lives
 from photon.core.errors import DiskFullError
-from tests.joiner.fakes import FakeRegistry, batch_of, lines_of, make_worker, output_lines, settings
+from tests.joiner.fakes import FailingWrites, batch_of, lines_of, output_lines
 
 ROOTS = ("out", "two")
 
 
-class WatchfulRegistry(FakeRegistry):
-    """Knows which lives the roots told of, durably, when it was first asked for something."""
-
-    def __init__(self, root):
-        super().__init__()
-        self.told = None
-        self._root = root
-
-    def keep_alive(self, token_address, incarnation, lease_s, settings=b""):
-        self._look()
-        super().keep_alive(token_address, incarnation, lease_s, settings)
-
-    def commit(self, ids, times, token):
-        self._look()
-        return super().commit(ids, times, token)
-
-    def _look(self):
-        if self.told is None:
-            self.told = [set(lives(self._root, out)) for out in ROOTS]
-
-
 @pytest.fixture
-def registry(tmp_path):
-    return WatchfulRegistry(tmp_path)
+def told(tmp_path, registry):
+    """Which lives the roots told of, durably, when the registry was first asked for something."""
+    first = []
 
+    def look(_call, _incarnation):
+        if not first:
+            first.append([set(lives(tmp_path, out)) for out in ROOTS])
 
-@pytest.fixture
-def make(tmp_path, registry):
-    made = []
-
-    def build(*more, **options):
-        roots = tuple(str(tmp_path / name) for name in more)
-        made.append(make_worker(tmp_path, registry, settings=settings(output_roots=roots), **options))
-        return made[-1]
-
-    yield build
-    for worker in made:
-        worker.close()
+    registry.before = look
+    return first
 
 
 def directory(root, out):
@@ -65,26 +37,26 @@ def own(worker):
     return worker.leases.own.incarnation
 
 
-def test_every_root_tells_of_a_life_before_it_asks_for_anything(make, registry, tmp_path, clock):
-    worker = make("two", clock=clock)
+def test_every_root_tells_of_a_life_before_it_asks_for_anything(make, told, tmp_path, clock):
+    worker = make("two")
     worker.join(batch_of(["a"]))
-    assert registry.told == [{own(worker)}] * 2
+    assert told == [[{own(worker)}] * 2]
     for out in ROOTS:
-        assert lives(tmp_path, out)[own(worker)] == Life(own(worker), "127.0.0.1:1", clock.now_us())
+        assert lives(tmp_path, out)[own(worker)] == Life(own(worker), "127.0.0.1:0", clock.now_us())
 
 
-def test_a_life_is_on_disk_before_it_asks_for_anything(make, registry, tmp_path, monkeypatch):
+def test_a_life_is_on_disk_before_it_asks_for_anything(make, told, tmp_path, monkeypatch):
     synced, real = {}, os.fdatasync
 
     def fdatasync(fd):
         real(fd)
         path = Path(os.readlink(f"/proc/self/fd/{fd}"))
-        synced[path] = path.read_bytes(), registry.told is None
+        synced[path] = path.read_bytes(), not told
 
     monkeypatch.setattr(os, "fdatasync", fdatasync)
     worker = make("two")
     line = encode_life(lives(tmp_path)[own(worker)])
-    assert registry.told is not None
+    assert told
     assert [synced[directory(tmp_path, out) / "joiner.lives"] for out in ROOTS] == [(line, True)] * 2
 
 
@@ -97,28 +69,21 @@ def test_all_lives_stay_and_a_root_that_is_added_tells_of_those_since(make, tmp_
     assert [*lives(tmp_path, "two")] == [own(worker) for worker in workers[1:]]
 
 
-def half_written(real, path, fd, data):
-    """As a disk with space for 9 bytes does."""
-    if os.readlink(f"/proc/self/fd/{fd}") != path:
-        return real(fd, data)
-    if bytes(data).startswith(b"{"):
-        return real(fd, data[:9])
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 @pytest.mark.parametrize("full", ROOTS)
-def test_a_full_disk_stops_the_start_and_the_next_one_goes_on(make, registry, tmp_path, monkeypatch, full):
+def test_a_full_disk_stops_the_start_and_the_next_one_goes_on(
+    make, registry, told, tmp_path, monkeypatch, full
+):
     before = make("two")
     before.join(batch_of(["a"]))
     before.close()
-    registry.told, registry.asked_leases[:] = None, []
+    told.clear()
+    registry.asked_leases.clear()
     path = str(directory(tmp_path, full) / "joiner.lives")
-    real = os.write
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", lambda fd, data: half_written(real, path, fd, data))
+        FailingWrites(patched, path)
         with pytest.raises(DiskFullError, match=r"joiner\.lives"):
             make("two")
-    assert registry.told is None and registry.asked_leases == []
+    assert told == registry.asked_leases == []
     assert [*lives(tmp_path, full)] == [own(before)]
     after = make("two")
     after.join(batch_of(["b"]))

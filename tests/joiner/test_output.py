@@ -1,33 +1,31 @@
 """The joined log stands in all roots or in none, and lines that were written as a lease ran out in none."""
 
 import contextlib
-import errno
 import os
 import threading
 
 import pytest
 
+from joiner.intents import Range
 from joiner.output import JoinedLog, Left
 from joiner.output_files import open_roots
-from joiner.rules.intent import Range
-from photon.core import disk
 from photon.core.clock import ManualClock
 from photon.core.columns import split_lines
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
 from photon.logs.writer import LogPosition, RotatingLog
-from tests.joiner.fakes import joined_line
+from tests.joiner.fakes import FailingWrites, joined_line
 
 
 @pytest.fixture
 def opened(tmp_path):
     logs = []
 
-    def build(*names, file_bytes_max=1 << 20, fsync=False, begin=True, **options):
+    def build(*names, file_bytes_max=1 << 20, fsync=False, begin=True, checkpoint=lambda _: None, **options):
         directories = [tmp_path / name for name in names or ("a",)]
         for directory in [tmp_path / "state", *directories]:
             directory.mkdir(exist_ok=True)
         roots = open_roots(tmp_path / "state", directories, "j")
-        log = JoinedLog(roots, file_bytes_max, fsync, options.pop("clock", ManualClock()), **options)
+        log = JoinedLog(roots, file_bytes_max, fsync, options.get("clock", ManualClock()), checkpoint)
         logs.append(log)
         if begin:
             log.begin()
@@ -134,25 +132,10 @@ def test_every_root_holds_the_same_bytes_in_the_same_files(opened, tmp_path):
     assert text(tmp_path / "a").count(b"\n") == 16
 
 
-class FullDisk:
-    """Fails writes to files whose path holds a word."""
-
-    def __init__(self, monkeypatch, word):
-        self.full, self._word, self._real = True, word, os.write
-        self.refused = 0
-        monkeypatch.setattr(disk.os, "write", self._write)
-
-    def _write(self, fd, data):
-        if self.full and self._word in os.readlink(f"/proc/self/fd/{fd}"):
-            self.refused += 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self._real(fd, data)
-
-
 def test_what_one_full_root_refuses_stands_in_none_and_comes_to_stand_in_all(opened, monkeypatch, tmp_path):
     log = opened("a", "b", "c", fsync=True)
     log.append(b"one\n", free)
-    full = FullDisk(monkeypatch, str(tmp_path / "b"))
+    full = FailingWrites(monkeypatch, str(tmp_path / "b"))
     for _ in range(5):
         with pytest.raises(DiskFullError, match="no space left"):
             log.append(b"two\n", free)
@@ -233,6 +216,9 @@ def leave(tmp_path, a, b):
     (tmp_path / "state" / "roots").write_text(f'{{"{tmp_path / "b"}":0}}')
 
 
+DONE = [Range(0, 0, 5)]
+
+
 @pytest.mark.parametrize(
     ("a", "b", "kept"),
     [
@@ -247,7 +233,7 @@ def leave(tmp_path, a, b):
 def test_a_start_takes_back_what_a_crash_left_in_one_root_only(opened, tmp_path, a, b, kept):
     leave(tmp_path, a, b)
     log = opened("a", "b", begin=False)
-    log.begin(Left(LogPosition(0, 0), LogPosition(0, 5), [Range(0, 0, 5)]))
+    log.begin(Left(LogPosition(0, 0), LogPosition(0, 5), DONE))
     assert text(tmp_path / "a") == text(tmp_path / "b") == kept
     assert log.position == LogPosition(1, 0)
 
@@ -256,7 +242,7 @@ def test_a_start_never_takes_back_what_is_done(opened, tmp_path):
     """A root that lost what was done (a power cut without fsync) takes nothing from the others."""
     leave(tmp_path, b"done\nx\n", b"do")
     log = opened("a", "b", begin=False)
-    log.begin(Left(LogPosition(0, 0), LogPosition(0, 0), [Range(0, 0, 5)]))
+    log.begin(Left(LogPosition(0, 0), LogPosition(0, 0), DONE))
     assert text(tmp_path / "a") == b"done\nx\n"
     log.append(b"y\n", free)
     assert text(tmp_path / "b") == b"y\n"

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from joiner import output_files
-from joiner.output_files import CompleteFile, complete_files, count_joined, encode_entry
+from joiner.output_files import CompleteFile, Manifest, complete_files, count_joined
 from photon.core.errors import CorruptStateError, UsageError
 
 
@@ -24,30 +24,22 @@ def rows(path, count):
 
 
 def list_file(directory, name, size, lines, stem="j"):
-    with (directory / f"{stem}.manifest").open("ab") as manifest:
-        manifest.write(encode_entry(CompleteFile(name, size, lines, "00000000", None, 0)))
+    manifest = Manifest(directory, stem)
+    manifest.add(CompleteFile(name, size, lines, "00000000", None, 0))
+    manifest.close()
 
 
-def test_lines_of_all_datacenters_and_joiners_count(east, tmp_path):
+def test_lines_of_all_datacenters_and_joiners_count_or_of_one_kind_of_writer_alone(east, tmp_path):
+    assert count_joined(tmp_path) == count_joined(tmp_path / "none") == 0
     west = tmp_path / "joined" / "west"
     west.mkdir()
-    (east / "j-000000.jsonl").write_bytes(b"1\n2\n")
-    (east / "k-000000.jsonl").write_bytes(b"3\n")
-    (west / "j-000000.jsonl").write_bytes(b"4\n5\n6\ntorn")
+    (east / "joiner-000000.jsonl").write_bytes(b"1\n2\n")
+    (east / "backfill-000000.jsonl").write_bytes(b"3\n")
+    (west / "joiner-000000.jsonl").write_bytes(b"4\n5\n6\ntorn")
     (tmp_path / "joined" / "run").write_bytes(b"not\nlines\n")
     assert count_joined(tmp_path / "joined") == 6
     assert count_joined(east) == 3
-
-
-def test_the_files_of_one_kind_of_writer_can_be_counted_alone(east, tmp_path):
-    (east / "joiner-east-000000.jsonl").write_bytes(b"1\n2\n")
-    (east / "backfill-000000.jsonl").write_bytes(b"3\n")
-    assert count_joined(tmp_path, "joiner-") == 2
-    assert count_joined(tmp_path) == 3
-
-
-def test_an_empty_or_missing_directory_holds_none(tmp_path):
-    assert count_joined(tmp_path) == count_joined(tmp_path / "none") == 0
+    assert count_joined(tmp_path, "joiner-") == 5
 
 
 def test_a_listed_file_is_not_read_unless_it_has_another_size(east):

@@ -7,10 +7,8 @@ from collections import Counter
 
 import pytest
 
-from joiner import commit as storage_gate
-from joiner import pipeline
-from photon.core import disk
-from photon.core.clock import ManualClock
+from joiner.commit import PROBE_INTERVAL_S
+from joiner.worker import UNRESOLVED_MAX
 from photon.core.errors import (
     CorruptStateError,
     DiskFullError,
@@ -19,56 +17,62 @@ from photon.core.errors import (
     StorageError,
     UsageError,
 )
-from photon.core.fates import Found, Joined
+from photon.core.fates import Found
 from tests.joiner.fakes import (
     NOW_US,
+    FailingWrites,
     batch_of,
+    end_all,
+    fail_one_sync,
+    fates,
     joined_line,
     lines_of,
-    make_worker,
     output_lines,
     packed_id,
-    settings,
 )
 from tests.waiting import wait_until
 
-DAY_US = 86_400_000_000
+EXPIRED = "older than the IdRegistry remembers"
+LACKS_A = {"q-a": Found.ABSENT}
 
 
-@pytest.fixture
-def make(tmp_path, registry, store):
-    made = []
-
-    def build(**options):
-        worker = make_worker(tmp_path, registry, store, **options)
-        made.append(worker)
-        return worker
-
-    yield build
-    for worker in made:
-        worker.stop(0)
-
-
-def fates(answer):
-    return [Joined(outcome).name for outcome in answer.outcomes]
-
-
-def test_joined_events_are_in_the_log_when_they_are_told(make, tmp_path):
-    answer = make().join(batch_of(["a", "b", "c"]))
-    assert fates(answer) == ["JOINED"] * 3
-    assert answer.reasons == {}
-    assert output_lines(tmp_path) == lines_of("abc")
-
-
-def test_an_empty_batch_is_answered_with_nothing(make):
-    answer = make().join(batch_of([]))
-    assert (answer.outcomes, answer.reasons) == (b"", {})
-
-
-def test_an_event_that_another_joiner_registered_is_not_written(make, registry, tmp_path):
-    registry.tokens[packed_id("b")] = b"another joiner's"
-    assert fates(make().join(batch_of(["a", "b", "c"]))) == ["JOINED", "DUPLICATE", "JOINED"]
-    assert output_lines(tmp_path) == lines_of("ac")
+@pytest.mark.parametrize(
+    ("names", "given", "outcomes", "reasons", "written"),
+    [
+        ("abc", {}, "JOINED JOINED JOINED", {}, "abc"),
+        ("", {}, "", {}, ""),
+        ("abc", {"taken": "b"}, "JOINED DUPLICATE JOINED", {}, "ac"),
+        ("abb", {"expired": "b"}, "JOINED EXPIRED EXPIRED", dict.fromkeys((1, 2), EXPIRED), "a"),
+        (
+            "abcde",
+            {"lacks": {"q-b": Found.ABSENT, "q-c": Found.BEHIND, "q-d": Found.UNREADABLE}},
+            "JOINED RETRY_ABSENT RETRY_ABSENT RETRY_UNAVAILABLE JOINED",
+            {},
+            "ae",
+        ),
+        (
+            "ab",
+            {"lacks": LACKS_A, "drain": True},
+            "UNJOINABLE JOINED",
+            {0: "no primary event in the logs"},
+            "b",
+        ),
+        ("abaca", {}, "JOINED JOINED DUPLICATE JOINED DUPLICATE", {}, "abc"),
+        ("aa", {"down": True}, "RETRY_UNAVAILABLE RETRY_UNAVAILABLE", {}, ""),
+    ],
+    ids=["all", "none", "taken", "expired", "waits", "drained", "repeated", "unknown"],
+)
+def test_each_event_of_a_batch_has_its_own_outcome_and_what_is_joined_is_in_the_log(
+    make, registry, store, tmp_path, names, given, outcomes, reasons, written
+):
+    worker = make(drain=given.get("drain", False))
+    registry.tokens |= {packed_id(name): b"another joiner's" for name in given.get("taken", "")}
+    registry.expired |= {packed_id(name) for name in given.get("expired", "")}
+    registry.down = given.get("down", False)
+    store.lacks = given.get("lacks", {})
+    answer = worker.join(batch_of(names))
+    assert (fates(answer), answer.reasons) == (outcomes.split(), reasons)
+    assert output_lines(tmp_path) == lines_of(written)
 
 
 def test_an_event_that_is_sent_again_is_a_duplicate(make, tmp_path):
@@ -78,52 +82,27 @@ def test_an_event_that_is_sent_again_is_a_duplicate(make, tmp_path):
     assert output_lines(tmp_path) == lines_of("ab")
 
 
-def test_an_expired_event_is_not_written_and_the_reason_is_told(make, registry, tmp_path):
-    registry.expired.add(packed_id("b"))
-    answer = make().join(batch_of(["a", "b", "b"]))
-    assert fates(answer) == ["JOINED", "EXPIRED", "EXPIRED"]
-    assert answer.reasons == dict.fromkeys((1, 2), "older than the IdRegistry remembers")
-    assert output_lines(tmp_path) == lines_of("a")
-
-
-def test_an_event_waits_for_its_primary_and_holds_no_other_back(make, store, tmp_path):
-    store.lacks = {"q-b": Found.ABSENT, "q-c": Found.BEHIND, "q-d": Found.UNREADABLE}
-    answer = make().join(batch_of(["a", "b", "c", "d", "e"]))
-    assert fates(answer) == ["JOINED", "RETRY_ABSENT", "RETRY_ABSENT", "RETRY_UNAVAILABLE", "JOINED"]
-    assert output_lines(tmp_path) == lines_of("ae")
-
-
 @pytest.mark.parametrize(
-    ("tries", "age_s", "outcome"),
+    ("lacks", "drain", "tries", "age_s", "outcome"),
     [
-        (9, 200_000, "RETRY_ABSENT"),
-        (10, 86_399, "RETRY_ABSENT"),
-        (10, 86_400, "UNJOINABLE"),
-        (500, 90_000, "UNJOINABLE"),
+        (Found.ABSENT, False, 9, 200_000, "RETRY_ABSENT"),
+        (Found.ABSENT, False, 10, 86_399, "RETRY_ABSENT"),
+        (Found.ABSENT, False, 10, 86_400, "UNJOINABLE"),
+        (Found.ABSENT, False, 500, 90_000, "UNJOINABLE"),
+        # Never given up while the logs are not read.
+        (Found.BEHIND, True, 99, 9 * 86_400, "RETRY_ABSENT"),
+        (Found.UNREADABLE, True, 99, 9 * 86_400, "RETRY_UNAVAILABLE"),
     ],
 )
-def test_an_event_is_unjoinable_after_so_many_tries_and_so_long(make, store, tries, age_s, outcome):
-    store.lacks = {"q-a": Found.ABSENT}
-    worker = make(clock=ManualClock())
-    answer = worker.join(batch_of(["a"], tries=tries, first_seen_us=NOW_US - age_s * 1_000_000))
+def test_an_event_is_unjoinable_after_so_many_tries_and_so_long(
+    make, store, lacks, drain, tries, age_s, outcome
+):
+    store.lacks = {"q-a": lacks}
+    sent = batch_of(["a"], tries=tries, first_seen_us=NOW_US - age_s * 1_000_000)
+    answer = make(drain=drain).join(sent)
     assert fates(answer) == [outcome]
     if outcome == "UNJOINABLE":
         assert answer.reasons == {0: f"no primary event after {tries + 1} tries in {age_s} s"}
-
-
-@pytest.mark.parametrize("not_there", [Found.BEHIND, Found.UNREADABLE])
-def test_an_event_is_not_given_up_while_the_logs_are_not_read(make, store, not_there):
-    store.lacks = {"q-a": not_there}
-    worker = make(clock=ManualClock(), drain=True)
-    answer = worker.join(batch_of(["a"], tries=99, first_seen_us=NOW_US - 9 * DAY_US))
-    assert fates(answer)[0].startswith("RETRY")
-
-
-def test_absent_is_final_when_the_logs_grow_no_more(make, store):
-    store.lacks = {"q-a": Found.ABSENT}
-    answer = make(clock=ManualClock(), drain=True).join(batch_of(["a", "b"]))
-    assert fates(answer) == ["UNJOINABLE", "JOINED"]
-    assert answer.reasons == {0: "no primary event in the logs"}
 
 
 def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry):
@@ -132,23 +111,11 @@ def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry
     assert registry.commits == 0
 
 
-def test_an_id_that_stands_twice_in_a_batch_is_joined_once(make, tmp_path):
-    answer = make().join(batch_of(["a", "b", "a", "c", "a"]))
-    assert fates(answer) == ["JOINED", "JOINED", "DUPLICATE", "JOINED", "DUPLICATE"]
-    assert output_lines(tmp_path) == lines_of("abc")
-
-
 def test_a_repeated_id_is_judged_by_its_own_primary(make, store, tmp_path):
     store.lacks = {"q-gone": Found.ABSENT}
     batch = batch_of(["a", "a", "b", "b"], primaries=["q-gone", "q-x", "q-y", "q-gone"])
     assert fates(make(drain=True).join(batch)) == ["UNJOINABLE", "JOINED", "JOINED", "UNJOINABLE"]
     assert output_lines(tmp_path) == Counter([joined_line("a", "q-x"), joined_line("b", "q-y")])
-
-
-def test_a_repeated_id_whose_first_one_is_unknown_is_unknown_too(make, registry):
-    worker = make()
-    registry.down = True
-    assert fates(worker.join(batch_of(["a", "a"]))) == ["RETRY_UNAVAILABLE"] * 2
 
 
 ADAPTERS = """
@@ -169,12 +136,12 @@ class Choosy(Adapter):
 def choosy(tmp_path, monkeypatch):
     (tmp_path / "choosy_adapters.py").write_text(ADAPTERS)
     monkeypatch.syspath_prepend(tmp_path)
-    return settings("choosy_adapters:Choosy")
+    return "choosy_adapters:Choosy"
 
 
 def test_skipped_and_raising_events_are_filtered_and_batch_mates_go_on(make, store, choosy, tmp_path):
     store.lacks = {"q-absent": Found.ABSENT}
-    answer = make(settings=choosy).join(batch_of(["absent", "s1", "a", "x1", "s2", "b", "a"]))
+    answer = make(adapter=choosy).join(batch_of(["absent", "s1", "a", "x1", "s2", "b", "a"]))
     filtered = ["FILTERED", "JOINED", "FILTERED", "FILTERED", "JOINED", "DUPLICATE"]
     assert fates(answer) == ["RETRY_ABSENT", *filtered]
     assert answer.reasons[1] == answer.reasons[4] == "starts with s"
@@ -183,7 +150,7 @@ def test_skipped_and_raising_events_are_filtered_and_batch_mates_go_on(make, sto
 
 
 def test_events_whose_joined_lines_are_alike_are_all_written(make, choosy, registry, tmp_path):
-    worker = make(settings=choosy)
+    worker = make(adapter=choosy)
     worker.join(batch_of(["m1", "m2"]))
     registry.tokens[packed_id("m4")] = b"another's"
     worker.join(batch_of(["m3", "m4", "m5"]))
@@ -191,7 +158,7 @@ def test_events_whose_joined_lines_are_alike_are_all_written(make, choosy, regis
 
 
 def test_too_many_requests_in_flight_are_refused_and_nothing_is_done(make, store, registry):
-    worker = make(settings=settings(requests_in_flight_max=2))
+    worker = make(requests_in_flight_max=2)
     store.hold = threading.Event()
     threads = [threading.Thread(target=worker.join, args=(batch_of([name]),)) for name in "ab"]
     for thread in threads:
@@ -219,8 +186,7 @@ def test_an_unknown_outcome_is_resolved_with_the_same_token(make, registry, tmp_
     again = fates(worker.join(batch_of(["a", "c"])))
     assert again == (["JOINED", "JOINED"] if lost == "before" else ["DUPLICATE", "JOINED"])
     registry.failures = ["before"]
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
+    end_all(worker)
     assert output_lines(tmp_path) == lines_of("abc")
     assert "no quorum" in worker.status()["notices"][0]
 
@@ -228,15 +194,14 @@ def test_an_unknown_outcome_is_resolved_with_the_same_token(make, registry, tmp_
 def test_many_unresolved_batches_refuse_new_ones_until_the_registry_is_back(make, registry, tmp_path):
     worker = make()
     registry.down = True
-    for number in range(pipeline.UNRESOLVED_MAX):
+    for number in range(UNRESOLVED_MAX):
         worker.join(batch_of([f"a{number}"]))
     with pytest.raises(OverloadedError, match="64 batches wait"):
         worker.join(batch_of(["b"]))
     registry.down = False
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
+    end_all(worker)
     assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
-    assert sum(output_lines(tmp_path).values()) == pipeline.UNRESOLVED_MAX + 1
+    assert sum(output_lines(tmp_path).values()) == UNRESOLVED_MAX + 1
 
 
 def test_a_registry_answer_of_the_wrong_length_is_taken_for_none(make, registry, monkeypatch, tmp_path):
@@ -244,33 +209,14 @@ def test_a_registry_answer_of_the_wrong_length_is_taken_for_none(make, registry,
     with monkeypatch.context() as mixed:
         mixed.setattr(registry, "commit", lambda *_: b"\x00")
         assert fates(worker.join(batch_of(["a", "b"]))) == ["RETRY_UNAVAILABLE"] * 2
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
+    end_all(worker)
     assert output_lines(tmp_path) == lines_of("ab")
 
 
-class FullDisk:
-    """Fails writes to the files whose path holds a word, after some bytes of each."""
-
-    def __init__(self, monkeypatch, word):
-        self.full = True
-        self._word = word
-        self._real = os.write
-        monkeypatch.setattr(disk.os, "write", self._write)
-
-    def _write(self, fd, data):
-        if self.full and self._word in os.readlink(f"/proc/self/fd/{fd}"):
-            if len(data) > 3:
-                return self._real(fd, data[:3])
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return self._real(fd, data)
-
-
 def test_a_full_disk_under_the_joined_log_loses_and_doubles_nothing(make, registry, monkeypatch, tmp_path):
-    clock = ManualClock()
-    worker = make(clock=clock)
+    worker = make()
     worker.join(batch_of(["a"]))
-    full = FullDisk(monkeypatch, "/joined/")
+    full = FailingWrites(monkeypatch, "/joined/")
     assert fates(worker.join(batch_of(["b", "c"]))) == ["RETRY_UNAVAILABLE"] * 2
     assert output_lines(tmp_path) == lines_of("a")
     assert "no space left" in worker.status()["storage_error"]
@@ -279,19 +225,17 @@ def test_a_full_disk_under_the_joined_log_loses_and_doubles_nothing(make, regist
         worker.join(batch_of(["d"]))
     assert registry.commits == commits
     full.full = False
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
+    end_all(worker)
     assert worker.status()["storage_error"] is None
     assert fates(worker.join(batch_of(["b", "d"]))) == ["DUPLICATE", "JOINED"]
     assert output_lines(tmp_path) == lines_of("abcd")
 
 
 def test_a_full_disk_under_the_intents_registers_nothing_until_a_request_gets_through(
-    make, registry, monkeypatch, tmp_path
+    make, registry, clock, monkeypatch, tmp_path
 ):
-    clock = ManualClock()
-    worker = make(clock=clock)
-    full = FullDisk(monkeypatch, "/intents-")
+    worker = make()
+    full = FailingWrites(monkeypatch, "/intents-")
     for _ in range(3):
         with pytest.raises(DiskFullError, match="no space left"):
             worker.join(batch_of(["a"]))
@@ -299,7 +243,7 @@ def test_a_full_disk_under_the_intents_registers_nothing_until_a_request_gets_th
     full.full = False
     with pytest.raises(DiskFullError):
         worker.join(batch_of(["a"]))
-    clock.advance(storage_gate.PROBE_INTERVAL_S)
+    clock.advance(PROBE_INTERVAL_S)
     assert fates(worker.join(batch_of(["a"]))) == ["JOINED"]
     assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
     assert worker.status()["storage_error"] is None
@@ -310,7 +254,7 @@ def test_after_a_failed_sync_of_the_intents_nothing_is_registered_and_a_restart_
     make, registry, monkeypatch
 ):
     fatal = []
-    worker = make(settings=settings(fsync=True), on_fatal=fatal.append)
+    worker = make(fsync=True, on_fatal=fatal.append)
     with monkeypatch.context() as broken:
 
         def fail(_fd):
@@ -325,20 +269,11 @@ def test_after_a_failed_sync_of_the_intents_nothing_is_registered_and_a_restart_
 
 
 def test_a_sync_that_could_not_begin_does_not_write_the_lines_twice(make, registry, monkeypatch, tmp_path):
-    worker = make(settings=settings(fsync=True))
+    worker = make(fsync=True)
     worker.join(batch_of(["a"]))
-    real, failures = os.dup, [1]
-
-    def dup(fd):
-        if "/joined/" in os.readlink(f"/proc/self/fd/{fd}") and failures:
-            failures.pop()
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return real(fd)
-
-    monkeypatch.setattr(os, "dup", dup)
+    fail_one_sync(monkeypatch)
     assert fates(worker.join(batch_of(["b"]))) == ["RETRY_UNAVAILABLE"]
-    worker.start()
-    wait_until(lambda: worker.status()["unresolved"] == 0)
+    end_all(worker)
     assert output_lines(tmp_path) == lines_of("ab")
 
 
@@ -357,7 +292,7 @@ def test_two_joiners_cannot_work_in_one_directory(make):
 
 
 def test_requests_from_many_threads_write_each_event_once(make, tmp_path):
-    worker = make(settings=settings(output_file_bytes_max=2_000, requests_in_flight_max=4, fsync=True))
+    worker = make(output_file_bytes_max=2_000, requests_in_flight_max=4, fsync=True)
     told = []
 
     def send(thread):

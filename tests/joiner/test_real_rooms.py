@@ -1,7 +1,6 @@
 """The joiner with the real IdRegistry (three replicas), the real EventStore and real logs, all over gRPC."""
 
 import json
-import random
 import time
 from collections import Counter
 
@@ -10,8 +9,7 @@ import pytest
 
 from eventstore.client import EventStoreClient
 from eventstore.server import EventStoreServer
-from joiner.client import ForeignColumns, JoinerClient
-from joiner.server import JoinerServer
+from joiner.client import ForeignColumns
 from photon.core.clock import SystemClock
 from photon.core.columns import join_lines, pack_times, split_lines
 from photon.core.errors import FencedError, OverloadedError, UnavailableError
@@ -19,7 +17,6 @@ from photon.core.fates import Joined, Released
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings, parse_settings
 from tests.idregistry.cluster import Cluster
-from tests.joiner.fakes import IDENTITY
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -82,19 +79,21 @@ def store(tmp_path):
 
 
 def test_clicks_are_joined_once_though_the_registry_loses_its_leader_and_joiners_compete(
-    cluster, store, tmp_path
+    cluster, serve, connect, tmp_path
 ):
     settings = parse_settings({"registry": {"request_timeout_s": 10.0}})
     servers = [
-        JoinerServer(
-            settings, f"joiner-{name}", name, "127.0.0.1:0", tmp_path / name, tmp_path,
-            cluster.client(timeout_s=10.0), store, SystemClock(), random.Random(), drain=True,
+        serve(
+            f"joiner-{name}",
+            settings=settings,
+            datacenter=name,
+            output_root=tmp_path,
+            registry=cluster.client(timeout_s=10.0),
+            drain=True,
         )
         for name in ("east", "west")
-    ]  # fmt: skip
-    for server in servers:
-        server.start()
-    clients = [JoinerClient([server.listen], 30.0, identity=IDENTITY) for server in servers]
+    ]
+    clients = [connect(server) for server in servers]
     cluster.leader()
     told = Counter()
     for first in range(0, QUERIES, 500):
@@ -108,27 +107,21 @@ def test_clicks_are_joined_once_though_the_registry_loses_its_leader_and_joiners
     assert joined_numbers(tmp_path) == Counter(range(QUERIES))
     assert told[Joined.JOINED] == told[Joined.DUPLICATE] == QUERIES
     assert told[Joined.UNJOINABLE] == 2 * QUERIES // 500
-    for client in clients:
-        client.close()
 
 
 @pytest.mark.long
 def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_next_start(
-    cluster, store, tmp_path
+    cluster, serve, connect, tmp_path
 ):
     def start():
-        server = JoinerServer(
-            Settings(), "joiner", "east", "127.0.0.1:0", tmp_path / "joiner", tmp_path,
-            cluster.client(timeout_s=0.5), store, SystemClock(), random.Random(), drain=True,
-        )  # fmt: skip
-        server.start()
-        return server
+        registry = cluster.client(timeout_s=0.5)
+        return serve(settings=Settings(), output_root=tmp_path, registry=registry, drain=True)
 
     cluster.leader()
     first = start()
     wait_until(lambda: first.status()["lease"]["seconds_left"])
     cluster.kill()
-    client = JoinerClient([first.listen], 30.0, identity=IDENTITY)
+    client = connect(first)
     assert set(client.join(clicks(range(10))).outcomes) == {Joined.RETRY_UNAVAILABLE}
     assert not first.stop(0.1)
     assert joined_numbers(tmp_path) == Counter()
@@ -137,14 +130,15 @@ def test_a_joiner_that_ends_while_the_registry_is_away_ends_its_batch_at_the_nex
     wait_until(lambda: second.status()["unresolved"] == 0)
     assert second.stop(5)
     assert joined_numbers(tmp_path) == Counter(range(10))
-    client.close()
 
 
 @pytest.mark.long
-def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, store, tmp_path):
+def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(
+    cluster, serve, connect, fatal, tmp_path
+):
     """Its next life drops what it left; released, the events are joined by whoever gets them next."""
     settings = parse_settings({"registry": {"lease_s": 1.5}, "joiner": {"fsync": False}})
-    told, tokens = [], []
+    tokens = []
     cut_off = {"joiner": False}
 
     class Registry:
@@ -169,11 +163,7 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, 
                 raise UnavailableError("cut off")
 
     def start():
-        server = JoinerServer(
-            settings, "joiner", "east", "127.0.0.1:0", tmp_path / "joiner", tmp_path,
-            Registry(), store, SystemClock(), random.Random(), drain=True, on_fatal=told.append,
-        )  # fmt: skip
-        server.start()
+        server = serve(settings=settings, output_root=tmp_path, registry=Registry(), drain=True)
         wait_until(lambda: server.status()["lease"]["seconds_left"])
         return server
 
@@ -181,7 +171,7 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, 
     recovery = cluster.client(timeout_s=5.0)
     first = start()
     incarnation = int(first.status()["lease"]["incarnation"], 16)
-    client = JoinerClient([first.listen], 30.0, identity=IDENTITY)
+    client = connect(first)
     assert set(client.join(clicks(range(5))).outcomes) == {Joined.JOINED}
     assert not recovery.fence(incarnation).fenced
     cut_off["joiner"] = True
@@ -191,18 +181,16 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(cluster, 
     with pytest.raises(OverloadedError, match=r"holds no lease|no joiner is there and healthy"):
         client.join(clicks(range(10, 15)))
     cut_off["joiner"] = False
-    wait_until(lambda: told)
-    assert isinstance(told[0], FencedError)
+    wait_until(lambda: fatal)
+    assert isinstance(fatal[0], FencedError)
     first.stop(0.1)
-    client.close()
     second = start()
     wait_until(lambda: second.status()["unresolved"] == 0)
     assert joined_numbers(tmp_path) == Counter(range(5))
     lost = clicks(range(5, 10))
-    client = JoinerClient([second.listen], 30.0, identity=IDENTITY)
+    client = connect(second)
     assert set(client.join(lost).outcomes) == {Joined.DUPLICATE}
     wait_until(lambda: set(recovery.release(lost.ids, lost.times, [left], [5])) == {Released.RELEASED})
     assert set(client.join(lost).outcomes) == {Joined.JOINED}
     assert joined_numbers(tmp_path) == Counter(range(10))
-    client.close()
     assert second.stop(5)

@@ -6,34 +6,15 @@ import shutil
 import pytest
 
 from photon.core.errors import CorruptStateError, LockedError, SettingsError, StorageError
-from tests.joiner.fakes import (
-    FakeRegistry,
-    batch_of,
-    lines_of,
-    make_worker,
-    output_files,
-    output_lines,
-    settings,
-)
+from tests.fake_registry import FakeRegistry
+from tests.joiner.fakes import batch_of, lines_of, make_worker, output_files, output_lines
 
 
-@pytest.fixture
-def make(tmp_path, registry):
-    made = []
-
-    def build(*more, **options):
-        roots = tuple(str(tmp_path / name) for name in more)
-        made.append(make_worker(tmp_path, registry, settings=settings(output_roots=roots), **options))
-        return made[-1]
-
-    yield build
-    for worker in made:
-        worker.close()
-
-
-def crash_with_a_batch_under_way(worker, registry, names="b"):
+def leave_a_batch_under_way(worker, registry):
+    """`a` is joined, `b` registered and not written."""
+    worker.join(batch_of(["a"]))
     registry.failures = ["after"]
-    worker.join(batch_of(names))
+    worker.join(batch_of(["b"]))
     worker.close()
 
 
@@ -48,9 +29,7 @@ def test_each_root_gets_each_line_once(make, tmp_path):
 
 
 def test_a_root_that_is_added_gets_what_is_written_from_then_on(make, registry, tmp_path):
-    worker = make()
-    worker.join(batch_of(["a"]))
-    crash_with_a_batch_under_way(worker, registry)
+    leave_a_batch_under_way(make(), registry)
     second = make("two")
     second.start()
     second.join(batch_of(["c"]))
@@ -61,9 +40,7 @@ def test_a_root_that_is_added_gets_what_is_written_from_then_on(make, registry, 
 
 
 def test_a_batch_may_be_under_way_since_before_a_root_was_added(make, registry, tmp_path):
-    worker = make()
-    worker.join(batch_of(["a"]))
-    crash_with_a_batch_under_way(worker, registry)
+    leave_a_batch_under_way(make(), registry)
     registry.down = True
     make("two").close()
     registry.down = False
@@ -79,9 +56,7 @@ def test_a_batch_may_be_under_way_since_before_a_root_was_added(make, registry, 
 
 def test_a_root_can_be_taken_out_while_a_batch_is_under_way(make, registry, tmp_path):
     """Its disk is dead, so the batch could never end with it."""
-    worker = make("two")
-    worker.join(batch_of(["a"]))
-    crash_with_a_batch_under_way(worker, registry)
+    leave_a_batch_under_way(make("two"), registry)
     shutil.rmtree(tmp_path / "two")
     second = make()
     second.start()
@@ -107,9 +82,7 @@ def test_a_root_whose_disk_is_not_mounted_stops_the_start(make, tmp_path):
 def test_a_root_that_was_moved_while_a_batch_was_under_way_is_not_taken_for_a_new_one(
     make, registry, tmp_path
 ):
-    worker = make("two")
-    worker.join(batch_of(["a"]))
-    crash_with_a_batch_under_way(worker, registry)
+    leave_a_batch_under_way(make("two"), registry)
     (tmp_path / "two").rename(tmp_path / "moved")
     with pytest.raises(SettingsError, match="name it as before for one start"):
         make("moved")
@@ -125,13 +98,15 @@ def test_a_root_that_comes_back_goes_on_where_the_others_are(make, tmp_path):
     assert output_files(tmp_path, "two")[-1].name == output_files(tmp_path)[-1].name
 
 
-def test_two_names_of_one_directory_are_refused(make, tmp_path):
+def test_two_names_of_one_directory_are_refused_and_a_root_that_cannot_be_made_is_told(make, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "out")
-    with pytest.raises(
-        SettingsError, match=re.escape(f"{tmp_path}/link and {tmp_path}/out are the same directory")
-    ):
+    same = f"{tmp_path}/link and {tmp_path}/out are the same directory"
+    with pytest.raises(SettingsError, match=re.escape(same)):
         make("link")
+    (tmp_path / "two").write_text("a file")
+    with pytest.raises(StorageError, match="two"):
+        make("two")
 
 
 def test_another_joiner_of_the_same_name_is_kept_out_of_a_root(make, tmp_path):
@@ -142,11 +117,5 @@ def test_another_joiner_of_the_same_name_is_kept_out_of_a_root(make, tmp_path):
             FakeRegistry(),
             directory=tmp_path / "other state",
             output_root=tmp_path / "other out",
-            settings=settings(output_roots=(str(tmp_path / "two"),)),
+            output_roots=(str(tmp_path / "two"),),
         )
-
-
-def test_a_root_that_cannot_be_made_is_told(make, tmp_path):
-    (tmp_path / "two").write_text("a file")
-    with pytest.raises(StorageError, match="two"):
-        make("two")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from photon.core.fates import Joined
-from tests.joiner.fakes import batch_of, lines_of, make_worker, output_lines, settings
-from tests.joiner.shared_registry import SKEW_S, SharedRegistry
+from tests.fake_registry import SKEW_S, FakeRegistry
+from tests.joiner.fakes import batch_of, end_all, lines_of, make_worker, output_lines, packed_id
 from tests.joiner.stopped_child import AFTER, BEFORE, NAMES
 from tests.waiting import wait_until
 
@@ -22,7 +22,7 @@ WHERE = ["intent synced", "registered", BEFORE, AFTER, "output appended", "outpu
 
 @pytest.fixture
 def registry(tmp_path):
-    return SharedRegistry(tmp_path / "registry")
+    return FakeRegistry(tmp_path / "registry")
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def go_on(child):
 def recover(root, registry, other, reads="out"):
     """What recovery does: read the joined logs, release what is missing, have another joiner join it."""
     missing = [name for name in NAMES if not lines_of([name]) <= output_lines(root, reads)]
-    released = [name for name in missing if registry.release(name)]
+    released = [name for name in missing if registry.release(packed_id(name))]
     if released:
         assert set(other.join(batch_of(released)).outcomes) == {Joined.JOINED}
     return released
@@ -84,8 +84,7 @@ def test_a_zombie_writes_nothing_after_recovery_and_nothing_is_doubled_or_lost(
         other.join(batch_of(NAMES))
     assert output_lines(tmp_path) == lines_of(NAMES)
     life = make_worker(tmp_path, registry)
-    life.start()
-    wait_until(lambda: life.status()["unresolved"] == 0)
+    end_all(life)
     assert recover(tmp_path, registry, other) == []
     assert output_lines(tmp_path) == lines_of(NAMES)
     for worker in (life, other):
@@ -102,8 +101,8 @@ def test_a_zombie_between_two_roots_takes_its_lines_back_or_its_next_life_does(
     assert (output_lines(tmp_path), output_lines(tmp_path, "two")) == (lines_of(NAMES), Counter())
     (incarnation,) = registry.incarnations()
     wait_until(lambda: registry.fence(incarnation))
-    roots = settings(fsync=True, output_roots=(str(tmp_path / "two"),))
-    other = make_worker(tmp_path, registry, name="other", directory=tmp_path / "other", settings=roots)
+    roots = {"fsync": True, "output_roots": (str(tmp_path / "two"),)}
+    other = make_worker(tmp_path, registry, name="other", directory=tmp_path / "other", **roots)
     released = recover(tmp_path, registry, other, reads)
     assert released == ([] if reads == "out" else NAMES)
     if end == "goes on":
@@ -111,9 +110,8 @@ def test_a_zombie_between_two_roots_takes_its_lines_back_or_its_next_life_does(
     else:
         child.kill()
         child.wait()
-    life = make_worker(tmp_path, registry, settings=roots)
-    life.start()
-    wait_until(lambda: life.status()["unresolved"] == 0)
+    life = make_worker(tmp_path, registry, **roots)
+    end_all(life)
     recover(tmp_path, registry, other, reads)
     for out in ("out", "two"):
         assert output_lines(tmp_path, out) == lines_of(NAMES)

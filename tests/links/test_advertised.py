@@ -7,8 +7,7 @@ import random
 
 import pytest
 
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
 from tests.faults.kit.toxics import need_toxiproxy
 from tests.faults.kit.toxiproxy import ToxiproxyServer

@@ -13,8 +13,7 @@ import pytest
 
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
-from tests.faults.kit.cutting import LONG, cut_short
-from tests.faults.kit.feeder import Feed
+from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
 
 pytestmark = [pytest.mark.links, pytest.mark.timeout(300)]

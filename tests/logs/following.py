@@ -51,6 +51,6 @@ class Following:
         self.states |= {state.number: state for state in states}
 
 
-def append(path, data):
+def append(path, data=b"x\n"):
     with open(path, "ab") as file:
         file.write(data)

@@ -10,12 +10,6 @@ from photon.core.settings import Logs
 from tests.logs.following import Following, append
 
 
-@pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
 @pytest.fixture(params=["watched", "polled"])
 def following(request, logs, tmp_path):
     def follow(*patterns, settings=Logs(), **options):
@@ -111,17 +105,6 @@ def test_a_file_renamed_out_of_the_pattern_is_read_to_its_end(logs, following):
     assert not it.states[0].gone
 
 
-def test_a_file_that_shrank_is_another_file_and_is_read_from_its_start(logs, following):
-    append(logs / "a.jsonl", b"1\n2\n3\n")
-    it = following()
-    it.read()
-    (logs / "a.jsonl").write_bytes(b"4\n")
-    assert it.read() == {"a.jsonl": b"4\n"}
-    assert it.states[0].gone
-    assert not it.states[1].gone
-    assert any("shrank to 2 bytes" in notice for notice in it.notices)
-
-
 def test_a_file_that_shrank_to_between_stored_and_read_is_not_read_on_in_the_middle(logs, following):
     append(logs / "a.jsonl", b"1\n2\n3\n")
     it = following()
@@ -131,16 +114,6 @@ def test_a_file_that_shrank_to_between_stored_and_read_is_not_read_on_in_the_mid
     append(logs / "a.jsonl", b"\n")
     (logs / "a.jsonl").write_bytes(b"444\n")
     assert it.read() == {"a.jsonl": b"444\n"}
-
-
-def test_a_file_overwritten_with_as_much_is_read_from_its_start(logs, following):
-    append(logs / "a.jsonl", b"1\n2\n")
-    it = following()
-    it.read()
-    (logs / "a.jsonl").write_bytes(b"3\n4\n5\n")
-    os.utime(logs / "a.jsonl", (0, 0))
-    assert it.read() == {"a.jsonl": b"3\n4\n5\n"}
-    assert any("overwritten" in notice for notice in it.notices)
 
 
 def test_a_deleted_file_is_gone_and_told(logs, following):
@@ -271,16 +244,35 @@ def test_a_file_that_was_cut_and_has_regrown_while_nobody_read_it_is_read_from_i
     assert any("overwritten" in notice for notice in it.notices)
 
 
+def overwritten(path):
+    """With as much as there was, and it looks old."""
+    path.write_bytes(BODY[::-1].lstrip() + b"\n")
+    os.utime(path, (0, 0))
+
+
 @pytest.mark.parametrize("scan", [True, False])
-def test_a_file_that_was_cut_and_has_regrown_between_two_looks_is_read_from_its_start(logs, following, scan):
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda path: path.write_bytes(b"4\n"), "shrank to 2 bytes"),
+        (lambda path: path.write_bytes(b"more " + BODY), "overwritten"),
+        (overwritten, "overwritten"),
+        (cut_and_regrown, "overwritten"),
+    ],
+    ids=["shrunk", "overwritten by more", "overwritten by as much", "cut and regrown"],
+)
+def test_a_file_that_holds_something_else_by_now_is_another_and_read_from_its_start(
+    logs, following, change, told, scan
+):
     path = logs / "a.jsonl"
     append(path, BODY)
     it = following()
     it.read()
-    now = cut_and_regrown(path)
+    change(path)
     assert scan or it.read(scan=False) == {}
-    assert it.read() == {"a.jsonl": now}
-    assert it.states[0].gone
+    assert it.read() == {"a.jsonl": path.read_bytes()}
+    assert (it.states[0].gone, it.states[1].gone) == (True, False)
+    assert any(told in notice for notice in it.notices)
 
 
 def test_a_file_that_is_renamed_while_its_tail_is_read_is_not_taken_for_another(logs, following, monkeypatch):

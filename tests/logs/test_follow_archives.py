@@ -19,12 +19,6 @@ TEXT = b"".join(LINES)
 ZSTD = zstandard.ZstdCompressor()
 
 
-@pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
 @pytest.fixture(params=[True, False], ids=["copies-kept", "copies-deleted"])
 def following(request, logs, tmp_path):
     def follow(pattern="*.jsonl*", **options):
@@ -45,10 +39,10 @@ def compress(path, old=None):
     return packed
 
 
-def test_archives_of_both_kinds_are_read(logs, following):
-    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"1\n") + gzip.compress(b"2\n"))
+def test_archives_of_both_kinds_are_read_and_their_last_lines_need_no_newline(logs, following):
+    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b"1\n") + gzip.compress(b'{"id":2}'))
     (logs / "b.jsonl.zst").write_bytes(ZSTD.compress(b"3\n") + ZSTD.compress(b"4\n"))
-    assert following().read() == {"a.jsonl.gz": b"1\n2\n", "b.jsonl.zst": b"3\n4\n"}
+    assert following().read() == {"a.jsonl.gz": b'1\n{"id":2}\n', "b.jsonl.zst": b"3\n4\n"}
 
 
 @pytest.mark.parametrize("size", [3, 40, len(LINES)])
@@ -137,11 +131,6 @@ def test_an_archive_under_another_name_or_after_a_restart_is_not_read_again(logs
     assert it.states[0].name == f"{logs}/b.jsonl.gz"
     assert following(states=it.states.values()).read() == {}
     assert it.notices == []
-
-
-def test_the_last_line_of_an_archive_needs_no_newline(logs, following):
-    (logs / "a.jsonl.gz").write_bytes(gzip.compress(b'1\n{"id":1}'))
-    assert following().read() == {"a.jsonl.gz": b'1\n{"id":1}\n'}
 
 
 def test_a_copy_that_is_not_to_be_kept_is_deleted_once_it_is_recorded(logs, tmp_path):

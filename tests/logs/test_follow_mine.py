@@ -11,12 +11,6 @@ from tests.logs.following import Following, append
 
 
 @pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
-@pytest.fixture
 def following(logs, tmp_path):
     """Of the files whose names begin with the letter."""
     return lambda letter, pattern="*": Following(

@@ -12,13 +12,6 @@ CUT = gzip.compress(b'{"n":1}\n' * 99)[:-20]
 
 
 @pytest.fixture
-def logs(tmp_path):
-    directory = tmp_path / "logs"
-    directory.mkdir()
-    return directory
-
-
-@pytest.fixture
 def following(logs, tmp_path):
     return lambda **options: Following(logs / "*", spool=tmp_path / "spool", **options)
 

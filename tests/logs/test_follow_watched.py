@@ -16,12 +16,6 @@ from tests.logs.following import Following, append
 
 
 @pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
-@pytest.fixture
 def following(logs, tmp_path):
     return lambda *patterns, **options: Following(
         *(patterns or [logs / "*.jsonl"]), spool=tmp_path / "spool", **options
@@ -206,16 +200,6 @@ def test_growing_files_are_read_whole_by_one_look_each(logs, following, monkeypa
     one = follow.read_chunk
     monkeypatch.setattr(follow, "read_chunk", lambda *args: reads.append(args[0]) or one(*args))
     assert len(it.read(scan=False)) == len(reads) == 20
-
-
-def test_a_file_that_is_overwritten_by_more_is_never_read_on_in_the_middle(logs, following):
-    append(logs / "a.jsonl", b"1\n2\n")
-    it = following()
-    it.read()
-    (logs / "a.jsonl").write_bytes(b"three\nfour\n")
-    assert it.read(scan=False) == {}
-    assert it.read() == {"a.jsonl": b"three\nfour\n"}
-    assert it.states[0].gone
 
 
 def test_a_file_that_comes_between_the_listing_and_the_watch_is_found(logs, following, monkeypatch):

@@ -165,12 +165,6 @@ def test_every_bad_line_of_many_is_found_and_no_good_one_is_lost() -> None:
     assert batch.lines == [row[:-1] for n, row in enumerate(rows) if n % 7]
 
 
-def test_a_margin_before_the_first_line_is_no_part_of_it() -> None:
-    batch = logs().parse_foreign(b"  " + foreign_line())
-    assert batch.lines == [foreign_line()[:-1]]
-    assert batch.starts.tolist() == [2]
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
@@ -192,16 +186,6 @@ def test_nesting_too_deep_to_parse_is_malformed_and_the_rest_goes_on() -> None:
     deep = b'{"id":"c","primary_id":"q","ts_us":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     batch = logs().parse_foreign(foreign_line() + deep + foreign_line(id="d"))
     assert len(batch.lines) == 2 and len(batch.malformed) == 1
-
-
-def test_a_number_and_its_text_are_the_same_id() -> None:
-    batch = logs().parse_foreign(foreign_line(id=17) + foreign_line(id="17") + foreign_line(id=10**30))
-    assert batch.ids == IdPacker().pack(["17", "17", str(10**30)])
-
-
-def test_unicode_ids_are_the_same_however_they_are_escaped() -> None:
-    batch = logs().parse_primary('{"id":"né🚲"}\n{"id":"n\\u00e9\\ud83d\\udeb2"}\n'.encode())
-    assert batch.ids == IdPacker().pack(["né🚲"] * 2)
 
 
 def test_fields_have_the_names_of_the_settings() -> None:
@@ -282,11 +266,6 @@ def test_a_byte_order_mark_is_no_part_of_the_line() -> None:
     assert batch.lines == [line.strip()] * 3
     assert batch.starts.tolist() == [3, 3 + len(line) + 5, 3 + len(line) + 5 + len(line) + 4]
     assert not batch.malformed
-
-
-def test_a_byte_order_mark_is_no_part_of_a_malformed_line_either() -> None:
-    (bad,) = logs().parse_primary("\ufeffno event\n".encode()).malformed
-    assert (bad.start, bad.line) == (3, b"no event")
 
 
 NESTED = JsonLines(

@@ -3,6 +3,7 @@
 import gzip
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,7 +132,8 @@ def test_several_processes_that_unpack_at_once_read_the_same_copy(tmp_path, monk
         thread.start()
     for thread in threads:
         thread.join()
-    assert found[0] == found[1]
+    # The other's link to the copy changes that time alone.
+    assert replace(found[0], changed_ns=0) == replace(found[1], changed_ns=0)
     assert len(copies(tmp_path)) == 1
 
 

@@ -8,8 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from photon.core import disk
-from photon.core.disk import DirectoryLock
-from photon.core.errors import DiskFullError, LockedError, StorageError
+from photon.core.errors import DiskFullError, StorageError
 from photon.logs.writer import LogPosition, RotatingLog
 
 
@@ -137,12 +136,3 @@ def test_a_closed_log_says_so(tmp_path):
     log.close()
     with pytest.raises(StorageError, match="already closed"):
         log.append(b"x\n")
-
-
-def test_a_directory_has_one_owner_at_a_time(tmp_path):
-    lock = DirectoryLock(tmp_path / "state")
-    with pytest.raises(LockedError, match="another process works in this directory"):
-        DirectoryLock(tmp_path / "state")
-    lock.release()
-    with DirectoryLock(tmp_path / "state"):
-        pass

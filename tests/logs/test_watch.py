@@ -8,6 +8,7 @@ import pytest
 
 from photon.logs import watch as module
 from photon.logs.watch import Watch
+from tests.logs.following import append
 
 
 @pytest.fixture
@@ -22,24 +23,12 @@ def watch(woken):
     watch.close()
 
 
-@pytest.fixture
-def logs(tmp_path):
-    (tmp_path / "logs").mkdir()
-    return tmp_path / "logs"
-
-
-def append(path, data=b"x\n"):
-    with open(path, "ab") as file:
-        file.write(data)
-
-
 def test_a_write_is_told_to_whoever_asks_after_it(watch, logs):
     append(logs / "a")
     assert watch.cover([str(logs)]) == {}
     assert watch.covers(str(logs))
     assert not watch.changes()
     append(logs / "a")
-    os.truncate(logs / "b", 0) if (logs / "b").exists() else None
     assert watch.changes() == module.Changes({f"{logs}/a"})
     os.truncate(logs / "a", 1)
     assert watch.changes().grown == {f"{logs}/a"}
@@ -54,15 +43,6 @@ def test_files_and_directories_that_come_and_go_are_told(watch, logs):
     (logs / "d").mkdir()
     (logs / "c").unlink()
     assert watch.changes().moved == {f"{logs}/a", f"{logs}/b", f"{logs}/c", f"{logs}/d/"}
-
-
-def test_a_waiting_reader_is_woken_within_moments(watch, woken, logs):
-    watch.cover([str(logs)])
-    append(logs / "a")
-    assert woken.wait(20)
-    assert watch.news
-    watch.changes()
-    assert not watch.news
 
 
 def test_a_directory_that_is_named_in_two_ways_is_told_in_both(watch, logs):

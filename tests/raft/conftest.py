@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls
 from tests.certificates import Authority
 from tests.raft.cluster import Cluster, MakeCluster
 from tests.raft.kit import Lone, Make, VirtualClock

@@ -9,7 +9,7 @@ from photon.raft.core import now
 from photon.raft.port import RaftLimits, RaftTiming
 from photon.raft.rules.codec import MessageError
 from photon.raft.transport import Transport
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls
 from tests.ports import free_ports
 from tests.simulation.proxy import Proxy
 

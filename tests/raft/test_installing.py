@@ -170,6 +170,6 @@ def test_a_host_goes_on_with_everything_while_one_group_takes_a_snapshot_in(
         assert machine.tokens == {}
         machine.go_on.set()
         cluster.wait_until_equal()
-        assert (machine.prepared[0], machine.put) == ("raft-snapshot", len(machine.prepared))
+        assert (machine.prepared[0], machine.put) == ("raft-snapshot_0", len(machine.prepared))
     finally:
         cluster.stop()

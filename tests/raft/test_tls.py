@@ -8,7 +8,7 @@ import pytest
 
 from photon.raft import links
 from photon.raft.core import now
-from photon.rpc.tls import Tls
+from photon.rpc.network import Tls
 from tests.certificates import Authority
 from tests.raft.link_kit import Net
 

@@ -10,7 +10,6 @@ import sys
 import threading
 from pathlib import Path
 
-from photon.cluster.console import RunDisplay
 from photon.cluster.registry_access import Named, asked_registry
 from photon.cluster.topology import read_topology
 from photon.core.clock import SystemClock
@@ -32,7 +31,7 @@ def main(work: Path, out: Path, clicks: Path, die_at: str, passes: int, apply: b
     roots = [out, *map(Path, topology.settings.joiner.output_roots)]
     inbox = Path(topology.pipelines[0].directory) / "dispatcher" / "inbox"
     job = Job(roots, work, inbox, work / "recovery", apply=apply, gone=gone, settle_s=0.0)
-    with asked_registry(Named(work), RunDisplay().notice) as asked, asked.registry.client(20.0) as client:
+    with asked_registry(Named(work)) as asked, asked.registry.client(20.0) as client:
         reading = PlainReading(asked.registry.addresses, roots, clicks)
         report = recover(job, client, reading, SystemClock(), checkpoint=checkpoint)
     print(json.dumps(report.as_document()))

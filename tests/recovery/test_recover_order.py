@@ -13,7 +13,7 @@ from photon.core.errors import LockedError
 from photon.core.fates import Released
 from photon.core.ids import Token
 from photon.recovery.recover import Job, recover
-from photon.recovery.report import as_text
+from photon.recovery.rules import as_text
 from spark.recovery.rules import Loss, LostEvents, Survey
 
 NOW_US = 10**15

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from photon.core.fates import Released
-from photon.recovery.report import as_text
 from photon.recovery.rules import (
     GONE_EVENTS_MAX,
     Held,
@@ -13,6 +12,7 @@ from photon.recovery.rules import (
     Report,
     Step,
     after_release,
+    as_text,
     fenced_now,
     life_of,
     refusal,

@@ -17,16 +17,15 @@ CHECK = health_pb2.HealthCheckRequest()
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.mark.parametrize("target", ["r0:7400", "dns:///joiner:1", "a.b.example:80"])
-def test_what_has_to_be_resolved_is_a_name(target):
-    assert is_name(target)
-
-
 @pytest.mark.parametrize(
-    "target", ["127.0.0.1:1", "[::1]:1", "localhost:1", "ipv4:10.0.0.1:1,10.0.0.2:1", "ipv6:[::1]:1"]
+    ("named", "targets"),
+    [
+        (True, ["r0:7400", "dns:///joiner:1", "a.b.example:80"]),
+        (False, ["127.0.0.1:1", "[::1]:1", "localhost:1", "ipv4:10.0.0.1:1,10.0.0.2:1", "ipv6:[::1]:1"]),
+    ],
 )
-def test_what_has_not_is_none(target):
-    assert not is_name(target)
+def test_what_has_to_be_resolved_is_a_name(named, targets):
+    assert {is_name(target) for target in targets} == {named}
 
 
 class Opened:

@@ -5,13 +5,8 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import SettingsError
-from photon.rpc.tls import Tls, load_tls
+from photon.rpc.network import Tls, load_tls
 from tests.certificates import Authority
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(scope="module")

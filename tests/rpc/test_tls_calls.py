@@ -3,8 +3,7 @@
 import pickle
 import socket
 import ssl
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,25 +13,14 @@ import pytest
 from photon.core.errors import SettingsError, UnavailableError, UsageError
 from photon.rpc import dispatcher_pb2 as pb
 from photon.rpc import dispatcher_pb2_grpc
-from photon.rpc.network import LOOPBACK, Network, mend_of
+from photon.rpc.network import LOOPBACK, Network, Tls, mend_of
 from photon.rpc.servers import Server, ask_status
-from photon.rpc.tls import Tls
 from tests.certificates import Authority
 
 NAME = "photon"
 TIMEOUT_S = 30.0
 
 Serve = Callable[[Network], Server]
-
-
-class Answers(dispatcher_pb2_grpc.DispatcherServicer):
-    def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusResponse:
-        return pb.StatusResponse(json=b'{"answers": true}')
-
-
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(scope="module")
@@ -43,24 +31,6 @@ def tls(authority: Authority) -> Tls:
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     return Authority(tmp_path_factory.mktemp("tls") / "theirs").issue("node", tls_name=NAME)
-
-
-@pytest.fixture
-def serve() -> Iterator[Serve]:
-    with ExitStack() as stack:
-
-        def start(network: Network) -> Server:
-            server = Server("127.0.0.1:0", 2, network=network)
-            server.add(
-                dispatcher_pb2_grpc.add_DispatcherServicer_to_server,
-                Answers(),
-                "photon.dispatcher.v1.Dispatcher",
-            )
-            server.start()
-            stack.callback(server.stop, 0)
-            return server
-
-        yield start
 
 
 def ask(server: Server, network: Network) -> dict[str, object]:
@@ -184,7 +154,13 @@ def test_what_has_nothing_to_do_with_tls_is_told_as_it_is() -> None:
 # -- what is listened on ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", "192.0.2.1:7400", "photon.example:7400"])
+@pytest.mark.parametrize(
+    "listen",
+    [
+        *("0.0.0.0:0", "0.0.0.0:1", "10.0.0.1:1", "[::]:0", "[::]:1", "192.0.2.1:7400"),
+        *("photon.example:7400", "127.evil.example:1"),
+    ],
+)
 def test_beyond_loopback_nothing_is_listened_on_without_tls(listen: str) -> None:
     with pytest.raises(UsageError, match="insecure_beyond_loopback = true") as caught:
         Server(listen, 1)

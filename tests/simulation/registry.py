@@ -58,7 +58,7 @@ class Registries:
             case Raise(boundary_us):
                 return commands.encode(commands.Boundary(stamp, boundary_us))
             case Fence(incarnations):
-                return commands.encode(commands.Fence(stamp, 0, incarnations))
+                return commands.encode(commands.Fences(stamp, 0, incarnations))
             case Release(ids, times, token):
                 columns = b"".join(ids), _column(times)
                 return commands.encode(commands.Release(stamp, [token], [len(ids)], *columns))

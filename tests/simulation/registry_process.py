@@ -8,7 +8,8 @@ import sys
 import time
 from pathlib import Path
 
-from idregistry.server import RegistryServer
+from idregistry.rules.commands import Row
+from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
 from photon.core.settings import parse_settings
 
@@ -21,21 +22,16 @@ def main() -> None:
         print(f"{node}: {error!r}", file=sys.stderr, flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    dialed = {name: ("127.0.0.1", port) for name, port in given["dialed"].items()}
-    server = RegistryServer(
-        parse_settings({"registry": given["settings"]}).registry,
+    me = Replica(
         node,
         given["grpc"][node],
         ("127.0.0.1", given["raft_port"]),
-        {name: address for name, address in dialed.items() if name != node},
-        given["grpc"],
+        {name: Row(name, "127.0.0.1", port, given["grpc"][name]) for name, port in given["dialed"].items()},
         Path(given["directory"]),
         b"test secret",
-        SystemClock(),
-        random.Random(),
-        fatal,
-        raft_dialed=dialed[node],
     )
+    settings = parse_settings({"registry": given["settings"]}).registry
+    server = RegistryServer(me, settings, SystemClock(), random.Random(), fatal)
     server.start()
     parent = os.getppid()
     while os.getppid() == parent:

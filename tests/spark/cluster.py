@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from spark.session import _LOG4J
+
 START_S_MAX = 60.0
 STOP_S_MAX = 10.0
 CORES = 1
@@ -24,15 +26,6 @@ NO_CODEGEN = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factor
 _TREE = Path(__file__).parents[2]
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)")
 _REGISTERED = "Successfully registered with master"
-_LOG4J = """\
-rootLogger.level = info
-rootLogger.appenderRef.stderr.ref = stderr
-appender.stderr.type = Console
-appender.stderr.name = stderr
-appender.stderr.target = SYSTEM_ERR
-appender.stderr.layout.type = PatternLayout
-appender.stderr.layout.pattern = %p %c{1}: %m%n
-"""
 
 
 class Cluster:
@@ -40,7 +33,7 @@ class Cluster:
 
     def __init__(self, directory):
         self.directory = directory
-        (directory / "log4j2.properties").write_text(_LOG4J)
+        (directory / "log4j2.properties").write_text(_LOG4J.replace("error", "info", 1))
         self._processes = {}
         self._workers = 0
         self.master = ""
@@ -199,12 +192,3 @@ def photon(*arguments, directory, environment=None, timeout=200):
         "-m", "photon.cli.main", *arguments, directory=directory, environment=environment
     )
     return ended(process, timeout)
-
-
-def poll(condition, what, seconds=60.0):
-    """Its first true value."""
-    deadline = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds:g} s for: {what}"
-        time.sleep(0.05)
-    return value

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from photon.core.errors import PhotonError
-from spark.engine import executors as spark_executors
-from spark.engine.options import spark_options
-from spark.engine.session import open_session, spark_failures
+from spark import session as spark_session
+from spark.options import spark_options
+from spark.session import open_session, spark_failures
 
 TASKS = 12
 
@@ -19,9 +19,9 @@ TASKS = 12
 def places(_rows):
     """Where an executor has Photon from."""
     import photon.logs.formats
-    import spark.engine.executors
+    import spark.session
 
-    yield photon.logs.formats.__file__, spark.engine.executors.__file__
+    yield photon.logs.formats.__file__, spark.session.__file__
 
 
 def slow_squares(directory, seconds):
@@ -42,7 +42,7 @@ def slow_squares(directory, seconds):
 @spark_options
 def command(job, began, seconds, wait, spark):
     if wait is not None:
-        spark_executors.EXECUTOR_WAIT_S_MAX = wait
+        spark_session.EXECUTOR_WAIT_S_MAX = wait
     with open_session(spark) as session:
         context = session.sparkContext
         numbers = context.parallelize(range(TASKS), TASKS)

@@ -1,12 +1,19 @@
-"""One Spark session for the whole folder, and one standalone cluster: starting them takes seconds."""
+"""One Spark session for the whole folder, and one standalone cluster: starting them takes seconds.
+
+And a registry a module; and `photon` in this process.
+"""
 
 import os
+from contextlib import nullcontext
 
 import pytest
 
+from photon.cli.main import main
 from photon.core.errors import UsageError
-from spark.engine.session import check_requirements, open_session
+from spark.options import SparkOptions, check_requirements
+from spark.session import open_session
 from tests.spark.cluster import NO_CODEGEN, QUICK_JAVA, running_cluster
+from tests.spark.real_registry import RealRegistry
 
 
 @pytest.fixture(scope="session")
@@ -33,8 +40,35 @@ def session(requirements):
     quick = {"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"}
     # So does generated code; the commands in processes of their own on this machine run it.
     quick |= NO_CODEGEN
-    with open_session("local[2]", "768m", quick) as session:
+    with open_session(SparkOptions("local[2]", "768m", quick)) as session:
         yield session
+
+
+@pytest.fixture
+def on_session(session, monkeypatch):
+    """Commands in this process run on the session that is there."""
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext(session))
+
+
+@pytest.fixture
+def photon(capfd):
+    """Runs a command in this process -> its exit status, what it printed, what it complained of."""
+
+    def photon(*arguments):
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main(list(map(str, arguments)))
+        said = capfd.readouterr()
+        return end.value.code, said.out, said.err
+
+    return photon
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory):
+    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=3)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -12,8 +12,7 @@ from photon.core.clock import SystemClock
 from photon.core.columns import pack_times
 from photon.core.fates import Committed
 from photon.core.ids import IdPacker, Token
-from photon.rpc.network import Network
-from photon.rpc.tls import Tls
+from photon.rpc.network import Network, Tls
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]

@@ -8,39 +8,25 @@ import pytest
 from photon.core.errors import FencedError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import Settings, parse_settings
-from tests.spark.real_registry import RealRegistry
+from tests.spark.backfill_kit import BEGUN_US, planned_job
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.spark
 
 BUCKET = 3
-BEGUN_US = 1_700_000_000_000_000
 NUMBERS = iter(range(1, 1000))
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
-    yield made
-    made.close()
 
 
 @pytest.fixture
 def work(registry, tmp_path):
     from spark.backfill.bucket import Work
+    from spark.backfill.job import LogInput, Place
 
-    (tmp_path / "staging").mkdir()
-    return Work(
-        settings=Settings(),
-        registry=registry.at,
-        address="backfill/old",
-        incarnation=next(NUMBERS),
-        begun_us=BEGUN_US,
-        staging=str(tmp_path / "staging"),
-        names=("queries.jsonl", "clicks.jsonl"),
-        as_parquet=False,
-    )
+    place = Place(tmp_path, "old")
+    place.staging.mkdir(parents=True)
+    logs = [(LogInput(name, 0, ""),) for name in ("queries.jsonl", "clicks.jsonl")]
+    return Work(planned_job(next(NUMBERS), primary=logs[0], foreign=logs[1]), place, Settings(), registry.at)
 
 
 def rows(kind, *events, file=1, **more):
@@ -90,28 +76,19 @@ def run(work, *batches):
 def joined_ids(work, result):
     if result.joined is None:
         return []
-    with open(f"{work.staging}/{result.joined.name}", "rb") as file:
+    with (work.place.staging / result.joined.name).open("rb") as file:
         return [json.loads(line)["id"] for line in file]
 
 
 def letters(work, result):
     if result.letters is None:
         return []
-    with open(f"{work.staging}/{result.letters.name}", "rb") as file:
+    with (work.place.staging / result.letters.name).open("rb") as file:
         return [(found["fate"], found["event"]["id"]) for found in map(json.loads, file)]
 
 
 def names(prefix, count):
     return [f"{prefix}{next(NUMBERS)}" for _ in range(count)]
-
-
-def test_a_second_attempt_wins_again_all_that_the_first_had_won(work):
-    a, b, c = names("again", 3)
-    batches = [primaries("q"), clicks((a, "q"), (b, "q")), clicks((c, "q"))]
-    first, second = run(work, *batches), run(work, *batches)
-    assert joined_ids(work, first) == joined_ids(work, second) == [a, b, c]
-    assert second.fates == {"joined": 3, "duplicate": 0}
-    assert first.joined.name != second.joined.name
 
 
 def test_an_attempt_that_died_after_its_first_commit_is_made_up_for(work):
@@ -133,7 +110,7 @@ def test_an_attempt_that_died_after_its_first_commit_is_made_up_for(work):
 def test_an_id_that_stands_twice_is_joined_once_within_a_batch_and_over_batches_in_each_attempt(work):
     a, b = names("twice", 2)
     batches = [primaries("q"), clicks((a, "q"), (b, "q"), (a, "q")), clicks((b, "q"), (a, "q"))]
-    for _ in range(2):
+    for _ in range(2):  # a second attempt wins again all that the first had won
         result = run(work, *batches)
         assert Counter(joined_ids(work, result)) == {a: 1, b: 1}
         assert result.fates == {"joined": 2, "duplicate": 3}
@@ -169,14 +146,6 @@ def _lines_held(thing, text, depth=5):
     return sum(_lines_held(getattr(thing, name), text, depth - 1) for name in names)
 
 
-def test_what_another_pipeline_joined_is_a_duplicate(work, registry):
-    a, b = names("other", 2)
-    registry.commit([a], Token("east:1", 77, 1), BEGUN_US)
-    result = run(work, primaries("q"), clicks((a, "q"), (b, "q")))
-    assert joined_ids(work, result) == [b]
-    assert result.fates == {"joined": 1, "duplicate": 1}
-
-
 def test_an_event_without_primary_is_a_dead_letter_unless_it_is_registered(work, registry):
     a, b = names("orphan", 2)
     registry.commit([a], Token("east:1", 77, 2), BEGUN_US)
@@ -191,7 +160,7 @@ def test_of_a_primary_that_stands_twice_the_first_line_is_joined(work):
     lines = pa.array([b'{"id":"q","n":1}', b'{"id":"q","n":2}'], pa.binary())
     first = first.set_column(first.schema.get_field_index("line"), "line", lines)
     result = run(work, first, clicks((names("p", 1)[0], "q")))
-    with open(f"{work.staging}/{result.joined.name}", "rb") as file:
+    with (work.place.staging / result.joined.name).open("rb") as file:
         assert json.loads(file.read())["primary"]["n"] == 1
 
 
@@ -216,7 +185,7 @@ def test_what_the_adapter_filters_is_not_registered(work, tmp_path, monkeypatch,
 def test_a_fenced_job_ends_and_stages_no_result(work, registry):
     from spark.backfill.bucket import join_bucket
 
-    assert registry.client.fence(work.incarnation).fenced
+    assert registry.client.fence(work.job.incarnation).fenced
     with pytest.raises(FencedError, match="backfill/old is fenced"):
         list(join_bucket(iter([primaries("q"), clicks((names("f", 1)[0], "q"))]), work))
 
@@ -231,15 +200,15 @@ def test_rows_of_another_bucket_are_refused(work):
         list(join_bucket(iter([primaries("q"), stray]), work))
 
 
-def test_the_filter_of_primaries_keeps_all_that_are_named_and_few_others(tmp_path):
+def test_thefilter_of_primaries_keeps_all_that_are_named_and_few_others(tmp_path):
     import numpy as np
 
-    from spark.backfill.rows import _filter_of, may_be_in
+    from spark.backfill.rows import filter_of, may_be_in
 
     rng = np.random.default_rng(5)
     named = rng.integers(0, 1 << 64, 20_000, np.uint64)
     named[:10_000].tofile(tmp_path / "one")
     named[10_000:].tofile(tmp_path / "two")
-    bits = _filter_of([str(tmp_path / "one"), str(tmp_path / "two")], len(named))
+    bits = filter_of([str(tmp_path / "one"), str(tmp_path / "two")], len(named))
     assert may_be_in(bits, named).all()
     assert may_be_in(bits, rng.integers(0, 1 << 64, 20_000, np.uint64)).mean() < 0.05

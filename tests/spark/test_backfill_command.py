@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from photon.cli.main import main
 from photon.cluster.topology import Topology, write_topology
 from photon.core.settings import parse_settings
+from tests.spark.backfill_kit import planned_job
 from tests.system import write_lines
 
 pytest.importorskip("pyspark")
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def said(tmp_path, monkeypatch, capfd, requirements):
+def said(tmp_path, monkeypatch, photon, requirements):
     """Arguments, over the usual ones -> exit status and the one line on stderr."""
     monkeypatch.chdir(tmp_path)
     event = {"id": "a", "primary_id": "q", "ts_us": 1}
@@ -22,22 +22,22 @@ def said(tmp_path, monkeypatch, capfd, requirements):
     write_lines(tmp_path / "logs/clicks/a.jsonl", [event])
 
     def said(*more, **changed):
-        options = {
-            "primary": "logs/queries",
-            "foreign": "logs/clicks",
-            "out": "out",
-            "registry": "127.0.0.1:1",
-        }
-        options |= changed
+        options = {"primary": "logs/queries", "foreign": "logs/clicks", "out": "out"}
+        options |= {"registry": "127.0.0.1:1", **changed}
         given = [word for name, value in options.items() if value for word in (f"--{name}", value)]
-        with pytest.raises(SystemExit) as end:
-            main(["backfill", *given, *more])
-        told = capfd.readouterr()
-        assert told.out == ""
-        assert told.err.count("\n") == 1, told.err
-        return end.value.code, told.err
+        status, printed, errors = photon("backfill", *given, *more)
+        assert (printed, errors.count("\n")) == ("", 1), errors
+        return status, errors
 
     return said
+
+
+@pytest.fixture
+def no_spark(monkeypatch):
+    """The registry answers, and Spark must not be started."""
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
+    monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
 
 
 @pytest.mark.parametrize(
@@ -52,10 +52,8 @@ def said(tmp_path, monkeypatch, capfd, requirements):
         ({"work": "nowhere", "registry": ""}, "topology.json"),
     ],
 )
-def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, monkeypatch, changed, message):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
-    monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
-    monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
+@pytest.mark.usefixtures("no_spark")
+def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, changed, message):
     status, line = said(**changed)
     assert (status, message in line) == (2, True), line
 
@@ -63,10 +61,8 @@ def test_what_can_not_be_is_told_in_a_line_before_spark_is_started(said, monkeyp
 @pytest.mark.parametrize(
     "changed", [{}, {"foreign": os.fsdecode(b"logs/clicks/\xff*")}, {"primary": "logs/clicks"}]
 )
-def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_path, monkeypatch, changed):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
-    monkeypatch.setattr("spark.backfill.run._Spark.session", lambda _: pytest.fail("Spark was asked"))
-    monkeypatch.setattr("idregistry.client.RegistryClient.identity", lambda _: "0" * 32)
+@pytest.mark.usefixtures("no_spark")
+def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_path, changed):
     (tmp_path / os.fsdecode(b"logs/clicks/\xff.jsonl")).touch()
     status, line = said(**changed)
     assert (status, "\\udcff" in line, "rename the log" in line) == (2, True, True), line
@@ -74,7 +70,7 @@ def test_a_log_whose_name_is_no_utf8_is_told_before_spark_is_started(said, tmp_p
 
 
 def test_a_registry_that_does_not_answer_is_told_before_spark_is_started(said, monkeypatch):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("Spark was started"))
     monkeypatch.setattr("spark.backfill.run._CLIENT_TIMEOUT_S", 0.5)
     status, line = said()
     assert (status, "127.0.0.1:1" in line) == (1, True)
@@ -88,13 +84,11 @@ def test_there_must_be_something_to_abandon(said):
 
 
 def test_of_a_backfill_that_is_done_and_lost_its_files_it_is_told_that_recovery_is_the_way(said, tmp_path):
-    from spark.backfill.job import Job, Phase, Place
+    from spark.backfill.job import Phase, Place
 
     place = Place(tmp_path / "out", "backfill")
     place.home.mkdir(parents=True)
-    facts = {"reading": "r", "spark": "s", "output_format": "jsonl", "patterns": ((), ())}
-    numbers = {"incarnation": 1, "begun_us": 1, "buckets": 1, "first_number": 0}
-    place.save(Job(**facts, **numbers, primary=(), foreign=(), phase=Phase.DONE))
+    place.save(planned_job(1, phase=Phase.DONE))
     status, line = said("--abandon")
     assert (status, "is done" in line, "`photon recover --gone-for-good`" in line) == (2, True, True), line
 

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -21,6 +20,7 @@ from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
 from tests.spark.real_registry import RealRegistry
 from tests.system import join_arguments, read_lines, start_photon, write_lines
+from tests.waiting import wait_until
 
 pytest.importorskip("pyspark")
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -65,19 +65,16 @@ class Striking(Adapter):
 '''
 
 COMMAND = """\
-import spark.backfill.joining as module
+import spark.backfill.run as module
 module.SESSION_SETTINGS["spark.sql.execution.arrow.maxRecordsPerBatch"] = "10"
 from photon.cli.main import main
 main()
 """
 
 
-def wait_for(condition, what, process=None):
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not in time"
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.05)
+def wait_for(condition, what, process):
+    wait_until(lambda: condition() or process.poll() is not None, WAIT_S, what)
+    assert process.poll() is None, process.communicate()
 
 
 class Command:
@@ -124,7 +121,6 @@ class Command:
 
 @pytest.fixture
 def command(tmp_path, requirements):
-    (tmp_path / "registry").mkdir()
     registry = RealRegistry(tmp_path / "registry")
     yield Command(tmp_path, registry)
     registry.close()

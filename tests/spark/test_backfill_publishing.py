@@ -6,14 +6,14 @@ from contextlib import contextmanager
 import msgspec
 import pytest
 
-from joiner.leases import LeaseKeeper
+from joiner.leases import Lease, LeaseKeeper
 from joiner.output_files import complete_files, count_joined
-from joiner.rules.lease import Lease
 from photon.core.clock import ManualClock
 from photon.core.columns import pack_times
 from photon.core.errors import CorruptStateError, FencedError, LockedError, UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
+from tests.spark.backfill_kit import BEGUN_US, planned_job
 from tests.spark.real_registry import RealRegistry
 from tests.waiting import wait_until
 
@@ -21,7 +21,6 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.spark
 
-BEGUN_US = 1_700_000_000_000_000
 NUMBERS = iter(range(1, 1000))
 
 
@@ -42,8 +41,7 @@ class Desk:
     """A job of three buckets, of which the middle one is empty, staged and not published."""
 
     def __init__(self, directory):
-        from spark.backfill.bucket import BucketResult, Staged
-        from spark.backfill.job import Job, Phase, Place
+        from spark.backfill.job import BucketResult, Phase, Place, Staged
 
         self.clock, self.registry, self.seen = ManualClock(), Granting(), []
         self.place = Place(directory, "old")
@@ -60,20 +58,7 @@ class Desk:
             results.append(
                 BucketResult(bucket, {}, 0, 0, staged.get("joined"), staged.get("foreign"), None, 1, 2)
             )
-        self.job = Job(
-            incarnation=next(NUMBERS),
-            begun_us=BEGUN_US,
-            reading="",
-            spark="",
-            output_format="jsonl",
-            patterns=((), ()),
-            primary=(),
-            foreign=(),
-            buckets=3,
-            first_number=5,
-            phase=Phase.JOINED,
-            results=tuple(results),
-        )
+        self.job = planned_job(next(NUMBERS), phase=Phase.JOINED, results=tuple(results))
         self.lease = Lease(self.place.token_address, self.job.incarnation, 10.0)
         self.keeper = LeaseKeeper(self.registry, self.lease, self.clock, lambda _: None, lambda _: None)
         self.keeper.renew_due()
@@ -245,13 +230,6 @@ def test_dead_letters_of_an_earlier_job_go_once_those_of_one_over_the_same_logs_
     }
 
 
-def test_nothing_is_published_by_a_fenced_job(desk):
-    desk.keeper.fenced(desk.lease)
-    with pytest.raises(FencedError):
-        desk.publish()
-    assert desk.joined() == []
-
-
 def test_a_staged_file_that_is_gone_or_cut_is_told_with_the_way_out(desk):
     (desk.place.staging / "joined-2.jsonl").write_bytes(b"")
     with pytest.raises(CorruptStateError, match=r"joined-2\.jsonl.*--abandon"):
@@ -266,13 +244,6 @@ def test_one_backfill_of_a_datacenter_at_a_time(desk):
 
 
 # --- giving up
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=3)
-    yield made
-    made.close()
 
 
 @pytest.fixture(scope="module")
@@ -333,20 +304,20 @@ def test_a_job_goes_on_with_its_own_registry(desk, resume, registry):
 def test_a_job_is_not_abandoned_at_another_registry_than_its_own(desk, registry, other_registry):
     from spark.backfill.publishing import abandon
 
-    job = msgspec.structs.replace(desk.job, registry=registry.client.identity())
     with registered(desk, registry) as ids:
         (desk.place.joined).mkdir(parents=True)
         (desk.place.joined / BOTH[1]).write_bytes(b"renamed, and not listed\n")
         with pytest.raises(UsageError, match="name the --work or --registry that it was begun with"):
-            abandon(job, desk.place, other_registry.client)
+            abandon(desk.job, desk.place, other_registry.client)
         assert desk.joined() == BOTH[1:]
         assert set(present(registry, ids[0])) == {1}
-        assert abandon(job, desk.place, registry.client).released == 60
+        assert abandon(desk.job, desk.place, registry.client).released == 60
 
 
 @contextmanager
 def registered(desk, registry):
-    """Bucket b registered `b-0` to `b-19`; somebody else joined `x`."""
+    """Bucket b registered `b-0` to `b-19` there."""
+    desk.job = msgspec.structs.replace(desk.job, registry=registry.client.identity())
     ids = {bucket: [f"{desk.job.incarnation}-{bucket}-{n}" for n in range(20)] for bucket in range(3)}
     for bucket, texts in ids.items():
         token = Token(desk.place.token_address, desk.job.incarnation, BEGUN_US + bucket)

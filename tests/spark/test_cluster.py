@@ -9,8 +9,9 @@ import venv
 import psutil
 import pytest
 
-from tests.spark.cluster import alive, ended, on_cluster, poll, python_process
+from tests.spark.cluster import alive, ended, on_cluster, python_process
 from tests.spark.cluster_job import TASKS
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a cluster on a busy machine is slow
 
@@ -48,12 +49,12 @@ def test_executors_import_the_packages_that_the_command_sends(start):
     assert (done.returncode, done.stderr) == (0, "")
     [[core, spark]] = json.loads(done.stdout)
     assert core.endswith("photon-packages.zip/photon/logs/formats.py")
-    assert spark.endswith("photon-packages.zip/spark/engine/executors.py")
+    assert spark.endswith("photon-packages.zip/spark/session.py")
 
 
 def test_a_worker_lost_in_the_middle_of_a_job_does_not_spoil_the_result(start, cluster, tmp_path):
     process = start("squares", "--began", tmp_path, "--seconds", "0.4")
-    poll(lambda: len(list(tmp_path.glob("began-*"))) >= TASKS // 3, "a third of the tasks")
+    wait_until(lambda: len(list(tmp_path.glob("began-*"))) >= TASKS // 3, what="a third of the tasks")
     cluster.kill_worker(cluster.workers[0])
     done = ended(process)
     cluster.start_worker()
@@ -68,7 +69,7 @@ def test_a_worker_lost_in_the_middle_of_a_job_does_not_spoil_the_result(start, c
 )
 def test_ended_by_a_signal_it_leaves_neither_processes_nor_files(start, cluster, tmp_path, number, status):
     process = start("squares", "--began", tmp_path, "--seconds", "60")
-    poll(lambda: list(tmp_path.glob("began-*")), "a task")
+    wait_until(lambda: list(tmp_path.glob("began-*")), what="a task")
     ours = psutil.Process(process.pid).children(recursive=True)
     assert ours
     process.send_signal(number)
@@ -76,7 +77,7 @@ def test_ended_by_a_signal_it_leaves_neither_processes_nor_files(start, cluster,
     assert (done.returncode, done.stdout, done.stderr) == (status, "", "")
     assert [child for child in ours if alive(child)] == []
     assert list((tmp_path / "scratch").iterdir()) == []
-    poll(lambda: not cluster.executors(), "the executors' end")
+    wait_until(lambda: not cluster.executors(), what="the executors' end")
 
 
 def test_a_python_of_executors_that_lacks_libraries_is_told_with_what_it_lacks(start, tmp_path):

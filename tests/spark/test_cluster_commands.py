@@ -2,13 +2,12 @@
 
 import json
 import shutil
-from contextlib import nullcontext
 
 import pytest
 
-from photon.cli.main import main
-from tests.spark.cluster import ended, on_cluster, photon, poll, python_process
+from tests.spark.cluster import ended, on_cluster, photon, python_process
 from tests.system import join, joined_pairs
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]  # a cluster on a busy machine is slow
 
@@ -61,15 +60,12 @@ def damaged(run, tmp_path):
 
 
 @pytest.fixture
-def here(session, monkeypatch, capfd):
+def here(on_session, photon):
     """Runs a command on the session of this process -> its status and report."""
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
 
     def here(*arguments):
-        capfd.readouterr()
-        with pytest.raises(SystemExit) as end:
-            main([str(argument) for argument in arguments])
-        return end.value.code, report(capfd.readouterr().out)
+        status, said, _ = photon(*arguments)
+        return status, report(said)
 
     return here
 
@@ -182,7 +178,7 @@ def test_a_backfill_whose_worker_is_lost_joins_each_event_once(run, tmp_path, cl
     process = python_process("-m", "photon.cli.main", *command, directory=tmp_path)
     try:
         staging = copy / "out" / ".photon-backfill" / "backfill" / "staging"
-        poll(lambda: list(staging.glob("joined-*")), "a bucket that writes", 150)
+        wait_until(lambda: list(staging.glob("joined-*")), 150, "a bucket that writes")
         cluster.kill_worker(cluster.workers[0])
         done = ended(process, 150)
     finally:

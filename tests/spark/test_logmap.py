@@ -114,14 +114,14 @@ class IdentifiedParts(Parts):
             super().__init__(root, logs, settings=SETTINGS.eventstore)
         finally:
             kit.LogFileMap = original
-        self.reader._format = JsonLines(Primary(), Foreign(), IdPacker())
+        self.reader.log_format = JsonLines(Primary(), Foreign(), IdPacker())
 
 
 def sparse_of(log_file_map, names):
     """Every entry of every level, its file by name."""
     found = []
-    with log_file_map._transaction() as transaction:
-        for level, table in enumerate(log_file_map._sparse):
+    with log_file_map._file.transaction() as transaction:
+        for level, table in enumerate(log_file_map._file.sparse):
             for key, value in transaction.cursor(table).iternext():
                 place = sparse_place(key, value)
                 found.append((level, key[:16], names[place.file], place.offset, value))
@@ -129,8 +129,8 @@ def sparse_of(log_file_map, names):
 
 
 def repeated_of(log_file_map, names):
-    with log_file_map._transaction() as transaction:
-        entries = list(transaction.cursor(log_file_map._repeated).iternext())
+    with log_file_map._file.transaction() as transaction:
+        entries = list(transaction.cursor(log_file_map._file.repeated).iternext())
     places = [(key[:16], repeated_place(key, value)) for key, value in entries]
     return sorted((key, names[place.file], place.offset, place.length) for key, place in places)
 

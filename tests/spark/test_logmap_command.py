@@ -1,41 +1,31 @@
 """`photon logmap` as a person calls it."""
 
 import json
-from contextlib import nullcontext
 
 import pytest
 
-from photon.cli.main import main
 from photon.core.clock import SystemClock
 from photon.core.settings import Settings
 from tests.eventstore.kit import append, line, pack
 
 
-def photon(capfd, *arguments):
-    """Exit status, what it said, what it complained of."""
-    with pytest.raises(SystemExit) as end:
-        main(["logmap", *map(str, arguments)])
-    said = capfd.readouterr()
-    return end.value.code, said.out, said.err
-
-
 @pytest.mark.spark
-def test_a_map_is_built_loaded_and_served(tmp_path, session, monkeypatch, capfd):
+@pytest.mark.usefixtures("on_session")
+def test_a_map_is_built_loaded_and_served(tmp_path, photon):
     from eventstore.server import EventStoreServer
 
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
     log, work = tmp_path / "logs" / "q.jsonl", tmp_path / "work" / "eventstore"
     log.parent.mkdir()
     append(log, line("10.0.0.1:7:1700000000000000"), line("opaque"), b"malformed")
     status, said, errors = photon(
-        capfd, "build", "--primary", log.parent / "*.jsonl", "--map", tmp_path / "built", "--json"
+        "logmap", "build", "--primary", log.parent / "*.jsonl", "--map", tmp_path / "built", "--json"
     )
     assert (status, errors) == (0, "")
     assert (
         json.loads(said).items() >= {"new": 1, "events": 2, "malformed": 1, "sparse": 1, "dense": 1}.items()
     )
 
-    status, said, errors = photon(capfd, "load", "--map", tmp_path / "built", "--into", work / "map")
+    status, said, errors = photon("logmap", "load", "--map", tmp_path / "built", "--into", work / "map")
     assert status == 0
     assert [row.split()[:2] for row in said.splitlines()][:3] == [
         ["files", "1"],
@@ -51,26 +41,26 @@ def test_a_map_is_built_loaded_and_served(tmp_path, session, monkeypatch, capfd)
         line("10.0.0.1:7:1700000000000000"),
         line("opaque"),
     ]
-    status, _, errors = photon(capfd, "load", "--map", tmp_path / "built", "--into", work / "map")
+    status, _, errors = photon("logmap", "load", "--map", tmp_path / "built", "--into", work / "map")
     server.stop()
     assert status == 1
     assert "another process works in this directory" in errors
 
 
-def test_a_pattern_that_matches_nothing_costs_no_session(tmp_path, capfd):
+def test_a_pattern_that_matches_nothing_costs_no_session(tmp_path, photon):
     pytest.importorskip("pyspark")
     status, _, errors = photon(
-        capfd, "build", "--primary", tmp_path / "nothing*", "--map", tmp_path / "built"
+        "logmap", "build", "--primary", tmp_path / "nothing*", "--map", tmp_path / "built"
     )
     assert (status, "no file matches" in errors) == (2, True)
 
 
-def test_loading_needs_no_spark_and_says_what_is_missing(tmp_path, capfd):
-    status, _, errors = photon(capfd, "load", "--map", tmp_path, "--into", tmp_path / "map")
+def test_loading_needs_no_spark_and_says_what_is_missing(tmp_path, photon):
+    status, _, errors = photon("logmap", "load", "--map", tmp_path, "--into", tmp_path / "map")
     assert (status, "photon logmap build" in errors) == (2, True)
 
 
-def test_a_log_that_is_not_found_is_told(tmp_path, capfd):
+def test_a_log_that_is_not_found_is_told(tmp_path, photon):
     from eventstore.built_map import FORMAT, BuiltFile, Manifest, identity_digest, write_manifest
     from eventstore.segments import identity_of
 
@@ -78,6 +68,6 @@ def test_a_log_that_is_not_found_is_told(tmp_path, capfd):
     identity = identity_digest(identity_of(Settings()))
     manifest = Manifest(FORMAT, identity, 512, 1000, 1, [BuiltFile(0, str(log), events=3, malformed=1)])
     write_manifest(tmp_path, manifest)
-    status, said, errors = photon(capfd, "load", "--map", tmp_path, "--into", tmp_path / "map", "--json")
+    status, said, errors = photon("logmap", "load", "--map", tmp_path, "--into", tmp_path / "map", "--json")
     assert (status, json.loads(said)["events"], json.loads(said)["malformed"]) == (0, 0, 0)
     assert f"{log} is not there, nor under another name in its directory" in errors

@@ -6,8 +6,8 @@ import pytest
 
 from photon.cluster.topology import Pipeline, Topology, write_topology
 from photon.core.settings import Settings
+from tests import system
 from tests.recovery.recovering import Run
-from tests.system import photon
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.spark
@@ -25,7 +25,7 @@ def run(tmp_path, requirements):
 
 
 def recover(run, *more):
-    done = photon(
+    done = system.photon(
         "recover", "--foreign", run.logs / "clicks", "--work", run.work, *SPARK, "--json", *more, timeout=250
     )
     assert done.stdout, done.stderr
@@ -54,53 +54,6 @@ def test_what_a_joiner_lost_with_its_disk_is_joined_again_in_every_root(run, tmp
     assert (status, again["lost"], again["recovered"]) == (0, 0, 0)
 
 
-def test_mistakes_are_told_in_a_line_before_spark_starts(tmp_path):
-    out, logs = tmp_path / "out", tmp_path / "clicks"
-    (out / "joined").mkdir(parents=True)
-    logs.mkdir()
-    (logs / "a.jsonl").write_text("{}\n")
-    foreign = ["recover", "--foreign", logs]
-    for arguments, said in (
-        ([*foreign, "--out", out], "--work DIR or --registry"),
-        ([*foreign, "--registry", "127.0.0.1:1"], "name the joined logs with --out"),
-        ([*foreign, "--out", out, "--registry", "127.0.0.1:1", "--apply"], "--inbox"),
-        ([*foreign, "--out", tmp_path / "no", "--registry", "127.0.0.1:1"], "neither joined/"),
-        ([*foreign, "--work", tmp_path], "topology.json: cannot be read"),
-        (
-            ["recover", "--foreign", tmp_path / "no", "--out", out, "--registry", "127.0.0.1:1"],
-            "no such file",
-        ),
-    ):
-        done = photon(*arguments)
-        assert done.returncode == 2, done
-        assert said in done.stderr, done.stderr
-        assert done.stderr.count("\n") == 1
-
-
-def test_a_copied_run_is_told_from_the_one_it_was_copied_from(tmp_path):
-    """Its topology names the other one's directories: that one's dispatcher would get the events."""
-    old, new, logs = tmp_path / "old" / ".photon", tmp_path / "new" / ".photon", tmp_path / "clicks"
-    pipeline = Pipeline(datacenter="east", directory=str(old / "east"))
-    topology = Topology(Settings(), [], [], str(tmp_path / "old"), "", False, [], [pipeline])
-    for work in (old, new):
-        work.mkdir(parents=True)
-        write_topology(topology, work / "topology.json")
-    done = photon("recover", "--foreign", logs, "--work", new, "--apply")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "copied or moved" in done.stderr
-    assert "copied or moved" not in photon("recover", "--foreign", logs, "--work", old).stderr
-
-
-def test_a_registry_that_does_not_answer_is_told_in_a_line(tmp_path):
-    out, logs = tmp_path / "out", tmp_path / "clicks"
-    (out / "joined").mkdir(parents=True)
-    logs.mkdir()
-    (logs / "a.jsonl").write_text("{}\n")
-    done = photon("recover", "--foreign", logs, "--out", out, "--registry", "127.0.0.1:1")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert "127.0.0.1:1" in done.stderr
-
-
 @pytest.fixture
 def ended(tmp_path):
     """What a run left, as far as is looked at before Spark starts."""
@@ -114,13 +67,46 @@ def ended(tmp_path):
     write_topology(
         Topology(Settings(), [], [], str(tmp_path / "out"), "", False, [], [pipeline]), work / "topology.json"
     )
-    return work, ["recover", "--foreign", logs, "--work", work]
+    return ["recover", "--foreign", logs, "--work", work]
 
 
-def test_a_config_that_reads_events_otherwise_than_the_run_is_refused(ended, tmp_path):
-    _, arguments = ended
+def test_mistakes_are_told_in_a_line_before_spark_starts(photon, ended, tmp_path):
+    out, foreign = tmp_path / "out", ended[:3]
+    for arguments, told in (
+        ([*foreign, "--out", out], "--work DIR or --registry"),
+        ([*foreign, "--registry", "127.0.0.1:1"], "name the joined logs with --out"),
+        ([*foreign, "--out", out, "--registry", "127.0.0.1:1", "--apply"], "--inbox"),
+        ([*foreign, "--out", tmp_path / "no", "--registry", "127.0.0.1:1"], "neither joined/"),
+        ([*foreign, "--work", tmp_path], "topology.json: cannot be read"),
+        (
+            ["recover", "--foreign", tmp_path / "no", "--out", out, "--registry", "127.0.0.1:1"],
+            "no such file",
+        ),
+    ):
+        status, _, errors = photon(*arguments)
+        assert (status, told in errors, errors.count("\n")) == (2, True, 1), errors
+
+
+def test_a_copied_run_is_told_from_the_one_it_was_copied_from(photon, tmp_path):
+    """Its topology names the other one's directories: that one's dispatcher would get the events."""
+    old, new, logs = tmp_path / "old" / ".photon", tmp_path / "new" / ".photon", tmp_path / "clicks"
+    pipeline = Pipeline(datacenter="east", directory=str(old / "east"))
+    topology = Topology(Settings(), [], [], str(tmp_path / "old"), "", False, [], [pipeline])
+    for work in (old, new):
+        work.mkdir(parents=True)
+        write_topology(topology, work / "topology.json")
+    status, _, errors = photon("recover", "--foreign", logs, "--work", new, "--apply")
+    assert (status, "copied or moved" in errors, errors.count("\n")) == (2, True, 1)
+    assert "copied or moved" not in photon("recover", "--foreign", logs, "--work", old)[2]
+
+
+def test_a_registry_that_does_not_answer_is_told_in_a_line(photon, ended, tmp_path):
+    status, _, errors = photon(*ended[:3], "--out", tmp_path / "out", "--registry", "127.0.0.1:1")
+    assert (status, "127.0.0.1:1" in errors, errors.count("\n")) == (1, True, 1)
+
+
+def test_a_config_that_reads_events_otherwise_than_the_run_is_refused(photon, ended, tmp_path):
     config = tmp_path / "wrong.toml"
     config.write_text('[ids]\nkey = "another key, long enough"\n')
-    done = photon(*arguments, "--config", config)
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "must be those of the run" in done.stderr
+    status, _, errors = photon(*ended, "--config", config)
+    assert (status, "must be those of the run" in errors, errors.count("\n")) == (2, True, 1)

@@ -12,7 +12,6 @@ from photon.core.errors import UnavailableError, UsageError
 from photon.core.ids import IdPacker, Token
 from photon.core.settings import parse_settings
 from spark.recovery.rules import Loss
-from tests.spark.real_registry import RealRegistry
 from tests.spark.written_logs import WrittenLogs, foreign, joined, primary
 
 pytestmark = pytest.mark.spark
@@ -21,12 +20,10 @@ DEAD, OTHER = Token("10.0.0.1:70", (1 << 63) + 3, 1_000), Token("10.0.0.2:70", 5
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
-    made.commit([f"d{n}" for n in range(40)], DEAD)
-    made.commit([f"o{n}" for n in range(10)], OTHER)
-    yield made
-    made.close()
+def registry(registry):
+    registry.commit([f"d{n}" for n in range(40)], DEAD)
+    registry.commit([f"o{n}" for n in range(10)], OTHER)
+    return registry
 
 
 @pytest.fixture

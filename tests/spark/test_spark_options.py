@@ -1,11 +1,13 @@
-"""--master, --driver-memory and --conf: what is taken, and what is told before anything starts."""
+"""What a command on Spark takes, and what is told in a line before anything starts."""
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from photon.core.errors import UsageError
-from spark.engine.options import SparkOptions, parse_conf, spark_options
+from spark import options
+from spark.options import SparkOptions, check_requirements, parse_conf, spark_options
+from spark.session import open_session
 
 
 def taken(*arguments):
@@ -27,10 +29,8 @@ def taken(*arguments):
 
 def test_a_command_gets_its_options_as_one_argument_beside_its_own():
     given = taken("--out", "o", "--master", "spark://h:7077", "--conf", "spark.executor.memory=2g", "--json")
-    options = given.pop("spark")
-    assert given == {"out": "o", "as_json": True}
-    assert (options.master, options.driver_memory) == ("spark://h:7077", "1g")
-    assert options.conf == {"spark.executor.memory": "2g"}
+    expected = SparkOptions("spark://h:7077", "1g", {"spark.executor.memory": "2g"})
+    assert given == {"out": "o", "as_json": True, "spark": expected}
 
 
 def test_without_options_it_runs_on_this_machine():
@@ -73,7 +73,61 @@ def test_what_is_wrong_is_told_with_its_mend(arguments, message):
     ],
 )
 def test_the_masters_of_a_standalone_cluster_are_known_by_their_addresses(master, addresses):
-    options = SparkOptions(master)
-    options.check()
-    assert options.master_addresses == addresses
-    assert options.is_local == master.startswith("local")
+    given = SparkOptions(master)
+    given.check()
+    assert given.master_addresses == addresses
+    assert given.is_local == master.startswith("local")
+
+
+@pytest.fixture
+def pyspark_found(monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: object())
+
+
+def java_saying(tmp_path, version):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho '{version}' >&2\n")
+    java.chmod(0o755)
+    return tmp_path
+
+
+def test_a_missing_pyspark_is_a_usage_error_that_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(options, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'pyspark"):
+        check_requirements()
+
+
+def test_a_missing_java_is_a_usage_error(monkeypatch, tmp_path, pyspark_found):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="Java 17 or newer and found none"):
+        check_requirements()
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ('openjdk version "11.0.2" 2019-01-15', "11"),
+        ('java version "1.8.0_292"', "8"),
+        ("segmentation fault", "none that answers"),
+    ],
+)
+def test_an_old_java_is_a_usage_error_that_names_it(monkeypatch, tmp_path, pyspark_found, said, found):
+    monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, said)))
+    with pytest.raises(UsageError, match=f"bin/java is {found}"):
+        check_requirements()
+
+
+@pytest.mark.parametrize(
+    "said", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21-ea" 2023-09-19']
+)
+def test_a_new_java_will_do(monkeypatch, tmp_path, pyspark_found, said):
+    monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, said)))
+    check_requirements()
+
+
+def test_options_are_checked_before_anything_starts(monkeypatch, tmp_path, pyspark_found):
+    monkeypatch.setenv("JAVA_HOME", str(java_saying(tmp_path, 'openjdk version "17"')))
+    with pytest.raises(UsageError, match="--master"), open_session(SparkOptions("lokal")):
+        pass

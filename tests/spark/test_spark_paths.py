@@ -50,7 +50,8 @@ def test_what_spark_must_read_has_no_local_name(uri):
     assert local_name(uri) is None
 
 
-def test_a_joined_log_that_is_being_made_parquet_counts_once(tmp_path):
+def test_outputs_are_those_of_every_datacenter_and_one_that_is_being_made_parquet_counts_once(tmp_path):
+    touch(tmp_path / "joined" / "east" / "notes.txt", tmp_path / "dead-letters" / "east" / "f-000000.jsonl")
     touch(tmp_path / "joined" / "east" / "j-000000.parquet", tmp_path / "joined" / "east" / "j-000000.jsonl")
     touch(tmp_path / "joined" / "east" / "j-000001.jsonl", tmp_path / "joined" / "west" / "j-000000.jsonl")
     names = [path.removeprefix(f"file://{tmp_path}/") for path in output_paths(str(tmp_path), "joined")]
@@ -86,12 +87,3 @@ def test_details_never_overwrite(tmp_path):
     check_new(str(tmp_path / "new"))
     with pytest.raises(UsageError, match="is there already"):
         check_new(str(tmp_path))
-
-
-def test_outputs_are_those_of_every_datacenter(tmp_path):
-    touch(tmp_path / "joined" / "dc2" / "j-000001.jsonl", tmp_path / "joined" / "dc1" / "j-000000.jsonl")
-    touch(
-        tmp_path / "joined" / "dc1" / "notes.txt", tmp_path / "dead-letters" / "dc1" / "foreign-000000.jsonl"
-    )
-    names = [path.removeprefix(f"file://{tmp_path}/") for path in output_paths(str(tmp_path), "joined")]
-    assert names == ["joined/dc1/j-000000.jsonl", "joined/dc2/j-000001.jsonl"]

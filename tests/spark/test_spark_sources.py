@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from joiner.parquet import convert
 from photon.core.ids import IdPacker
@@ -63,9 +62,9 @@ LINES = [
 
 
 def rows_of(source, session, *paths, settings=None):
-    """Rows of one of the functions of spark.verification.sources."""
+    """Rows of one of the functions of spark.verification.facts."""
     from spark.reading.paths import input_paths
-    from spark.verification import sources
+    from spark.verification import facts as sources
 
     function = getattr(sources, source)
     return function(session, input_paths([str(path) for path in paths]), settings or Settings()).collect()
@@ -188,23 +187,6 @@ def test_joined_lines_stand_in_their_order_whatever_they_tell():
     assert [set(row.values()) for row in none] == [{None}, {None}]
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "jsonl.gz", "jsonl.zst"])
-def test_logs_of_every_kind_tell_the_same(session, tmp_path, kind):
-    clicks = [foreign(f"c{n}", f"q{n}", n=n) for n in range(50)] + [foreign("10.0.0.1:5:77", "q")]
-    queries = [primary(f"q{n}") for n in range(50)]
-    data = {"clicks": lines_of(*clicks), "queries": lines_of(*queries)}
-    plain = {}
-    for name, source in (("clicks", "foreign_events"), ("queries", "primary_events")):
-        (tmp_path / "plain.log").write_bytes(data[name])
-        plain[name] = rows_of(source, session, tmp_path / "plain.log")
-        packs = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor().compress}
-        data[name] = packs.get(kind.rpartition(".")[2], bytes)(data[name])
-        path = tmp_path / f"{name}.{kind}"
-        path.write_bytes(data[name])
-        assert sorted(rows_of(source, session, path)) == sorted(plain[name])
-    assert len(plain["clicks"]) == 51
-
-
 def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(session, tmp_path):
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(lines_of(foreign("a", "q"), foreign("b", "q", pad="x" * 5000), foreign("c", "q")))
@@ -216,7 +198,7 @@ def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(session, tmp_
 @pytest.mark.parametrize("mixed", [False, True])
 def test_joined_logs_as_parquet_tell_what_their_lines_told(session, tmp_path, mixed):
     from spark.reading.paths import input_paths
-    from spark.verification import sources
+    from spark.verification import facts as sources
 
     events = [joined(foreign(f"c{n}", f"q{n}"), primary(f"q{n}", gap=None, n=float(n))) for n in range(40)]
     if mixed:
@@ -271,13 +253,3 @@ def test_files_with_awkward_names_are_read(session, tmp_path, name):
     content = lines_of(foreign(1, "q")) + b"\n" + lines_of(foreign(2, "q"))
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     assert [row.id for row in rows_of("foreign_events", session, tmp_path)] == ["1", "2"]
-
-
-def test_a_damaged_file_fails_in_one_line_that_names_it(session, tmp_path):
-    from spark.engine.session import SparkFailedError, spark_failures
-
-    (tmp_path / "clicks.jsonl.gz").write_bytes(gzip.compress(lines_of(foreign(1, "q")) * 10_000)[:-20])
-    with pytest.raises(SparkFailedError) as failure, spark_failures():
-        rows_of("foreign_events", session, tmp_path)
-    assert "clicks.jsonl.gz" in str(failure.value)
-    assert "\n" not in str(failure.value)

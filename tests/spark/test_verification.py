@@ -1,28 +1,15 @@
-"""Every verdict, from hand-written logs; then random logs against a ground truth in plain Python."""
+"""Every verdict, from hand-written logs."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
 
 from photon.core.settings import Adapter, Foreign, Primary, Settings
+from spark.verification.rules import as_table
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 
 pytestmark = pytest.mark.spark
-
-
-def ask(session, logs, *, settings=None, with_primaries=True):
-    """-> the report and {id: verdict} of the details."""
-    from spark.verification.verify import Question, verify
-
-    details = logs.directory / "details"
-    queries = (str(logs.directory / "queries"),) if with_primaries else ()
-    question = Question((str(logs.directory / "clicks"),), (str(logs.out),), queries, str(details))
-    report = verify(session, question, settings or Settings())
-    rows = session.read.parquet(str(details)).collect()
-    assert len(rows) == len({row.id for row in rows})
-    return report, {row.id: row.verdict for row in rows}
 
 
 Q = primary("q")
@@ -85,7 +72,7 @@ def broken_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answer(session, broken_run):
-    return ask(session, broken_run)
+    return broken_run.ask(session)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +125,8 @@ def test_what_is_broken_is_named_with_an_example(answer):
     assert answer[0].examples["alien"] == "alien"
 
 
-def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, broken_run, tmp_path):
-    from spark.verification.verify import Question, verify
-
-    question = Question((str(broken_run.directory / "clicks" / "*"),), (str(broken_run.out),))
-    report = verify(session, question, Settings())
+def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, broken_run):
+    report, _ = broken_run.ask(session, primary=())
     assert not {"lost_pending", "lost_unjoinable", "altered_primary"} & report.counts.keys()
     assert report.counts["unjoinable"] == 2
     assert report.counts["pending"] == 2
@@ -170,7 +154,7 @@ def test_a_run_with_other_field_names_and_ids_as_numbers_holds(session, tmp_path
         ),
     )
     logs.letters("dc1", *(letter("unjoinable", c) for c in clicks if c["of.query"] == 2))
-    report, verdicts = ask(session, logs, settings=settings)
+    report, verdicts = logs.ask(session, settings)
     assert report.broken == []
     assert Counter(verdicts.values()) == {"joined": 6, "unjoinable": 3}
 
@@ -185,8 +169,10 @@ def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(session, tmp_
         {"id": "changed", "primary": {"id": "q"}},
         joined(foreign("swapped", "q"), primary("other")),
     )
-    report, verdicts = ask(session, logs, settings=Settings(adapter=Adapter(use="mine:Mine")))
+    report, verdicts = logs.ask(session, Settings(adapter=Adapter(use="mine:Mine")))
     assert report.note.startswith("the adapter mine:Mine can't be loaded here")
+    assert f"note: {report.note}" in as_table(report).splitlines()
+    assert report.as_document()["note"] == report.note
     assert verdicts == {"dropped": "joined", "changed": "joined", "swapped": "wrong_primary"}
 
 
@@ -205,7 +191,6 @@ def test_an_adapter_that_makes_its_own_lines_is_noted(tmp_path, monkeypatch):
 
 def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(session, tmp_path):
     from spark.verification.jobs import Span
-    from spark.verification.verify import Question, verify
 
     first, second, alone = (
         foreign("rep", "q", ts_us=1_000_000),
@@ -216,13 +201,7 @@ def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(sess
     logs.primary(primary("q"), primary("q2"))
     logs.foreign(first, second, alone)
     logs.joined("dc1", joined(first, primary("q")), joined(alone, primary("q")))
-    question = Question(
-        (str(tmp_path / "clicks"),),
-        (str(logs.out),),
-        (str(tmp_path / "queries"),),
-        span=Span(9_000_000, None),
-    )
-    report = verify(session, question, Settings())
+    report, _ = logs.ask(session, span=Span(9_000_000, None))
     assert report.broken == []
     assert (report.counts["foreign_events"], report.counts["joined"]) == (1, 1)
 
@@ -230,7 +209,7 @@ def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(sess
 def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
     logs = WrittenLogs(tmp_path)
     logs.foreign(*(foreign(n, "q") for n in range(5)))
-    report, verdicts = ask(session, logs, with_primaries=False)
+    report, verdicts = logs.ask(session, primary=())
     assert report.broken == []
     assert Counter(verdicts.values()) == {"pending": 5}
 
@@ -238,7 +217,7 @@ def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
 def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(
     session, tmp_path, monkeypatch
 ):
-    from spark.verification import sources
+    from spark.verification import facts as sources
 
     logs = WrittenLogs(tmp_path)
     clicks = logs.foreign(foreign("before", "q"))
@@ -252,61 +231,6 @@ def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(
         return foreign_events(*arguments)
 
     monkeypatch.setattr(sources, "foreign_events", and_meanwhile)
-    report, verdicts = ask(session, logs, with_primaries=False)
+    report, verdicts = logs.ask(session, primary=())
     assert report.broken == []
     assert verdicts["before"] == "joined"
-
-
-def test_random_runs_get_the_verdicts_of_a_ground_truth_in_plain_python(session, tmp_path):
-    dice = random.Random(20_130_625)
-    logs = WrittenLogs(tmp_path)
-    queries = {f"q{n}": primary(f"q{n}", note=dice.random()) for n in range(80)}
-    logs.primary(*queries.values(), *dice.sample(list(queries.values()), 10))
-    clicks, lines, outputs, letters, expected = [], [], {"dc1": [], "dc2": []}, {"dc1": [], "dc2": []}, {}
-    for n in range(600):
-        event = foreign(n if n % 3 else f"c{n}", f"q{dice.randrange(100)}", note=dice.random())
-        clicks.append(event)
-        lines += [event] * dice.choice((1, 1, 1, 2, 3))
-        expected[str(event["id"])] = _let_happen(dice, event, queries, outputs, letters)
-    dice.shuffle(lines)
-    for part in range(3):
-        logs.foreign(*lines[part::3], name=f"clicks-{part}.jsonl")
-    for datacenter in outputs:
-        logs.joined(datacenter, *outputs[datacenter])
-        logs.letters(datacenter, *letters[datacenter])
-    report, verdicts = ask(session, logs)
-    assert verdicts == expected
-    assert report.counts["repeated"] == len(lines) - len(clicks)
-    assert len(set(expected.values())) == 10
-
-
-def _let_happen(dice, event, queries, outputs, letters):
-    """Do something with the event in the outputs; the verdict it must get."""
-    query = queries.get(event["primary_id"])
-    somewhere, elsewhere = dice.sample(["dc1", "dc2"], 2)
-    what = dice.choice(("join", "join", "join", "twice", "wrong", "alter", "letter", "letters", "nothing"))
-    if what == "nothing":
-        return "lost_pending" if query else "pending"
-    if what == "letter" or (query is None and what != "letters"):
-        fate = dice.choice(("unjoinable", "unjoinable", "filtered", "expired"))
-        letters[somewhere].append(letter(fate, event))
-        return "lost_unjoinable" if query and fate == "unjoinable" else fate
-    if what == "letters":
-        letters[somewhere].append(letter("unjoinable", event))
-        letters[elsewhere].append(letter("expired", event))
-        return "expired"
-    if dice.random() < 0.2:
-        letters[elsewhere].append(letter("unjoinable", event))
-    right = joined(event, query)
-    if what == "wrong":
-        other = next(q for q in queries.values() if q["id"] != query["id"])
-        outputs[somewhere].append(joined(event, other))
-        return "wrong_primary"
-    if what == "alter":
-        outputs[somewhere].append(joined(event, {**query, "note": "altered"}))
-        return "altered_primary"
-    outputs[somewhere].append(right)
-    if what == "twice":
-        outputs[dice.choice((somewhere, elsewhere))].append(right)
-        return "joined_twice"
-    return "joined"

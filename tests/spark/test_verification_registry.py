@@ -23,8 +23,10 @@ KINDS = (
     *("joined", "joined", "joined", "repeated", "twice", "twice_in_two", "lost", "lost_line"),
     *("in_flight", "unregistered", "wrong", "altered", "filtered", "expired", "unjoinable", "pending"),
     *("lost_pending", "lost_though_letter", "malformed"),
-    *("in_backfill", "lost_by_backfill"),
+    *("in_backfill", "lost_by_backfill", "lost_unjoinable", "joined_elsewhere", "two_letters"),
 )
+UNREGISTERED = ("unregistered", "filtered", "expired", "unjoinable", "pending", "lost_pending")
+UNREGISTERED += ("lost_unjoinable", "two_letters")
 
 
 class Planted:
@@ -65,6 +67,8 @@ class Planted:
         self.lines += [event] * (3 if kind == "repeated" else 1)
         self.expected[id_] = {
             "repeated": "joined",
+            "joined_elsewhere": "joined",
+            "two_letters": "expired",
             "twice": "joined_twice",
             "twice_in_two": "joined_twice",
             "lost_line": "lost",
@@ -76,7 +80,7 @@ class Planted:
         }.get(kind, kind)
         here, there = dice.sample(["east", "west"], 2)
         line = joined(event, query)
-        if kind in ("joined", "repeated", "twice", "twice_in_two", "unregistered"):
+        if kind in ("joined", "repeated", "joined_elsewhere", "twice", "twice_in_two", "unregistered"):
             self.outputs[here].append(line)
         if kind in ("twice", "twice_in_two"):
             self.outputs[here if kind == "twice" else there].append(line)
@@ -84,42 +88,24 @@ class Planted:
             self.outputs[here].append(joined(event, primary("another")))
         if kind == "altered":
             self.outputs[here].append(joined(event, {**query, "note": 2.5}))
-        if kind in ("filtered", "expired", "unjoinable", "lost_though_letter"):
-            self.letters[here].append(letter("unjoinable" if kind == "lost_though_letter" else kind, event))
+        if kind in ("lost_though_letter", "lost_unjoinable", "joined_elsewhere", "two_letters"):
+            self.letters[there].append(letter("unjoinable", event))
+        if kind in ("filtered", "expired", "unjoinable", "two_letters"):
+            self.letters[here].append(letter("expired" if kind == "two_letters" else kind, event))
         if kind in ("lost", "lost_line"):
             self.held["old"].append(event)
         elif kind in ("in_backfill", "lost_by_backfill"):
             self.held["backfill" if kind == "in_backfill" else "over"].append(event)
         elif kind == "in_flight":
             self.held["now"].append(event)
-        elif kind not in ("unregistered", "filtered", "expired", "unjoinable", "pending", "lost_pending"):
+        elif kind not in UNREGISTERED:
             self.held["live"].append(event)
 
     def ask(self, session, registry=None, **more):
         """-> the report and {id: row of the details}."""
-        from spark.verification.verify import Question, verify
-
-        details = self.logs.directory / f"details-{time.monotonic_ns()}"
-        more = {"settle_s": 3600.0, **more}
-        question = Question(
-            (str(self.logs.directory / "clicks"),),
-            (str(self.logs.out),),
-            (str(self.logs.directory / "queries"),),
-            str(details),
-            registry=registry.at if registry else None,
-            **more,
-        )
-        report = verify(session, question, Settings())
-        rows = session.read.parquet(str(details)).collect()
-        assert len(rows) == len({row.id for row in rows})
-        return report, {row.id: row for row in rows}
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory):
-    made = RealRegistry(tmp_path_factory.mktemp("registry"), shards=2)
-    yield made
-    made.close()
+        more = {"settle_s": 3600.0, "registry": registry and registry.at, **more}
+        report, _ = self.logs.ask(session, **more)
+        return report, self.logs.details
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +123,7 @@ def answer(session, planted, registry):
 def test_each_planted_fault_gets_its_verdict(planted, answer):
     verdicts = {id_: row.verdict for id_, row in answer[1].items()}
     assert verdicts == planted.expected
-    assert len(set(planted.expected.values())) == 12
+    assert len(set(planted.expected.values())) == 13
 
 
 def test_everything_adds_up(planted, answer):
@@ -242,8 +228,7 @@ def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_los
 
 
 def test_an_event_joined_after_the_scan_is_not_called_unregistered(session, registry, tmp_path, monkeypatch):
-    from spark.verification import sources
-    from spark.verification.verify import Question, verify
+    from spark.verification import facts as sources
 
     logs = WrittenLogs(tmp_path)
     logs.foreign(foreign("late", "q", ts_us=T))
@@ -257,14 +242,11 @@ def test_an_event_joined_after_the_scan_is_not_called_unregistered(session, regi
     # The files were listed when this is called: it must be one that was there.
     logs.joined("east")
     monkeypatch.setattr(sources, "joined_events", and_before)
-    question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=registry.at)
-    report = verify(session, question, Settings())
+    report, _ = logs.ask(session, primary=(), registry=registry.at)
     assert (report.broken, report.counts["joined"]) == ([], 1)
 
 
 def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp_path):
-    from spark.verification.verify import Question, verify
-
     old, new = T, time.time_ns() // 1000
     logs = WrittenLogs(tmp_path)
     events = [foreign("old", "q", ts_us=old), foreign("new", "q", ts_us=new)]
@@ -273,8 +255,7 @@ def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp
     registry = RealRegistry(tmp_path / "registry", retention_days=1.0)
     try:
         registry.commit(["any"], ALIVE, new)
-        question = Question((str(tmp_path / "clicks"),), (str(logs.out),), registry=registry.at)
-        report = verify(session, question, Settings())
+        report, _ = logs.ask(session, primary=(), registry=registry.at)
     finally:
         registry.close()
     assert (report.counts["joined"], report.counts["unregistered"]) == (1, 1)

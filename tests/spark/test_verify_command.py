@@ -1,27 +1,16 @@
 """`photon verify` as a person calls it."""
 
 import json
-import subprocess
-import sys
 from contextlib import nullcontext
 
 import pytest
 
 from idregistry.client import RegistryAt
-from photon.cli.main import main
 from spark.verification.rules import make_report
+from tests import system
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
-from tests.system import join
 
-
-def photon(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "photon.cli.main", "verify", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
@@ -34,15 +23,12 @@ def logs(tmp_path):
     return logs
 
 
-@pytest.mark.spark
-def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, session, monkeypatch, capfd):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
-    arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), "--json"]
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--primary", str(logs.directory / "queries")])
-    said = capfd.readouterr()
-    assert (end.value.code, said.err) == (0, "")
-    report = json.loads(said.out)
+@pytest.mark.usefixtures("on_session")
+def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, photon):
+    arguments = ["--foreign", logs.directory / "clicks", "--out", logs.out, "--json"]
+    status, said, errors = photon("verify", *arguments, "--primary", logs.directory / "queries")
+    assert (status, errors) == (0, "")
+    report = json.loads(said)
     assert report.pop("seconds") > 0
     assert {name: value for name, value in report.items() if value} == {
         "foreign_events": 3,
@@ -54,26 +40,23 @@ def test_a_sound_run_ends_with_0_and_a_json_report_and_nothing_else(logs, sessio
     }
 
 
-@pytest.mark.spark
+@pytest.mark.usefixtures("on_session")
 def test_the_registry_of_a_run_that_ended_tells_what_was_lost_from_its_output(
-    logs, session, monkeypatch, capfd, tmp_path
+    logs, session, photon, tmp_path
 ):
     out = tmp_path / "real"
     clicks = [foreign(f"c{n}", "q") for n in range(40)]
     logs.foreign(*clicks)
-    join(logs.directory, out)
+    system.join(logs.directory, out)
     (path,) = (out / "joined").glob("*/*.jsonl")
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[3:]) + lines[-1])
     gone = {json.loads(line)["id"] for line in lines[:3]}
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext(session))
-    arguments = ["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(out), "--json"]
+    arguments = ["--foreign", logs.directory / "clicks", "--out", out, "--work", out / ".photon"]
     details = tmp_path / "lost"
-    with pytest.raises(SystemExit) as end:
-        main([*arguments, "--work", str(out / ".photon"), "--settle", "0", "--details", str(details)])
-    said = capfd.readouterr()
-    assert (end.value.code, said.err) == (1, "")
-    report = json.loads(said.out)
+    status, said, errors = photon("verify", *arguments, "--settle", 0, "--json", "--details", details)
+    assert (status, errors) == (1, "")
+    report = json.loads(said)
     assert report["registry"] == "asked"
     assert report["broken"][-1] == "joined_twice"
     assert report["lost"] == 3
@@ -84,20 +67,18 @@ def test_the_registry_of_a_run_that_ended_tells_what_was_lost_from_its_output(
     assert report["lost_by"][0]["lease"] in ("runs", "over")
 
 
-@pytest.mark.spark
 @pytest.mark.usefixtures("session")  # skips where Spark can't run
 def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_path):
     logs.joined("dc2", joined(foreign("a", "q"), primary("q")))
     arguments = ("--foreign", logs.directory / "clicks", "--out", logs.out, "--master", "local[2]")
     quick = ("--conf", "spark.sql.shuffle.partitions=2", "--driver-memory", "512m")
-    done = photon(*arguments, *quick, "--details", tmp_path / "details")
+    done = system.photon("verify", *arguments, *quick, "--details", tmp_path / "details")
     assert (done.returncode, done.stderr) == (1, "")
     assert "such as 'a'" in done.stdout
     assert "broken: joined twice" in done.stdout
     assert (tmp_path / "details" / "verdict=joined_twice").is_dir()
 
 
-@pytest.mark.spark
 @pytest.mark.usefixtures("requirements")
 @pytest.mark.parametrize(
     ("option", "value", "message"),
@@ -112,36 +93,31 @@ def test_a_broken_run_ends_with_1_and_a_table_that_names_the_event(logs, tmp_pat
         ("--scan-timeout", "0", "--scan-timeout"),
     ],
 )
-def test_bad_usage_ends_with_2_and_one_line(logs, monkeypatch, capfd, option, value, message):
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: pytest.fail("too late"))
+def test_bad_usage_ends_with_2_and_one_line(logs, monkeypatch, photon, option, value, message):
+    monkeypatch.setattr("spark.session.open_session", lambda *_: pytest.fail("too late"))
     options = {"--out": logs.out, "--foreign": logs.directory / "clicks", option: value}
     arguments = [part for name, given in options.items() for part in (name, *str(given).split(" "))]
-    with pytest.raises(SystemExit) as end:
-        main(["verify", *arguments])
-    said = capfd.readouterr()
-    assert (end.value.code, said.out) == (2, "")
-    assert message in said.err
-    assert said.err.count("\n") == 1
+    status, said, errors = photon("verify", *arguments)
+    assert (status, said, errors.count("\n")) == (2, "", 1)
+    assert message in errors
 
 
-@pytest.mark.spark
 @pytest.mark.usefixtures("requirements")
-def test_the_question_is_what_the_options_say(logs, monkeypatch, capfd):
+def test_the_question_is_what_the_options_say(logs, monkeypatch, photon):
     asked = []
 
     def verify(_session, question, _settings):
         asked.append(question)
         return make_report([], primaries_given=False)
 
-    monkeypatch.setattr("spark.engine.session.open_session", lambda *_: nullcontext())
+    monkeypatch.setattr("spark.session.open_session", lambda *_: nullcontext())
     monkeypatch.setattr("spark.verification.verify.verify", verify)
     options = ["--registry", "a:1,b:2", "--settle", "5", "--scan-timeout", "90", "--to", "3"]
     config = logs.directory / "photon.toml"
     config.write_text('[replicas.r0]\ndatacenter = "east"\ngrpc = "c:1"\nraft = "c:2"\n')
     for given in (options, ["--config", str(config)], [*options, "--config", str(config)], []):
-        with pytest.raises(SystemExit) as end:
-            main(["verify", "--foreign", str(logs.directory / "clicks"), "--out", str(logs.out), *given])
-        assert (end.value.code, capfd.readouterr().err) == (0, "")
+        done = photon("verify", "--foreign", logs.directory / "clicks", "--out", logs.out, *given)
+        assert done[::2] == (0, "")
     question = asked[0]
     assert (question.settle_s, question.scan_timeout_s, question.span.end_us) == (5.0, 90.0, 3_000_000)
     named, of_settings = RegistryAt(("a:1", "b:2")), RegistryAt(("c:1",))

@@ -1,6 +1,9 @@
 """Hand-written inputs and outputs of a run."""
 
 import json
+import time
+
+from photon.core.settings import Settings
 
 
 def primary(id_, **more):
@@ -38,6 +41,21 @@ class WrittenLogs:
 
     def letters(self, datacenter, *lines, stem="foreign"):
         return self._write(self.out / "dead-letters" / datacenter / f"{stem}-000000.jsonl", lines)
+
+    def ask(self, session, settings=None, primary=None, **more):
+        """What `photon verify` says of them: the report, and {id: verdict} of the details."""
+        from spark.verification.verify import Question, verify
+
+        details = str(self.directory / f"details-{time.monotonic_ns()}")
+        queries = (str(self.directory / "queries"),) if primary is None else primary
+        clicks = (str(self.directory / "clicks"),)
+        question = Question(clicks, (str(self.out),), queries, details, **more)
+        report = verify(session, question, settings or Settings())
+        rows = session.read.parquet(details).collect()
+        found = {row.id: row for row in rows}
+        assert len(rows) == len(found)
+        self.details = found
+        return report, {id_: row.verdict for id_, row in found.items()}
 
     def _write(self, path, lines):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,17 +9,16 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
-
 from photon.cluster.dead_letters import read_letters
+from photon.core.columns import split_ids
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.ids import IdPacker
 from tests.faults.kit.feeder import Truth
+from tests.faults.kit.output import id_of
 
 EXAMPLES_MAX: Final = 5
 _JOINED: Final = (Fate.JOINED.value, Fate.DUPLICATE.value)
@@ -321,7 +320,7 @@ def read_joined(out: Path, grows: bool = False) -> list[JoinedLine]:
         for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
             whole = line.endswith(b"\n")
             if whole or not grows:
-                text = _id_of(line) if whole else None
+                text = id_of(line) if whole else None
                 place = f"{path.parent.name}/{path.name}:{number}"
                 found.append(JoinedLine(path.parent.name, place, text, line))
     return found
@@ -334,7 +333,7 @@ def read_dead_letters(out: Path) -> list[Letter]:
         try:
             for _, letter in read_letters(directory):
                 fate = letter.fate.value
-                text = None if letter.fate is Fate.MALFORMED else _id_of(letter.line())
+                text = None if letter.fate is Fate.MALFORMED else id_of(letter.line())
                 found.append(Letter(directory.name, fate, text))
         except StorageError as error:
             raise AssertionError(str(error)) from error
@@ -347,27 +346,7 @@ def ledger_of(counted: Mapping[str, Any]) -> Ledger:
     return Ledger(counted["foreign_events"], fates)
 
 
-class _Named(msgspec.Struct):
-    id: str | int
-
-
-_named: Final = msgspec.json.Decoder(_Named)
-
-
-def _id_of(line: bytes) -> str | None:
-    try:
-        return str(_named.decode(line).id)
-    except msgspec.DecodeError:
-        return None
-
-
 def packed_ids(texts: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Each with its key in the registry."""
     listed = list(texts)
-    column = IdPacker().pack(listed)
-    cut = partial(_row, column)
-    return zip(listed, map(cut, range(len(listed))), strict=True)
-
-
-def _row(column: bytes, number: int) -> bytes:
-    return column[16 * number : 16 * number + 16]
+    return zip(listed, split_ids(IdPacker().pack(listed)), strict=True)

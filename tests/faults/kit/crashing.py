@@ -4,7 +4,7 @@
 
 is `photon joiner serve ...`, which passes that point twice and is killed (or, with --signal STOP,
 stopped) at the third pass, by its own hand, with nothing between the point and the signal. It says so in the
-file before. The joiner has a port for that (joiner.ports.Checkpoint); in the other roles the production
+file before. The joiner has a port for that (joiner.output.Checkpoint); in the other roles the production
 methods are wrapped here.
 """
 
@@ -165,11 +165,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _mark_joiner(armed: Armed) -> None:
-    import joiner.server
+    import joiner.worker
     import photon.core.disk
     import photon.logs.writer
 
-    _replace(joiner.server, "JoinerServer", lambda real: functools.partial(real, checkpoint=armed))
+    _replace(joiner.worker, "Worker", lambda real: functools.partial(real, checkpoint=armed))
     _halve(photon.core.disk, armed, {"/intents/": "intent half written"})
     _halve(photon.logs.writer, armed, {"/joined/": "output half written"})
     # Behind the first look at the lease, and before the second one.
@@ -178,8 +178,7 @@ def _mark_joiner(armed: Armed) -> None:
 
 
 def _mark_dispatcher(armed: Armed) -> None:
-    from dispatcher.ledger import Ledger, LedgerFile, Rows
-    from dispatcher.recorder import RetryQueue
+    from dispatcher.ledger import Ledger, LedgerFile, RetryQueue, Rows
     from dispatcher.sender import Sender
 
     _mark_letters(armed)
@@ -196,8 +195,8 @@ def _mark_dispatcher(armed: Armed) -> None:
 
 def _mark_eventstore(armed: Armed) -> None:
     from eventstore import dense
+    from eventstore.cache import Filling
     from eventstore.dense import DenseMap
-    from eventstore.filling import Filling
     from eventstore.log_file_map import LogFileMap
 
     dense.__dict__["FLUSH_ENTRIES"] = _SEGMENT_ENTRIES

@@ -16,8 +16,8 @@ from pathlib import Path
 from photon.cli import main as cli
 from photon.cluster import nursery
 from photon.cluster.nursery import Nursery
-from photon.cluster.roles import process_name
 from photon.cluster.supervisor import Process, child_environment, die_with_parent
+from photon.cluster.topology import process_name
 from tests.faults.kit import crashing
 from tests.faults.kit.crashing import Crash
 

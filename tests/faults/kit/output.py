@@ -20,11 +20,19 @@ _READ_BYTES: Final = 1 << 20
 SAMPLES_MAX: Final = 100_000
 
 
-class _Joined(msgspec.Struct):
+class _Named(msgspec.Struct):
     id: str | int
 
 
-_DECODER: Final = msgspec.json.Decoder(_Joined)
+_NAMED: Final = msgspec.json.Decoder(_Named)
+
+
+def id_of(line: bytes) -> str | None:
+    """The event's; None if it has none."""
+    try:
+        return str(_NAMED.decode(line).id)
+    except msgspec.DecodeError:
+        return None
 
 
 @dataclass(slots=True)
@@ -144,9 +152,8 @@ class Watch:
                 self._take(path, file, line)
 
     def _take(self, path: Path, file: _File, line: bytes) -> None:
-        try:
-            text = str(_DECODER.decode(line).id)
-        except msgspec.DecodeError:
+        text = id_of(line)
+        if text is None:
             return  # the checkers of the whole output name it
         file.ends.append((file.offset, text))
         self._seen[text] += 1
@@ -166,7 +173,7 @@ class Watch:
         found = []
         for path in sorted(self._directory.glob("*/*.jsonl")):
             for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
-                if wanted in line and line.endswith(b"\n") and str(_DECODER.decode(line).id) == text:
+                if wanted in line and line.endswith(b"\n") and id_of(line) == text:
                     found.append(f"{path.parent.name}/{path.name}:{number}")
         return found
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from photon.cluster.roles import process_name
 from photon.cluster.supervisor import Launcher, Process, child_environment
+from photon.cluster.topology import process_name
 from photon.core.clock import SystemClock
 
 

@@ -29,8 +29,7 @@ from idregistry.client import RegistryClient
 from joiner.output_files import Life, read_lives
 from photon.cluster.local_cluster import LocalCluster
 from photon.cluster.nursery import Nursery
-from photon.cluster.statuses import StatusReader
-from photon.cluster.summary import whole
+from photon.cluster.statuses import StatusReader, whole
 from photon.cluster.supervisor import Launcher
 from photon.cluster.topology import Topology
 from photon.core.clock import SystemClock
@@ -200,7 +199,8 @@ class FaultSystem:
 
     def kill(self, process: str) -> None:
         """SIGKILL `joiner-east`, say; started again by the next poll."""
-        self.dev.kill_process(process)
+        if (pid := self.dev.pid_of(process)) is not None:
+            os.kill(pid, signal.SIGKILL)
 
     def pause(self, process: str) -> None:
         """SIGSTOP, until `resume`."""
@@ -308,8 +308,8 @@ class FaultSystem:
         """Of those whose names begin like these and that answer."""
         if self._reader is None:
             self._reader = StatusReader(self.topology)
-        self._reader.read(processes)
-        return {name: status for name, status in self._reader.named() if name.startswith(processes)}
+        answered = self._reader.read(processes).answered().items()
+        return {name: dict(status) for name, status in answered if name.startswith(processes)}
 
     def leader_of(self, shard: int | None = 0) -> str | None:
         """The replica (`r0`) that leads the shard (None: the directory) with a quorum; None if none does."""
@@ -428,8 +428,8 @@ class FaultSystem:
 
     def _joiners_rest(self, datacenters: Iterable[str]) -> bool:
         """Whether those that are not kept down have nothing in hand."""
-        places = [p for p in self.topology.places("joiner") if p.pipeline.datacenter in set(datacenters)]
-        processes = {place.process("joiner") for place in places}
+        joiners = self.topology.processes("joiner")
+        processes = {joiner.title for joiner in joiners if joiner.datacenter in set(datacenters)}
         up = {process for process in processes if not self.dev.is_down(process)}
         statuses = self.statuses(("joiner-",))
         return all(

@@ -74,20 +74,10 @@ class ToxiproxyServer:
     def __init__(self, binary: Path) -> None:
         (self.port,) = free_ports(1)
         self._client = toxiproxy.Toxiproxy()
+        options = ("-host", "127.0.0.1", "-port", str(self.port), "-proxy-metrics")
+        # Linux kills it when this process ends, however it does.
         self._process = subprocess.Popen(
-            # Linux kills it when this process ends, however it does.
-            [
-                sys.executable,
-                "-S",
-                "-c",
-                _DIES_WITH_US,
-                binary,
-                "-host",
-                "127.0.0.1",
-                "-port",
-                str(self.port),
-                "-proxy-metrics",
-            ],
+            [sys.executable, "-S", "-c", _DIES_WITH_US, binary, *options],
             env={**os.environ, "LOG_LEVEL": "error"},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

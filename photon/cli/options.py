@@ -1,0 +1,85 @@
+"""What several commands have in common: their options, how a time is read and shown."""
+
+import functools
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from photon.cluster.registry_access import Named
+from photon.core.errors import UsageError
+from photon.core.settings import load_settings
+
+_Result = TypeVar("_Result")
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def path_option(*names: str, **given: Any) -> Callable[[_Command], _Command]:
+    """An option that is a path, or None."""
+    return click.option(*names, type=click.Path(path_type=Path), **given)
+
+
+def json_flag(text: str) -> Callable[[_Command], _Command]:
+    """--json, the argument `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def logs_option(kind: str) -> Callable[[_Command], _Command]:
+    """--primary or --foreign: patterns, at least one."""
+    text = f"{kind.capitalize()} logs; repeatable."
+    return click.option(f"--{kind}", multiple=True, required=True, metavar="GLOB", help=text)
+
+
+def system_options(command: _Command) -> _Command:
+    """--work and --config, of which one must be given (photon.cluster.topology.find_system)."""
+    config = path_option(
+        "--config", help="Settings (photon.toml) that name the system's processes: [replicas], [datacenters]."
+    )
+    work = path_option("--work", help="Work directory of a `photon join` or `photon dev` (OUT/.photon).")
+    return work(config(command))
+
+
+def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
+    """--work, --registry and --config become one argument, `named`."""
+
+    @path_option("--work", help="Work directory of the run (OUT/.photon).")
+    @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
+    @path_option(
+        "--config",
+        help="Settings (photon.toml): [replicas] that are asked without --registry, [tls] to ask them with.",
+    )
+    @functools.wraps(command)
+    def with_options(
+        *arguments: Any, work: Path | None, addresses: str | None, config: Path | None, **others: Any
+    ) -> _Result:
+        if work is not None and config is not None:
+            raise UsageError("--work has the settings of its run; leave --config out")
+        named = Named(work, addresses, load_settings(config))
+        named.check()
+        return command(*arguments, named=named, **others)
+
+    return with_options
+
+
+def parse_time_us(text: str, option: str = "--at") -> int:
+    """ISO 8601 (without a zone: local time) or seconds since 1970 -> us. UsageError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        try:
+            seconds = datetime.fromisoformat(text).timestamp()
+        except ValueError as error:
+            raise UsageError(
+                f"{option} {text}: give a time as 2026-01-31T12:00:00+00:00, or in seconds since 1970"
+            ) from error
+    if not 0 < seconds < 1e11:
+        raise UsageError(
+            f"{option} {text}: {seconds:g} seconds since 1970 can't be; are these micro- or milliseconds?"
+        )
+    return round(seconds * 1e6)
+
+
+def show_time(time_us: int) -> str:
+    return datetime.fromtimestamp(time_us / 1e6).astimezone().isoformat(timespec="milliseconds")

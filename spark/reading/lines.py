@@ -1,0 +1,210 @@
+"""Log lines on the executors: which bytes of which local files a task reads, in chunks, and Photon's parser.
+
+Packed columns become Arrow arrays without a Python statement for each row.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from photon.core.errors import StorageError
+from photon.core.ids import ID_BYTES, IdPacker
+from photon.core.settings import Logs, Settings
+from photon.logs.files import Chunk, read_at, read_chunk
+from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
+from photon.logs.packed import is_packed, unpacked
+
+_OPEN_BYTES: Final = 1 << 16
+"""What opening a file costs, as bytes read: so that ten thousand little ones are no single task."""
+_SPLIT_BYTES_MIN: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A log on a disk that every executor sees: its first `size` bytes are read, from `start` on.
+
+    What a log that grows has gained since is left for the next time. `number`: the caller's own.
+    """
+
+    name: str
+    size: int
+    start: int = 0
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Of a file the lines that begin at `start` or later and before `end`."""
+
+    file: LogFile
+    start: int
+    end: int
+
+
+def local_file(name: str) -> LogFile:
+    """As it is now. StorageError if it can't be looked at."""
+    try:
+        return LogFile(name, os.stat(name).st_size)
+    except OSError as error:
+        raise StorageError(f"{name} cannot be read ({error.strerror}); see to its permissions") from error
+
+
+def split_bytes(files: Iterable[LogFile], most: int, parallelism: int) -> int:
+    """How much a task reads: `most`, or less where there would be fewer tasks than can run at a time."""
+    total = sum(file.size - file.start + _OPEN_BYTES for file in files)
+    return max(1, min(most, max(_SPLIT_BYTES_MIN, -(-total // max(1, parallelism)))))
+
+
+def tasks_of(files: Sequence[LogFile], split: int) -> list[list[Range]]:
+    """Each task's ranges, in the order of the files: about `split` bytes, of one large file or many small."""
+    tasks: list[list[Range]] = []
+    room = 0
+    for file in files:
+        for piece in _pieces(file, split):
+            cost = piece.end - piece.start + _OPEN_BYTES
+            if not tasks or cost > room:
+                tasks.append([])
+                room = split + _OPEN_BYTES
+            tasks[-1].append(piece)
+            room -= cost
+    return tasks
+
+
+def _pieces(file: LogFile, split: int) -> list[Range]:
+    if file.start >= file.size:
+        return []
+    if is_packed(file.name) or file.size - file.start <= split:
+        return [Range(file, file.start, file.size)]
+    starts = range(file.start, file.size, split)
+    return [Range(file, start, min(start + split, file.size)) for start in starts]
+
+
+def chunks_of(one: Range, settings: Logs, unended: bool) -> Iterator[tuple[str, Chunk]]:
+    """The records of a range: the path that was read (of an archive, its unpacked copy), and a chunk.
+
+    `unended`: a last line without its newline counts if it is a JSON object, as it always does in an
+    archive. StorageError if the file can't be read.
+    """
+    try:
+        if not is_packed(one.file.name):
+            yield from _chunks(one.file.name, one, settings, unended)
+            return
+        with _unpacked(one.file.name) as (path, size):
+            yield from _chunks(path, Range(one.file, one.start, size), settings, True, size)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise StorageError(f"{one.file.name} cannot be read ({reason}); see to it and ask again") from error
+
+
+def _chunks(
+    path: str, one: Range, settings: Logs, unended: bool, size: int | None = None
+) -> Iterator[tuple[str, Chunk]]:
+    size = one.file.size if size is None else size
+    held = os.stat(path).st_size
+    if held < size:  # its missing lines would seem never to have been
+        raise StorageError(
+            f"{one.file.name} holds {held} bytes where {size} were listed: it was cut meanwhile, or this "
+            "machine sees an old state of it; ask again"
+        )
+    offset = one.start if one.start == one.file.start else line_begins(path, one.start, size)
+    while offset < one.end:
+        # Never more than the size that was listed, so that every attempt reads the same of a growing file.
+        step = min(settings.chunk_bytes, size - offset)
+        chunk = read_chunk(path, offset, step, settings.line_bytes_max)
+        if chunk is None or chunk.end > size:
+            if unended:
+                line = read_at(path, offset, min(size - offset, settings.line_bytes_max))
+                if is_object(line):
+                    yield path, Chunk(offset, offset + len(line), line + b"\n")
+            return
+        offset = chunk.end
+        yield path, chunk if chunk.end <= one.end else _cut(chunk, one.end)
+
+
+def line_begins(path: str, start: int, size: int) -> int:
+    """Where the first line begins that begins at `start` or later; `size` if none does."""
+    if start <= 0:
+        return 0
+    at = start - 1
+    while at < size:
+        data = read_at(path, at, min(1 << 16, size - at))
+        if not data:
+            break
+        newline = data.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1
+        at += len(data)
+    return size
+
+
+def _cut(chunk: Chunk, end: int) -> Chunk:
+    """Without the lines that begin at `end` or later: they are another range's."""
+    stop = chunk.data.find(b"\n", max(0, end - 1 - chunk.start)) + 1
+    if chunk.oversized or not stop:
+        return chunk
+    return Chunk(chunk.start, chunk.start + stop, chunk.data[:stop])
+
+
+def is_object(line: bytes) -> bool:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return isinstance(msgspec.json.decode(line), dict)
+    return False
+
+
+@contextmanager
+def _unpacked(name: str) -> Iterator[tuple[str, int]]:
+    """A copy of what is in an archive, for as long as the block; StorageError if it is damaged."""
+    with tempfile.NamedTemporaryFile(prefix="photon-unpacked-") as copy:
+        size = 0
+        try:
+            for piece in unpacked(name):
+                copy.write(piece)
+                size += len(piece)
+        except FileNotFoundError:
+            raise
+        except Exception as error:  # each of the libraries has its own
+            raise StorageError(
+                f"{name}: not a whole archive ({error}); replace it or leave it out"
+            ) from error
+        copy.flush()
+        yield copy.name, size
+
+
+OVERSIZED_KEPT_BYTES: Final = 1024
+"""Of a line that is longer than logs.line_bytes_max."""
+
+
+class ChunkParser:
+    """photon.logs.formats, for chunks of primary or foreign logs. For one thread, as a packer of ids is."""
+
+    def __init__(self, settings: Settings, foreign: bool) -> None:
+        self._lines = json_lines(settings, IdPacker(settings.ids.key.encode()))
+        self._line_bytes_max = settings.logs.line_bytes_max
+        self._foreign = foreign
+
+    def batch(self, path: str, chunk: Chunk) -> PrimaryBatch | ForeignBatch:
+        """`path` is what was read. Places are offsets in the chunk."""
+        data = b"" if chunk.oversized else chunk.data
+        batch = self._lines.parse_foreign(data) if self._foreign else self._lines.parse_primary(data)
+        if chunk.oversized:
+            reason = (
+                f"line of {chunk.end - chunk.start} bytes, 'logs.line_bytes_max' is "
+                f"{self._line_bytes_max}; only its beginning is kept here"
+            )
+            kept = chunk.data or read_at(path, chunk.start, OVERSIZED_KEPT_BYTES)
+            batch.malformed.append(Malformed(0, kept, reason))
+        return batch
+
+
+def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:
+    """width x N bytes -> a binary array of N values; the bytes are not copied."""
+    count = len(column) // width
+    offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
+    return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(column)])

@@ -1,0 +1,169 @@
+"""Between the threads of a dispatcher: waiting batches, the gate of requests, recording on failing disks."""
+
+import errno
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from dispatcher.driver import Recorder, WaitingBatches
+from dispatcher.ledger import Ledger, RetryQueue
+from dispatcher.rules.events import NO_EVENTS, Resolved, RetryBatch
+from dispatcher.rules.pacing import Pacing
+from dispatcher.sender import Gate
+from photon.core.clock import Backoff, ManualClock
+from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
+from photon.core.fates import Fate
+from photon.core.status import no_latencies
+from photon.logs.writer import DeadLetter
+from tests.dispatcher.fakes import clicks
+from tests.dispatcher.test_reader import Reading
+
+
+class Failing(Ledger):
+    """A ledger that can't be written the first `failures` times."""
+
+    failures = 0
+
+    def record(self, entry):
+        if self.failures:
+            self.failures -= 1
+            raise DiskFullError("no space left")
+        return super().record(entry)
+
+
+def joined(count: int) -> Resolved:
+    return Resolved({Fate.JOINED: count}, 0, no_latencies(), [], None, np.empty(0, np.int64))
+
+
+class Scene:
+    def __init__(self, tmp_path, failures: int, stop: bool) -> None:
+        (tmp_path / "logs").mkdir()
+        (tmp_path / "logs" / "a.jsonl").write_bytes(clicks(0, 6))
+        self.reading = Reading(tmp_path / "logs", batch_events_max=2)
+        self.ledger = Failing(tmp_path / "state", tmp_path / "dead", 1 << 30)
+        self.ledger.failures = failures
+        self.waits: list[int] = []
+        queue = RetryQueue(self.ledger, 1000, 1000)
+        self.recorder = Recorder(self.ledger, self.reading.reader, queue, self, lambda _: None)
+        self._stop = stop
+
+    def wait(self, _backoff: Backoff, failures: int) -> bool:
+        """As the gate's."""
+        self.waits.append(failures)
+        assert self.recorder.storage_error == "no space left"
+        return self._stop
+
+    def record(self) -> list[int]:
+        return [
+            len(self.recorder.record([(batch, joined(len(batch.events)))])) for batch in self.reading.all()
+        ]
+
+
+def test_a_commit_is_tried_until_the_disk_takes_it(tmp_path):
+    scene = Scene(tmp_path, failures=3, stop=False)
+    assert scene.record() == [1, 1, 1]
+    assert scene.waits == [1, 2, 3]
+    assert scene.recorder.storage_error is None
+    assert scene.ledger.totals.foreign_events == 6
+    scene.ledger.close()
+
+
+def test_nothing_is_recorded_over_the_gap_that_a_commit_given_up_leaves(tmp_path):
+    scene = Scene(tmp_path, failures=1, stop=True)
+    assert scene.record() == [0, 0, 0]
+    assert scene.ledger.totals.foreign_events == 0
+    assert scene.ledger.files() == []
+    scene.ledger.close()
+
+
+def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, monkeypatch):
+    scene = Scene(tmp_path, failures=0, stop=True)
+    (first, *_) = scene.reading.all()
+    letter = DeadLetter(Fate.FILTERED, "skipped", b"{}", "a.jsonl", 0)
+    filtered = Resolved(
+        {Fate.FILTERED: len(first.events)}, 0, no_latencies(), [letter], None, np.empty(0, np.int64)
+    )
+
+    def lost(_fd):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("photon.logs.writer.os.fdatasync", lost)
+    with pytest.raises(StorageError, match="Input/output"):
+        scene.recorder.record([(first, filtered)])
+    assert scene.waits == []
+    scene.ledger.close()
+
+
+def filled(rng_seed, fresh, retries=0, in_order=False):
+    waiting = WaitingBatches(random.Random(rng_seed))
+    waiting.in_order = in_order
+    for batch in fresh:
+        waiting.put(batch)
+    for number in range(retries):
+        waiting.put(RetryBatch([b"%d" % number], NO_EVENTS))
+    waiting.close()
+    return waiting
+
+
+def taken(waiting):
+    batches = []
+    while (batch := waiting.take()) is not None:
+        batches.append(batch)
+    return batches
+
+
+def test_every_batch_is_taken_once_and_retries_come_first_and_in_order():
+    fresh = [object() for _ in range(20)]
+    order = taken(filled(1, fresh, retries=3))
+    assert [batch.keys for batch in order[:3]] == [[b"0"], [b"1"], [b"2"]]
+    assert sorted(map(id, order[3:])) == sorted(map(id, fresh))
+
+
+def test_two_datacenters_send_the_same_batches_in_different_orders():
+    fresh = [object() for _ in range(20)]
+    assert taken(filled(1, fresh)) != taken(filled(2, fresh))
+
+
+def test_batches_go_in_order_while_their_primaries_are_still_being_read():
+    fresh = [object() for _ in range(20)]
+    assert taken(filled(1, fresh, in_order=True)) == fresh
+
+
+def gate(senders: int, clock: ManualClock) -> Gate:
+    return Gate(Pacing(senders, 100, 100, 100), clock, random.Random(1), threading.Event(), print)
+
+
+def test_the_gate_learns_from_what_becomes_of_requests_and_lets_as_many_in_as_the_window_says():
+    clock = ManualClock()
+    two = gate(2, clock)
+    clock.advance(1.0)
+    assert two.enter() and two.enter()
+    two.stopping.set()
+    assert not two.enter(), "full, and it is time to stop"
+    with pytest.raises(OverloadedError), two.request():
+        raise OverloadedError("too much")
+    assert two.size == 1
+    assert not two.enter()
+    with pytest.raises(UnavailableError), two.request():
+        raise UnavailableError("gone")
+    assert two.enter()
+
+
+def test_a_thread_that_waits_at_the_gate_goes_on_as_another_leaves():
+    one = gate(1, ManualClock())
+    assert one.enter()
+    entered = threading.Event()
+
+    def wait():
+        one.enter()
+        entered.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    assert not entered.is_set()
+    with one.request():
+        pass
+    thread.join(10)
+    assert entered.is_set()

@@ -1,0 +1,149 @@
+"""An IdRegistry of the tests' own that keeps its promises: in memory or, for several processes, in a file."""
+
+import fcntl
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+
+from photon.core.columns import split_ids
+from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
+from photon.core.fates import Committed, Registered
+from photon.core.ids import parse_token
+
+SKEW_S = 0.1
+
+
+class FakeRegistry:
+    """Ids, leases and fences (paper 2.1; design: "Recovery is fenced"). For many threads at once."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path`: where the state is that several processes share."""
+        self.tokens: dict[bytes, bytes] = {}
+        self.expired: set[bytes] = set()
+        self.fences: set[int] = set()
+        self.leases: dict[int, float] = {}
+        """Incarnation -> until when it has its lease, by the machine's clock."""
+        self.settings = b""
+        """Digest of those that it was founded with, by the first that tells one."""
+        self.pending: dict[bytes, int] = {}
+        """For so many lookups a commit of it is under way; then it is as it stands above."""
+        self.fails: Exception | None = None
+        """What lookups meet with."""
+        self.calls = 0
+        """Lookups."""
+        self.commits = 0
+        self.asked_leases: list[tuple[str, int, float]] = []
+        self.failures: list[str] = []
+        """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
+        self.down = False
+        self.silent_to_leases = False
+        self.before: Callable[[str, int], None] = lambda call, incarnation: None
+        """Called with "commit" or "lease" before anything is done; may wait or raise."""
+        self._lock = threading.Lock()
+        self._path = path
+        with self._state():
+            pass
+
+    def commit(self, ids: bytes, times: bytes, token: bytes) -> bytes:
+        incarnation = parse_token(token).incarnation
+        self.before("commit", incarnation)
+        with self._state():
+            self.commits += 1
+            failure = self.failures.pop(0) if self.failures else ""
+            if self.down or failure == "before":
+                raise UnavailableError("registry: no quorum")
+            keys = split_ids(ids)
+            if incarnation in self.fences:
+                return bytes([Committed.FENCED]) * len(keys)
+            for key in keys:
+                if key not in self.expired:
+                    self.tokens.setdefault(key, token)
+            answer = bytes(self._outcome(key, token) for key in keys)
+        if failure == "after":
+            raise UnavailableError("registry: the answer was lost")
+        return answer
+
+    @property
+    def present(self) -> Set[bytes]:
+        """Ids that are registered, by whatever token."""
+        return self.tokens.keys()
+
+    @present.setter
+    def present(self, ids: Iterable[bytes]) -> None:
+        self.tokens = dict.fromkeys(ids, b"")
+
+    def lookup(self, ids: bytes, times: bytes, tell_pending: bool) -> bytes:
+        assert tell_pending
+        assert len(ids) == 2 * len(times)
+        self.calls += 1
+        if self.fails is not None:
+            raise self.fails
+        return bytes(map(self._registered, split_ids(ids)))
+
+    def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
+        self.before("lease", incarnation)
+        with self._state():
+            self.asked_leases.append((token_address, incarnation, lease_s))
+            if self.down or self.silent_to_leases:
+                raise UnavailableError("registry: no quorum")
+            if incarnation in self.fences:
+                raise FencedError(f"incarnation {incarnation:016x} is fenced")
+            if settings and self.settings not in (b"", settings):
+                raise SettingsMismatchError("the registry was founded with other settings")
+            self.settings = self.settings or settings
+            self.leases[incarnation] = time.monotonic() + lease_s
+
+    def fence(self, incarnation: int) -> bool:
+        """Refused while its lease may run."""
+        with self._state():
+            if time.monotonic() < self.leases.get(incarnation, 0) + SKEW_S:
+                return False
+            self.fences.add(incarnation)
+            return True
+
+    def incarnations(self) -> list[int]:
+        """Those that ever had a lease."""
+        with self._state():
+            return [*self.leases]
+
+    def release(self, key: bytes) -> bool:
+        """Recovery's: forget the id, if it is of a fenced incarnation."""
+        with self._state():
+            token = self.tokens.get(key)
+            if token is None or parse_token(token).incarnation not in self.fences:
+                return False
+            del self.tokens[key]
+            return True
+
+    def _outcome(self, key: bytes, token: bytes) -> Committed:
+        if key in self.expired:
+            return Committed.EXPIRED
+        return Committed.WON if self.tokens[key] == token else Committed.DUPLICATE
+
+    def _registered(self, key: bytes) -> Registered:
+        if self.pending.get(key, 0) > 0:
+            self.pending[key] -= 1
+            return Registered.PENDING
+        if key in self.tokens:
+            return Registered.PRESENT
+        return Registered.EXPIRED if key in self.expired else Registered.ABSENT
+
+    @contextmanager
+    def _state(self) -> Iterator[None]:
+        """One call at a time. A process that is killed in the midst leaves the file as it was."""
+        if self._path is None:
+            with self._lock:
+                yield
+            return
+        new = self._path.with_suffix(f".{os.getpid()}")
+        with self._lock, self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if self._path.exists():
+                self.tokens, self.fences, self.leases = pickle.loads(self._path.read_bytes())
+            yield
+            new.write_bytes(pickle.dumps((self.tokens, self.fences, self.leases)))
+            new.rename(self._path)
