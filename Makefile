@@ -14,7 +14,7 @@ TOXIPROXY := .toxiproxy/bin/server
 TOXIPROXY_VERSION := v2.12.0
 MINUTES ?= 30
 
-.PHONY: demo test test-spark test-long test-faults test-compose fuzz soak soak-faults results toxiproxy check bench proto clean
+.PHONY: demo test test-spark test-long test-faults test-compose fuzz mutants soak soak-faults results toxiproxy check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
 	$(BIN)/photon demo
@@ -38,6 +38,9 @@ test-compose: $(VENV)/.dev $(TOXIPROXY)  ## docker-compose.yml for real; starts 
 
 fuzz: $(VENV)/.dev  ## strangers' bytes on every port, for long
 	PHOTON_FUZZ_EXAMPLES=$${PHOTON_FUZZ_EXAMPLES:-2000} $(PYTEST) --timeout 3600 -m fuzz tests/fuzz
+
+mutants: $(VENV)/.dev  ## mistakes a person would make, one at a time: do the tests notice?
+	$(BIN)/python -m tests.mutants
 
 soak-faults: $(VENV)/.dev $(TOXIPROXY)  ## random faults on whole systems for MINUTES (30), then a report
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)

@@ -32,13 +32,12 @@ from dispatcher.ledger import Entry, Ledger, RetryQueue
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch, pack_values
 from dispatcher.rules.pacing import Reading
-from dispatcher.rules.verdicts import Backoffs, Totals, resolve
+from dispatcher.rules.verdicts import Backoffs, Totals, none_joined, resolve
 from dispatcher.sender import Gate, Sender
 from photon.core.clock import Backoff
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Settings
-from photon.core.status import no_latencies
 from photon.logs.files import FileState
 from photon.logs.writer import dead_letter_lines
 
@@ -48,7 +47,7 @@ STORAGE_BACKOFF: Final = Backoff(0.1, 5.0)
 
 _WAIT_S_MIN: Final = 0.001
 _NONE_DUE: Final = np.empty(0, np.int64)
-_NOTHING_RESOLVED: Final = Resolved({}, 0, no_latencies(), [], None, _NONE_DUE)
+_NOTHING_RESOLVED: Final = Resolved({}, 0, none_joined(), [], None, _NONE_DUE)
 
 Finished = tuple[Batch, Resolved]
 Recorded = Callable[[Sequence[FileState]], None]
@@ -329,7 +328,7 @@ class Recorder:
         return ready
 
     def _entry(self, ready: Sequence[Finished]) -> Entry:
-        events, wasted, latencies = 0, 0, no_latencies()
+        events, wasted, latencies = 0, 0, none_joined()
         fates: dict[Fate, int] = {}
         letters, files, removed, values = [], set(), [], []
         for batch, resolved in ready:

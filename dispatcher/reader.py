@@ -71,11 +71,27 @@ class LogReader:
         self._next_number = 0
         self._poll_at = self._scan_at = float("-inf")
         self._changed: set[int] = set()
+        self._parsed_bytes = self._given_bytes = self._given_lines = 0
+        self._newest_us = 0
+        """The latest time of an event that was given out."""
 
     @property
     def caught_up(self) -> bool:
         """All whole lines that are there were given out as batches."""
         return self.follower.caught_up and not self._ready
+
+    def backlog(self) -> dict[str, float]:
+        """What was not given out yet: `bytes`, `events` by the mean line so far, and `seconds`, by how much
+        the newest event given out is older than now. Any thread."""
+        waiting = self.follower.unread_bytes() + self._parsed_bytes - self._given_bytes
+        if waiting <= 0:
+            return {"bytes": 0, "events": 0, "seconds": 0.0}
+        behind_us = self._clock.now_us() - self._newest_us if self._newest_us else 0
+        return {
+            "bytes": waiting,
+            "events": round(waiting * self._given_lines / self._given_bytes) if self._given_bytes else 0,
+            "seconds": round(max(0, behind_us) / 1e6, 3),
+        }
 
     def look(self) -> bool:
         """Look for new and grown files, as often as the settings say. True if a file's state changed."""
@@ -106,7 +122,14 @@ class LogReader:
             with self._mutex:
                 for batch in self._ready:
                     self._tracker.sent(batch.number, batch.spans)
-        return self._ready.popleft() if self._ready else None
+                    self._parsed_bytes += batch.size
+        if not self._ready:
+            return None
+        batch = self._ready.popleft()
+        self._given_bytes += batch.size
+        self._given_lines += batch.count
+        self._newest_us = max(self._newest_us, int(np.frombuffer(batch.events.times, "<i8").max(initial=0)))
+        return batch
 
     def finished(self, batch: int) -> list[int]:
         """The batches to be recorded now that this one is finished, in order."""

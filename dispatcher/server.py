@@ -172,6 +172,7 @@ class DispatcherServer:
         return {
             **self._identity,
             **counted(self._ledger.totals),
+            "backlog": self._reader.backlog(),
             "in_flight": self._driver.in_flight,
             "requests_max": self._gate.size,
             "drained": self._drain and self._driver.idle,

@@ -26,7 +26,7 @@ from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
 from photon.core.errors import SettingsError, StorageError
 from photon.core.fates import Fate
-from photon.core.status import EDGES_US
+from photon.core.status import AGE_EDGES_US, EDGES_US
 from photon.logs.files import FileState
 
 SLOTS: Final = 64
@@ -119,13 +119,15 @@ def _recorded(directory: Path) -> int | None:
 
 def counted(totals: Totals) -> dict[str, Any]:
     fates = {fate.value: count for fate, count in totals.fates.items()}
+    since_read, since_event = totals.latencies
     return {
         "foreign_events": totals.foreign_events,
         "fates": fates,
         "registered": totals.fates[Fate.JOINED] + totals.fates[Fate.DUPLICATE],
         "pending": totals.waiting,
         "wasted_joins": totals.wasted_joins,
-        "latency_us": {"edges": EDGES_US.tolist(), "counts": totals.latencies},
+        "latency_us": {"edges": EDGES_US.tolist(), "counts": since_read},
+        "event_latency_us": {"edges": AGE_EDGES_US.tolist(), "counts": since_event},
     }
 
 

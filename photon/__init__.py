@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         UnavailableError,
         UsageError,
     )
-    from photon.core.id_generator import EventIdGenerator, FileMark
+    from photon.core.id_generator import EventIdGenerator, FileMark, TimeReading, system_time
     from photon.core.settings import Settings, load_settings
     from photon.fastpath import FastPath, ForeignCounts, Limits, PrimaryCounts
     from photon.rpc.network import Network, Tls, load_tls
@@ -44,7 +44,7 @@ _HOMES: Final = {
         "UnavailableError",
         "UsageError",
     ),
-    "photon.core.id_generator": ("EventIdGenerator", "FileMark"),
+    "photon.core.id_generator": ("EventIdGenerator", "FileMark", "TimeReading", "system_time"),
     "photon.core.settings": ("Settings", "load_settings"),
     "photon.fastpath": ("FastPath", "ForeignCounts", "Limits", "PrimaryCounts"),
     "photon.rpc.network": ("Network", "Tls", "load_tls"),
@@ -72,6 +72,7 @@ __all__ = [
     "Skip",
     "StorageError",
     "SystemClock",
+    "TimeReading",
     "Tls",
     "UnavailableError",
     "UsageError",
@@ -82,6 +83,7 @@ __all__ = [
     "load_tls",
     "read_lives",
     "splice",
+    "system_time",
 ]
 
 

@@ -272,8 +272,8 @@ Batch = FreshBatch | RetryBatch
 class Resolved:
     """What became of a batch: each event has a fate or is in `retries`, to be sent again at its `due_us`.
 
-    `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` is a histogram
-    (core.status.BUCKETS,) of the joined ones.
+    `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` (2, BUCKETS)
+    counts the joined ones as Totals.latencies does.
     """
 
     fates: dict[Fate, int]

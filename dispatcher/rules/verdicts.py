@@ -11,7 +11,6 @@ hours.
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import Final
 
 import numpy as np
@@ -31,7 +30,7 @@ from photon.core.fates import (
     Registered,
 )
 from photon.core.settings import Dispatcher
-from photon.core.status import count_latencies, no_latencies
+from photon.core.status import AGE_EDGES_US, BUCKETS, count_latencies
 from photon.logs.writer import DeadLetter
 
 Uniform = Callable[[float, float], float]
@@ -95,12 +94,13 @@ COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """All that is counted since the ledger was made. `latencies`: counts by core.status.EDGES_US."""
+    """All that is counted since the ledger was made. `latencies`, of joined events: from the line read to the
+    joined line, counts by core.status.EDGES_US; from the event's own time, by AGE_EDGES_US (paper 4.1)."""
 
     foreign_events: int
     fates: dict[Fate, int]
     wasted_joins: int
-    latencies: list[int]
+    latencies: list[list[int]]
 
     @property
     def waiting(self) -> int:
@@ -112,11 +112,16 @@ class Totals:
             self.foreign_events + other.foreign_events,
             {fate: self.fates.get(fate, 0) + other.fates.get(fate, 0) for fate in COUNTED},
             self.wasted_joins + other.wasted_joins,
-            [a + b for a, b in zip_longest(self.latencies, other.latencies, fillvalue=0)],
+            (np.array(self.latencies) + np.array(other.latencies)).tolist(),
         )
 
 
-NOTHING: Final = Totals(0, dict.fromkeys(COUNTED, 0), 0, [])
+def none_joined() -> npt.NDArray[np.int64]:
+    """Totals.latencies of no event, (2, BUCKETS)."""
+    return np.zeros((2, BUCKETS), np.int64)
+
+
+NOTHING: Final = Totals(0, dict.fromkeys(COUNTED, 0), 0, none_joined().tolist())
 
 
 Verdicts = npt.NDArray[np.uint8]
@@ -164,9 +169,12 @@ def resolve(
     for verdict, fate in FATE_OF_VERDICT.items():
         if counts[verdict]:
             fates[fate] = fates.get(fate, 0) + counts[verdict]
-    latencies = no_latencies()
+    latencies = none_joined()
     if counts[Joined.JOINED]:
-        latencies = count_latencies((at_us - events.first_seen)[verdicts == Joined.JOINED])
+        joined = verdicts == Joined.JOINED
+        event_us = np.frombuffer(events.times, "<i8")
+        latencies[0] = count_latencies((at_us - events.first_seen)[joined])
+        latencies[1] = count_latencies((at_us - event_us)[joined], AGE_EDGES_US)
     retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, uniform, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from photon.cli.options import json_flag, system_options
-from photon.cluster.statuses import fates_of, whole
+from photon.cluster.statuses import fates_of, percentiles_ms, whole
 from photon.cluster.topology import find_system
 
 Status = Mapping[str, Any]
@@ -115,6 +115,15 @@ def _members(members: Sequence[str] | Mapping[str, str]) -> list[str]:
     return [] if isinstance(members, Mapping) else [f"{len(members)} cache processes beside"]
 
 
+def _event_latency(histogram: Status) -> list[str]:
+    """From an event's own time to its joined line, of all that were joined (paper 4.1)."""
+    shown = percentiles_ms([histogram])
+    if shown["p50"] is None:
+        return []
+    parts = [f"{name} {ms / 1_000:,.3g} s" for name, ms in shown.items() if ms is not None]
+    return [f"event to joined: {' '.join(parts)}"]
+
+
 def _told(value: object) -> list[str]:
     return [str(value)]
 
@@ -127,6 +136,12 @@ _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "logs": _tier("logs"),
     "output": lambda output: [f"output: {output['trouble']}"] if output.get("trouble") else [],
     "members": _members,
+    "backlog": lambda backlog: (
+        [f"{backlog['events']:,} events to read, {backlog['seconds']:,.1f} s behind"]
+        if backlog["bytes"]
+        else []
+    ),
+    "event_latency_us": _event_latency,
     "worker": lambda worker: [f"worker {worker['slot']} reads {worker['files']:,} files"],
     "drained": lambda _: ["drained"],  # with --follow there is no such thing
     "trouble": _told,

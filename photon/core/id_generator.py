@@ -4,6 +4,7 @@ Time runs on the monotonic clock from the last answer of a trusted time source, 
 seconds; the machine's wall clock, which steps and drifts, is never copied into an id.
 """
 
+import ctypes
 import fcntl
 import ipaddress
 import os
@@ -11,7 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -24,6 +25,45 @@ DRIFT_PPM: Final = 200
 
 _TIME_US_MAX: Final = 10**18 - 1  # so much an id's text holds
 _POLLS_A_PERIOD: Final = 10
+_NOT_SYNCHRONISED: Final = 5  # adjtimex's TIME_ERROR
+_NANOSECONDS: Final = 0x2000  # its STA_NANO
+
+
+class TimeReading(NamedTuple):
+    """What a time source says: microseconds since the epoch, and how far from the truth they may be."""
+
+    us: int
+    error_us: int = 0
+
+
+TimeSource = Callable[[], TimeReading]
+
+
+class _Timex(ctypes.Structure):
+    """`struct timex` of Linux, adjtimex(2), as far as it is read."""
+
+    _fields_ = [
+        ("modes", ctypes.c_uint),
+        *[(name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")],
+        ("status", ctypes.c_int),
+        *[(name, ctypes.c_long) for name in ("constant", "precision", "tolerance", "seconds", "fraction")],
+        ("rest", ctypes.c_byte * 256),
+    ]
+
+
+def system_time() -> TimeReading:
+    """The system's clock with the error bound that its NTP client gives the kernel (adjtimex(2)).
+
+    SkewError where no client keeps the clock: the time may then be anything.
+    """
+    timex = _Timex()
+    state = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex))
+    if state < 0:
+        raise SkewError(f"adjtimex: {os.strerror(ctypes.get_errno())}")
+    if state == _NOT_SYNCHRONISED:
+        raise SkewError("no NTP client keeps this machine's clock; run chrony, and see `chronyc tracking`")
+    fraction_us = timex.fraction // 1000 if timex.status & _NANOSECONDS else timex.fraction
+    return TimeReading(timex.seconds * 1_000_000 + fraction_us, timex.maxerror)
 
 
 class Mark(Protocol):
@@ -78,8 +118,9 @@ class EventIdGenerator:
     when the source has been unreachable for so long that drift could exceed S, or when ids would have to
     run ahead of the time by more than S to stay increasing. Then wait, slow down, or mend the source.
 
-    `time_source` asks a trusted server (TrueTime in the paper) for microseconds since the epoch. `with
-    generator:` does so every S seconds in a thread; or call `synchronise_if_due` yourself.
+    `time_source` is asked for the time and its error (TrueTime in the paper): `system_time`, or a function
+    of yours that asks a server. `with generator:` asks every S seconds in a thread; or call
+    `synchronise_if_due` yourself.
     `mark` keeps ids unique when a process starts again with the same address and process id within S of its
     end (in a container it is always process 1); without one, give each incarnation its own process id.
     `notice` is told, in a line, of answers that failed or made no sense: the last correction stays.
@@ -90,7 +131,7 @@ class EventIdGenerator:
         server: str,
         process_id: int,
         clock: Clock,
-        time_source: Callable[[], int],
+        time_source: TimeSource = system_time,
         max_skew_s: float = 1.0,
         mark: Mark | None = None,
         key: bytes = DEFAULT_KEY,
@@ -112,10 +153,8 @@ class EventIdGenerator:
         self._anchor: _Anchor | None = None
         self._marked = self._last = mark.load() if mark else -1
         self._next_ask = clock.monotonic()
-        if not self.synchronise():
-            raise SkewError(
-                "the time source has no answer: no id can be made; check its address and try again"
-            )
+        if (why := self._ask()) is not None:
+            raise SkewError(f"no id can be made: the time source {why}")
 
     def next_us(self) -> int:
         return self._take(1)
@@ -157,24 +196,37 @@ class EventIdGenerator:
 
     def synchronise(self) -> bool:
         """Ask the source now; whether it gave an answer that can be trusted."""
+        why = self._ask()
+        if why is not None:
+            self._notice(f"time source {why}; the last correction stays")
+        return why is None
+
+    def _ask(self) -> str | None:
+        """Ask the source and go by its answer; why not, if it can't be trusted."""
         asked = self._clock.monotonic()
         self._next_ask = asked + self._period_s
         try:
             answer = self._source()
+        except SkewError as error:
+            return f"failed: {error}"
         except Exception as error:  # the source is foreign code: whatever it raises, ids go on
-            return self._reject(f"failed: {error!r}")
+            return f"failed: {error!r}"
         now, wall = self._clock.monotonic(), self._clock.now_us()
         half_us = round((now - asked) * 500_000)
-        if type(answer) is not int or not 0 <= answer <= _TIME_US_MAX:
-            return self._reject(f"answered {answer!r}, which is no time")
-        if half_us >= self._bound_us:
-            return self._reject(f"took {now - asked:.3f} s to answer, too long to vouch for the bound")
-        fresh = _Anchor(answer + half_us, now, wall, half_us)
+        if not _makes_sense(answer):
+            return f"answered {answer!r}, which is no time with its error"
+        error_us = half_us + answer.error_us
+        if error_us >= self._bound_us:
+            return (
+                f"answered in {now - asked:.3f} s what may be {answer.error_us / 1e6:.3f} s wrong: "
+                f"too far off for ids that are true to {self._period_s:g} s"
+            )
+        fresh = _Anchor(answer.us + half_us, now, wall, error_us)
         if self._anchor and not self._anchor.allows(fresh, self._bound_us):
             off_s = (fresh.source_us - self._anchor.now_us(now)) / 1_000_000
-            return self._reject(f"is off by {off_s:+.3f} s from its earlier answers")
+            return f"is off by {off_s:+.3f} s from its earlier answers"
         self._anchor = fresh
-        return True
+        return None
 
     def __enter__(self) -> Self:
         self._asking = Background("time-source", self._ask_in_time)
@@ -196,10 +248,6 @@ class EventIdGenerator:
         return (
             now >= self._next_ask or anchor.clocks_apart_us(now, self._clock.now_us()) > self._bound_us // 2
         )
-
-    def _reject(self, why: str) -> bool:
-        self._notice(f"time source {why}; the last correction stays")
-        return False
 
     def _take(self, count: int) -> int:
         """Reserve `count` times that follow each other; the first of them."""
@@ -259,6 +307,15 @@ class _Anchor:
             return True
         by_wall = fresh.source_us - self.source_us - (fresh.wall_us - self.wall_us)
         return ahead > 0 and abs(by_wall) <= slack
+
+
+def _makes_sense(answer: object) -> bool:
+    return (
+        isinstance(answer, TimeReading)
+        and type(answer.us) is type(answer.error_us) is int
+        and 0 <= answer.us <= _TIME_US_MAX
+        and answer.error_us >= 0
+    )
 
 
 def _head(server: str, process_id: int) -> str:

@@ -43,12 +43,17 @@ _STEPS: Final = 26 * _STEPS_PER_DOUBLING + 1  # up to 1.9 hours
 EDGES_US: Final = np.round(_FINEST_US * 2.0 ** (np.arange(_STEPS) / _STEPS_PER_DOUBLING)).astype(np.int64)
 """Upper edges of the buckets, inclusive; one more bucket counts what is longer."""
 
+AGE_EDGES_US: Final = EDGES_US * 100
+"""The same for ages of events, up to eight days."""
+
 BUCKETS: Final = len(EDGES_US) + 1
 
 
-def count_latencies(latencies_us: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def count_latencies(
+    latencies_us: npt.NDArray[np.int64], edges_us: npt.NDArray[np.int64] = EDGES_US
+) -> npt.NDArray[np.int64]:
     """N latencies -> counts of the buckets (BUCKETS,)."""
-    buckets = np.searchsorted(EDGES_US, latencies_us)
+    buckets = np.searchsorted(edges_us, latencies_us)
     return np.bincount(buckets, minlength=BUCKETS).astype(np.int64)
 
 

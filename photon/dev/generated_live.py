@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from photon.core.clock import Clock
-from photon.core.id_generator import EventIdGenerator
+from photon.core.id_generator import EventIdGenerator, TimeReading
 from photon.dev.generated_logs import (
     CLICKS,
     PAYLOADS,
@@ -245,7 +245,7 @@ def generate_stream(
 
 def _synchronised_times(head: str, clock: Clock) -> Times:
     server, _, process = head.rpartition(":")
-    generator = EventIdGenerator(server, int(process), clock, clock.now_us)
+    generator = EventIdGenerator(server, int(process), clock, lambda: TimeReading(clock.now_us()))
 
     def times(count: int) -> range:
         generator.synchronise_if_due()

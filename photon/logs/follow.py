@@ -99,6 +99,14 @@ class LogFollower:
     def files(self) -> int:
         return len(self._inventory.current)
 
+    def unread_bytes(self) -> int:
+        """Of all files, as they are now: a stat each, unless all is read. Any thread."""
+        if self._caught_up:
+            return 0
+        files = list(self._inventory.current.values())
+        sizes = [file_size(file.state.path, file.identity) or 0 for file in files]
+        return sum(max(0, size - file.read) for file, size in zip(files, sizes, strict=True))
+
     @property
     def patience_s(self) -> float:
         """Nothing is to be looked for so long, unless `wake` is called."""

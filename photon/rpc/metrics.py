@@ -236,12 +236,18 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _counter("fated_events", "fates.*", "Events by their fate.", "fate"),
         _gauge("pending_events", "pending", "Events without a fate yet."),
         _counter("wasted_joins", "wasted_joins", "Joins of events that another had registered first."),
+        _gauge("backlog_bytes", "backlog.bytes", "Of the foreign logs, not read yet."),
+        _gauge("backlog_events", "backlog.events", "The same in events, by the mean line so far."),
+        _gauge("backlog_seconds", "backlog.seconds", "Age of the newest event read, while more is unread."),
         _gauge("in_flight_batches", "in_flight", "Requests to joiners under way."),
         _gauge("requests_max", "requests_max", "So many it may have under way now."),
         _gauge("paused", "paused", "1 while reading waits for the retry queue."),
         _gauge("worker_files", "worker.files", "Foreign logs that this worker reads."),
         _gauge("drained", "drained", "1 where nothing is left to be done."),
         _histogram("latency_seconds", "latency_us", "From a line read to its joined line written."),
+        _histogram(
+            "event_latency_seconds", "event_latency_us", "From an event's time to its joined line written."
+        ),
         _TROUBLE,
     ),
 }

@@ -1,5 +1,6 @@
 """Ids are unique, increasing and true to the time within S, whatever the clocks do (paper 3.1)."""
 
+import ctypes
 import subprocess
 import sys
 import threading
@@ -7,14 +8,15 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from photon.core.clock import ManualClock
+from photon.core.clock import ManualClock, SystemClock
 from photon.core.errors import LockedError, SkewError, StorageError, UsageError
-from photon.core.id_generator import DRIFT_PPM, EventIdGenerator, FileMark
+from photon.core.id_generator import DRIFT_PPM, EventIdGenerator, FileMark, TimeReading, system_time
 from photon.core.ids import IdPacker, timestamps_us
 
 START_US = 1_700_000_000_000_000
@@ -31,6 +33,7 @@ class World:
         self.monotonic_s = 100.0
         self.answer: Callable[[], object] = lambda: self.true_us
         self.round_trip_s = 0.0
+        self.error_us = 0
         self.asked = 0
 
     def now_us(self) -> int:
@@ -43,12 +46,12 @@ class World:
         self.true_us += round(seconds * 1_000_000)
         self.monotonic_s += seconds * (1 + drift_ppm / 1_000_000)
 
-    def source(self) -> int:
+    def source(self) -> TimeReading:
         self.asked += 1
         self.pass_time(self.round_trip_s / 2)
         answer = self.answer()
         self.pass_time(self.round_trip_s / 2)
-        return answer  # type: ignore[return-value]
+        return TimeReading(answer, self.error_us)  # type: ignore[arg-type]
 
 
 def fail() -> object:
@@ -145,6 +148,55 @@ def test_half_of_the_round_trip_is_added_and_counts_as_uncertainty() -> None:
     ids = generator(world)
     assert ids.next_us() == world.true_us
     assert ids.uncertainty_us == 250_000
+
+
+def test_the_error_that_the_source_admits_counts_as_uncertainty(world: World, notices: list[str]) -> None:
+    world.error_us = 400_000
+    ids = generator(world, notice=notices.append)
+    assert ids.uncertainty_us == 400_000
+    with pytest.raises(SkewError, match=r"ids would run 0\.700 s ahead"):
+        ids.next_ids(700_001)
+    world.error_us = BOUND_US
+    world.pass_time(1.0)
+    assert not ids.synchronise_if_due()
+    assert "may be 1.000 s wrong" in notices[0]
+    assert ids.uncertainty_us == 400_000 + DRIFT_PPM
+
+
+class Kernel:
+    """adjtimex(2) of a machine: what it returns, and what it fills in."""
+
+    def __init__(self, state: int, status: int = 0, fraction: int = 0) -> None:
+        self._said = state, status, fraction
+
+    def adjtimex(self, place: Any) -> int:
+        state, place._obj.status, place._obj.fraction = self._said
+        place._obj.seconds, place._obj.maxerror = 1_700_000_000, 23_456
+        return state
+
+
+@pytest.mark.parametrize(("status", "fraction"), [(0, 123_456), (0x2000, 123_456_789)])
+def test_the_systems_time_comes_with_the_error_its_ntp_client_vouches_for(
+    monkeypatch: pytest.MonkeyPatch, status: int, fraction: int
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Kernel(0, status, fraction))
+    assert system_time() == TimeReading(1_700_000_000_123_456, 23_456)
+
+
+def test_a_clock_that_nobody_keeps_makes_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: Kernel(5))
+    with pytest.raises(SkewError, match=r"no id can be made: .* no NTP client keeps this machine's clock"):
+        EventIdGenerator("10.0.0.1", 1, SystemClock())
+
+
+def test_the_kernel_of_this_machine_fills_in_what_is_read() -> None:
+    """The time where an NTP client keeps the clock, else the refusal: never a wrong time."""
+    try:
+        now = system_time()
+    except SkewError as error:
+        assert "NTP" in str(error)
+    else:
+        assert abs(now.us - time.time_ns() // 1000) < 10_000_000 and 0 <= now.error_us < 16_000_000
 
 
 def test_the_source_is_asked_every_s_seconds(world: World, ids: EventIdGenerator) -> None:
@@ -252,7 +304,7 @@ def test_a_source_that_is_silent_from_the_start_makes_no_generator() -> None:
 def test_packed_ids_are_what_their_texts_pack_to(server: str) -> None:
     def make() -> EventIdGenerator:
         clock = ManualClock(START_US)
-        return EventIdGenerator(server, 4242, clock, clock.now_us)
+        return EventIdGenerator(server, 4242, clock, lambda: TimeReading(clock.now_us()))
 
     texts = make().next_texts(100)
     assert make().next_ids(100) == IdPacker().pack(texts)
@@ -273,14 +325,14 @@ def test_packed_ids_are_what_their_texts_pack_to(server: str) -> None:
 def test_an_address_that_no_id_can_hold_is_a_usage_error(server: str, process_id: int, said: str) -> None:
     clock = ManualClock()
     with pytest.raises(UsageError, match=said):
-        EventIdGenerator(server, process_id, clock, clock.now_us)
+        EventIdGenerator(server, process_id, clock)
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan")])
 def test_a_bound_that_is_no_bound_is_a_usage_error(bound: float) -> None:
     clock = ManualClock()
     with pytest.raises(UsageError, match="more than 0 s"):
-        EventIdGenerator("10.0.0.1", 1, clock, clock.now_us, bound)
+        EventIdGenerator("10.0.0.1", 1, clock, max_skew_s=bound)
 
 
 def test_many_threads_never_get_the_same_id() -> None:

@@ -332,11 +332,15 @@ def test_reading_pauses_when_the_retry_queue_is_full_and_says_so_and_goes_on_as_
     wait_until(lambda: server.status()["paused"])
     assert "'retry_queue_events_max' is 300" in server.status()["paused"]
     assert any("dispatcher.retry_queue_events_max" in notice for notice in server.status()["notices"])
+    status = server.status()
+    unread = 5_000 - status["foreign_events"]
+    assert abs(status["backlog"]["events"] - unread) < 500 and status["backlog"]["seconds"] > 1e8
     time.sleep(0.3)
     assert 300 <= server.status()["pending"] <= 300 + 4 * 50
     open_.set()
     wait_until(lambda: server.status()["fates"]["joined"] == 5_000)
     wait_until(lambda: server.status()["paused"] is None)
+    wait_until(lambda: server.status()["backlog"] == {"bytes": 0, "events": 0, "seconds": 0.0})
 
 
 def test_what_finishes_before_an_earlier_batch_of_its_file_is_not_counted_yet(site, running):

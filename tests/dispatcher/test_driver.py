@@ -11,11 +11,11 @@ from dispatcher.driver import Recorder, WaitingBatches
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.rules.events import NO_EVENTS, Resolved, RetryBatch
 from dispatcher.rules.pacing import Pacing
+from dispatcher.rules.verdicts import none_joined
 from dispatcher.sender import Gate
 from photon.core.clock import Backoff, ManualClock
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Fate
-from photon.core.status import no_latencies
 from photon.logs.writer import DeadLetter
 from tests.dispatcher.fakes import clicks
 from tests.dispatcher.test_reader import Reading
@@ -34,7 +34,7 @@ class Failing(Ledger):
 
 
 def joined(count: int) -> Resolved:
-    return Resolved({Fate.JOINED: count}, 0, no_latencies(), [], None, np.empty(0, np.int64))
+    return Resolved({Fate.JOINED: count}, 0, none_joined(), [], None, np.empty(0, np.int64))
 
 
 class Scene:
@@ -83,7 +83,7 @@ def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, mon
     (first, *_) = scene.reading.all()
     letter = DeadLetter(Fate.FILTERED, "skipped", b"{}", "a.jsonl", 0)
     filtered = Resolved(
-        {Fate.FILTERED: len(first.events)}, 0, no_latencies(), [letter], None, np.empty(0, np.int64)
+        {Fate.FILTERED: len(first.events)}, 0, none_joined(), [letter], None, np.empty(0, np.int64)
     )
 
     def lost(_fd):

@@ -40,6 +40,8 @@ def test_the_first_line_with_an_id_wins_within_a_batch_and_over_batches():
         cache.put_many([key], [b"x"])
     cache.put_many([KEYS[2]], [b"a repeat of what is in the older generation"])
     assert cache.get_many([KEYS[2]]) == [b"two"]
+    cache.put_many([KEYS[2], KEYS[9], KEYS[9]], [b"again", b"nine", b"nine again"])
+    assert cache.get_many([KEYS[2], KEYS[9]]) == [b"two", b"nine"]
 
 
 def test_a_line_greater_than_half_of_the_cache_is_not_kept():

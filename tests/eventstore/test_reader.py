@@ -294,6 +294,21 @@ def test_while_a_log_cannot_be_read_nothing_is_called_absent(logs, tmp_path):
     assert outcomes(parts, "here", "not")[0] == [Found.FOUND, Found.UNREADABLE]
 
 
+def test_what_is_read_while_the_map_is_searched_is_not_called_absent(logs, tmp_path, monkeypatch):
+    """Absent is for ever (a drained run gives the event up), so all was read before the map was asked."""
+    parts = Parts(tmp_path)
+    search = parts.logs.get_many
+
+    def search_then_read(keys):
+        found = search(keys)
+        append(logs / "late.jsonl", line("late"))
+        parts.read_all()
+        return found
+
+    monkeypatch.setattr(parts.logs, "get_many", search_then_read)
+    assert outcomes(parts, "late")[0] == [Found.BEHIND]
+
+
 def test_many_small_files_go_into_few_transactions(logs, tmp_path):
     for n in range(300):
         append(logs / f"{n:03d}.jsonl", line(f"10.0.0.1:{n}:5"), line(f"opaque-{n}"))
