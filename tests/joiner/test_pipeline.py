@@ -10,7 +10,6 @@ import pytest
 from joiner.commit import PROBE_INTERVAL_S
 from joiner.worker import UNRESOLVED_MAX
 from photon.core.errors import (
-    CorruptStateError,
     DiskFullError,
     LockedError,
     OverloadedError,
@@ -309,15 +308,3 @@ def test_requests_from_many_threads_write_each_event_once(make, tmp_path):
     assert output_lines(tmp_path) == lines_of([*own, *(f"shared-{n}" for n in range(15))])
     assert Counter(told) == {"JOINED": 135, "DUPLICATE": 45}
     assert len(list((tmp_path / "out" / "joined" / "east").glob("*.jsonl"))) > 5
-
-
-def test_a_missing_file_of_the_joined_log_stops_a_start_that_may_need_it(make, registry, tmp_path):
-    worker = make()
-    worker.join(batch_of(["a"]))
-    registry.down = True
-    worker.join(batch_of(["b"]))
-    worker.close()
-    log = tmp_path / "out" / "joined" / "east" / "joiner-000000.jsonl"
-    log.rename(log.with_name("joiner-000001.jsonl"))
-    with pytest.raises(CorruptStateError, match=r"joiner-000000\.jsonl is missing"):
-        make()

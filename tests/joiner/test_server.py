@@ -54,7 +54,6 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
         "in_flight": 0,
         "commits_in_flight": 0,
         "unresolved": 0,
-        "dropped": 0,
         "storage_error": None,
         "notices": [],
     }
