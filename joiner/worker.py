@@ -183,9 +183,7 @@ class Worker:
             except UnavailableError:
                 return JoinOutcomes(bytes([Joined.RETRY_UNAVAILABLE]) * len(batch), {})
             self._checkpoint("looked up")
-            outcomes, reasons = rules.outcomes_of_lookup(
-                found, batch, self._clock.now_us(), self.settings.joiner, self.home.drain
-            )
+            outcomes, reasons = rules.outcomes_of_lookup(found, batch, self.settings.joiner, self.home.drain)
             candidates = self._adapt(batch, found, primaries, outcomes, reasons)
             if candidates.ids:
                 _place(candidates, self._register(candidates, deadline), outcomes, reasons)
