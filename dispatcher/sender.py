@@ -262,7 +262,7 @@ class Sender:
             times=part.times,
             events=join_lines(part.lines),
             tries=part.tries.astype("<u4").tobytes(),
-            first_seen=part.first_seen.astype("<i8").tobytes(),
+            ages=np.maximum(self._clock.now_us() - part.first_seen, 0).astype("<i8").tobytes(),
         )
         with self._gate.request():
             said = self._joiner.join(batch)

@@ -144,7 +144,7 @@ class JoinerClient:
             times=batch.times,
             events=batch.events,
             tries=batch.tries,
-            first_seen=batch.first_seen,
+            ages=batch.ages,
             identity=self._identity,
         )
         response = self._send(request, self._timeout_s if timeout_s is None else timeout_s)

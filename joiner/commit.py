@@ -4,8 +4,9 @@ One way for requests and for the resolver, which ends the batches whose request 
 registration, full disk, crash of the process before. It registers them again, with the same token, until the
 IdRegistry answers: then it is known which events are this joiner's (paper 3.3.2), and they are written.
 
-Or the batch is dropped, because its incarnation is fenced: then recovery may release any of its ids that has
-no line in the joined log, and nothing of it is written any more.
+A batch of a life before whose incarnation is fenced can't: recovery releases any of its ids that it finds in
+no joined log. Nothing of it stands in ours (joiner.output), so its ids are released here too, as far as it
+holds them still, and it is begun anew in the name of this life, against whoever else does so.
 
 While a log can't be written, the gate keeps requests away: a full disk is no reason to look up and register.
 """
@@ -13,7 +14,7 @@ While a log can't be written, the gate keeps requests away: a full disk is no re
 import os
 import tempfile
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,10 +28,9 @@ from joiner.leases import Lease, LeaseKeeper
 from joiner.output import Checkpoint, JoinedLog
 from joiner.rules import winning_lines
 from photon.core.clock import Background, Backoff, Clock
-from photon.core.columns import join_lines, split_lines
 from photon.core.disk import storage_errors, write_all
 from photon.core.errors import OverloadedError, PhotonError, StorageError, UnavailableError
-from photon.core.fates import Committed
+from photon.core.fates import Committed, Released
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
@@ -40,8 +40,6 @@ PROBE_BYTES: Final = 1 << 20
 """About what one batch takes."""
 DELAYS: Final = Backoff(0.05, 2.0)
 """Between the resolver's tries."""
-_WON: Final = bytes([Committed.WON])
-_FENCED: Final = bytes([Committed.FENCED])
 
 
 class Slots:
@@ -144,34 +142,10 @@ class Unended:
     intent: Intent
     lease: Lease
     """Its incarnation's."""
-    written: Counter[bytes] | None = None
-    """Lines in the joined log that belong to this and other intents without an end, of a process before this
-    one; each counts for one of them, once."""
     committed: bytes | None = None
     """The registry's answer (core.fates.Committed), once it is known."""
     place: Range | None = None
     """Where its lines stand, once they do."""
-    _missing: bytes | None = None
-
-    def missing_lines(self) -> bytes:
-        """What of the lines that won is not in the joined log."""
-        assert self.committed is not None
-        if self._missing is None:
-            won = winning_lines(self.committed, self.intent.lines)
-            if self.written is not None:
-                wanted = Counter(split_lines(won))
-                there = wanted & self.written
-                self.written -= there  # in place: the others see it
-                won = join_lines([*(wanted - there).elements()])
-            self._missing = won
-        return self._missing
-
-    def missing_count(self) -> int:
-        """How many those are. Counting newlines in the lines would take as long as splicing them."""
-        assert self.committed is not None
-        if self.written is None:
-            return self.committed.count(Committed.WON)
-        return self.missing_lines().count(b"\n")
 
 
 class Settler:
@@ -195,8 +169,6 @@ class Settler:
         """Of commits to the IdRegistry (paper 3.3.2): they bound what a crash leaves."""
         self.joined = 0
         """Lines written by this process."""
-        self.dropped = 0
-        """Events of fenced incarnations that this process did not write, though they may be registered."""
         self._registry = registry
         self._journal = journal
         self._output = output
@@ -216,7 +188,7 @@ class Settler:
             if isinstance(error, StorageError):
                 self._gate.failed("journal", error, self._journal.broken)
             if intent.sequence >= 0:  # nothing is asked of the registry, so nothing is left to end
-                self._journal.done(intent, Range(intent.position.file, 0, 0))
+                self._journal.ended(intent)
             raise
         self._gate.worked("journal")
         self._checkpoint("intent synced")
@@ -229,13 +201,27 @@ class Settler:
                 self.register(batch)
         self.finish(batch)
 
+    def begin_anew(self, batch: Unended, token: bytes) -> None:
+        """Take a batch of a fenced life over, under a token of this one; again has no effect.
+
+        UnavailableError, StorageError, OverloadedError: to be called again with the same batch.
+        """
+        old = batch.intent
+        released = self._registry.release(old.ids, old.times, [old.token], [len(old)])
+        if Released.NOT_FENCED in released:
+            raise UnavailableError("not every shard of the IdRegistry knows of the fence yet")
+        anew = self.intend(Intent(token, old.ids, old.times, old.lines), lambda: None)
+        self._journal.ended(old)
+        self._leases.ended(batch.lease)
+        batch.intent, batch.lease, batch.committed = anew.intent, anew.lease, None
+
     def register(self, batch: Unended) -> None:
-        """Learn which of its events are this joiner's, or that it is fenced; again has no effect.
+        """Learn which of its events are this joiner's; again has no effect.
 
         UnavailableError: not known, to be called again with the same batch. OverloadedError is one: its lease
         does not run.
         """
-        if batch.committed is None and not batch.lease.fenced:
+        if batch.committed is None:
             self._leases.check(batch.lease)
             intent = batch.intent
             committed = self._registry.commit(intent.ids, intent.times, intent.token)
@@ -244,22 +230,20 @@ class Settler:
                     f"the IdRegistry answered {len(committed)} outcomes for {len(intent)} ids: "
                     "mixed versions?"
                 )
-            batch.committed = committed
-            if Committed.FENCED in batch.committed:  # by one shard, so soon by all
+            if Committed.FENCED in committed:  # by one shard, so soon by all
                 self._leases.fenced(batch.lease)
+                raise UnavailableError(f"incarnation {batch.lease.incarnation:016x} is fenced")
+            batch.committed = committed
 
     def finish(self, batch: Unended) -> bytes:
-        """Write what is registered; the registry's answer (K core.fates.Committed), FENCED for WON where the
-        batch is dropped.
+        """Write what is registered; the registry's answer (K core.fates.Committed).
 
         StorageError, OverloadedError: it is not there yet, to be called again with the same batch.
         """
-        if batch.lease.fenced and batch.place is None:
-            return self._drop(batch)
         assert batch.committed is not None
         self._checkpoint("registered")
         try:
-            self._write(batch)
+            self._write(batch, winning_lines(batch.committed, batch.intent.lines))
         except StorageError as error:
             self._gate.failed("output", error, self._output.broken)
             raise
@@ -267,27 +251,21 @@ class Settler:
         self._checkpoint("done")
         return batch.committed
 
-    def _drop(self, batch: Unended) -> bytes:
-        committed = (batch.committed or _WON * len(batch.intent)).replace(_WON, _FENCED)
-        with self._lock:
-            self.dropped += committed.count(_FENCED)
-        self._journal.done(batch.intent, Range(batch.intent.position.file, 0, 0))
-        self._leases.ended(batch.lease)
-        return committed
-
-    def _write(self, batch: Unended) -> None:
-        lines = batch.missing_lines()
+    def _write(self, batch: Unended, lines: bytes) -> None:
+        assert batch.committed is not None
+        if not lines:
+            self._journal.ended(batch.intent)
+            return
         if batch.place is None:
-            batch.place = self._output.append(lines, partial(self._leases.check, batch.lease))
+            written = partial(self._journal.written, batch.intent)
+            batch.place = self._output.append(lines, partial(self._leases.check, batch.lease), written)
             with self._lock:
-                self.joined += batch.missing_count()
+                self.joined += batch.committed.count(Committed.WON)
         self._checkpoint("output appended")
-        # Also when nothing is missing: what a crashed process wrote may not be durable yet.
         self._output.sync(batch.place)
-        if lines:
-            self._gate.worked("output")
+        self._gate.worked("output")
         self._checkpoint("output synced")
-        self._journal.done(batch.intent, batch.place)
+        self._journal.synced(batch.place)
 
 
 class Resolver:

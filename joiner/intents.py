@@ -6,15 +6,20 @@ lines are on disk before they are registered, so that a restarted joiner can end
     BATCH   token length u16 | events u32 | token | ids 16 x N | times 8 x N | lines, newline-closed
     INTENT  the batch before it has this sequence, and none of its lines can stand before this place of the
             joined log (file, offset)
-    DONE    the sequence of an intent that has its end, and the range of the joined log that holds the lines
-            that won
+    ENDS    sequences of intents that have their end, and the place of the joined log that the lines of all
+            intents with an end stand before (file, offset)
 
 A batch that no intent follows was never promised to anybody.
+
+Intents end in the order of their lines in the joined log, all that one sync made durable in one record. So
+whatever end of the journal a crash takes, one place parts the lines of the intents that have an end from
+those of the others (`Left`), and a start needs to read no line to know whose it is.
 """
 
 import contextlib
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -35,7 +40,8 @@ _SEQUENCES_A_SEGMENT: Final = 32  # as a power of two
 
 _BATCH: Final = struct.Struct("<HI")
 _INTENT: Final = struct.Struct("<QIQ")  # sequence, file, offset
-_DONE: Final = struct.Struct("<QIQQ")  # sequence, file, start, end
+_ENDS: Final = struct.Struct("<IQ")  # file, offset; sequences follow
+_SEQUENCE_BYTES: Final = 8
 _TIME_BYTES: Final = 8
 _NOWHERE: Final = LogPosition(0, 0)
 
@@ -43,7 +49,7 @@ _NOWHERE: Final = LogPosition(0, 0)
 class Kind(IntEnum):
     BATCH = 1
     INTENT = 2
-    DONE = 3
+    ENDS = 3
 
 
 @dataclass(slots=True)
@@ -69,6 +75,18 @@ class Range:
     file: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Where the life before left the joined log.
+
+    From `cut` on stand only lines of intents without an end, before it none; None where there are no such
+    intents. What comes now stands after `latest`, or the next start would not know whose it is.
+    """
+
+    cut: LogPosition | None
+    latest: LogPosition
 
 
 def _pack_batch(salt: int, intent: Intent) -> list[bytes]:
@@ -105,13 +123,17 @@ class IntentJournal:
         self._segment_bytes = segment_bytes
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._open: dict[int, Place] = {}  # sequence -> the place after its records
-        self._places: dict[int, LogPosition] = {}  # sequence -> where its lines may begin to stand
-        self._unwritten_ends: list[tuple[int, Range]] = []
+        self._open: dict[int, tuple[Place, LogPosition]] = {}
+        """Sequences without a written end -> the place after their records, and where their lines begin."""
+        self._lines: deque[tuple[Range, int]] = deque()
+        """What stands in the joined log of intents without an end, in order: its place, the sequence."""
+        self._unwritten: list[tuple[Range, int]] = []
+        """Ends that no record tells yet."""
+        self._end = _NOWHERE
+        """The lines of the intents whose ends are written stand before it."""
         self._sequence = 0
         self._batch = memoryview(b"")
         self._intents: dict[int, Intent] = {}
-        self._ranges: list[Range] = []
         with storage_errors(directory):
             make_directory(directory)
             self._log = SegmentedJournal(directory, "intents", self._replay, _corrupt)
@@ -119,12 +141,13 @@ class IntentJournal:
         self._number_on()
         self._drop_ended_segments()
 
-    def take_over(self) -> tuple[list[Intent], list[Range]]:
-        """What the process before left, once: its intents without an end, oldest first, and the places in the
-        joined log of the lines of those that have one."""
-        taken = [*self._intents.values()], self._ranges
-        self._intents, self._ranges = {}, []
-        return taken
+    def take_over(self) -> tuple[list[Intent], Left]:
+        """What the process before left, once: its intents without an end, oldest first, and the joined log's
+        place."""
+        intents, self._intents = [*self._intents.values()], {}
+        begins = [intent.position for intent in intents]
+        cut = max(min(begins), self._end) if begins else None
+        return intents, Left(cut, max([*begins, self._end]))
 
     @property
     def broken(self) -> bool:
@@ -143,40 +166,53 @@ class IntentJournal:
             if salt != self._log.salt:
                 salt = self._log.salt
                 batch = _pack_batch(salt, intent)
-            # Asked under the lock: the lines of every intent that ended before stand before this place.
+            # Asked under the lock: the lines of what ended before are before this place, or end after it.
             sequence, position = self._sequence, output_position()
             head = _INTENT.pack(sequence, position.file, position.offset)
-            self._open[sequence] = self._write(batch + pack_record(salt, Kind.INTENT, head))
-            self._places[sequence] = position
+            place = self._write(batch + pack_record(salt, Kind.INTENT, head))
+            self._open[sequence] = place, position
             self._sequence += 1
             intent.sequence, intent.position = sequence, position
 
     def sync(self, intent: Intent) -> None:
         """Return when the intent is durable. Threads that wait together share one fdatasync."""
         if self._fsync:
-            place = self._open[intent.sequence]
+            place, _ = self._open[intent.sequence]
             with storage_errors(self._log.path):
                 self._log.sync(place)
 
-    def done(self, intent: Intent, written: Range) -> None:
-        """The intent's outcome is known and its winning lines are durable at `written`. Raises nothing.
+    def written(self, intent: Intent, lines: Range) -> None:
+        """The intent's winning lines stand there. Told in their order, before more are appended."""
+        self._lines.append((lines, intent.sequence))
 
-        Not synced: without it, the next start finds the lines where they are.
+    def synced(self, upto: Range) -> None:
+        """All lines up to the end of this range are durable, so the intents that they are of have their ends.
+        Raises nothing.
+
+        The ends are not synced: without them the next start writes the lines once more.
         """
         with self._lock:
-            del self._open[intent.sequence]
-            self._unwritten_ends.append((intent.sequence, written))
-            with contextlib.suppress(StorageError):  # kept, and written before the next intent
-                self._write([])
-            self._drop_ended_segments()
+            while self._lines and _is_before(self._lines[0][0], upto):
+                self._unwritten.append(self._lines.popleft())
+            self._write_ends()
+
+    def ended(self, intent: Intent) -> None:
+        """The intent's outcome is known, and no line of it stands in the joined log. Raises nothing."""
+        with self._lock:
+            self._unwritten.append((Range(0, 0, 0), intent.sequence))
+            self._write_ends()
 
     def needed_from(self, output_position: Callable[[], LogPosition]) -> LogPosition:
         """Lines of intents without an end, also of those to come, stand after this place of the output.
 
         No crash makes it earlier once `sync_ends` has returned.
         """
+        position = output_position()
         with self._lock:
-            return min([output_position(), *self._places.values()])
+            waiting = [place for place, _ in self._unwritten if place.end]
+            if self._lines:
+                waiting.append(self._lines[0][0])
+        return min([position, *(LogPosition(place.file, place.start) for place in waiting)])
 
     def sync_ends(self) -> None:
         """Return when all ends that were written are durable. StorageError."""
@@ -185,21 +221,30 @@ class IntentJournal:
 
     @property
     def open_count(self) -> int:
-        return len(self._open)
+        with self._lock:
+            return len(self._open) - len(self._unwritten)
 
     def close(self) -> None:
         self._log.close()
 
+    def _write_ends(self) -> None:
+        if self._unwritten:
+            with contextlib.suppress(StorageError):  # kept, and written before the next intent
+                self._write([])
+            self._drop_ended_segments()
+
     def _write(self, records: list[bytes]) -> Place:
+        end = max([self._end, *(LogPosition(place.file, place.end) for place, _ in self._unwritten)])
         ends: list[bytes] = []
-        for sequence, written in self._unwritten_ends:
-            done = _DONE.pack(sequence, written.file, written.start, written.end)
-            ends += pack_record(self._log.salt, Kind.DONE, done)
+        if self._unwritten:
+            sequences = b"".join(n.to_bytes(_SEQUENCE_BYTES, "little") for _, n in self._unwritten)
+            ends = pack_record(self._log.salt, Kind.ENDS, _ENDS.pack(end.file, end.offset), sequences)
         with storage_errors(self._log.path):
             place = self._log.append(b"".join(ends + records))
-        for ended, _ in self._unwritten_ends:
-            del self._places[ended]
-        self._unwritten_ends.clear()
+        for _, ended in self._unwritten:
+            del self._open[ended]
+        self._unwritten.clear()
+        self._end = end
         return place
 
     def _roll_if_due(self) -> None:
@@ -208,12 +253,16 @@ class IntentJournal:
                 self._log.roll()
             self._number_on()
             self._drop_ended_segments()
-        held = sum(list(self._log.segments.values())[:-1])
-        if held >= self._bytes_max:
-            raise OverloadedError(
-                f"{self._log.directory}: {held} bytes of intents wait for the outcome of some batch; "
-                "bring the IdRegistry back"
-            )
+        if self._held() >= self._bytes_max:
+            self._write_ends()
+            if self._held() >= self._bytes_max:
+                raise OverloadedError(
+                    f"{self._log.directory}: {self._held()} bytes of intents wait for the outcome of some "
+                    "batch; bring the IdRegistry back"
+                )
+
+    def _held(self) -> int:
+        return sum(list(self._log.segments.values())[:-1])
 
     def _number_on(self) -> None:
         # No sequence comes twice, though all segments that held them are gone.
@@ -222,11 +271,15 @@ class IntentJournal:
     def _drop_ended_segments(self) -> None:
         """Delete from the oldest on, up to the first that holds an open intent.
 
-        In order: the ranges of `take_over` must reach back as far as the oldest open intent.
+        Only when the ends of what goes are durable: without them, what stays would not tell where the lines
+        of the others end.
         """
-        needed = min((place.segment for place in self._open.values()), default=self._log.number)
-        with contextlib.suppress(OSError):  # they still count against the bound and are tried again
-            self._log.drop_before(needed)
+        needed = min((place.segment for place, _ in self._open.values()), default=self._log.number)
+        if needed > next(iter(self._log.segments)):
+            with contextlib.suppress(OSError):  # they still count against the bound and are tried again
+                if self._fsync:
+                    self._log.sync()
+                self._log.drop_before(needed)
 
     def _replay(self, segment: int, path: Path, record: Record) -> None:
         if record.kind == Kind.BATCH:
@@ -237,18 +290,20 @@ class IntentJournal:
             except (ValueError, struct.error) as error:
                 raise _corrupt(path, str(error)) from error
             self._intents[intent.sequence] = intent
-            self._open[intent.sequence] = Place(segment, 0)
-            self._places[intent.sequence] = intent.position
+            self._open[intent.sequence] = Place(segment, 0), intent.position
             self._sequence = max(self._sequence, intent.sequence + 1)
-        elif record.kind == Kind.DONE:
-            sequence, *written = _DONE.unpack(record.payload)
-            self._ranges.append(Range(*written))
-            self._sequence = max(self._sequence, sequence + 1)
-            self._intents.pop(sequence, None)
-            self._open.pop(sequence, None)
-            self._places.pop(sequence, None)
+        elif record.kind == Kind.ENDS:
+            self._end = LogPosition(*_ENDS.unpack_from(record.payload))
+            for (sequence,) in struct.iter_unpack("<Q", record.payload[_ENDS.size :]):
+                self._sequence = max(self._sequence, sequence + 1)
+                self._intents.pop(sequence, None)
+                self._open.pop(sequence, None)
         else:
             raise _corrupt(path, f"a record of an unknown kind, {record.kind}")
+
+
+def _is_before(lines: Range, upto: Range) -> bool:
+    return (lines.file, lines.end) <= (upto.file, upto.end)
 
 
 def _corrupt(path: Path, what: str) -> CorruptStateError:

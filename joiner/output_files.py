@@ -9,9 +9,8 @@ A file is listed in the manifest when it will never change again: a reader that 
 nothing twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of
 a root.
 
-`<directory>/roots`, in the joiner's own directory, names the additional roots that the life before wrote to:
-a JSON object, path to the number of the first file that it got. What a root's own files say of unfinished
-batches counts from there on.
+`<directory>/roots`, in the joiner's own directory, names the roots that the life before wrote to, in a JSON
+array.
 """
 
 import contextlib
@@ -258,12 +257,12 @@ _NEVER: Final = 1 << 62  # files are left when all roots leave them
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """`since`: number of the first file that is the same as in the other roots; None for a new one."""
+    """`is_new`: the life before did not write to it."""
 
     directory: Path
     manifest: Manifest
     log: RotatingLog
-    since: int | None
+    is_new: bool
     torn_bytes: int
     """Of an unfinished last line that a crash had left; cut off."""
 
@@ -301,13 +300,13 @@ def open_roots(state: Path, directories: Sequence[Path], stem: str) -> list[Root
     known = _read_known(state)
     roots: list[Root] = []
     try:
-        roots.append(_open_root(directories[0], stem, 0, 0))
+        roots.append(_open_root(directories[0], stem, False, 0))
         for directory in (d for d in directories[1:] if str(d) in known):
             _check_there(directory, stem)
-            roots.append(_open_root(directory, stem, known[str(directory)], 0))
+            roots.append(_open_root(directory, stem, False, 0))
         number = max(root.log.position.file for root in roots)  # new ones come in where the others are
         for directory in (d for d in directories[1:] if str(d) not in known):
-            roots.append(_open_root(directory, stem, None, number))
+            roots.append(_open_root(directory, stem, True, number))
     except BaseException:
         for root in roots:
             root.close()
@@ -315,37 +314,37 @@ def open_roots(state: Path, directories: Sequence[Path], stem: str) -> list[Root
     return roots
 
 
-def _open_root(directory: Path, stem: str, since: int | None, first: int) -> Root:
+def _open_root(directory: Path, stem: str, is_new: bool, first: int) -> Root:
     manifest = Manifest(directory, stem)
     try:
         log = RotatingLog(directory, stem, _NEVER, first=manifest.next_number)
         torn_bytes = log.cut_torn_line()
         if log.position.file < first:
             log.rotate(past=first - 1)
-        return Root(directory, manifest, log, since, torn_bytes)
+        return Root(directory, manifest, log, is_new, torn_bytes)
     except BaseException:
         manifest.close()
         raise
 
 
-def _read_known(state: Path) -> dict[str, int]:
-    """The additional directories that the life before wrote to, each with its first file."""
+def _read_known(state: Path) -> list[str]:
+    """The additional directories that the life before wrote to."""
     path = state / _NAME
     with storage_errors(path):
         if not path.exists():
-            return {}
+            return []
         try:
-            return msgspec.json.decode(path.read_bytes(), type=dict[str, int])
+            return msgspec.json.decode(path.read_bytes(), type=list[str])
         except msgspec.DecodeError as error:
             raise CorruptStateError(
                 f"{path}: no record of output roots ({error}); move it away and start once more"
             ) from error
 
 
-def write_known(state: Path, roots: Sequence[Root], first: int) -> None:
-    """To be called when all logs have begun and nothing is appended yet; `first`: file of the new roots."""
+def write_known(state: Path, roots: Sequence[Root]) -> None:
+    """To be called when all logs have begun and nothing is appended yet."""
     path = state / _NAME
-    known = {str(root.directory): first if root.since is None else root.since for root in roots[1:]}
+    known = [str(root.directory) for root in roots[1:]]
     with storage_errors(path):
         if _read_known(state) != known:
             write_file(path, msgspec.json.encode(known))
@@ -363,9 +362,9 @@ def _check_there(directory: Path, stem: str) -> None:
         )
 
 
-def check_new(root: Root, earliest: LogPosition) -> None:
+def check_new(root: Root, cut: LogPosition) -> None:
     """SettingsError if files of a new root may hold lines of batches without an end: it was moved?"""
-    if any(root.log.path(n).stat().st_size for n in root.log.file_numbers() if n >= earliest.file):
+    if any(root.log.path(n).stat().st_size for n in root.log.file_numbers() if n >= cut.file):
         raise SettingsError(
             f"joiner.output_roots: {root.directory} holds files of this joiner but was none of its roots "
             "when it ended with batches under way; name it as before for one start, or move the files away"

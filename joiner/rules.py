@@ -16,7 +16,7 @@ from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, F
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Joiner
 
-_WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "first_seen": 8}
+_WIDTHS: Final = {"primary_ids": ID_BYTES, "times": 8, "tries": 4, "ages": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class ForeignColumns:
     """N lines, each a JSON object without space around it, closed by a newline."""
     tries: bytes
     """4 x N, uint32: tries before this one."""
-    first_seen: bytes
-    """8 x N, int64 us: when the dispatcher first read the event."""
+    ages: bytes
+    """8 x N, int64 us: how long ago the dispatcher first read the event, by its own clock alone."""
 
     def __len__(self) -> int:
         return len(self.ids) // ID_BYTES
@@ -68,7 +68,7 @@ EXPIRED_REASON: Final = "older than the IdRegistry remembers"
 
 
 def outcomes_of_lookup(
-    found: bytes, batch: ForeignColumns, now_us: int, patience: Joiner, drain: bool
+    found: bytes, batch: ForeignColumns, patience: Joiner, drain: bool
 ) -> tuple[Outcomes, dict[int, str]]:
     """N outcomes, JOINED where the primary was found (the event goes on); the reasons of the unjoinable.
 
@@ -77,7 +77,7 @@ def outcomes_of_lookup(
     answers = np.frombuffer(found, np.uint8)
     outcomes = np.frombuffer(bytearray(found.translate(JOINED_OF_FOUND)), np.uint8)
     tries = np.frombuffer(batch.tries, "<u4")
-    age_us = now_us - np.frombuffer(batch.first_seen, "<i8")
+    age_us = np.frombuffer(batch.ages, "<i8")
     given_up = answers == Found.ABSENT
     if not drain:
         given_up &= (tries >= patience.unjoinable_tries_min) & (age_us >= patience.unjoinable_age_s * 1e6)

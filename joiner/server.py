@@ -51,7 +51,7 @@ class JoinerServer(joiner_pb2_grpc.JoinerServicer):
 
     def Join(self, request: joiner_pb2.JoinRequest, context: grpc.ServicerContext) -> joiner_pb2.JoinResponse:
         columns = (request.ids, request.primary_ids, request.times, request.events, request.tries)
-        batch = ForeignColumns(*columns, request.first_seen)
+        batch = ForeignColumns(*columns, request.ages)
         try:
             if request.identity != self._identity:
                 # Without a lease it is not known whose settings are the registry's: nobody is told to end.

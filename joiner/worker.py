@@ -3,12 +3,9 @@
 Register before writing: a crash between the two loses a join, which the intent brings back; the other order
 would double one. It remembers nothing of an event but its intent.
 
-What a restarted joiner takes over (design: "No loss when a joiner crashes"): of each intent without an end,
-its lines that stand in the joined log already (in all roots: what a crash left in some only is taken back
-first), found by their exact bytes, as a multiset, after the place the intent remembers. The resolver
-registers it again, with the same token, and writes those winners that are missing. An intent whose
-incarnation is fenced is dropped: recovery read the joined log after the fence, so what stands there is there
-for good, and what does not is recovery's to join again.
+What a restarted joiner takes over (design: "No loss when a joiner crashes"): the intents without an end. What
+it finds of their lines in the joined log it cuts off, in every root, whatever that is; then the resolver
+registers them again, with the same token, and writes the winners, from the intents (joiner.commit).
 """
 
 import contextlib
@@ -26,12 +23,12 @@ from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
 from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
-from joiner.output import Checkpoint, JoinedLog, Left
+from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
 from joiner.parquet import check_installed
 from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.clock import Clock
-from photon.core.columns import split_lines, take_ids, take_times
+from photon.core.columns import take_ids, take_times
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Committed, Found, Joined
@@ -147,9 +144,9 @@ class Worker:
             logs = (self._journal, self._output, self._gate)
             commits_max = wanted.commits_in_flight_max
             self._settler = Settler(registry, *logs, self.leases, commits_max, checkpoint)
-            self._resolver = Resolver(self._settler.settle, rng, self._notices.tell)
+            self._resolver = Resolver(self._end, rng, self._notices.tell)
             self._take_over()
-            write_known(home.directory, roots, self._output.position.file)
+            write_known(home.directory, roots)
             # Recovery releases what a life registered only when it reads an output that tells of that life.
             life = Life(own.incarnation, own.address, clock.now_us())
             for root in roots:
@@ -186,9 +183,7 @@ class Worker:
             except UnavailableError:
                 return JoinOutcomes(bytes([Joined.RETRY_UNAVAILABLE]) * len(batch), {})
             self._checkpoint("looked up")
-            outcomes, reasons = rules.outcomes_of_lookup(
-                found, batch, self._clock.now_us(), self.settings.joiner, self.home.drain
-            )
+            outcomes, reasons = rules.outcomes_of_lookup(found, batch, self.settings.joiner, self.home.drain)
             candidates = self._adapt(batch, found, primaries, outcomes, reasons)
             if candidates.ids:
                 _place(candidates, self._register(candidates, deadline), outcomes, reasons)
@@ -217,8 +212,7 @@ class Worker:
     def status(self) -> dict[str, Any]:
         """While something is `in_flight` or `unresolved` (intents without an end), lines may still come.
 
-        `dropped`: events that were fenced, registered perhaps and not written: recovery's. `reading`: a fast
-        path that reads events otherwise must send nothing.
+        `reading`: a fast path that reads events otherwise must send nothing.
         """
         return {
             "reading": reading_fingerprint(self.settings),
@@ -226,7 +220,6 @@ class Worker:
             "in_flight": self._requests.in_flight,
             "commits_in_flight": self._settler.slots.in_flight,
             "unresolved": self._journal.open_count,
-            "dropped": self._settler.dropped,
             "lease": self.leases.status(),
             "output": self._completer.status(),
             "storage_error": None if self._gate.error is None else str(self._gate.error),
@@ -234,30 +227,30 @@ class Worker:
         }
 
     def _take_over(self) -> None:
-        """CorruptStateError if a file of the output is missing, SettingsError if a root can't be new."""
-        intents, done = self._journal.take_over()
-        left = None
-        if intents:
-            positions = [intent.position for intent in intents]
-            left = Left(min(positions), max(positions), done)
+        """SettingsError if a root can't be new."""
+        intents, left = self._journal.take_over()
+        if left.cut is not None:
             for root in self._output.roots:
-                if root.since is None:
-                    check_new(root, left.earliest)
-        taken_back = self._output.begin(left)
-        if left is not None:
-            wanted = {line for intent in intents for line in split_lines(intent.lines)}
-            written = self._output.count(wanted, left.earliest, done)
-            for intent in intents:
-                self._resolver.add(Unended(intent, self.leases.inherit(_token_of(intent)), written))
+                if root.is_new:
+                    check_new(root, left.cut)
+        cut = self._output.begin(left)
+        for intent in intents:
+            self._resolver.add(Unended(intent, self.leases.inherit(_token_of(intent))))
         torn_bytes = sum(root.torn_bytes for root in self._output.roots)
         if torn_bytes:
             self._notices.tell(f"cut {torn_bytes} bytes of an unfinished line off the joined log")
-        if taken_back:
+        if cut:
             self._notices.tell(
-                f"took {taken_back} bytes back that a crash had left in some output roots only"
+                f"cut {cut} bytes of unfinished batches off the joined log; they are written again"
             )
         if intents:
             self._notices.tell(f"{len(intents)} batches were under way when the joiner ended; ending them")
+
+    def _end(self, batch: Unended) -> None:
+        """One that its request, or the life before, has left; errors as of Settler.settle."""
+        if batch.lease.fenced and batch.lease is not self.leases.own and batch.place is None:
+            self._settler.begin_anew(batch, self._tokens.next())
+        self._settler.settle(batch)
 
     @contextlib.contextmanager
     def _admitted(self) -> Iterator[None]:

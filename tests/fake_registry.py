@@ -5,13 +5,13 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
 from photon.core.columns import split_ids
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
-from photon.core.fates import Committed, Registered
+from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import parse_token
 
 SKEW_S = 0.1
@@ -110,19 +110,30 @@ class FakeRegistry:
         with self._state():
             return [*self.leases]
 
-    def release(self, key: bytes) -> bool:
-        """Recovery's: forget the id, if it is of a fenced incarnation."""
+    def release(self, ids: bytes, times: bytes, tokens: Sequence[bytes], counts: Sequence[int]) -> bytes:
+        wanted = [token for token, count in zip(tokens, counts, strict=True) for _ in range(count)]
+        with self._state():
+            if self.down:
+                raise UnavailableError("registry: no quorum")
+            return bytes(map(self._released, split_ids(ids), wanted))
+
+    def release_lost(self, key: bytes) -> bool:
+        """What recovery does with an id that stands nowhere: forget it, if it is of a fenced incarnation."""
         with self._state():
             token = self.tokens.get(key)
-            if token is None or parse_token(token).incarnation not in self.fences:
-                return False
-            del self.tokens[key]
-            return True
+            return token is not None and self._released(key, token) is Released.RELEASED
 
     def _outcome(self, key: bytes, token: bytes) -> Committed:
         if key in self.expired:
             return Committed.EXPIRED
         return Committed.WON if self.tokens[key] == token else Committed.DUPLICATE
+
+    def _released(self, key: bytes, token: bytes) -> Released:
+        if parse_token(token).incarnation not in self.fences:
+            return Released.NOT_FENCED
+        if self.tokens.get(key, token) != token:
+            return Released.OTHER
+        return Released.ABSENT if self.tokens.pop(key, None) is None else Released.RELEASED
 
     def _registered(self, key: bytes) -> Registered:
         if self.pending.get(key, 0) > 0:

@@ -354,7 +354,7 @@ class Sending:
         try:
             if count and self._same.holds():
                 sent = count
-                outcomes = self._joiner.join(foreign_columns(batch, self._clock.now_us())).outcomes
+                outcomes = self._joiner.join(foreign_columns(batch)).outcomes
                 self._pause_after(outcomes)
                 ends = ends_of(outcomes, count)
         except UnavailableError as error:

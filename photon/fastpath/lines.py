@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from joiner.client import ForeignColumns
-from photon.core.columns import join_lines, pack_times
+from photon.core.columns import join_lines
 from photon.core.errors import UsageError
 from photon.logs.formats import ForeignBatch
 
 
-def foreign_columns(batch: ForeignBatch, now_us: int) -> ForeignColumns:
-    """`now_us`: when they are sent, which to a joiner is when they were first seen."""
+def foreign_columns(batch: ForeignBatch) -> ForeignColumns:
+    """Sent for the first time: tries and ages are 0."""
     count = len(batch.lines)
     return ForeignColumns(
         ids=batch.ids,
@@ -22,7 +22,7 @@ def foreign_columns(batch: ForeignBatch, now_us: int) -> ForeignColumns:
         times=batch.times,
         events=join_lines(batch.lines),
         tries=bytes(4 * count),
-        first_seen=pack_times([now_us] * count),
+        ages=bytes(8 * count),
     )
 
 

@@ -1,9 +1,8 @@
 """The joiners whose directories and output roots are on this machine, as recovery finds them (paper 3.3.3).
 
 Where the locks of a joiner are free its process has ended: while recovery holds them, it takes off the
-unfinished line that a crash left at the end of a joined log, as that joiner's own next start would. A joiner
-whose locks are held is left alone: its lease is what keeps it from writing. What stands in some of the roots
-only is for that joiner's start to take back; until then it stands there.
+unfinished line that a crash left at the end of a joined log. A joiner whose locks are held is left alone: its
+lease is what keeps it from writing.
 """
 
 import contextlib

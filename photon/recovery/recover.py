@@ -11,21 +11,23 @@ In this order, which is what makes it safe:
 7. put the lines into a dispatcher's inbox; 8. forget the plan.
 
 **Nothing is doubled.** After 3 nothing can be registered with those tokens, and no line of theirs can come
-into a joined log to stay: a joiner looks at its lease before and after it writes (joiner.output). So what 4
-does not find is nowhere, for good, and its id may go. 6 takes it out only while that very token holds it:
-what was released and joined again meanwhile has another one, however old the plan is. 7 is no more than
-reading a log twice: the registry decides who writes.
+into a joined log to stay: a joiner looks at its lease before and after it writes (joiner.output), and its
+next life cuts what it could not take back. So what 4 does not find is nowhere, for good, and its id may go.
+6 takes it out only while that very token holds it: what was released and joined again meanwhile has another
+one, however old the plan is. 7 is no more than reading a log twice: the registry decides who writes.
 
 **Nothing is lost.** From 6 on an event may stand in neither registry nor joined log, but it stands in the
 plan, which the next run finishes; 6 and 7 may be done any number of times.
 
 **A zombie** (stopped, its lease over) that goes on before 3 gets its lease again, and is not fenced. After 3,
-wherever it stood: it is refused what it registers; it drops what it had registered and not written; it takes
-back what it wrote. If that was seen in 4, its events are found missing by the next run. Where its locks are
-free it has ended, and 4, during which recovery holds them, sees all that it will ever have written. Where
-they are held it may stand anywhere, and the above is all there is: killed, from outside, just between writing
-and taking back, it leaves lines that 4 did not see. A line counts in whatever root it stands; what stands in
-some of them only is taken back by that joiner's next start, and found missing by the next run.
+wherever it stood: it is refused what it registers, and takes back what it wrote. Where its locks are free it
+has ended, and 4, during which recovery holds them, sees all that it has written. Where they are held it may
+stand anywhere: killed, from outside, just between writing and taking back, it leaves lines that 4 did not
+see. A line counts in whatever root it stands.
+
+**Its next life** cuts the lines of all that was under way, seen or not, and joins these events again: it does
+6 for its own intents, and registers them with a token of its own (joiner.commit). It and this command can do
+so at once, for the registry lets one of them win.
 """
 
 import time

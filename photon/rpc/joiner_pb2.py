@@ -24,21 +24,21 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17photon/rpc/joiner.proto\x12\x10photon.joiner.v1\"\x83\x01\n\x0bJoinRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x13\n\x0bprimary_ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x04 \x01(\x0c\x12\r\n\x05tries\x18\x05 \x01(\x0c\x12\x12\n\nfirst_seen\x18\x06 \x01(\x0c\x12\x10\n\x08identity\x18\x07 \x01(\x0c\"F\n\x0cJoinResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x13\n\x0breason_rows\x18\x02 \x03(\r\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x9c\x01\n\x06Joiner\x12\x45\n\x04Join\x12\x1d.photon.joiner.v1.JoinRequest\x1a\x1e.photon.joiner.v1.JoinResponse\x12K\n\x06Status\x12\x1f.photon.joiner.v1.StatusRequest\x1a .photon.joiner.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17photon/rpc/joiner.proto\x12\x10photon.joiner.v1\"}\n\x0bJoinRequest\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x13\n\x0bprimary_ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\x0e\n\x06\x65vents\x18\x04 \x01(\x0c\x12\r\n\x05tries\x18\x05 \x01(\x0c\x12\x0c\n\x04\x61ges\x18\x06 \x01(\x0c\x12\x10\n\x08identity\x18\x07 \x01(\x0c\"F\n\x0cJoinResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x13\n\x0breason_rows\x18\x02 \x03(\r\x12\x0f\n\x07reasons\x18\x03 \x03(\t\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x9c\x01\n\x06Joiner\x12\x45\n\x04Join\x12\x1d.photon.joiner.v1.JoinRequest\x1a\x1e.photon.joiner.v1.JoinResponse\x12K\n\x06Status\x12\x1f.photon.joiner.v1.StatusRequest\x1a .photon.joiner.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'photon.rpc.joiner_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOINREQUEST']._serialized_start=46
-  _globals['_JOINREQUEST']._serialized_end=177
-  _globals['_JOINRESPONSE']._serialized_start=179
-  _globals['_JOINRESPONSE']._serialized_end=249
-  _globals['_STATUSREQUEST']._serialized_start=251
-  _globals['_STATUSREQUEST']._serialized_end=266
-  _globals['_STATUSRESPONSE']._serialized_start=268
-  _globals['_STATUSRESPONSE']._serialized_end=298
-  _globals['_JOINER']._serialized_start=301
-  _globals['_JOINER']._serialized_end=457
+  _globals['_JOINREQUEST']._serialized_start=45
+  _globals['_JOINREQUEST']._serialized_end=170
+  _globals['_JOINRESPONSE']._serialized_start=172
+  _globals['_JOINRESPONSE']._serialized_end=242
+  _globals['_STATUSREQUEST']._serialized_start=244
+  _globals['_STATUSREQUEST']._serialized_end=259
+  _globals['_STATUSRESPONSE']._serialized_start=261
+  _globals['_STATUSRESPONSE']._serialized_end=291
+  _globals['_JOINER']._serialized_start=294
+  _globals['_JOINER']._serialized_end=450
 # @@protoc_insertion_point(module_scope)

@@ -7,22 +7,22 @@ from typing import ClassVar as _ClassVar, Optional as _Optional
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("ids", "primary_ids", "times", "events", "tries", "first_seen", "identity")
+    __slots__ = ("ids", "primary_ids", "times", "events", "tries", "ages", "identity")
     IDS_FIELD_NUMBER: _ClassVar[int]
     PRIMARY_IDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     TRIES_FIELD_NUMBER: _ClassVar[int]
-    FIRST_SEEN_FIELD_NUMBER: _ClassVar[int]
+    AGES_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     primary_ids: bytes
     times: bytes
     events: bytes
     tries: bytes
-    first_seen: bytes
+    ages: bytes
     identity: bytes
-    def __init__(self, ids: _Optional[bytes] = ..., primary_ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., events: _Optional[bytes] = ..., tries: _Optional[bytes] = ..., first_seen: _Optional[bytes] = ..., identity: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, ids: _Optional[bytes] = ..., primary_ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., events: _Optional[bytes] = ..., tries: _Optional[bytes] = ..., ages: _Optional[bytes] = ..., identity: _Optional[bytes] = ...) -> None: ...
 
 class JoinResponse(_message.Message):
     __slots__ = ("outcomes", "reason_rows", "reasons")

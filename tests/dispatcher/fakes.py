@@ -106,7 +106,7 @@ class FakeJoiner:
         events = split_lines(batch.events)
         count = len(events)
         assert len(batch.ids) == len(batch.primary_ids) == 16 * count
-        assert len(batch.times) == len(batch.first_seen) == 8 * count
+        assert len(batch.times) == len(batch.ages) == 8 * count
         tries = memoryview(batch.tries).cast("I")
         assert len(tries) == count
         self.before(events)

@@ -41,7 +41,7 @@ class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistrySer
                 request.times,
                 request.events,
                 request.tries,
-                request.first_seen,
+                request.ages,
             )
         )
         return joiner_pb2.JoinResponse(

@@ -7,7 +7,7 @@ import pytest
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
 from photon.core.clock import ManualClock
-from photon.core.columns import split_ids
+from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
@@ -195,3 +195,18 @@ def test_it_stops_in_the_middle_of_waiting():
     bench = Bench(FakeJoiner(before=Failing(UnavailableError("gone"), 10**9)), waits_max=3)
     assert bench.sender.send(some_events(3)) is None
     assert len(bench.waits) == 3
+
+
+def test_ages_are_told_by_this_clock_alone_and_never_below_zero():
+    """A joiner's clock may be another; this one may have been set back since the event was read."""
+    told = []
+
+    class Listening(FakeJoiner):
+        def join(self, batch):
+            told.extend(unpack_times(batch.ages).tolist())
+            return super().join(batch)
+
+    bench, events = Bench(Listening()), some_events(2)
+    events.first_seen[:] = bench.clock.now_us() - 5_000_000, bench.clock.now_us() + 5_000_000
+    bench.sender.send(events)
+    assert told == [5_000_000, 0]

@@ -60,7 +60,7 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
         "times": _TIMES,
         "events": _LINES,
         "tries": struct.pack("<3I", 0, 1, 2),
-        "first_seen": _TIMES,
+        "ages": _TIMES,
         "identity": identity_digest(Settings()),
     },
     "Pending": {"ids": _IDS},

@@ -49,7 +49,7 @@ def batch_of(
     primaries: Sequence[str] | None = None,
     events: Sequence[bytes] | None = None,
     tries: int = 0,
-    first_seen_us: int = NOW_US,
+    age_us: int = 0,
 ) -> ForeignColumns:
     """Events of these names; each one's primary is `q-<name>` unless it is given."""
     count = len(names)
@@ -61,7 +61,7 @@ def batch_of(
         times=pack_times([NOW_US] * count),
         events=join_lines(events),
         tries=np.full(count, tries, "<u4").tobytes(),
-        first_seen=pack_times([first_seen_us] * count),
+        ages=pack_times([age_us] * count),
     )
 
 

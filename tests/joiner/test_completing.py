@@ -16,6 +16,7 @@ from tests.joiner.fakes import (
     Crash,
     FailingWrites,
     batch_of,
+    fail_one_sync,
     joined_line,
     lines_of,
     output_files,
@@ -88,21 +89,28 @@ def test_by_size_alone_no_file_is_too_old(make, east, clock):
     assert listed(east) == []
 
 
-def test_a_file_that_a_batch_without_an_end_may_stand_in_is_not_listed(make, registry, east, clock):
-    worker = make(output_file_s=HOUR_S)
+def test_a_file_is_listed_when_no_batch_without_an_end_stands_in_it(make, registry, east, clock, monkeypatch):
+    """One that is not written anywhere yet holds up none."""
+    worker = make(output_file_s=HOUR_S, fsync=True)
     worker.join(batch_of(["a"]))
     registry.failures = ["after"]
     worker.join(batch_of(["b"]))
+    fail_one_sync(monkeypatch)
+    worker.join(batch_of(["c"]))  # written, and not durable
     age(worker, clock)
     assert listed(east) == []
     assert worker.status()["output"]["waiting"] == 1
+    worker.leases.renew_due()
+    worker.join(batch_of(["d"]))  # its sync is that of c, too
+    age(worker, clock)
+    assert listed(east) == ["joiner-000000.jsonl", "joiner-000001.jsonl"]
     worker.start()
     assert worker.stop(20)
-    assert listed(east) == ["joiner-000000.jsonl", "joiner-000001.jsonl"]
+    assert listed(east) == [f"joiner-00000{n}.jsonl" for n in range(3)]
 
 
 def test_no_file_is_listed_before_the_ends_of_its_batches_are_durable(make, east, clock, monkeypatch):
-    """Else a power cut opens their intents again, and the next start looks for lines that are gone."""
+    """Else a power cut opens their intents again, and the next start cuts a file that was complete."""
     worker = make(output_file_s=HOUR_S)
     worker.join(batch_of(["a"]))
     real, synced = os.fdatasync, []

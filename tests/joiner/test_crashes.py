@@ -1,5 +1,6 @@
 """A joiner killed between any two IO steps: each event it won is in the joined log exactly once."""
 
+import errno
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from joiner.output_files import complete_files, count_joined
+from photon.core import disk
 from photon.core.columns import split_lines
 from tests.fake_registry import FakeRegistry
 from tests.joiner import crash_child
@@ -105,7 +107,7 @@ def test_a_joiner_killed_between_two_steps_of_its_output_leaves_each_root_and_ma
     killed = run(tmp_path, step, passes, special)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     if step == "one root appended":  # and once more while that is mended
-        killed = run(tmp_path, "one root levelled", 0, special)
+        killed = run(tmp_path, "one root cut", 0, special)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     ended = run(tmp_path, special=[word for word in special if word != "full"])
     assert ended.returncode == 0, ended.stderr
@@ -238,6 +240,36 @@ def test_lines_that_are_alike_are_counted_by_the_batches_they_belong_to(tmp_path
     second.start()
     assert second.stop(20)
     assert output_lines(tmp_path).total() == 6
+
+
+def test_lines_whose_sync_failed_are_written_again_whatever_the_page_cache_says(tmp_path, monkeypatch):
+    """The kernel has dropped what it could not write, and shows it as long as it keeps the pages."""
+    registry, fatal, real, written = FakeRegistry(), [], os.fdatasync, []
+
+    def fdatasync(fd):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(fd)
+
+    worker = make_worker(tmp_path, registry, fsync=True, on_fatal=fatal.append)
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "fdatasync", fdatasync)
+        worker.join(batch_of(["a"]))
+    worker.close()
+    assert fatal
+    assert output_lines(tmp_path) == lines_of("a"), "the page cache has it"
+    write_all = disk.write_all
+
+    def spy(fd, data):
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(".jsonl"):
+            written.append(bytes(data))
+        write_all(fd, data)
+
+    monkeypatch.setattr("photon.logs.writer.write_all", spy)
+    second = make_worker(tmp_path, registry, fsync=True)
+    second.start()
+    assert second.stop(20)
+    assert Counter(split_lines(b"".join(written))) == output_lines(tmp_path) == lines_of("a")
 
 
 def test_lines_that_a_power_cut_took_are_written_again_and_found_by_the_next_start(tmp_path):

@@ -19,6 +19,7 @@ from tests.joiner.fakes import Crash, batch_of, lines_of, make_worker, output_li
 NAMES = [f"e{n}" for n in range(6)]
 STEPS = ["looked up", "intent synced", "registered", "one root appended", "output appended", "output synced"]
 BEFORE, AFTER = "before the write", "after the write"
+UNSEEN = "stands before the write, dies behind it"
 LONG = 100.0
 
 
@@ -64,7 +65,7 @@ class World:
         """After a fence: read what is written, release what is not, have it joined by another joiner."""
         written = output_lines(self.root, self.reads)
         missing = [name for name in NAMES if not lines_of([name]) <= written]
-        released = [name for name in missing if self.registry.release(packed_id(name))]
+        released = [name for name in missing if self.registry.release_lost(packed_id(name))]
         self.other.leases.renew_due()
         failures, self.registry.failures = self.registry.failures, []
         self.other.join(batch_of(released))
@@ -86,7 +87,13 @@ class World:
         joined = "/joined/east/joiner-" in os.readlink(f"/proc/self/fd/{fd}")
         if joined:
             self._reached(BEFORE)
+        unseen = joined and self.stand_at == UNSEEN
+        if unseen:
+            kill, self.kill = self.kill, False
+            self._reached(UNSEEN)
         written = self._real(fd, data)
+        if unseen and kill:
+            raise Crash
         if joined:
             self._reached(AFTER)
         return written
@@ -105,7 +112,7 @@ class World:
 
 COURSE = st.tuples(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True),
-    st.sampled_from([None, *STEPS, BEFORE, AFTER]),
+    st.sampled_from([None, *STEPS, BEFORE, AFTER, UNSEEN]),
     st.booleans(),
     st.booleans(),
     st.sampled_from(["", "", "before", "after"]),

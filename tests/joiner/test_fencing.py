@@ -12,8 +12,8 @@ from joiner.rules import outcomes_of_commit
 from photon.core import disk
 from photon.core.clock import SystemClock
 from photon.core.errors import FencedError, OverloadedError, StorageError
-from photon.core.fates import Committed, Joined
-from photon.core.ids import parse_token
+from photon.core.fates import Committed, Joined, Released
+from photon.core.ids import Token, parse_token
 from photon.logs.writer import RotatingLog
 from tests.joiner.fakes import (
     Crash,
@@ -195,14 +195,14 @@ def test_many_threads_under_a_lease_that_comes_and_goes_write_each_event_once(ma
     )
 
 
-def test_a_fenced_commit_drops_the_batch_and_ends_the_process(make, registry, fatal, tmp_path):
+def test_a_fenced_commit_writes_nothing_and_ends_the_process(make, registry, fatal, tmp_path):
     worker = make()
     registry.fences.add(worker.leases.own.incarnation)
     assert fates(worker.join(batch_of(["a", "b", "a"]))) == [RETRY] * 3
     assert [type(error) for error in fatal] == [FencedError]
     assert output_lines(tmp_path) == Counter()
     status = worker.status()
-    assert (status["unresolved"], status["dropped"], status["lease"]["fenced"]) == (0, 2, True)
+    assert (status["unresolved"], status["lease"]["fenced"]) == (1, True)
     with pytest.raises(OverloadedError):
         worker.join(batch_of(["c"]))
 
@@ -212,12 +212,11 @@ def test_what_one_shard_let_win_is_not_written_if_another_says_fenced(make, regi
     worker = make()
     answer = bytes([Committed.WON, Committed.FENCED, Committed.DUPLICATE, Committed.EXPIRED])
     monkeypatch.setattr(registry, "commit", lambda *_: answer)
-    assert fates(worker.join(batch_of("abcd"))) == [RETRY, RETRY, "DUPLICATE", "EXPIRED"]
+    assert fates(worker.join(batch_of("abcd"))) == [RETRY] * 4
     assert output_lines(tmp_path) == Counter()
-    assert worker.status()["dropped"] == 2
 
 
-def test_lines_that_stand_but_for_their_sync_are_no_longer_dropped(make, registry, monkeypatch, tmp_path):
+def test_lines_that_stand_but_for_their_sync_stay(make, registry, monkeypatch, tmp_path):
     """They were readable before the fence, so recovery has not released them."""
     worker = make(fsync=True)
     fail_one_sync(monkeypatch)
@@ -225,7 +224,6 @@ def test_lines_that_stand_but_for_their_sync_are_no_longer_dropped(make, registr
     worker.leases.fenced(worker.leases.own)
     worker.start()
     wait_until(lambda: worker.status()["unresolved"] == 0)
-    assert worker.status()["dropped"] == 0
     assert output_lines(tmp_path) == lines_of("a")
 
 
@@ -277,62 +275,99 @@ def test_batches_of_an_old_life_wait_for_the_old_ones_lease(make, registry, monk
     assert output_lines(tmp_path) == lines_of("c")
     registry.fences.add(old)
     wait_until(lambda: second.status()["unresolved"] == 0)
-    assert output_lines(tmp_path) == lines_of("c")
+    assert output_lines(tmp_path) == lines_of("abc")
 
 
-@pytest.mark.parametrize("lost", ["before", "after"])
-def test_batches_of_a_fenced_life_are_dropped_for_good(make, registry, fatal, tmp_path, lost):
-    registry.fences.add(leave_batch(make, registry, lost=lost))
-    commits = registry.commits
-    second = make()
-    end_all(second)
-    assert output_lines(tmp_path) == Counter()
-    assert (registry.commits, second.status()["dropped"], fatal) == (commits, 2, [])
-    assert any("is fenced" in line for line in second.status()["notices"])
-    second.close()
+def crash_at(where):
+    """A checkpoint that ends the life there."""
+
+    def reached(step):
+        if step == where:
+            raise Crash
+
+    return reached
+
+
+@pytest.mark.parametrize("left", ["before", "after", "output appended"])
+@pytest.mark.parametrize("recovered", ["", "released", "joined elsewhere"])
+@pytest.mark.parametrize("again", [None, "intent synced", "registered"])
+def test_what_a_fenced_life_left_is_begun_anew_whatever_recovery_did(
+    make, registry, fatal, tmp_path, left, recovered, again
+):
+    """Its lines are cut, may they stand there; its ids are released where it holds them still."""
+    if left == "output appended":
+        first = make(checkpoint=crash_at(left))
+        with pytest.raises(Crash):
+            first.join(batch_of("ab"))
+        first.close()
+    else:
+        leave_batch(make, registry, lost=left)
+    registry.fences.update(registry.leases)
+    elsewhere = lines_of("a") if recovered == "joined elsewhere" else Counter()
+    if recovered:
+        registry.release_lost(packed_id("a"))
+    if elsewhere:
+        registry.tokens[packed_id("a")] = Token("other:1", 1, 1).pack()
+    if again:
+        second = make(checkpoint=crash_at(again))
+        second.leases.renew_due()
+        with pytest.raises(Crash):
+            second._resolver._step()
+        second.close()
+        registry.fences.update(registry.leases)
+    last = make()
+    end_all(last)
+    assert output_lines(tmp_path) + elsewhere == lines_of("ab")
+    assert fatal == []
+    assert fates(last.join(batch_of("ab"))) == ["DUPLICATE"] * 2
+    last.close()
     assert make().status()["unresolved"] == 0
 
 
-def test_a_batch_of_an_old_life_that_only_a_shard_calls_fenced_is_dropped(make, registry, fatal, tmp_path):
-    old = leave_batch(make, registry)
-    second = make()
-    registry.fences.add(old)
-    second.start()
-    wait_until(lambda: second.status()["unresolved"] == 0)
-    assert output_lines(tmp_path) == Counter()
-    assert (fatal, second.status()["dropped"]) == ([], 2)
-    assert fates(second.join(batch_of(["c"]))) == ["JOINED"]
-
-
-def test_lines_that_a_fenced_life_had_written_stay(make, registry, tmp_path):
-    """It died between the append and the end of its intent; recovery, after the fence, has seen the lines."""
-
-    def crash(step):
-        if step == "output appended":
-            raise Crash
-
-    first = make(checkpoint=crash)
-    with pytest.raises(Crash):
-        first.join(batch_of(["a", "b"]))
-    first.close()
-    registry.fences.add(first.leases.own.incarnation)
-    end_all(make())
+def test_a_shard_that_does_not_know_of_the_fence_yet_is_waited_for(make, registry, monkeypatch, tmp_path):
+    registry.fences.add(leave_batch(make, registry))
+    real, answers = registry.release, [bytes([Released.RELEASED, Released.NOT_FENCED])] * 2
+    monkeypatch.setattr(registry, "release", lambda *columns: answers.pop() if answers else real(*columns))
+    end_all(make(clock=SystemClock()))
+    assert not answers
     assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_lines_that_were_written_behind_recoverys_back_are_cut(make, registry, clock, monkeypatch, tmp_path):
+    """It stood still between look and append, was fenced, recovered elsewhere, went on, and was killed."""
+    first = make()
+    other = make(name="other")
+    real = RotatingLog.append
+
+    def append(log, data):
+        if log.directory == tmp_path / "out" / "joined" / "east" and not registry.fences:
+            registry.fences.add(first.leases.own.incarnation)
+            assert registry.release_lost(packed_id("a"))
+            assert fates(other.join(batch_of("a"))) == ["JOINED"]
+            real(log, data)
+            raise Crash
+        return real(log, data)
+
+    monkeypatch.setattr(RotatingLog, "append", append)
+    with pytest.raises(Crash):
+        first.join(batch_of("a"))
+    assert output_lines(tmp_path) == lines_of("aa")
+    first.close()
+    end_all(make())
+    assert output_lines(tmp_path) == lines_of("a")
 
 
 def test_recovery_between_two_lives_doubles_and_loses_nothing(make, registry, tmp_path):
     old = leave_batch(make, registry)
     registry.fences.add(old)
-    assert registry.release(packed_id("a"))
+    assert registry.release_lost(packed_id("a"))
     second = make()
     assert fates(second.join(batch_of(["a"]))) == ["JOINED"]  # re-injected
     end_all(second)
-    assert output_lines(tmp_path) == lines_of("a")
-    assert registry.release(packed_id("b"))
-    assert not registry.release(packed_id("a"))
-    assert fates(second.join(batch_of(["a", "b"]))) == ["DUPLICATE", "JOINED"]
     assert output_lines(tmp_path) == lines_of("ab")
-    assert parse_token(registry.tokens[packed_id("a")]).incarnation == second.leases.own.incarnation
+    assert not registry.release_lost(packed_id("a"))
+    assert not registry.release_lost(packed_id("b"))
+    assert parse_token(registry.tokens[packed_id("b")]).incarnation == second.leases.own.incarnation
 
 
 def test_a_joiner_that_starts_while_the_registry_is_away_waits_and_says_so(make, registry, tmp_path):

@@ -1,5 +1,7 @@
 """The intent journal: what is durable is found again, a torn tail is cut, damage stops the start."""
 
+import errno
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from joiner.intents import Intent, IntentJournal, Range
+from joiner.intents import Intent, IntentJournal, Left, Range
 from photon.core.columns import join_lines, pack_times
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
 from photon.core.journal import HEADER_BYTES, MARK_BYTES
@@ -33,9 +35,16 @@ def append(journal, number, events=2, synced=True):
 
 def reopened(directory, **options):
     journal = IntentJournal(directory, fsync=True, **options)
-    intents, ranges = journal.take_over()
+    intents, left = journal.take_over()
     journal.close()
-    return intents, ranges
+    return intents, left
+
+
+def end(journal, intent, start, stop):
+    """With its lines there, durably."""
+    lines = Range(0, start, stop)
+    journal.written(intent, lines)
+    journal.synced(lines)
 
 
 def segments(directory):
@@ -45,14 +54,14 @@ def segments(directory):
 def test_intents_without_an_end_are_found_again_whole_and_in_order(tmp_path):
     journal = IntentJournal(tmp_path, fsync=True)
     intents = [append(journal, number, events=number) for number in range(1, 5)]
-    journal.done(intents[1], Range(0, 10, 20))
+    end(journal, intents[1], 10, 20)
     journal.close()
-    found, ranges = reopened(tmp_path)
+    found, left = reopened(tmp_path)
     assert found == [intents[0], intents[2], intents[3]]
     assert found[1].token == b"token-3"
     assert found[1].position == LogPosition(0, 3)
     assert len(found[1]) == 3
-    assert ranges == [Range(0, 10, 20)]
+    assert left == Left(LogPosition(0, 20), LogPosition(0, 20))
 
 
 def test_what_was_taken_over_is_handed_out_once(tmp_path):
@@ -62,7 +71,7 @@ def test_what_was_taken_over_is_handed_out_once(tmp_path):
     journal = IntentJournal(tmp_path, fsync=True)
     assert journal.open_count == 1
     assert len(journal.take_over()[0]) == 1
-    assert journal.take_over() == ([], [])
+    assert journal.take_over()[0] == []
     journal.close()
 
 
@@ -131,23 +140,31 @@ def test_segments_are_deleted_when_all_before_them_is_done(tmp_path):
     journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
     intents = [append(journal, number) for number in range(4)]
     assert len(segments(tmp_path)) == 4
-    journal.done(intents[1], Range(0, 0, 0))
+    journal.ended(intents[1])
     assert len(segments(tmp_path)) == 4
-    journal.done(intents[0], Range(0, 0, 0))
+    journal.ended(intents[0])
     assert [p.name[8:20] for p in segments(tmp_path)] == ["000000000004", "000000000005"]
     journal.close()
     assert reopened(tmp_path)[0] == intents[2:]
 
 
-def test_places_of_done_intents_are_kept_as_far_back_as_the_oldest_open_one(tmp_path):
+def test_segments_go_only_when_the_ends_of_their_intents_are_durable(tmp_path, monkeypatch):
+    """Without these ends, the next start would cut the lines of what went off with those of what is left."""
     journal = IntentJournal(tmp_path, fsync=True, segment_bytes=1)
-    oldest = append(journal, 0)
-    for number in range(1, 6):
-        journal.done(append(journal, number), Range(0, number, number + 1))
+    first, second = append(journal, 0), append(journal, 0)
+    append(journal, 0, synced=False)
+    journal.written(second, Range(0, 0, 10))
+    journal.written(first, Range(0, 10, 20))
+    there = segments(tmp_path)
+    with monkeypatch.context() as failing:
+        failing.setattr("photon.core.disk.sync_data", fail)
+        journal.synced(Range(0, 10, 20))
+    assert segments(tmp_path) == there
     journal.close()
-    found, ranges = reopened(tmp_path)
-    assert found == [oldest]
-    assert ranges == [Range(0, number, number + 1) for number in range(1, 6)]
+
+
+def fail(_):
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def test_no_sequence_comes_twice_after_all_segments_before_are_gone(tmp_path):
@@ -156,7 +173,7 @@ def test_no_sequence_comes_twice_after_all_segments_before_are_gone(tmp_path):
     for number in range(3):
         intent = append(journal, number)
         sequences.append(intent.sequence)
-        journal.done(intent, Range(0, 0, 0))
+        journal.ended(intent)
     journal._log.roll()
     journal.close()
     for path in segments(tmp_path)[:-1]:
@@ -174,7 +191,7 @@ def test_a_journal_at_its_bound_refuses_and_takes_again_when_intents_end(tmp_pat
             intents.append(append(journal, number))
     assert 1 < len(intents) < 10
     for intent in intents:
-        journal.done(intent, Range(0, 0, 0))
+        journal.ended(intent)
     append(journal, 100)
     journal.close()
 
@@ -187,11 +204,12 @@ def test_an_intent_that_could_not_be_written_leaves_nothing_behind(tmp_path, mon
         FailingWrites(full, "/intents-")
         with pytest.raises(DiskFullError, match="no space left"):
             append(journal, 2)
-        journal.done(first, Range(0, 1, 2))  # its record waits for space
+        end(journal, first, 1, 2)  # its record waits for space
+        assert journal.needed_from(lambda: LogPosition(0, 2)) == LogPosition(0, 1)
     assert segments(tmp_path)[0].stat().st_size == size
     third = append(journal, 3)
     journal.close()
-    assert reopened(tmp_path) == ([third], [Range(0, 1, 2)])
+    assert reopened(tmp_path) == ([third], Left(LogPosition(0, 3), LogPosition(0, 3)))
 
 
 STEP = st.one_of(
@@ -214,7 +232,7 @@ def test_the_journal_holds_what_a_model_says(steps, segment_bytes):
                 opened.append(append(journal, number, events=value))
             elif what == "done" and opened:
                 intent = opened.pop(value % len(opened))
-                journal.done(intent, Range(0, number, number))
+                journal.ended(intent)
                 journal._log.sync()
             elif what == "reopen":
                 torn = append(journal, number, synced=False)
@@ -227,5 +245,61 @@ def test_the_journal_holds_what_a_model_says(steps, segment_bytes):
                 assert journal.take_over()[0] == opened
         journal.close()
         assert reopened(directory)[0] == opened
+    finally:
+        shutil.rmtree(directory)
+
+
+COURSE = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.just(0)),
+        st.tuples(st.just("write"), st.integers(0, 9)),
+        st.tuples(st.just("sync"), st.integers(0, 9)),
+        st.tuples(st.just("end"), st.integers(0, 9)),
+    ),
+    max_size=25,
+)
+
+
+@hypothesis_settings(max_examples=150, deadline=None)
+@given(COURSE, st.integers(0, 1000), st.sampled_from([1, 200, 1 << 20]))
+def test_one_place_parts_the_lines_of_what_has_an_end_from_all_others(steps, torn, segment_bytes):
+    """Batches are written in any order and wait for their syncs; a power cut takes what was not synced."""
+    directory = Path(tempfile.mkdtemp())
+    try:
+        journal = IntentJournal(directory, fsync=True, segment_bytes=segment_bytes)
+        position, upto, opened, placed = 0, 0, [], []
+        for number, (what, value) in enumerate(steps):
+            if what == "append":
+                intent = draft(number)
+                journal.append(intent, lambda: LogPosition(0, position))
+                journal.sync(intent)
+                opened.append(intent)
+            elif what == "write" and opened:
+                lines = Range(0, position, position + 10)
+                placed.append((opened.pop(value % len(opened)), lines))
+                journal.written(*placed[-1])
+                position += 10
+            elif what == "sync" and placed:
+                lines = placed[value % len(placed)][1]
+                journal.synced(lines)
+                upto = max(upto, lines.end)
+            elif what == "end" and opened:
+                journal.ended(opened.pop(value % len(opened)))
+        synced = journal._log.synced
+        journal.close()
+        last = segments(directory)[-1]
+        data = last.read_bytes()
+        kept = max(synced.offset if synced.segment == journal._log.number else 0, len(data) - torn)
+        last.write_bytes(data[:kept])
+        left_open, left = reopened(directory)
+        numbers = {intent.sequence for intent in left_open}
+        later = [intent for intent, lines in placed if lines.end > upto]
+        assert numbers >= {intent.sequence for intent in [*opened, *later]}
+        assert torn or len(numbers) == len(opened) + len(later)
+        for intent, lines in placed:
+            if intent.sequence in numbers:
+                assert left.cut <= LogPosition(0, lines.start)
+            elif left.cut is not None:
+                assert LogPosition(0, lines.end) <= left.cut
     finally:
         shutil.rmtree(directory)

@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from joiner.intents import Range
-from joiner.output import JoinedLog, Left
+from joiner.intents import Left, Range
+from joiner.output import JoinedLog
 from joiner.output_files import open_roots
 from photon.core.clock import ManualClock
 from photon.core.columns import split_lines
-from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
+from photon.core.errors import DiskFullError, OverloadedError
 from photon.logs.writer import LogPosition, RotatingLog
 from tests.joiner.fakes import FailingWrites, joined_line
 
@@ -59,7 +59,7 @@ def text(directory):
     return b"".join(contents(directory).values())
 
 
-def test_a_batch_that_is_intended_while_lines_stand_that_are_taken_back_is_found_by_the_next_start(opened):
+def test_a_batch_that_is_intended_while_lines_stand_that_are_taken_back_comes_to_stand_after_them(opened):
     """Its place in the log is no later than where its lines come to stand."""
     log = opened()
     places = []
@@ -74,7 +74,6 @@ def test_a_batch_that_is_intended_while_lines_stand_that_are_taken_back_is_found
     places.append(log.position)
     written = log.append(b"later\n", free)
     assert LogPosition(written.file, written.start) >= max(places)
-    assert log.count({b"later"}, max(places), []) == {b"later": 1}
 
 
 def test_a_sync_that_was_under_way_during_a_take_back_vouches_for_no_later_line(opened, monkeypatch):
@@ -207,71 +206,51 @@ def test_an_idle_file_is_left_when_its_first_line_is_old_and_an_empty_one_never(
     assert closed_us - opened_us == 60_000_000
 
 
-def leave(tmp_path, a, b):
-    """What a crash left in the two roots' only file."""
-    for name, data in (("a", a), ("b", b)):
-        (tmp_path / name).mkdir(exist_ok=True)
-        (tmp_path / name / "j-000000.jsonl").write_bytes(data)
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "roots").write_text(f'{{"{tmp_path / "b"}":0}}')
-
-
-DONE = [Range(0, 0, 5)]
-
-
+@pytest.mark.parametrize("cut", [(0, 5), (0, 7), (0, 0), (1, 0), (1, 2), (0, 99)])
 @pytest.mark.parametrize(
-    ("a", "b", "kept"),
+    "left",
     [
-        (b"done\nx\ny\n", b"done\n", b"done\n"),
-        (b"done\n", b"done\nx\ny\n", b"done\n"),
-        (b"done\nx\ny\n", b"done\nx\n", b"done\nx\n"),
-        (b"done\nx\ny\n", b"done\nx\ny", b"done\nx\n"),
-        (b"done\nx\ny\n", b"done\nx\ny\n", b"done\nx\ny\n"),
-        (b"done\n", b"done\n", b"done\n"),
+        [b"done\nx\ny\n", b"z\n"],
+        [b"done\nx\ny"],
+        [b"done\n", b""],
+        [],
     ],
+    ids=["a batch", "half a line", "nothing", "no file"],
 )
-def test_a_start_takes_back_what_a_crash_left_in_one_root_only(opened, tmp_path, a, b, kept):
-    leave(tmp_path, a, b)
+def test_a_start_cuts_what_was_left_off_every_root_and_gives_no_place_out_again(opened, tmp_path, cut, left):
+    """Whatever stands there, in one root or the other; what stands before is never touched."""
+    for name, files in (("a", left), ("b", [b"done\nx\ny\n"])):
+        (tmp_path / name).mkdir()
+        for number, data in enumerate(files):
+            (tmp_path / name / f"j-{number:06}.jsonl").write_bytes(data)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "roots").write_text(f'["{tmp_path / "b"}"]')
+    before = {name: contents(tmp_path / name) for name in "ab"}
     log = opened("a", "b", begin=False)
-    log.begin(Left(LogPosition(0, 0), LogPosition(0, 5), DONE))
-    assert text(tmp_path / "a") == text(tmp_path / "b") == kept
-    assert log.position == LogPosition(1, 0)
+    log.begin(Left(LogPosition(*cut), LogPosition(3, 1)))
+    assert log.position == LogPosition(4, 0)
+    log.append(b"new\n", free)
+    for name in "ab":
+        now = contents(tmp_path / name)
+        assert now.pop("j-000004.jsonl") == b"new\n"
+        for number, (file, data) in enumerate(sorted(before[name].items())):
+            kept = data[: max(0, cut[1] if number == cut[0] else len(data) * (number < cut[0]))]
+            whole = kept if kept != data else data[: data.rfind(b"\n") + 1]
+            assert now.pop(file) == whole
+        assert not any(now.values())
 
 
-def test_a_start_never_takes_back_what_is_done(opened, tmp_path):
-    """A root that lost what was done (a power cut without fsync) takes nothing from the others."""
-    leave(tmp_path, b"done\nx\n", b"do")
-    log = opened("a", "b", begin=False)
-    log.begin(Left(LogPosition(0, 0), LogPosition(0, 0), DONE))
-    assert text(tmp_path / "a") == b"done\nx\n"
-    log.append(b"y\n", free)
-    assert text(tmp_path / "b") == b"y\n"
+def test_a_root_is_cut_durably_before_anything_is_written(opened, tmp_path, monkeypatch):
+    """Else a power cut would bring back what has been written elsewhere since."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "j-000000.jsonl").write_bytes(b"done\nx\n")
+    log = opened("a", begin=False)
+    real, synced = os.fsync, []
 
+    def fsync(fd):
+        real(fd)
+        synced.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), os.fstat(fd).st_size))
 
-def test_a_long_tail_is_compared_to_the_byte(opened, tmp_path, monkeypatch):
-    monkeypatch.setattr("joiner.output._READ_BYTES", 7)
-    lines = b"".join(b"line %d\n" % n for n in range(50))
-    leave(tmp_path, lines, lines[:200])
-    log = opened("a", "b", begin=False)
-    cut = log.begin(Left(LogPosition(0, 10), LogPosition(0, 20), []))
-    kept = lines[: lines.rindex(b"\n", 0, 200) + 1]
-    assert text(tmp_path / "a") == text(tmp_path / "b") == kept
-    assert cut == len(lines) - len(kept)
-
-
-def test_later_files_that_only_one_root_has_are_emptied(opened, tmp_path):
-    leave(tmp_path, b"done\n", b"done\n")
-    (tmp_path / "a" / "j-000001.jsonl").write_bytes(b"x\n")
-    (tmp_path / "b" / "j-000001.jsonl").write_bytes(b"")
-    log = opened("a", "b", begin=False)
-    log.begin(Left(LogPosition(0, 0), LogPosition(0, 5), [Range(0, 0, 5)]))
-    assert text(tmp_path / "a") == text(tmp_path / "b") == b"done\n"
-    assert log.position.file == 2
-
-
-def test_a_file_that_is_missing_in_any_root_stops_a_start_that_may_need_it(opened, tmp_path):
-    leave(tmp_path, b"done\nx\n", b"")
-    (tmp_path / "b" / "j-000000.jsonl").rename(tmp_path / "b" / "j-000001.jsonl")
-    log = opened("a", "b", begin=False)
-    with pytest.raises(CorruptStateError, match=r"b/j-000000\.jsonl is missing"):
-        log.begin(Left(LogPosition(0, 0), LogPosition(0, 5), []))
+    monkeypatch.setattr(os, "fsync", fsync)
+    log.begin(Left(LogPosition(0, 5), LogPosition(0, 5)))
+    assert synced[0] == ("j-000000.jsonl", 5)

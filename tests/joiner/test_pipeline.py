@@ -10,7 +10,6 @@ import pytest
 from joiner.commit import PROBE_INTERVAL_S
 from joiner.worker import UNRESOLVED_MAX
 from photon.core.errors import (
-    CorruptStateError,
     DiskFullError,
     LockedError,
     OverloadedError,
@@ -19,7 +18,6 @@ from photon.core.errors import (
 )
 from photon.core.fates import Found
 from tests.joiner.fakes import (
-    NOW_US,
     FailingWrites,
     batch_of,
     end_all,
@@ -98,11 +96,20 @@ def test_an_event_is_unjoinable_after_so_many_tries_and_so_long(
     make, store, lacks, drain, tries, age_s, outcome
 ):
     store.lacks = {"q-a": lacks}
-    sent = batch_of(["a"], tries=tries, first_seen_us=NOW_US - age_s * 1_000_000)
+    sent = batch_of(["a"], tries=tries, age_us=age_s * 1_000_000)
     answer = make(drain=drain).join(sent)
     assert fates(answer) == [outcome]
     if outcome == "UNJOINABLE":
         assert answer.reasons == {0: f"no primary event after {tries + 1} tries in {age_s} s"}
+
+
+def test_no_clock_of_another_machine_has_a_say_in_what_is_unjoinable(make, store, clock):
+    """The dispatcher tells ages; the joiner's clock may be a day ahead of it."""
+    store.lacks = {"q-a": Found.ABSENT}
+    sent = batch_of(["a"], tries=10, age_us=2_000_000)
+    clock.advance(86_400)
+    worker = make()
+    assert fates(worker.join(sent)) == ["RETRY_ABSENT"]
 
 
 def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry):
@@ -280,7 +287,7 @@ def test_a_sync_that_could_not_begin_does_not_write_the_lines_twice(make, regist
 def test_a_batch_whose_columns_differ_in_length_is_told_so():
     batch = batch_of(["a", "b"])
     short = type(batch)(batch.ids, batch.primary_ids[:-1], batch.times, batch.events[:-1], batch.tries, b"")
-    with pytest.raises(UsageError, match=r"columns of 2 events: primary_ids, first_seen, events of another"):
+    with pytest.raises(UsageError, match=r"columns of 2 events: primary_ids, ages, events of another"):
         short.check()
     batch.check()
 
@@ -309,15 +316,3 @@ def test_requests_from_many_threads_write_each_event_once(make, tmp_path):
     assert output_lines(tmp_path) == lines_of([*own, *(f"shared-{n}" for n in range(15))])
     assert Counter(told) == {"JOINED": 135, "DUPLICATE": 45}
     assert len(list((tmp_path / "out" / "joined" / "east").glob("*.jsonl"))) > 5
-
-
-def test_a_missing_file_of_the_joined_log_stops_a_start_that_may_need_it(make, registry, tmp_path):
-    worker = make()
-    worker.join(batch_of(["a"]))
-    registry.down = True
-    worker.join(batch_of(["b"]))
-    worker.close()
-    log = tmp_path / "out" / "joined" / "east" / "joiner-000000.jsonl"
-    log.rename(log.with_name("joiner-000001.jsonl"))
-    with pytest.raises(CorruptStateError, match=r"joiner-000000\.jsonl is missing"):
-        make()

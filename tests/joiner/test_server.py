@@ -54,7 +54,6 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
         "in_flight": 0,
         "commits_in_flight": 0,
         "unresolved": 0,
-        "dropped": 0,
         "storage_error": None,
         "notices": [],
     }
@@ -67,7 +66,7 @@ def test_batches_go_to_the_joiners_in_turn_and_past_one_that_is_gone_but_no_batc
     client = connect(*servers)
     share_calls(client, servers)
     batch = batch_of(["a"])
-    broken = ForeignColumns(batch.ids, b"", batch.times, batch.events, batch.tries, batch.first_seen)
+    broken = ForeignColumns(batch.ids, b"", batch.times, batch.events, batch.tries, batch.ages)
     for _ in range(4):  # no joiner takes it
         with pytest.raises(UnavailableError, match="invalid_argument: columns of 1 events: primary_ids"):
             client.join(broken)
@@ -168,6 +167,6 @@ def test_events_that_are_no_lines_of_objects_are_the_callers_mistake_and_a_large
 
 def test_tries_without_end_are_counted_without_a_warning(serve, connect, store, recwarn):
     store.lacks = {"q-a": Found.ABSENT}
-    answer = connect(serve()).join(batch_of(["a"], tries=(1 << 32) - 1, first_seen_us=0))
+    answer = connect(serve()).join(batch_of(["a"], tries=(1 << 32) - 1, age_us=1 << 62))
     assert answer.reasons[0].startswith("no primary event after 4294967296 tries")
     assert not [warning for warning in recwarn if "overflow" in str(warning.message)]

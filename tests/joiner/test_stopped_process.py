@@ -58,7 +58,7 @@ def go_on(child):
 def recover(root, registry, other, reads="out"):
     """What recovery does: read the joined logs, release what is missing, have another joiner join it."""
     missing = [name for name in NAMES if not lines_of([name]) <= output_lines(root, reads)]
-    released = [name for name in missing if registry.release(packed_id(name))]
+    released = [name for name in missing if registry.release_lost(packed_id(name))]
     if released:
         assert set(other.join(batch_of(released)).outcomes) == {Joined.JOINED}
     return released
