@@ -13,7 +13,7 @@ from photon.rpc.network import Tls
 from tests.ports import free_ports
 from tests.simulation.proxy import Proxy
 
-LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=1 << 20, outgoing_bytes=4 << 20)
+LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=2 << 20, outgoing_bytes=4 << 20)
 TIMING = RaftTiming(reconnect_s_min=0.01, reconnect_s_max=0.02)
 
 
