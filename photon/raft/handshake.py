@@ -2,7 +2,8 @@
 
 Pure: no socket.
 
-dialer -> acceptor   hello: version, nonce, identity, own id, the id it means to reach
+dialer -> acceptor   hello: version, nonce, own life, the last life of the other that it remembers, own id,
+                     the id it means to reach
 acceptor -> dialer   challenge: the same fields, and a proof
 dialer -> acceptor   verdict: empty, or why it refuses; and a proof
 acceptor -> dialer   verdict: likewise
@@ -19,14 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from photon.core.errors import PhotonError
+from photon.raft.home import LIFE_BYTES
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 _MAGIC = b"PHRAFTH1"
 _LENGTH = struct.Struct("<H")
 _PREFIX = struct.Struct("<8sH")  # magic, version: the same in all versions
-_FIXED = struct.Struct("<8sH32s16sBB")  # magic, version, nonce, identity, lengths of own id and the other's
+# Magic, version, nonce, own life, the other's last one, lengths of own id and the other's.
+_FIXED = struct.Struct(f"<8sH32s{LIFE_BYTES}s{LIFE_BYTES}sBB")
 NONCE_BYTES = 32
-IDENTITY_BYTES = 16
 ID_BYTES_MAX = 255
 _MAC_BYTES = 32
 _REASON_BYTES_MAX = 500
@@ -58,27 +60,31 @@ class Handshake:
     def __init__(
         self,
         node: str,
-        identity: bytes,
+        life: bytes,
         secret: bytes,
         nonce: Callable[[int], bytes],
         target: str | None,
-        admit: Callable[[str, bytes], str | None],
+        last_life: Callable[[str], bytes],
+        admit: Callable[[str, bytes, bytes], str | None],
     ) -> None:
-        """`target`: the peer we dialed, None where we were dialed.
+        """`life`: this node's. `target`: the peer we dialed, None where we were dialed.
 
-        `admit`: asked about the id and identity of one that has proved them; a reason to refuse it, or None.
+        `last_life`: of a peer, as this node remembers it.
+        `admit`: asked about one that has proved who it is: its id, its life, and which life of this node it
+        remembers; a reason to refuse it, or None.
         """
         self.peer: str | None = None
         self.keys = (b"", b"")  # of frames, to send and to receive with, once `peer` is set; 32 bytes each
         self.refusal: RefusedError | None = None
         self._node = node
-        self._identity = identity
+        self._life = life
         self._secret = secret
         self._nonce = nonce(NONCE_BYTES)
         self._target = target
+        self._last_life = last_life
         self._admit = admit
         self._claimed = ""  # by one who has not proved it yet
-        self._claimed_identity = b""
+        self._claimed_lives = b"", b""
         self._transcript = b""
         self._binding = b""
         self._on_next: Callable[[bytes], bytes] = self._on_hello if target is None else self._on_challenge
@@ -134,7 +140,7 @@ class Handshake:
                 f"{hello_of.node} looks for {hello_of.target} but has reached {self._node}: "
                 "check its peer addresses"
             )
-        self._claimed, self._claimed_identity = hello_of.node, hello_of.identity
+        self._claimed, self._claimed_lives = hello_of.node, hello_of.lives
         fields = self._fields(self._claimed)
         self._transcript = _pack(hello) + _pack(fields)
         self._on_next = self._on_verdict
@@ -149,7 +155,7 @@ class Handshake:
             raise HandshakeError(
                 f"dialed {self._target} but reached {challenge_of.node}: check the peer addresses"
             )
-        self._claimed, self._claimed_identity = challenge_of.node, challenge_of.identity
+        self._claimed, self._claimed_lives = challenge_of.node, challenge_of.lives
         fields = challenge[: len(challenge) - len(challenge_of.rest)]
         self._transcript = _pack(self._fields(self._target)) + _pack(fields)
         if not hmac.compare_digest(challenge_of.rest, self._mac(b"challenge")):
@@ -182,7 +188,7 @@ class Handshake:
 
     def _decide(self, message: bytes, done: bool) -> bytes:
         """The verdict on one that has proved who it is; `done`: it is the handshake's last message."""
-        reason = self._admit(self._claimed, self._claimed_identity)
+        reason = self._admit(self._claimed, *self._claimed_lives)
         said = b""
         if reason is not None:
             self.refusal = RefusedError(self._claimed, reason)
@@ -198,7 +204,8 @@ class Handshake:
 
     def _fields(self, other: str) -> bytes:
         own, theirs = self._node.encode(), other.encode()
-        fixed = _FIXED.pack(_MAGIC, PROTOCOL_VERSION, self._nonce, self._identity, len(own), len(theirs))
+        lives = self._life, self._last_life(other)
+        fixed = _FIXED.pack(_MAGIC, PROTOCOL_VERSION, self._nonce, *lives, len(own), len(theirs))
         return fixed + own + theirs
 
     def _mac(self, purpose: bytes, verdict: bytes = b"") -> bytes:
@@ -210,7 +217,7 @@ class Handshake:
 class _Hello:
     node: str  # the sender's id
     target: str  # the id it speaks to
-    identity: bytes
+    lives: tuple[bytes, bytes]  # its own; the last one that it remembers of whom it speaks to
     rest: bytes  # what follows the fields
 
 
@@ -231,12 +238,12 @@ def _unpack(body: bytes) -> _Hello:
         )
     if len(body) < _FIXED.size:
         raise HandshakeError("a handshake message that is too short")
-    _, _, _, identity, own, other = _FIXED.unpack_from(body)
+    _, _, _, life, last_life, own, other = _FIXED.unpack_from(body)
     middle = _FIXED.size + own
     end = middle + other
     if len(body) < end:
         raise HandshakeError("a handshake message that is too short")
-    return _Hello(_id(body[_FIXED.size : middle]), _id(body[middle:end]), identity, body[end:])
+    return _Hello(_id(body[_FIXED.size : middle]), _id(body[middle:end]), (life, last_life), body[end:])
 
 
 def _id(data: bytes) -> str:

@@ -1,8 +1,9 @@
 """What a host has on disk beside its groups: who it is, whom it has met, which groups it holds.
 
 A replica that has lost its disk has forgotten votes and acknowledgements, so it must not go on under its
-name. Two records tell: the host's list of groups (one of them is gone), and the peers' memory of each
-other's identity, which is made once with the directory (all of it is gone).
+name. Three records tell: the host's list of groups (one of them is gone); the peers' memory of each other's
+identity, which is made once with the directory (all of it is gone); and their memory of the last life of
+each other, one a start, of which a directory that was put back from a copy knows nothing.
 """
 
 import json
@@ -18,6 +19,14 @@ from photon.raft import journal as disk
 from photon.raft.store import HARD_STATE_FILE
 
 IDENTITY_BYTES: Final = 16
+# A life: the directory's identity, how many lives it has had, and dice. Two that go on from the same copy
+# differ in the dice.
+_COUNT_BYTES: Final = 8
+_DICE_BYTES: Final = 8
+LIFE_BYTES: Final = IDENTITY_BYTES + _COUNT_BYTES + _DICE_BYTES
+NO_LIFE: Final = bytes(LIFE_BYTES)
+# So many are kept. What a peer remembers from before them is believed.
+LIVES_MAX: Final = 1000
 _GROUP: Final = "group-"
 _GONE: Final = ".gone"  # a group that is being deleted
 
@@ -33,9 +42,11 @@ class Home:
         """
         self.directory = directory
         self.identity = b""
+        self.life = NO_LIFE
         self._groups: set[int] = set()
         self._peers: dict[str, str] = {}  # identity, as hex
-        self._met: set[str] = set()
+        self._met: dict[str, str] = {}  # life, as hex
+        self._lives: list[str] = []  # its own, as hex without the identity, this one last
         self._lock = DirectoryLock(directory)
         try:
             self._open(random_bytes)
@@ -97,14 +108,33 @@ class Home:
             )
         return None
 
-    def met(self, peer: str) -> None:
+    def met(self, peer: str, life: bytes) -> None:
         """Neither has refused the other: from now on both remember each other. Durable on return.
 
+        Before that nothing of the peer may be believed that it could have forgotten when it is met again.
         Being told its identity is less: it may go on to refuse this host. Raises StorageError.
         """
-        if peer not in self._met:
-            self._store("met", sorted([*self._met, peer]))
-            self._met.add(peer)
+        if self._met.get(peer) != life.hex():
+            met = {**self._met, peer: life.hex()}
+            self._store("met", met)
+            self._met = met
+
+    def last_life(self, peer: str) -> bytes:
+        """In which it was last `met`; NO_LIFE where it never was."""
+        return bytes.fromhex(self._met.get(peer, NO_LIFE.hex()))
+
+    def check_life(self, peer: str, life: bytes) -> None:
+        """A peer says that this host was in this life when it last met it.
+
+        Raises CorruptStateError where the directory knows nothing of such a life of its own.
+        """
+        mark = life[IDENTITY_BYTES:].hex()
+        if life.startswith(self.identity) and mark >= self._lives[0] and mark not in self._lives:
+            raise disk.corrupt(
+                self.directory,
+                f"{peer} remembers a later life of this replica: its disk was put back from a copy, and it "
+                "has forgotten what it acknowledged since",
+            )
 
     def has_met(self, peer: str) -> bool:
         """Whether it was ever `met`."""
@@ -114,29 +144,38 @@ class Home:
 
     def _open(self, random_bytes: Callable[[int], bytes]) -> None:
         disk.sync_directory(self.directory)  # what a killed process has renamed may not be on the disk yet
-        identity, groups, peers, met = (
-            _read(self.directory / name) for name in ("identity", "groups", "peers", "met")
+        identity, groups, peers, met, lives = (
+            _read(self.directory / name) for name in ("identity", "groups", "peers", "met", "lives")
         )
         if identity is None:
             if groups:
                 raise disk.corrupt(self.directory / "identity", "the host's identity is missing")
             # The identity is written last: without it nobody was ever spoken to.
-            identity, groups, peers, met = random_bytes(IDENTITY_BYTES).hex(), [], {}, []
-            born = ("groups", groups), ("peers", peers), ("met", met), ("identity", identity)
-            for name, value in born:
+            identity, groups, peers, met, lives = random_bytes(IDENTITY_BYTES).hex(), [], {}, {}, []
+            born = (("groups", groups), ("peers", peers), ("met", met), ("lives", lives))
+            for name, value in (*born, ("identity", identity)):
                 self._store(name, value)
-        for name, value in (("groups", groups), ("peers", peers), ("met", met)):
+        for name, value in (("groups", groups), ("peers", peers), ("met", met), ("lives", lives)):
             if value is None:
                 raise disk.corrupt(self.directory / name, "it is missing")
         self.identity = bytes.fromhex(identity)
         self._groups = set(groups)
         self._peers = peers
-        self._met = set(met).intersection(peers)
+        self._met = {peer: life for peer, life in met.items() if peer in peers}
         for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
             self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
         for number in self._groups:
             if not (self.group(number) / HARD_STATE_FILE).exists():
                 raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
+        self._begin_life(lives, random_bytes(_DICE_BYTES))
+
+    def _begin_life(self, before: list[str], dice: bytes) -> None:
+        """On the disk before any peer hears of it."""
+        count = int(before[-1][: 2 * _COUNT_BYTES], 16) + 1 if before else 1
+        mark = count.to_bytes(_COUNT_BYTES, "big") + dice
+        self._lives = [*before, mark.hex()][-LIVES_MAX:]
+        self._store("lives", self._lives)
+        self.life = self.identity + mark
 
     def _store(self, name: str, value: object) -> None:
         path = self.directory / name

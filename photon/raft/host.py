@@ -16,7 +16,7 @@ from pathlib import Path
 from photon.core.errors import UsageError
 from photon.raft.addresses import Address, Endpoint
 from photon.raft.core import now
-from photon.raft.home import Home
+from photon.raft.home import IDENTITY_BYTES, Home
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog, StateMachine
 from photon.raft.replica import NodeContext, Replica
 from photon.raft.transport import Transport
@@ -99,7 +99,7 @@ class RaftHost:
         self._on_fatal = on_fatal
         self._home = Home(directory)
         try:
-            self._transport = Transport(endpoint, self._home.identity, peers, self, timing, limits, rng)
+            self._transport = Transport(endpoint, self._home.life, peers, self, timing, limits, rng)
         except BaseException:
             self._home.close()
             raise
@@ -108,6 +108,7 @@ class RaftHost:
         self._replicas: dict[int, Replica] = {}
         self._leaving: dict[int, Replica | None] = {}  # until the end of the turn
         self._connected: set[str] = set()
+        self._lives: dict[str, bytes] = {}  # of peers that have come to the end of a handshake, or near it
         self._touched: set[int] = set()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._wake_lock = threading.Lock()
@@ -316,11 +317,16 @@ class RaftHost:
 
     # -- what the transport tells (transport.Receiver) --------------------------------------------------
 
-    def identity_seen(self, peer: str, identity: bytes) -> str | None:
-        return self._home.identity_seen(peer, identity)
+    def last_life(self, peer: str) -> bytes:
+        return self._home.last_life(peer)
+
+    def life_seen(self, peer: str, life: bytes, last_life: bytes) -> str | None:
+        self._home.check_life(peer, last_life)
+        self._lives[peer] = life
+        return self._home.identity_seen(peer, life[:IDENTITY_BYTES])
 
     def peer_up(self, peer: str) -> None:
-        self._home.met(peer)
+        self._home.met(peer, self._lives[peer])
         self._connected.add(peer)
         for replica in self._replicas.values():
             replica.peer_up(peer)

@@ -231,10 +231,10 @@ class RaftLimits:
     command_bytes_max: int = 2 * MIB
     # Commands proposed and not yet decided, a group.
     in_flight_max: int = 64
-    # An AppendEntries carries entries up to this size (and at least one).
+    # An AppendEntries carries entries up to this size.
     batch_bytes: int = 4 * MIB
-    # Bytes that may wait for one peer's socket; past it no more entries are queued, far past it the link
-    # drops.
+    # Bytes that may wait for one peer's socket, a quarter of them of snapshots; past it no more entries are
+    # queued, far past it the link drops.
     outgoing_bytes: int = 16 * MIB
     # Compaction: a snapshot is due when this much was applied since the last one.
     compact_entries: int = 10_000
@@ -256,8 +256,8 @@ class RaftLimits:
         for each in fields(self):
             if getattr(self, each.name) <= 0 and not each.name.startswith("tail_"):
                 raise SettingsError(f"RaftLimits.{each.name}: must be above 0")
-        if self.batch_bytes < self.command_bytes_max:
-            raise SettingsError("RaftLimits.batch_bytes: must not be below command_bytes_max")
+        if self.batch_bytes <= self.command_bytes_max:
+            raise SettingsError("RaftLimits.batch_bytes: must be above command_bytes_max")
         if self.outgoing_bytes < self.batch_bytes + self.snapshot_piece_bytes:
             raise SettingsError("RaftLimits.outgoing_bytes: must hold a batch and a piece of a snapshot")
         if self.compact_entries < 2 or self.tail_entries < 0 or self.tail_bytes < 0:

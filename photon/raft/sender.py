@@ -11,6 +11,9 @@ from photon.raft.rules.codec import APPEND_ENTRIES, Message, SnapshotPiece, enco
 from photon.raft.snapshot import SnapshotId
 from photon.raft.store import ReplicaStore
 
+# A snapshot waits while more than this part of what may wait for a peer does.
+SNAPSHOT_SHARE = 4
+
 
 class Wire(Protocol):
     """The way to the peers.
@@ -100,7 +103,7 @@ class Sender:
         core, journal = self._core, self._journal
         while True:
             start = core.next_index(peer)
-            count = self._batch(start) if self._wire.room(peer) >= self._limits.batch_bytes else 0
+            count = self._batch(start, self._wire.room(peer))
             if count or heartbeat:
                 self._wire.send(peer, self._append_entries(start, count))
             heartbeat = False
@@ -109,15 +112,12 @@ class Sender:
                 break
         self.behind |= core.next_index(peer) <= journal.last_index
 
-    def _batch(self, start: int) -> int:
-        """How many entries from `start` on go into one message: at least one, else up to the bound."""
+    def _batch(self, start: int, room: int) -> int:
+        """How many entries from `start` on go into one message: up to the bound, and as many as fit."""
         entries = self._journal.entries
         begin = at = start - self._journal.first_index
-        size = 0
-        while at < len(entries):
-            size += len(entries[at][0])
-            if size > self._limits.batch_bytes and at > begin:
-                break
+        left = min(room, self._limits.batch_bytes)
+        while at < len(entries) and (left := left - len(entries[at][0])) >= 0:
             at += 1
         return at - begin
 
@@ -143,11 +143,12 @@ class Sender:
             covers = self._snapshots.current
             assert covers is not None, "a log that does not begin at 1 has a snapshot"
             transfer = self._transfers[peer] = Transfer(self._snapshots.path, covers)
-        size = self._limits.snapshot_piece_bytes
+        limits = self._limits
         self.behind = True
-        while self._wire.room(peer) >= size:
+        # The rest of the room is for the entries of other groups, which share the connection.
+        while self._wire.room(peer) >= limits.outgoing_bytes - limits.outgoing_bytes // SNAPSHOT_SHARE:
             heartbeat = False
-            if self._send_piece(peer, transfer.piece(size)):
+            if self._send_piece(peer, transfer.piece(limits.snapshot_piece_bytes)):
                 self._core.set_next_index(peer, transfer.covers.index + 1)
                 self.forget(peer)
                 return

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from photon.raft.addresses import Address, Endpoint, Resolver, bind, check_peers
 from photon.raft.core import now
-from photon.raft.handshake import IDENTITY_BYTES, Handshake, HandshakeError, RefusedError
+from photon.raft.handshake import Handshake, HandshakeError, RefusedError
 from photon.raft.links import HEADER_BYTES_MAX, PING_GROUP, FrameError, Link, LinkClosedError, tune
 from photon.raft.port import RaftLimits, RaftTiming
 from photon.raft.rules.codec import MessageError
@@ -41,8 +41,11 @@ _REMEMBERED_MAX = 256
 class Receiver(Protocol):
     """What the transport tells, from within `poll`, `tick`, `flush`, `send` and `set_peers`."""
 
-    def identity_seen(self, peer: str, identity: bytes) -> str | None:
-        """The peer has proved who it is, and is not up yet.
+    def last_life(self, peer: str) -> bytes:
+        """The one it was last up in; of one that may be nobody's peer, too."""
+
+    def life_seen(self, peer: str, life: bytes, last_life: bytes) -> str | None:
+        """The peer has proved who it is, and is not up yet. `last_life`: of this node, as the peer remembers.
 
         A reason to refuse it (which both ends are told), or None. What it raises comes out of `poll`.
         """
@@ -103,19 +106,18 @@ class Transport:
     def __init__(
         self,
         endpoint: Endpoint,
-        identity: bytes,
+        life: bytes,
         peers: Mapping[str, Address],
         receiver: Receiver,
         timing: RaftTiming,
         limits: RaftLimits,
         rng: random.Random,
     ) -> None:
-        """`identity`: of this node's directory; peers see it. Raises SettingsError."""
+        """`life`: this node's present one; peers see it. Raises SettingsError."""
         check_peers(endpoint.node, peers)
-        assert len(identity) == IDENTITY_BYTES
         self._endpoint = endpoint
         self._node = endpoint.node
-        self._identity = identity
+        self._life = life
         self._peers = dict(peers)
         self._receiver = receiver
         self._timing = timing
@@ -301,22 +303,22 @@ class Transport:
             self._next_dial[peer] = at + wait_s + jitter
 
     def _add(self, sock: socket.socket, target: str | None, source: str = "") -> None:
-        admit = self._admit if target is None else self._receiver.identity_seen
-        secret = self._endpoint.secret
-        handshake = Handshake(self._node, self._identity, secret, os.urandom, target, admit)
+        receiver, secret = self._receiver, self._endpoint.secret
+        admit = self._admit if target is None else receiver.life_seen
+        handshake = Handshake(self._node, self._life, secret, os.urandom, target, receiver.last_life, admit)
         context = None if self._contexts is None else self._contexts[0 if target is not None else 1]
         link = Link(sock, context, handshake, self._limits.frame_bytes_max, now(), target, source)
         self._links[link.fd] = link
         self._poller.register(link.fd, select.POLLIN | (select.POLLOUT if link.connecting else 0))
 
-    def _admit(self, peer: str, identity: bytes) -> str | None:
+    def _admit(self, peer: str, life: bytes, last_life: bytes) -> str | None:
         """Of those that dial us."""
         if peer not in self._peers or peer > self._node:
             return (
                 f"{peer} is not a peer of {self._node} that dials it: check both lists of peers, "
                 "and stop it if it was removed or replaced"
             )
-        return self._receiver.identity_seen(peer, identity)
+        return self._receiver.life_seen(peer, life, last_life)
 
     def _on_event(self, link: Link, event: int) -> None:
         if link.connecting:

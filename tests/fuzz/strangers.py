@@ -38,7 +38,11 @@ def half_a_call(method: str) -> bytes:
 
 def hello(version: int = PROTOCOL_VERSION, cut: int = 0) -> bytes:
     """The first message of a replica's handshake, by one that has not got the secret."""
-    said = bytearray(Handshake("r9", bytes(16), b"a wrong secret", os.urandom, "r0", _nobody).begin())
+    said = bytearray(
+        Handshake(
+            "r9", bytes(32), b"a wrong secret", os.urandom, "r0", lambda peer: bytes(32), _nobody
+        ).begin()
+    )
     struct.pack_into("<H", said, 2 + len(_MAGIC), version)
     return bytes(said[: len(said) - cut])
 
@@ -111,5 +115,5 @@ def crowd(ports: Sequence[int], each: int, said: bytes = b"") -> Iterator[list[s
         yield strangers
 
 
-def _nobody(peer: str, identity: bytes) -> str | None:
+def _nobody(peer: str, life: bytes, last_life: bytes) -> str | None:
     return None

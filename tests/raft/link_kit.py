@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 from photon.raft.addresses import Endpoint
 from photon.raft.core import now
+from photon.raft.home import LIFE_BYTES
 from photon.raft.port import RaftLimits, RaftTiming
 from photon.raft.rules.codec import MessageError
 from photon.raft.transport import Transport
@@ -13,12 +14,12 @@ from photon.rpc.network import Tls
 from tests.ports import free_ports
 from tests.simulation.proxy import Proxy
 
-LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=1 << 20, outgoing_bytes=4 << 20)
+LIMITS = RaftLimits(command_bytes_max=1 << 20, batch_bytes=2 << 20, outgoing_bytes=4 << 20)
 TIMING = RaftTiming(reconnect_s_min=0.01, reconnect_s_max=0.02)
 
 
-def identity_of(node: str) -> bytes:
-    return node.encode().ljust(16, b".")
+def life_of(node: str) -> bytes:
+    return node.encode().ljust(LIFE_BYTES, b".")
 
 
 class Ear:
@@ -28,7 +29,7 @@ class Ear:
         self.up: list[str] = []
         self.down: list[str] = []
         self.frames: list[tuple[str, int, bytes]] = []
-        self.seen: list[tuple[str, bytes]] = []
+        self.seen: list[tuple[str, bytes, bytes]] = []
         self.refuses: str | None = None
 
     def peer_up(self, peer: str) -> None:
@@ -42,8 +43,11 @@ class Ear:
             raise MessageError("nonsense")
         self.frames.append((peer, group, message))
 
-    def identity_seen(self, peer: str, identity: bytes) -> str | None:
-        self.seen.append((peer, identity))
+    def last_life(self, peer: str) -> bytes:
+        return peer.encode().ljust(LIFE_BYTES, b"-")
+
+    def life_seen(self, peer: str, life: bytes, last_life: bytes) -> str | None:
+        self.seen.append((peer, life, last_life))
         return self.refuses
 
 
@@ -65,7 +69,7 @@ class Net:
         self.nodes = {
             node: Transport(
                 Endpoint(node, self.addresses[node], secret, files),
-                identity_of(node),
+                life_of(node),
                 self.others(node),
                 self.ears[node],
                 timing,

@@ -137,7 +137,7 @@ def test_a_later_group_is_founded_by_a_majority_since_its_founders_have_met(clus
     cluster.start()
     cluster.register(b"x", 1)
     for node in cluster.nodes.values():
-        wait_until(lambda node=node: node.host._home._met == set("abc") - {node.logs[0].status().node})  # type: ignore[misc]
+        wait_until(lambda node=node: node.host._home._met.keys() == set("abc") - {node.logs[0].status().node})  # type: ignore[misc]
     cluster.stop("c")
     for name in "ab":
         node = cluster.nodes[name]

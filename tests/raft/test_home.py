@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import CorruptStateError, LockedError, StorageError
+from photon.raft import home as homes
 from photon.raft import journal as disk
-from photon.raft.home import Home
+from photon.raft.home import NO_LIFE, Home
 
 
 def with_groups(directory: Path, *groups: int) -> Home:
@@ -52,7 +53,7 @@ def test_a_group_that_was_there_and_is_missing_stops_the_start(tmp_path: Path) -
             Home(directory)
 
 
-FILES = ("identity", "groups", "peers", "met")
+FILES = ("identity", "groups", "peers", "met", "lives")
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -96,7 +97,7 @@ def test_only_who_was_met_and_not_merely_seen_counts_as_met_and_it_is_remembered
     home = Home(tmp_path)
     home.identity_seen("b", b"1" * 16)
     home.identity_seen("c", b"2" * 16)
-    home.met("b")
+    home.met("b", bytes(32))
     home.close()
     again = Home(tmp_path)
     assert [again.has_met(peer) for peer in "bcd"] == [True, False, False]
@@ -106,7 +107,7 @@ def test_only_who_was_met_and_not_merely_seen_counts_as_met_and_it_is_remembered
 def test_a_directory_that_is_born_again_has_met_nobody(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.identity_seen("b", b"1" * 16)
-    home.met("b")
+    home.met("b", bytes(32))
     home.close()
     for name in ("identity", "groups", "peers"):
         (tmp_path / name).unlink()
@@ -114,6 +115,75 @@ def test_a_directory_that_is_born_again_has_met_nobody(tmp_path: Path) -> None:
     blank.identity_seen("b", b"1" * 16)
     assert not blank.has_met("b")
     blank.close()
+
+
+def copied(directory: Path, name: str) -> Path:
+    return shutil.copytree(directory, directory.with_name(name))
+
+
+def life_in(directory: Path) -> bytes:
+    """One start and stop."""
+    home = Home(directory)
+    home.close()
+    return home.life
+
+
+def test_each_start_is_a_life_of_its_own_that_later_ones_remember(tmp_path: Path) -> None:
+    lives = [life_in(tmp_path / "b") for _ in range(3)]
+    assert sorted({*lives}) == lives, "and a later one is greater"
+    home = Home(tmp_path / "b")
+    for life in (NO_LIFE, *lives, home.life):
+        home.check_life("a", life)
+    home.close()
+
+
+@pytest.mark.parametrize("starts_since", [0, 1, 5])
+def test_a_directory_that_was_put_back_knows_nothing_of_the_life_that_was_met(
+    tmp_path: Path, starts_since: int
+) -> None:
+    """Though it may have been started as often as the one that is gone, or more often."""
+    life_in(tmp_path / "b")
+    copy = copied(tmp_path / "b", "copy")
+    met = life_in(tmp_path / "b")
+    for _ in range(starts_since):
+        life_in(copy)
+    home = Home(copy)
+    with pytest.raises(
+        CorruptStateError, match=r"copy: a remembers a later life.*put back.*replace this node"
+    ):
+        home.check_life("a", met)
+    home.close()
+
+
+def test_a_directory_that_is_another_one_is_for_the_peers_to_refuse(tmp_path: Path) -> None:
+    """They say why: it has lost its disk."""
+    met = life_in(tmp_path / "b")
+    home = Home(tmp_path / "other")
+    home.check_life("a", met)
+    home.close()
+
+
+def test_a_life_from_before_all_that_are_kept_is_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(homes, "LIVES_MAX", 3)
+    lives = [life_in(tmp_path / "b") for _ in range(5)]
+    home = Home(tmp_path / "b")
+    for life in lives:
+        home.check_life("a", life)
+    home.close()
+
+
+def test_the_life_a_peer_was_last_met_in_is_remembered(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    assert home.last_life("b") == NO_LIFE
+    for life in (b"1" * 32, b"2" * 32):
+        home.identity_seen("b", b"1" * 16)
+        home.met("b", life)
+    home.close()
+    again = Home(tmp_path)
+    assert again.last_life("b") == b"2" * 32
+    again.close()
 
 
 class Crash(Exception):

@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import shutil
 import socket
 import threading
 import time
@@ -43,6 +44,29 @@ def test_all_killed_at_once_come_back_with_everything_acknowledged(cluster: Clus
     cluster.start()
     assert cluster.register(b"id3", 99) is False
     cluster.wait_until_equal()
+
+
+def test_a_replica_whose_disk_was_put_back_from_a_copy_stops_and_grants_nothing(cluster: Cluster) -> None:
+    directory, copy = cluster.directory / "b", cluster.directory / "copy"
+    cluster.start()
+    cluster.register(b"warm", 1)
+    cluster.stop("b")
+    shutil.copytree(directory, copy)
+    cluster.start("b")
+    b, c = (cluster.nodes[name].host._home for name in "bc")
+    wait_until(lambda: c.last_life("b") == b.life)
+    cluster.stop("c")
+    assert cluster.register(b"X", 1) is True
+    cluster.stop("a", "b")
+    shutil.rmtree(directory)
+    copy.rename(directory)
+    cluster.start("b", "c")
+    fatal = cluster.nodes["b"].fatal
+    wait_until(lambda: fatal)
+    assert "c remembers a later life of this replica: its disk was put back" in str(fatal[0])
+    cluster.stop("b")
+    cluster.start("a")
+    assert cluster.register(b"X", 2) is False
 
 
 def test_an_empty_replica_catches_up_by_snapshot_while_commits_go_on(make_cluster: MakeCluster) -> None:

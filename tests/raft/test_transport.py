@@ -17,7 +17,7 @@ from photon.raft.core import now
 from photon.raft.links import FrameWriter
 from photon.raft.transport import STRANGERS_MAX, LinkLog, Transport
 from tests.ports import free_ports
-from tests.raft.link_kit import LIMITS, TIMING, Ear, MakeNet, Net, identity_of
+from tests.raft.link_kit import LIMITS, TIMING, Ear, MakeNet, Net, life_of
 
 # -- messages ------------------------------------------------------------
 
@@ -97,10 +97,11 @@ def test_another_secret_never_connects(linked: MakeNet) -> None:
     assert not net.ears["a"].seen and not net.ears["b"].seen
 
 
-def test_each_peers_identity_is_told_before_it_is_up(stack: ExitStack) -> None:
+def test_each_peers_life_and_what_it_remembers_is_told_before_it_is_up(stack: ExitStack) -> None:
     net = Net("abc").listen(stack).connect()
     for node, ear in net.ears.items():
-        assert sorted(ear.seen) == [(other, identity_of(other)) for other in "abc" if other != node]
+        remembered = ear.last_life(node)
+        assert sorted(ear.seen) == [(other, life_of(other), remembered) for other in "abc" if other != node]
 
 
 @pytest.mark.parametrize("refuser", ["a", "b"])
@@ -135,10 +136,10 @@ def test_a_refused_peer_is_not_dialed_again_at_once(stack: ExitStack) -> None:
 def test_a_failing_disk_beneath_the_identities_is_not_taken_for_a_bad_peer(stack: ExitStack) -> None:
     net = Net().listen(stack)
 
-    def fail(peer: str, identity: bytes) -> str | None:
+    def fail(peer: str, life: bytes, last_life: bytes) -> str | None:
         raise StorageError("the disk is full")
 
-    net.ears["b"].identity_seen = fail  # type: ignore[method-assign]
+    net.ears["b"].life_seen = fail  # type: ignore[method-assign]
     with pytest.raises(StorageError):
         net.turn_for(2.0)
 
@@ -195,7 +196,7 @@ def test_a_peer_at_another_address_is_dialed_there(stack: ExitStack) -> None:
     (port,) = free_ports(1)
     endpoint = Endpoint("b", ("127.0.0.1", port), b"s")
     moved = Transport(
-        endpoint, identity_of("b"), net.others("b"), net.ears["b"], TIMING, LIMITS, random.Random(2)
+        endpoint, life_of("b"), net.others("b"), net.ears["b"], TIMING, LIMITS, random.Random(2)
     )
     moved.listen()
     stack.callback(moved.close)

@@ -101,6 +101,9 @@ CASES = [
     Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(10, 3, profile=FAR_BEHIND)),
     Case("names_are_not_synced", {"stopped"}, Plan(0, 3)),
     Case("disks_lie", {"forgotten"}, Plan(2, 3)),
+    Case("a_release_needs_no_fence", {"wrong_releases"}, Plan(1, machine="registry")),
+    Case("a_release_is_told_and_not_done", {"wrong_releases"}, Plan(1, machine="registry")),
+    Case("a_release_takes_the_id_from_whoever_holds_it", {"wrong_releases"}, Plan(3, machine="registry")),
 ]
 """Noticed in a simulated cluster."""
 

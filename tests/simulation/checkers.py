@@ -4,12 +4,12 @@ Each rule states what no legal run can show. Where the order of two things is no
 were under way at the same time), either is allowed.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from photon.core.fates import Committed, Registered
+from photon.core.fates import Committed, Registered, Released
 from tests.simulation.history import (
     Asked,
     Bounded,
@@ -47,6 +47,7 @@ class Answer:
     incarnation: int
     time_us: int
     turn: int  # of the telling, in the history
+    op: int
 
 
 @dataclass(slots=True)
@@ -58,8 +59,12 @@ class Facts:
     told: set[int] = field(default_factory=set)
     answers: dict[bytes, list[Answer]] = field(default_factory=lambda: defaultdict(list))
     found: dict[bytes, list[Answer]] = field(default_factory=lambda: defaultdict(list))
-    wanted: dict[bytes, set[bytes]] = field(default_factory=lambda: defaultdict(set))
+    # By id: who wanted it, since when.
+    wanted: dict[bytes, dict[bytes, float]] = field(default_factory=lambda: defaultdict(dict))
+    # When an id may have been taken from a token, at the earliest; never where it can't have been.
     releases: dict[tuple[bytes, bytes], float] = field(default_factory=dict)
+    released: dict[bytes, list[Answer]] = field(default_factory=lambda: defaultdict(list))
+    attempts: Counter[int] = field(default_factory=Counter)  # by op: asked, less told
     fences: dict[int, float] = field(default_factory=dict)
     fenced: dict[int, float] = field(default_factory=dict)  # told at
     raised: list[tuple[float, int]] = field(default_factory=list)
@@ -72,19 +77,52 @@ class Facts:
         """Whether the boundary may have been above this time by then."""
         return any(at <= by and time_us < boundary for at, boundary in self.raised)
 
+    def others(self, key: bytes, token: bytes, by: float) -> bool:
+        """Whether anybody else had wanted the id by then."""
+        return any(at <= by for other, at in self.wanted[key].items() if other != token)
+
+    def fenced_at(self, token: bytes) -> float:
+        """When its incarnation may have been fenced, at the earliest."""
+        return self.fences.get(self.incarnations.get(token, -1), _NEVER)
+
+    def holders(self, key: bytes, since: float, until: float) -> set[bytes]:
+        """Who certainly held the id all that time: one at most, if all is well."""
+        return {
+            answer.token
+            for answer in self.answers.get(key, ())
+            if answer.outcome == WON
+            and answer.told <= since
+            and self.releases.get((key, answer.token), _NEVER) > until
+            and not self.expired(answer.time_us, until)
+        }
+
 
 def facts_of(history: History) -> Facts:
     """Sort a history's events."""
     facts = Facts(history)
     for turn, event in enumerate(history):
         if isinstance(event, Asked):
+            facts.attempts[event.op] += 1
             _ask(facts, event)
         elif isinstance(event, Told):
+            facts.attempts[event.op] -= 1
             facts.told.add(event.op)
             _tell(facts, event, turn)
         elif isinstance(event, Ended):
             facts.ended.append(event)
+    for op, first in facts.asked.items():
+        if isinstance(first.act, Release):
+            _may_release(facts, op, first.at, first.act)
     return facts
+
+
+def _may_release(facts: Facts, op: int, asked: float, act: Release) -> None:
+    """A release works if it was told so, or where an asking was never answered; not before the fence."""
+    for key in act.ids:
+        told = [answer.outcome for answer in facts.released[key] if answer.op == op]
+        if facts.attempts[op] > 0 or Released.RELEASED in told:
+            at = max(asked, facts.fenced_at(act.token))
+            facts.releases[key, act.token] = min(at, facts.releases.get((key, act.token), _NEVER))
 
 
 def _ask(facts: Facts, event: Asked) -> None:
@@ -95,11 +133,8 @@ def _ask(facts: Facts, event: Asked) -> None:
         case Commit(ids, times, token, incarnation):
             facts.incarnations[token] = incarnation
             for key, time_us in zip(ids, times, strict=True):
-                facts.wanted[key].add(token)
+                facts.wanted[key].setdefault(token, event.at)
                 facts.times[key] = time_us
-        case Release(ids, _, token):
-            for key in ids:
-                facts.releases.setdefault((key, token), event.at)
         case Fence(incarnations):
             for incarnation in incarnations:
                 facts.fences.setdefault(incarnation, event.at)
@@ -112,12 +147,15 @@ def _tell(facts: Facts, event: Told, turn: int) -> None:
     match first.act:
         case Commit(ids, times, token, incarnation):
             for key, time_us, outcome in zip(ids, times, event.outcomes, strict=True):
-                facts.answers[key].append(
-                    Answer(first.at, event.at, outcome, token, incarnation, time_us, turn)
-                )
+                answer = Answer(first.at, event.at, outcome, token, incarnation, time_us, turn, event.op)
+                facts.answers[key].append(answer)
+        case Release(ids, times, token):
+            for key, time_us, outcome in zip(ids, times, event.outcomes, strict=True):
+                answer = Answer(first.at, event.at, outcome, token, 0, time_us, turn, event.op)
+                facts.released[key].append(answer)
         case Lookup(ids, times):
             for key, time_us, outcome in zip(ids, times, event.outcomes, strict=True):
-                facts.found[key].append(Answer(first.at, event.at, outcome, b"", 0, time_us, turn))
+                facts.found[key].append(Answer(first.at, event.at, outcome, b"", 0, time_us, turn, event.op))
         case Fence(incarnations):
             for incarnation in incarnations:
                 facts.fenced.setdefault(incarnation, event.at)
@@ -170,12 +208,11 @@ def wrong_answers(facts: Facts) -> Iterator[str]:
                 if facts.fenced.get(answer.incarnation, _NEVER) < answer.asked:
                     yield f"{key!r}: {token!r} won though it asked after it was fenced"
                 continue
-            excused = facts.releases.get((key, token), _NEVER) <= answer.told
             if answer.outcome == DUPLICATE:
+                excused = facts.releases.get((key, token), _NEVER) <= answer.told
                 if token in won and not excused:
                     yield f"{key!r}: {token!r} had won, and its retry was told that it is a duplicate"
-                others = facts.wanted[key] - {token}
-                if not others and not excused:
+                if not facts.others(key, token, answer.told):
                     yield f"{key!r}: {token!r} was told of a duplicate, and nobody else had asked"
             elif answer.outcome == EXPIRED:
                 if not facts.expired(answer.time_us, answer.told):
@@ -185,6 +222,37 @@ def wrong_answers(facts: Facts) -> Iterator[str]:
                     yield f"{key!r}: {token!r} was told that it is fenced, and nobody had fenced it"
             else:
                 yield f"{key!r}: {token!r} was told {answer.outcome}"
+
+
+def wrong_releases(facts: Facts) -> Iterator[str]:
+    """An id is taken from its holder, and from nobody else, once the holder is fenced; and it stays taken."""
+    for key, answers in facts.released.items():
+        for answer in answers:
+            token, outcome = answer.token, answer.outcome
+            what = f"{key!r}: a release of {token!r}"
+            fenced_told = facts.fenced.get(facts.incarnations.get(token, -1), _NEVER)
+            holders = facts.holders(key, answer.asked, answer.told)
+            if outcome == Released.RELEASED:
+                if facts.fenced_at(token) > answer.told:
+                    yield f"{what} was done, and nobody had fenced it"
+                if facts.wanted[key].get(token, _NEVER) > answer.told:
+                    yield f"{what} was done, who had not asked for it"
+                if holders - {token}:
+                    yield f"{what} was done, and {holders} held it"
+                for end in facts.ended:
+                    if end.held.get(key) == token:
+                        yield f"{what} was done, and {end.node} has it still"
+            elif outcome == Released.NOT_FENCED:
+                if fenced_told < answer.asked:
+                    yield f"{what} was told that it is not fenced, and it was"
+            elif outcome == Released.ABSENT:
+                if holders:
+                    yield f"{what} was told that the id is absent, and {holders} held it"
+            elif outcome == Released.OTHER:
+                if not facts.others(key, token, answer.told) or token in holders:
+                    yield f"{what} was told of another, and none could have it"
+            else:
+                yield f"{what} was told {outcome}"
 
 
 def wrong_losers(facts: Facts) -> Iterator[str]:
@@ -204,7 +272,7 @@ def phantoms(facts: Facts) -> Iterator[str]:
     """A lookup finds nothing that nobody has asked to register."""
     for key, answers in facts.found.items():
         for answer in answers:
-            if answer.outcome == Registered.PRESENT and not facts.wanted[key]:
+            if answer.outcome == Registered.PRESENT and not facts.others(key, b"", answer.told):
                 yield f"{key!r} was looked up and present, and nobody had asked for it"
             if answer.outcome == Registered.EXPIRED and not facts.expired(answer.time_us, answer.told):
                 yield f"{key!r} was looked up and expired, and no boundary was that high"
@@ -266,6 +334,7 @@ RULES: tuple[Rule, ...] = (
     two_winners,
     forgotten,
     wrong_answers,
+    wrong_releases,
     wrong_losers,
     phantoms,
     diverged,

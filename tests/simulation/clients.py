@@ -93,17 +93,18 @@ class Clients:
         return self.waiting.popleft()
 
     def _ask(self, wishes: list[Wish]) -> None:
+        if self._attempt(wishes) and self.rng.random() < 0.04:  # somebody who does not wait for the answer
+            self._attempt(wishes)
+
+    def _attempt(self, wishes: list[Wish]) -> bool:
         for wish in wishes:
             self.history.append(Asked(self.clock.now, wish.op, wish.act))
         attempt = Attempt(wishes)
         self.under_way.add(attempt)
         if not self.offer(attempt):
             self.lost(attempt)
-        elif self.rng.random() < 0.04:  # somebody who does not wait for the answer
-            twin = Attempt(wishes)
-            self.under_way.add(twin)
-            if not self.offer(twin):
-                self.lost(twin)
+            return False
+        return True
 
     def _look(self) -> None:
         numbers = [self._recent() for _ in range(3)]
@@ -154,11 +155,15 @@ class Clients:
         return Fence(tuple(self._fenced))
 
     def _release(self) -> Release:
-        """Recovery takes out what a life that is over had registered (or some that it had not)."""
+        """Recovery takes out what a life that is over had registered (or some that it had not).
+
+        Now and then somebody wants what is not recovery's: the life goes on.
+        """
+        alive = self.rng.random() < 0.2
         owned = [
             wish.act
             for wish in self.settled
-            if isinstance(wish.act, Commit) and wish.act.incarnation in self._fenced
+            if isinstance(wish.act, Commit) and (wish.act.incarnation in self._fenced) is not alive
         ]
         if owned:
             act = self.rng.choice(owned)

@@ -1,5 +1,5 @@
 """Switches that take a guard away and so reopen a hole of pysyncobj (docs/decisions/003), or one that
-photon.raft itself could have (`own_holes`).
+photon.raft, or a shard's state, itself could have (`own_holes`).
 
 Each switch is a context; while it lasts, replicas have the hole.
 """
@@ -285,6 +285,9 @@ _SWITCHES: tuple[Switch, ...] = (
     own_holes.seal_is_not_secured,
     own_holes.names_are_not_secured_at_the_start,
     own_holes.directory_is_synced_only_when_made,
+    own_holes.a_release_needs_no_fence,
+    own_holes.a_release_is_told_and_not_done,
+    own_holes.a_release_takes_the_id_from_whoever_holds_it,
     own_holes.disks_lie,
 )
 HOLES: dict[str, Switch] = {switch.__name__: switch for switch in _SWITCHES}

@@ -1,11 +1,18 @@
-"""Switches that take away guards of photon.raft which are not there for a hole of the library."""
+"""Switches that take away guards of our own, of the replicated log and of the state of a shard."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from idregistry.rules import state as shard_state
+from idregistry.rules.commands import Release
+from idregistry.rules.packing import Encoded
+from idregistry.rules.segments import bucket_in, token_of
+from idregistry.rules.state import Facts, Frozen, release
 from photon.core import disk as core_disk
+from photon.core.fates import Released
+from photon.core.ids import ID_BYTES
 from photon.core.journal import SegmentedJournal
 from photon.raft import journal as disk
 from photon.raft.elections import Elections
@@ -98,6 +105,41 @@ def directory_is_synced_only_when_made() -> AbstractContextManager[None]:
             core_disk.sync_directory(directory.parent)
 
     return patched(core_disk, "make_directory", make_directory)
+
+
+def a_release_needs_no_fence() -> AbstractContextManager[None]:
+    class Lenient:
+        """All is fenced, for whoever asks here."""
+
+        def __init__(self, facts: Facts) -> None:
+            self._facts = facts
+
+        def is_fenced(self, token: bytes) -> bool:
+            return True
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._facts, name)
+
+    return patched(shard_state, "release", lambda facts, command: release(Lenient(facts), command))  # type: ignore[arg-type]
+
+
+def a_release_is_told_and_not_done() -> AbstractContextManager[None]:
+    def pretend(facts: Facts, command: Release) -> bytes:
+        return bytes([Released.RELEASED]) * (len(command.ids) // ID_BYTES)
+
+    return patched(shard_state, "release", pretend)
+
+
+def a_release_takes_the_id_from_whoever_holds_it() -> AbstractContextManager[None]:
+    original = shard_state._release_one
+
+    def release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: bytes | None) -> Released:
+        stamp = facts.table.stamp(batch.subs[row], batch.keys[row])
+        if bucket_in(stamp) >= facts.live:
+            token = token_of(stamp)
+        return original(facts, batch, row, frozen, token)
+
+    return patched(shard_state, "_release_one", release_one)
 
 
 def disks_lie() -> AbstractContextManager[None]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from photon.core.fates import Committed, Registered
+from photon.core.fates import Committed, Registered, Released
 from tests.simulation.checkers import check
 from tests.simulation.history import (
     Act,
@@ -30,6 +30,14 @@ WON, DUPLICATE, EXPIRED, FENCED = (
 )
 PRESENT, ABSENT = (int(Registered.PRESENT),), (int(Registered.ABSENT),)
 ONE, TWO = Commit((b"x",), (5,), b"one", 1), Commit((b"x",), (5,), b"two", 2)
+RELEASED, GONE, OTHER, NOT_FENCED = (
+    (int(Released.RELEASED),),
+    (int(Released.ABSENT),),
+    (int(Released.OTHER),),
+    (int(Released.NOT_FENCED),),
+)
+FREE_ONE, FREE_TWO = Release((b"x",), (5,), b"one"), Release((b"x",), (5,), b"two")
+FENCE_ONE, FENCE_TWO = Fence((1,)), Fence((1, 2))
 LOW = -(1 << 63)
 
 
@@ -53,6 +61,23 @@ LAWFUL: dict[str, list[Event]] = {
     "released, then won by another": [
         *said((ONE, WON), (Fence((1,)), ()), (Release((b"x",), (5,), b"one"), (0,)), (TWO, WON)),
         ended({b"x": b"two"}),
+    ],
+    "a release that nobody heard of may have been done": [
+        *said((ONE, WON), (FENCE_ONE, ())),
+        *(Asked(5, 9, FREE_ONE), Asked(6, 8, TWO), Told(7, 8, WON), Asked(8, 9, FREE_ONE), Told(9, 9, OTHER)),
+        ended({b"x": b"two"}),
+    ],
+    "a release is repeated": [
+        *said((ONE, WON), (FENCE_ONE, ()), (FREE_ONE, RELEASED), (FREE_ONE, GONE)),
+        ended({}),
+    ],
+    "one is not fenced, and another holds it": [
+        *said((ONE, WON), (FREE_ONE, NOT_FENCED), (FENCE_TWO, ()), (FREE_TWO, OTHER)),
+        ended({b"x": b"one"}),
+    ],
+    "what is expired is absent": [
+        *said((ONE, WON), (FENCE_ONE, ()), (Raise(9), ()), (FREE_ONE, GONE)),
+        ended({}, boundary_us=9),
     ],
     "a fenced winner is told so": [
         *said((ONE, WON), (Fence((1,)), ()), (ONE, FENCED)),
@@ -81,6 +106,37 @@ UNLAWFUL: dict[str, tuple[str, list[Event]]] = {
     ),
     "a retry of the winner loses": ("wrong_answers", said((ONE, WON), (TWO, DUPLICATE), (ONE, DUPLICATE))),
     "a duplicate of nothing": ("wrong_answers", said((ONE, DUPLICATE))),
+    "a duplicate of one that came later": ("wrong_answers", said((TWO, DUPLICATE), (ONE, WON))),
+    "two winners in spite of a release that was not done": (
+        "two_winners",
+        said((ONE, WON), (FREE_ONE, NOT_FENCED), (TWO, WON)),
+    ),
+    "forgotten in spite of a release that was not done": (
+        "forgotten",
+        [*said((ONE, WON), (FENCE_TWO, ()), (FREE_TWO, OTHER)), ended({})],
+    ),
+    "released before the fence": ("wrong_releases", said((ONE, WON), (FREE_ONE, RELEASED), (FENCE_ONE, ()))),
+    "released, who never asked": ("wrong_releases", said((ONE, WON), (FENCE_TWO, ()), (FREE_TWO, RELEASED))),
+    "released, which another holds": (
+        "wrong_releases",
+        said((ONE, WON), (TWO, DUPLICATE), (FENCE_TWO, ()), (FREE_TWO, RELEASED)),
+    ),
+    "released, and still there": (
+        "wrong_releases",
+        [*said((ONE, WON), (FENCE_ONE, ()), (FREE_ONE, RELEASED)), ended({b"x": b"one"})],
+    ),
+    "fenced, and told that it is not": (
+        "wrong_releases",
+        said((ONE, WON), (FENCE_ONE, ()), (FREE_ONE, NOT_FENCED)),
+    ),
+    "held, and told that it is absent": (
+        "wrong_releases",
+        said((ONE, WON), (FENCE_TWO, ()), (FREE_TWO, GONE)),
+    ),
+    "its own, and told of another": (
+        "wrong_releases",
+        said((ONE, WON), (TWO, DUPLICATE), (FENCE_ONE, ()), (FREE_ONE, OTHER)),
+    ),
     "expired without a boundary": ("wrong_answers", said((ONE, EXPIRED))),
     "expired above the boundary": ("wrong_answers", said((Raise(5), ()), (ONE, EXPIRED))),
     "fenced by nobody": ("wrong_answers", said((ONE, FENCED))),
@@ -92,6 +148,10 @@ UNLAWFUL: dict[str, tuple[str, list[Event]]] = {
     ),
     "held by who never asked": ("wrong_losers", [ended({b"x": b"one"})]),
     "a lookup finds what nobody asked for": ("phantoms", said((Lookup((b"x",), (5,)), PRESENT))),
+    "a lookup finds what is asked for later": (
+        "phantoms",
+        said((Lookup((b"x",), (5,)), PRESENT), (ONE, WON)),
+    ),
     "a lookup finds expired what is not": (
         "phantoms",
         said((Lookup((b"x",), (5,)), (int(Registered.EXPIRED),))),
