@@ -139,11 +139,14 @@ class Hosting:
         directory: Path,
         make_shard: Callable[[int], Shard],
     ) -> None:
-        """`settings`: where the replicas are, this one too, as far as the settings say. CorruptStateError."""
+        """`make_shard`: of a group. `settings`: where the replicas are, this one too, as far as the
+        settings say. CorruptStateError."""
         self._node = node
         self._settings = settings
         self._path = directory / TABLE_FILE
         self._make_shard = make_shard
+        self.behind = False
+        """The directory here says less than what was followed already: it reads its log from long ago."""
         self._table = read_table(self._path)
         self._groups: dict[int, Hosted] = {}
         self._seen: View | None = None
@@ -169,7 +172,8 @@ class Hosting:
             return False
         self._seen = view
         table = Table(tuple(view.replicas.values()), view.removed, view.leaving, view.version)
-        if table.age < self._table.age:
+        self.behind = table.age < self._table.age
+        if self.behind:
             return False
         if self._node in view.removed:
             raise UsageError(
@@ -200,7 +204,7 @@ class Hosting:
         host.set_peers({name: (row.raft_host, row.raft_port) for name, row in self.rows.items()})
 
     def _add(self, host: RaftHost, group: int, founders: tuple[str, ...] | None) -> None:
-        shard = self._make_shard(shard_of_group(group)[0])
+        shard = self._make_shard(group)
         log = host.add_group(group, shard.state, shard.on_tick, founders)
         self._groups[group] = Hosted(group, shard, log)
         self._publish()

@@ -226,9 +226,9 @@ class RegistryServer:
         """As the Status RPC."""
         return self._service.status()
 
-    def _make_shard(self, number: int) -> Shard:
+    def _make_shard(self, group: int) -> Shard:
         return Shard(
-            number, self._settings, self._clock, self._host.wake, self._state, self._clocks.trusted_us
+            group, self._settings, self._clock, self._host.wake, self._state, self._clocks.trusted_us
         )
 
     def _has_quorum(self, directory: ReplicatedLog) -> bool:
@@ -243,7 +243,8 @@ class RegistryServer:
         """The directory's turn. Raft thread."""
         if self._hosting.follow(self._host, self._state.view):
             self._host.wake()  # every shard has something to look at
-        self._coordinator.on_tick(log)
+        if not self._hosting.behind:
+            self._coordinator.on_tick(log)
 
     def _fatal(self, error: BaseException) -> None:
         self._close_queues()  # nobody will take what waits any more

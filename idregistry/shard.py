@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from msgspec.structs import replace
 
 from idregistry.rules.commands import Commit, Release, encode
-from idregistry.rules.directory import DirectoryState
+from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.placement import Steward, command_due
 from idregistry.rules.state import ShardState
@@ -210,19 +210,23 @@ none do."""
 class Shard:
     """Queue, state and housekeeping of a shard on this replica. `wake` makes the raft thread turn.
 
+    `group`: its Raft group. A shard that was retired and came again is another group, and what the directory
+    said of the one before is not true of it: a replica that starts reads the directory from long ago, and may
+    lead the new group meanwhile.
     `trusted_us`: the time that the clocks of a majority have reached, None where it is not known.
     """
 
     def __init__(
         self,
-        number: int,
+        group: int,
         settings: Registry,
         clock: Clock,
         wake: Callable[[], None],
         directory: DirectoryState,
         trusted_us: Callable[[], int | None],
     ) -> None:
-        self.number = number
+        self.number = number = shard_of_group(group)[0]
+        self._group = group
         self.state = ShardState(number)
         self._settings = settings
         self._clock = clock
@@ -264,15 +268,18 @@ class Shard:
 
     def on_tick(self, log: ReplicatedLog) -> None:
         """Propose what waits, then what housekeeping is due."""
-        may_propose = self._steward.on_tick(log, self._directory.view)
+        view = self._directory.view
+        known = self.number in view.founders and view.group(self.number) == self._group
+        may_propose = self._steward.on_tick(log, view) if known else True
         if not log.is_leader:
             self._queue.send_elsewhere(log.leader)
             self._errands.send_elsewhere(log.leader)
         elif may_propose:
-            self._propose(log)
+            self._propose(log, view if known else None)
         self._tidy(log)
 
-    def _propose(self, log: ReplicatedLog) -> None:
+    def _propose(self, log: ReplicatedLog, view: View | None) -> None:
+        """`view`: None while the directory here does not know the group yet."""
         # In turn, or one kind would wait for ever where the other never ends.
         while (self._queue or self._errands) and log.in_flight < self._settings.batches_in_flight_max:
             errands_turn = self._errands_turn or not self._queue
@@ -282,11 +289,11 @@ class Shard:
                     self._propose_errand(log, errand)
             else:
                 self._propose_batch(log)
-        if self._housekeeping:
+        if self._housekeeping or view is None:
             return
         command = command_due(
             self.state,
-            self._directory.view,
+            view,
             self._directory.fences,
             self._clock.now_us(),
             self._trusted_us() if self._settings.retention_days > 0 else None,

@@ -220,7 +220,6 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
     ),
     "joiner": (
         _counter("joined_events", "joined", "Joined lines written by this process."),
-        _counter("dropped_events", "dropped", "Events of fenced incarnations, left to recovery."),
         _gauge("in_flight_requests", "in_flight", "Requests being answered."),
         _gauge("in_flight_commits", "commits_in_flight", "Batches on their way to the registry."),
         _gauge("unresolved_batches", "unresolved", "Intents without an end."),

@@ -13,7 +13,7 @@ from idregistry.rules.commands import (
     Row,
     encode,
 )
-from idregistry.rules.directory import DirectoryState
+from idregistry.rules.directory import DirectoryState, group_of
 from idregistry.service import WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.clock import SystemClock
@@ -38,10 +38,10 @@ class Node:
         self.directory.apply(encode(found))
         self.hosted: dict[int, Hosted] = {}
         for n in range(shards):
-            shard = Shard(n, parsed, clock, self.turner.wake, self.directory, lambda: None)
+            shard = Shard(group_of(n, 0), parsed, clock, self.turner.wake, self.directory, lambda: None)
             log = FakeLog(shard.state, node=name, _leader=None)
             self.turner.add(shard.on_tick, log)
-            self.hosted[n] = Hosted(n + 1, shard, log)
+            self.hosted[n] = Hosted(group_of(n, 0), shard, log)
         hosting: Any = SimpleNamespace(rows=rows, shards=self.hosted)
         coordinator = Coordinator(
             self.directory,

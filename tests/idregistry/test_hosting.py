@@ -63,8 +63,8 @@ class Replica:
         self._disk: Any = disk
         state = DirectoryState()
 
-        def make(number: int) -> Shard:
-            return Shard(number, Registry(), ManualClock(NOW_US), lambda: None, state, lambda: None)
+        def make(group: int) -> Shard:
+            return Shard(group, Registry(), ManualClock(NOW_US), lambda: None, state, lambda: None)
 
         self.hosting = Hosting("r1", ROWS, directory, make)
         self.hosting.open_groups(self._disk)

@@ -134,7 +134,7 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
             on_fatal=fatal.append,
             limits=limits,
         )
-        shard = Shard(0, settings, clock, host.wake, directory, lambda: None)
+        shard = Shard(1, settings, clock, host.wake, directory, lambda: None)
         shard.state = Watched(0)
         log = host.add_group(0, shard.state, shard.on_tick, ["r0"])
         host.start()
