@@ -137,12 +137,15 @@ class _Run:
     def known_to(self, question: "Question", ended: bool) -> "Question":
         """With what its dispatchers know. Called before anything else is read."""
         from photon.cluster.ledgers import read_ledgers
+        from spark.reading.paths import input_paths, local_name
 
         if (ledgers := read_ledgers(self.topology, self.work)) is None:
             return question
         complete = question.complete or (ended and self.topology.drain)
-        positions, waiting = ledgers.positions(), ledgers.waiting
-        return replace(question, complete=complete, positions=positions, waiting=waiting)
+        names = filter(None, map(local_name, input_paths(question.foreign)))
+        return replace(
+            question, complete=complete, positions=ledgers.positions(names), waiting=ledgers.waiting
+        )
 
 
 @contextmanager

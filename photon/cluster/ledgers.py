@@ -5,6 +5,7 @@ move from one to the next: an event on its way is in one of them, or in what is 
 """
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,12 +29,22 @@ class Ledgers:
     waiting: Sequence[bytes]
     files: Sequence[Sequence[FileState]]
 
-    def positions(self) -> dict[str, tuple[int, int]]:
-        """Log -> the bytes of it that every dispatcher has read, and that at least one has."""
-        offsets = [{state.path: state.offset for state in states} for states in self.files]
-        names = {name for known in offsets for name in known}
-        read = {name: [known.get(name, 0) for known in offsets] for name in names}
-        return {name: (min(ends), max(ends)) for name, ends in read.items()}
+    def positions(self, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Log -> the bytes of it that every datacenter that knows it has read, and that at least one has.
+
+        A log is known by its inode, as a name may be another file's by now. One that nobody knows is left
+        out: it may be a copy, or packed since.
+        """
+        offsets = [{_identity(state): state.offset for state in states} for states in self.files]
+        found = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                identity = status.st_dev, status.st_ino
+                ends = [known[identity] for known in offsets if identity in known]
+                if ends:
+                    found[path] = min(ends), max(ends)
+        return found
 
 
 def read_ledgers(topology: Topology, work: Path) -> Ledgers | None:
@@ -55,6 +66,11 @@ def read_ledgers(topology: Topology, work: Path) -> Ledgers | None:
             waiting.append(ids)
         files.append(states)
     return Ledgers(waiting, files)
+
+
+def _identity(state: FileState) -> tuple[int, int]:
+    """Of the log itself: what is read of an archive is a copy."""
+    return state.source if state.version else (state.device, state.inode)
 
 
 def _of_worker(directory: Path, bytes_max: int) -> tuple[list[FileState], bytes]:

@@ -27,7 +27,7 @@ from spark.reading.lines import LogSet, Parse, fixed_binary, for_joined
 from spark.verification.accounts import Source, rows_of
 
 Positions = Mapping[str, tuple[int, int]]
-"""Log -> the bytes of it that all dispatchers have read, and that at least one has."""
+"""Log -> the bytes of it that all dispatchers that know it have read, and that at least one has."""
 
 
 def digests(contents: Sequence[bytes]) -> Any:
@@ -92,8 +92,8 @@ class ForeignFacts:
         """`name` of the log, `offset` of the chunk in it."""
         found = self._lines.parse_foreign(chunk)
         read = None
-        if self._positions is not None:
-            by_all, by_some = self._positions.get(name, (0, 0))
+        if self._positions is not None and name in self._positions:
+            by_all, by_some = self._positions[name]
             places = found.starts + offset
             read = pa.array((places < by_some).astype(np.int8) + (places < by_all).astype(np.int8))
         return rows_of(

@@ -1,6 +1,8 @@
 """`photon verify` as a person calls it."""
 
+import gzip
 import json
+import os
 import shutil
 from dataclasses import replace
 
@@ -102,13 +104,24 @@ def skipped_event(run):
     return "lost_pending", "late"
 
 
+def rotated(run):
+    """No damage: one log has another name since, another is packed, and of one there is a copy."""
+    clicks = run.parent / "clicks"
+    (clicks / "a.jsonl").rename(clicks / "a.jsonl.1")
+    (clicks / "b.jsonl.gz").write_bytes(gzip.compress((clicks / "b.jsonl").read_bytes()))
+    (clicks / "b.jsonl").rename(run / "b.jsonl")
+    shutil.copy(clicks / "a.jsonl.1", clicks / "b.jsonl")
+    return "", ""
+
+
 @pytest.mark.parametrize(
-    "damage", [None, damaged_line, doubled_line, truncated_file, ledger_set_back, skipped_event]
+    "damage", [None, rotated, damaged_line, doubled_line, truncated_file, ledger_set_back, skipped_event]
 )
 def test_a_run_that_ended_is_held_against_its_own_registry_and_ledgers(ended, photon, tmp_path, damage):
     """By its own settings, without Java. What was damaged by hand is told, with the event."""
     run, clicks = ended.directory / "run", ended.directory / "clicks"
-    kept = {directory: tmp_path / directory.name for directory in (run / "joined", run / ".photon", clicks)}
+    logs = {path: (path.open("rb"), path.read_bytes()) for path in clicks.iterdir()}
+    kept = {directory: tmp_path / directory.name for directory in (run / "joined", run / ".photon")}
     for directory, copy in kept.items():
         shutil.copytree(directory, copy)
     try:
@@ -120,15 +133,25 @@ def test_a_run_that_ended_is_held_against_its_own_registry_and_ledgers(ended, ph
         for directory, copy in kept.items():
             shutil.rmtree(directory)
             shutil.copytree(copy, directory)
+        for path in [*clicks.iterdir(), *run.glob("*.jsonl")]:
+            path.rename(tmp_path / f"moved-{path.name}")
+        for path, (file, data) in logs.items():
+            # The inodes that the ledger knows.
+            again = next(
+                p for p in tmp_path.glob("moved-*") if p.stat().st_ino == os.fstat(file.fileno()).st_ino
+            )
+            again.write_bytes(data)
+            again.rename(path)
+            file.close()
     report = json.loads(said)
-    assert (status, report["registry"], errors) == (1 if damage else 0, "asked", "")
-    assert report["broken"] == ([broken] if damage else [])
-    assert report["examples"] == ({broken: example} if damage else {})
+    assert (status, report["registry"], errors) == (1 if broken else 0, "asked", "")
+    assert report["broken"] == ([broken] if broken else [])
+    assert report["examples"] == ({broken: example} if broken else {})
     assert report["joined"] == EVENTS - {"": 0, "unread": 20, "lost_pending": 0}.get(broken, 1)
     if broken == "lost":
         # A lease outlives its joiner: how long ago the run ended is this machine's matter.
         assert report["lost_by"][0]["lease"] in ("runs", "over")
-    if damage:
+    if broken:
         assert (tmp_path / "d" / f"verdict={broken}").is_dir()
 
 
