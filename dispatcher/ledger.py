@@ -120,9 +120,9 @@ class Rows:
 
 
 class LedgerFile:
-    """The environment. Usable from several threads."""
+    """The environment. Usable from several threads. `readonly`: beside the process that writes."""
 
-    def __init__(self, directory: Path, bytes_max: int) -> None:
+    def __init__(self, directory: Path, bytes_max: int, readonly: bool = False) -> None:
         self.path = directory / "ledger"
         self._file = LmdbFile(
             self.path,
@@ -132,6 +132,7 @@ class LedgerFile:
             "not joined twice)",
         )
         self.bytes_max = bytes_max
+        self._readonly = readonly
         self._mutex = threading.Lock()  # over the environment; a writer leaves the readers be
         self._write_mutex = threading.Lock()
         self._open()
@@ -169,10 +170,13 @@ class LedgerFile:
         return self._environment.begin(write=True)
 
     def _open(self) -> None:
-        self._environment = self._file.open(self.bytes_max)
+        self._environment = self._file.open(self.bytes_max, readonly=self._readonly)
         with self._file.errors():
             self._environment.reader_check()  # what killed ones read could not be overwritten
-            self._databases = {name: self._environment.open_db(name.encode()) for name in _DATABASES}
+            self._databases = {
+                name: self._environment.open_db(name.encode(), create=not self._readonly)
+                for name in _DATABASES
+            }
 
 
 class Ledger:

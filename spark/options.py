@@ -65,11 +65,20 @@ class SparkOptions:
             )
 
 
-def spark_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
-    """Decorator of a click command: --master, --driver-memory and --conf, checked, as argument `spark`."""
+def spark_options(command: Callable[..., _Result], optional: bool = False) -> Callable[..., _Result]:
+    """Decorator of a click command: --master, --driver-memory and --conf, checked, as argument `spark`.
+
+    `optional`: None where --master is not given.
+    """
     import click  # executors import this module too, and need none
 
-    @click.option("--master", default=MASTER, show_default=True, help="Where Spark runs.")
+    @click.option(
+        "--master",
+        default=None if optional else MASTER,
+        show_default=not optional,
+        metavar="MASTER",
+        help="Where Spark runs" + (f", such as {MASTER}." if optional else "."),
+    )
     @click.option(
         "--driver-memory", default=DRIVER_MEMORY, show_default=True, help="Memory of Spark's driver (JVM)."
     )
@@ -82,11 +91,11 @@ def spark_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     )
     @functools.wraps(command)
     def with_options(
-        *arguments: object, master: str, driver_memory: str, conf: Mapping[str, str], **others: object
+        *arguments: object, master: str | None, driver_memory: str, conf: Mapping[str, str], **others: object
     ) -> _Result:
-        options = SparkOptions(master, driver_memory, conf)
+        options = SparkOptions(master or MASTER, driver_memory, conf)
         options.check()
-        return command(*arguments, spark=options, **others)
+        return command(*arguments, spark=None if master is None else options, **others)
 
     return with_options
 

@@ -13,12 +13,10 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from idregistry.client import RegistryAt, RegistryClient
 from idregistry.rules.state import Scanned
@@ -32,6 +30,9 @@ from spark.reading.lines import fixed_binary
 from spark.reading.paths import is_uri
 from spark.session import map_in_arrow
 
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
 SCHEMA: Final = (
     "id binary, time_us long, token binary, address string, incarnation long, token_us long, shard int"
 )
@@ -44,35 +45,44 @@ _PAUSE_S: Final = 0.5
 _IDS, _FACTS = "ids", "shards"
 
 
-def registered(session: SparkSession, registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> DataFrame:
+def registered(
+    session: "SparkSession", registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S
+) -> "DataFrame":
     """All that was acknowledged before a job of it began; what is registered or released meanwhile may be in.
 
     UnavailableError if no replica answers now; a job fails if it can't read a shard within `timeout_s`. Each
     job scans anew: persist it, or write an export, to use it twice.
     """
-    shards = _shards(registry)
+    from pyspark.sql import functions as F
+
+    shards = shards_of(registry)
     numbers = session.range(0, shards, 1, shards).select(F.col("id").cast("int").alias("shard"))
 
     def scan_shards(batches: Iterable[Any]) -> Iterator[Any]:
         for batch in batches:
             for shard in batch.column(0).to_pylist():
-                for scanned in _scan(registry, shard, timeout_s):
-                    if scanned.ids:
-                        yield to_arrow(scanned, shard)
+                yield from scan_of(registry, timeout_s, shard)
 
     return map_in_arrow(numbers, scan_shards, SCHEMA)
+
+
+def scan_of(registry: RegistryAt, timeout_s: float, shard: int) -> Iterator[Any]:
+    """One shard -> record batches of SCHEMA. UnavailableError."""
+    for scanned in _scan(registry, shard, timeout_s):
+        if scanned.ids:
+            yield to_arrow(scanned, shard)
 
 
 def boundaries(registry: RegistryAt, timeout_s: float = SCAN_TIMEOUT_S) -> dict[int, int]:
     """Shard -> the event time (us) before which its leader has forgotten ids. UnavailableError."""
     found = {}
-    for shard in range(_shards(registry)):
+    for shard in range(shards_of(registry)):
         with closing(_scan(registry, shard, timeout_s)) as pieces:
             found[shard] = next(pieces).boundary_us  # of an empty shard too
     return found
 
 
-def _shards(registry: RegistryAt) -> int:
+def shards_of(registry: RegistryAt) -> int:
     with registry.client(ASK_TIMEOUT_S) as client:
         return client.configuration().shards
 
@@ -116,8 +126,10 @@ def to_arrow(scanned: Scanned, shard: int) -> Any:
     return pa.RecordBatch.from_pydict(columns)
 
 
-def joiner_columns() -> list[Column]:
+def joiner_columns() -> "list[Column]":
     """Whose token it is, for a reader: joiner, incarnation (hex)."""
+    from pyspark.sql import functions as F
+
     incarnation = F.lpad(F.lower(F.hex("incarnation")), 16, "0")
     return [F.col("address").alias("joiner"), incarnation.alias("incarnation")]
 
@@ -132,25 +144,19 @@ def unsigned(incarnation: int) -> int:
     return incarnation & ((1 << 64) - 1)
 
 
-def absent(events: DataFrame, registry: RegistryAt) -> DataFrame:
-    """key, time_us -> the keys of which every replica that answers says, again and again, that they are not
-    registered, nor forgotten. A job fails with UnavailableError if none answers.
+def absent(registry: RegistryAt, ids: bytes, times: bytes) -> bytes:
+    """16 x N ids and 8 x N times -> the ids of which every replica that answers says, again and again, that
+    they are not registered, nor forgotten. UnavailableError if none answers.
     """
-
-    def ask(batches: Iterable[Any]) -> Iterator[Any]:
-        # Each replica by itself: a client of all would ask the nearest one only.
-        replicas = [replace(registry, addresses=(address,)) for address in registry.addresses]
-        with ExitStack() as held:
-            clients: list[RegistryClient] = []
-            for batch in batches:
-                clients = clients or [held.enter_context(one.client(ASK_TIMEOUT_S)) for one in replicas]
-                for low in range(0, batch.num_rows, BATCH_IDS_MAX):
-                    part = batch.slice(low, BATCH_IDS_MAX)
-                    ids = b"".join(part.column(0).to_pylist())
-                    times = part.column(1).to_numpy().astype("<i8").tobytes()
-                    yield pa.RecordBatch.from_pydict({"key": fixed_binary(_absent(clients, ids, times))})
-
-    return map_in_arrow(events.select("key", "time_us"), ask, "key binary")
+    # Each replica by itself: a client of all would ask the nearest one only.
+    replicas = [replace(registry, addresses=(address,)) for address in registry.addresses]
+    found = b""
+    with ExitStack() as held:
+        clients = [held.enter_context(one.client(ASK_TIMEOUT_S)) for one in replicas]
+        for low in range(0, len(times) // 8, BATCH_IDS_MAX):
+            high = low + BATCH_IDS_MAX
+            found += _absent(clients, ids[16 * low : 16 * high], times[8 * low : 8 * high])
+    return found
 
 
 def _absent(clients: Sequence[RegistryClient], ids: bytes, times: bytes) -> bytes:
@@ -178,13 +184,13 @@ def _absent(clients: Sequence[RegistryClient], ids: bytes, times: bytes) -> byte
 class Export:
     """An export: its ids (SCHEMA), when its scan began (us), and each shard's boundary after it."""
 
-    ids: DataFrame
+    ids: "DataFrame"
     began_us: int
     boundaries: dict[int, int]
 
 
 def write_export(
-    session: SparkSession, registry: RegistryAt, directory: str, timeout_s: float = SCAN_TIMEOUT_S
+    session: "SparkSession", registry: RegistryAt, directory: str, timeout_s: float = SCAN_TIMEOUT_S
 ) -> int:
     """Keep what the registry holds now as Parquet in a new directory, or a URI for Spark; how many ids."""
     began_us = SystemClock().now_us()
@@ -204,7 +210,7 @@ def check_export(directory: str) -> None:
         raise UsageError(f"--export {directory}: no whole export; `photon registry export` makes one")
 
 
-def read_export(session: SparkSession, directory: str) -> Export:
+def read_export(session: "SparkSession", directory: str) -> Export:
     """The reverse of write_export. Spark's own error for a directory that is none."""
     facts = session.read.parquet(f"{directory}/{_FACTS}").collect()
     ids = session.read.schema(SCHEMA).parquet(f"{directory}/{_IDS}")

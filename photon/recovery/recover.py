@@ -198,7 +198,7 @@ def recover(
     with ExitStack() as held:
         finished = run.finish_left(held) if job.apply else 0
         report = run.recover(reading)
-        return replace(report, plans_finished=finished, recovered=run.recovered)
+        return replace(report, plans_finished=finished, recovered=run.recovered, ended=job.ended)
 
 
 class _Run:

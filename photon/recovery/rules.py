@@ -181,6 +181,8 @@ class Report:
     notes: Sequence[str] = ()
     plans_left: int = 0
     """Of earlier runs, where this one did not finish them."""
+    ended: bool = False
+    """No dispatcher runs that would read the inbox."""
 
     @property
     def lost(self) -> int:
@@ -302,6 +304,8 @@ def _sums(report: Report) -> list[str]:
         found.append(f"{report.plans_finished} plans of an earlier run finished")
     if report.recovered:
         found.append(f"{report.recovered:,} events released and put into {report.inbox}")
+        if report.ended:
+            found.append("run the join again: it joins them")
     if report.taken:
         found.append(f"{report.taken:,} events were joined by others meanwhile")
     if report.no_input:
@@ -315,7 +319,7 @@ def _sums(report: Report) -> list[str]:
         found.append("nothing is lost" + (", as far as can be told yet" if report.in_flight else ""))
     elif not report.remaining:
         found.append("nothing is lost any more")
-    elif not report.applied and report.recoverable:
+    elif not report.applied and report.recoverable and report.refused is None:
         found.append(f"{report.recoverable:,} events can be joined again: --apply does it")
     return found
 

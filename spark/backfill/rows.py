@@ -28,8 +28,8 @@ from photon.core.settings import Settings
 from photon.logs.files import Chunk
 from photon.logs.formats import ForeignBatch, Malformed
 from spark.backfill.job import FILES_MAX, OFFSET_MAX, LogInput
-from spark.reading.events import Parse, parsed_logs
-from spark.reading.lines import ChunkParser, LogFile, fixed_binary
+from spark.reading.events import parsed_logs
+from spark.reading.lines import ChunkParser, LogFile, Parse, fixed_binary
 from spark.reading.paths import escaped, is_uri
 from spark.session import map_in_arrow
 

@@ -23,41 +23,39 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from joiner.joined_lines import parquet_lines
 from joiner.output_files import PARQUET
 from photon.core.settings import Settings
 from photon.logs.files import Chunk
 from photon.logs.packed import is_packed
-from spark.reading.lines import LogFile, Range, chunks_of, is_object, local_file, split_bytes, tasks_of
-from spark.reading.paths import escaped, local_name
+from spark.reading.lines import (
+    LogFile,
+    LogSet,
+    MakeParse,
+    Range,
+    chunks_of,
+    is_object,
+    local_file,
+    log_files,
+    rows_of_parquet,
+    rows_of_ranges,
+    split_bytes,
+    tasks_of,
+)
+from spark.reading.paths import escaped
 from spark.session import map_in_arrow
-
-Parse = Callable[[str, str, Chunk], Iterable[Any]]
-"""Name of the log, path that was read ("": none), chunk -> record batches. For one thread."""
-MakeParse = Callable[[], Parse]
-"""Called once in each task."""
 
 _SIZES: Final = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _OPEN_COST_BYTES: Final = 4 << 20  # Spark makes smaller splits only if its settings say so
-_JOINED_LINE_BYTES_MAX: Final = 128 << 20
-"""A primary and a foreign event, each of the longest line, and what an adapter adds."""
 
 
-def parsed(
-    session: SparkSession,
-    paths: Sequence[str],
-    settings: Settings,
-    make: MakeParse,
-    schema: str,
-    unended: bool,
-) -> DataFrame:
-    """What `make` makes of the files of `paths` (spark.reading.paths), as rows of `schema`.
+def parsed(session: SparkSession, logs: LogSet, schema: str) -> DataFrame:
+    """What becomes of the lines of logs, as rows of `schema`.
 
-    Blank lines are left out. `unended`: a last line without its newline counts if it is a JSON object, as it
-    always does in an archive. Every job reads local files to where they ended when this was called.
+    Blank lines are left out. Every job reads local files to where they ended when this was called.
     StorageError.
     """
-    return parsed_logs(session, *log_files(paths), settings, make, schema, unended)
+    files, uris = log_files(logs.paths)
+    return parsed_logs(session, files, uris, logs.settings, logs.make, schema, logs.unended)
 
 
 def parsed_logs(
@@ -72,10 +70,7 @@ def parsed_logs(
     """As `parsed`, of local files and of what Spark reads."""
 
     def work(ranges: list[Range]) -> Iterator[Any]:
-        parse = make()
-        for one in ranges:
-            for path, chunk in chunks_of(one, settings.logs, unended):
-                yield from parse(one.file.name, path, chunk)
+        return rows_of_ranges(ranges, make, settings, unended)
 
     read = run(session, plan(session, files), work, schema)
     if not uris:
@@ -84,26 +79,18 @@ def parsed_logs(
     return read.unionByName(remote) if files else remote
 
 
-def parsed_joined(
-    session: SparkSession,
-    paths: Sequence[str],
-    settings: Settings,
-    make: MakeParse,
-    schema: str,
-    unended: bool,
-    make_for_parquet: MakeParse | None = None,
-) -> DataFrame:
+def parsed_joined(session: SparkSession, logs: LogSet, schema: str) -> DataFrame:
     """As `parsed`, of joined logs: any number of tasks for lines, one for each file of Parquet."""
-    tables = [path for path in paths if path.endswith(PARQUET)]
-    lines = [path for path in paths if not path.endswith(PARQUET)]
-    found = parsed(session, lines, for_joined(settings), make, schema, unended)
+    tables = [path for path in logs.paths if path.endswith(PARQUET)]
+    lines = [path for path in logs.paths if not path.endswith(PARQUET)]
+    found = parsed(session, replace(logs, paths=lines), schema)
     if not tables:
         return found
     files, uris = log_files(tables)
-    make = make_for_parquet or make
+    make = logs.make_for_parquet or logs.make
 
     def of_file(name: str) -> Iterator[Any]:
-        yield from _rows_of_parquet(make(), name)
+        yield from rows_of_parquet(make(), name)
 
     def of_contents(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
@@ -111,29 +98,12 @@ def parsed_joined(
         parse = make()
         for batch in batches:
             for row in range(batch.num_rows):
-                yield from _rows_of_parquet(parse, pa.BufferReader(batch.column(0)[row].as_buffer()))
+                yield from rows_of_parquet(parse, pa.BufferReader(batch.column(0)[row].as_buffer()))
 
     found = found.unionByName(run(session, [file.name for file in files], of_file, schema))
     if not uris:
         return found
     return found.unionByName(map_in_arrow(_contents(session, uris).select("content"), of_contents, schema))
-
-
-def _rows_of_parquet(parse: Parse, source: Any) -> Iterator[Any]:
-    for data in parquet_lines(source):
-        yield from parse("", "", Chunk(0, len(data), data))
-
-
-def for_joined(settings: Settings) -> Settings:
-    """With lines as long as joined ones may be."""
-    return replace(settings, logs=replace(settings.logs, line_bytes_max=_JOINED_LINE_BYTES_MAX))
-
-
-def log_files(paths: Sequence[str]) -> tuple[list[LogFile], list[str]]:
-    """The files that Python reads, as they are now; and the other paths, for Spark. StorageError."""
-    names = {path: local_name(path) for path in paths}
-    files = [local_file(name) for name in names.values() if name is not None]
-    return files, [path for path in paths if names[path] is None]
 
 
 def plan(session: SparkSession, files: Sequence[LogFile]) -> list[list[Range]]:

@@ -5,22 +5,31 @@ Packed columns become Arrow arrays without a Python statement for each row.
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
+from joiner.joined_lines import parquet_lines
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES, IdPacker
 from photon.core.settings import Logs, Settings
 from photon.logs.files import Chunk, read_at, read_chunk
 from photon.logs.formats import ForeignBatch, Malformed, PrimaryBatch, json_lines
 from photon.logs.packed import is_packed, unpacked
+from spark.reading.paths import local_name
 
+Parse = Callable[[str, str, Chunk], Iterable[Any]]
+"""Name of the log, path that was read ("": none), chunk -> record batches. For one thread."""
+MakeParse = Callable[[], Parse]
+"""Called once in each task."""
+
+_JOINED_LINE_BYTES_MAX: Final = 128 << 20
+"""A primary and a foreign event, each of the longest line, and what an adapter adds."""
 _OPEN_BYTES: Final = 1 << 16
 """What opening a file costs, as bytes read: so that ten thousand little ones are no single task."""
 _SPLIT_BYTES_MIN: Final = 1 << 20
@@ -46,6 +55,22 @@ class Range:
     file: LogFile
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogSet:
+    """What is to be read, and what becomes of it.
+
+    `paths` as in spark.reading.paths; `make` is called once in each task, and parses chunks. `unended`: a
+    last line without its newline counts if it is a JSON object, as it always does in an archive.
+    `make_for_parquet`: for joined logs that are Parquet, if that makes a difference.
+    """
+
+    paths: Sequence[str]
+    settings: Settings
+    make: MakeParse
+    unended: bool
+    make_for_parquet: MakeParse | None = None
 
 
 def local_file(name: str) -> LogFile:
@@ -208,3 +233,30 @@ def fixed_binary(column: bytes, width: int = ID_BYTES) -> Any:
     count = len(column) // width
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
     return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(column)])
+
+
+def rows_of_parquet(parse: Parse, source: Any) -> Iterator[Any]:
+    for data in parquet_lines(source):
+        yield from parse("", "", Chunk(0, len(data), data))
+
+
+def for_joined(settings: Settings) -> Settings:
+    """With lines as long as joined ones may be."""
+    return replace(settings, logs=replace(settings.logs, line_bytes_max=_JOINED_LINE_BYTES_MAX))
+
+
+def log_files(paths: Sequence[str]) -> tuple[list[LogFile], list[str]]:
+    """The files that Python reads, as they are now; and the other paths, for Spark. StorageError."""
+    names = {path: local_name(path) for path in paths}
+    files = [local_file(name) for name in names.values() if name is not None]
+    return files, [path for path in paths if names[path] is None]
+
+
+def rows_of_ranges(
+    ranges: Sequence[Range], make: MakeParse, settings: Settings, unended: bool
+) -> Iterator[Any]:
+    """What `make` makes of the lines of the ranges. StorageError as chunks_of."""
+    parse = make()
+    for one in ranges:
+        for path, chunk in chunks_of(one, settings.logs, unended):
+            yield from parse(one.file.name, path, chunk)

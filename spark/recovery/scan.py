@@ -26,8 +26,8 @@ from photon.core.settings import Settings
 from photon.logs.files import Chunk
 from photon.logs.formats import ForeignBatch
 from spark.options import SCAN_TIMEOUT_S
-from spark.reading.events import Parse, parsed, parsed_joined
-from spark.reading.lines import ChunkParser, fixed_binary, is_object
+from spark.reading.events import parsed, parsed_joined
+from spark.reading.lines import ChunkParser, LogSet, Parse, fixed_binary, for_joined, is_object
 from spark.reading.paths import existing, input_paths, output_paths
 from spark.recovery.rules import Loss, LostEvents, Survey
 from spark.registered import joiner_columns, registered, signed, unsigned
@@ -88,7 +88,8 @@ def joined_keys(session: SparkSession, paths: Sequence[str], settings: Settings)
     UsageError for settings by which joined lines do not tell their foreign event.
     """
     check_told(settings)
-    return parsed_joined(session, paths, settings, partial(_key_rows, settings), KEYS, unended=True)
+    logs = LogSet(paths, for_joined(settings), partial(_key_rows, settings), unended=True)
+    return parsed_joined(session, logs, KEYS)
 
 
 def check_told(settings: Settings) -> None:
@@ -213,7 +214,7 @@ class SparkReading:
 
     def _foreign(self) -> DataFrame:
         paths, make = input_paths(self._sources.foreign), partial(_foreign_rows, self._settings)
-        return parsed(self._session, paths, self._settings, make, _FOREIGN, unended=True)
+        return parsed(self._session, LogSet(paths, self._settings, make, unended=True), _FOREIGN)
 
 
 def listed_twice(files: Callable[[], list[str]]) -> list[str]:

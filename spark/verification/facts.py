@@ -1,39 +1,45 @@
-"""What verification takes from lines, as DataFrames: ids as text and packed, times, digests.
+"""What verification takes from lines, as rows (spark.verification.accounts): ids as text and packed, times,
+digests of primary events.
 
 A line is an event where photon.logs.formats says so. Each class turns a chunk of whole lines into one record
-batch of Arrow with a row a line; a line that is no event has nulls.
-
-Primary events are compared by digests of lines as they stand, and of what they mean (`canonical_forms`).
+batch of Arrow with a row a line; a line that is no event has no key. Primary events are compared by digests
+of what they mean (`canonical`).
 """
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
 
 from joiner.joined_lines import ID, JoinedDecoder
 from photon.core.columns import Field, decoder_of, join_lines, parse_path
 from photon.core.fates import Fate
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Settings
+from photon.logs.files import Chunk
 from photon.logs.formats import JsonLines, Lines, decode, event_times, split_chunk, time_type
-from spark.reading.events import MakeParse, Parse, for_joined, parsed, parsed_joined
-from spark.reading.lines import fixed_binary
-from spark.session import map_in_arrow
+from spark.reading.lines import LogSet, Parse, fixed_binary, for_joined
+from spark.verification.accounts import Source, rows_of
 
-FORMS: Final = "primary binary, content long, forms array<long>"
+Positions = Mapping[str, tuple[int, int]]
+"""Log -> the bytes of it that all dispatchers that know it have read, and that at least one has."""
 
 
 def digests(contents: Sequence[bytes]) -> Any:
-    """N contents -> (N,) int64. The digest itself is the cost, so there is nothing to gain without a loop."""
+    """N contents -> N binaries of 8 bytes. The digest itself is the cost: nothing to gain without a loop."""
     digest = hashlib.blake2b
-    return np.frombuffer(b"".join([digest(c, digest_size=8).digest() for c in contents]), "<i8")
+    return fixed_binary(b"".join([digest(c, digest_size=8).digest() for c in contents]), 8)
+
+
+def contents(raws: Sequence[bytes], loosely: bool) -> Any:
+    """Digests that are the same for the same object, however it is written."""
+    way = b"~" if loosely else b"="
+    return digests([way + canonical(raw, loosely) for raw in raws])
 
 
 def canonical(raw: bytes, loosely: bool) -> bytes:
@@ -60,34 +66,6 @@ def _loosely(value: Any) -> Any:
     return value
 
 
-def canonical_forms(lines: DataFrame) -> DataFrame:
-    """Of primary_lines or joined_primaries -> primary, content, forms: digests that are the same for the same
-    object, however it is written."""
-    return map_in_arrow(lines.select("primary", "content", "raw", "loosely"), _forms, FORMS)
-
-
-def _forms(batches: Iterable[Any]) -> Iterator[Any]:
-    for batch in batches:
-        raws, ways = batch.column("raw").to_pylist(), batch.column("loosely").to_pylist()
-        found = [
-            [_form(raw, way) for way in ((False, True) if loosely is None else (loosely,))]
-            for raw, loosely in zip(raws, ways, strict=True)
-        ]
-        columns = {name: batch.column(name) for name in ("primary", "content")}
-        yield pa.RecordBatch.from_pydict({**columns, "forms": pa.array(found, pa.list_(pa.int64()))})
-
-
-def _form(raw: bytes, loosely: bool) -> int:
-    told = (b"~" if loosely else b"=") + canonical(raw, loosely)
-    return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little", signed=True)
-
-
-FOREIGN_FACTS: Final = "id string, key binary, primary binary, time_us long"
-JOINED_FACTS: Final = "id string, key binary, primary binary, time_us long, content long"
-LETTER_FACTS: Final = "id string, key binary, time_us long, fate string"
-PRIMARY_FACTS: Final = "primary binary, content long"
-PRIMARY_RAW: Final = "primary binary, content long, raw binary, loosely boolean"
-
 _FATES: Final = frozenset(fate.value for fate in Fate)
 
 
@@ -103,37 +81,46 @@ class _KeepingPacker(IdPacker):
 
 
 class ForeignFacts:
-    """Of foreign lines: FOREIGN_FACTS."""
+    """Of foreign lines. `positions`: how far the dispatchers have read each log, by its name (Positions)."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, positions: Positions | None = None) -> None:
         self._packer = _KeepingPacker(settings.ids.key.encode())
         self._lines = JsonLines(settings.primary, settings.foreign, self._packer)
+        self._positions = positions
 
-    def rows(self, chunk: bytes) -> Any:
+    def rows(self, chunk: bytes, name: str = "", offset: int = 0) -> Any:
+        """`name` of the log, `offset` of the chunk in it."""
         found = self._lines.parse_foreign(chunk)
-        # Of the events that are left the ids are packed last but one.
-        texts = self._packer.before if found.lines else []
-        columns = {
-            "id": pa.array(texts, pa.string()),
-            "key": fixed_binary(found.ids),
-            "primary": fixed_binary(found.primary_ids),
-            "time_us": pa.array(np.frombuffer(found.times, "<i8")),
-        }
-        return _with_nulls(columns, len(found.malformed))
+        read = None
+        if self._positions is not None and name in self._positions:
+            by_all, by_some = self._positions[name]
+            places = found.starts + offset
+            read = pa.array((places < by_some).astype(np.int8) + (places < by_all).astype(np.int8))
+        return rows_of(
+            Source.FOREIGN,
+            len(found.lines),
+            len(found.malformed),
+            # Of the events that are left the ids are packed last but one.
+            id=pa.array(self._packer.before if found.lines else [], pa.string()),
+            key=fixed_binary(found.ids),
+            primary=fixed_binary(found.primary_ids),
+            time_us=pa.array(np.frombuffer(found.times, "<i8")),
+            read=read,
+        )
 
 
 class JoinedFacts:
-    """Of joined lines: JOINED_FACTS. `digests`: else `content` is null.
+    """Of joined lines. `content`: is it wanted; `loosely`: of lines from Parquet.
 
     `primary` is the id of the object in the adapter's field, null if there is none; `time_us` is null where
     the line does not tell it.
     """
 
-    def __init__(self, settings: Settings, digests: bool = True) -> None:
+    def __init__(self, settings: Settings, content: bool = True, loosely: bool = False) -> None:
         foreign = settings.foreign
         self._packer = IdPacker(settings.ids.key.encode())
         self._unit = foreign.time_unit
-        self._digests = digests
+        self._content, self._loosely = content, loosely
         time = Field(parse_path(foreign.time), time_type(foreign.time_unit), optional=True)
         self._lines = JoinedDecoder(settings, {"time": time}, raw=True)
         self._id, self._time = self._lines.columns["id"], self._lines.columns["time"]
@@ -141,20 +128,25 @@ class JoinedFacts:
         self._timeless = JoinedDecoder(settings, raw=True)
         self._primary = PrimaryIds(settings)
 
-    def rows(self, chunk: bytes) -> Any:
+    def rows(self, chunk: bytes, _name: str = "", _offset: int = 0) -> Any:
         events, times, places = self._events(chunk)
         texts = _texts(self._id(events))
         keys = self._packer.pack(texts)
         raws = [bytes(event.raw) for event in events]
-        columns = {
-            "id": pa.array(texts, pa.string()),
-            "key": fixed_binary(keys),
-            "primary": self._primary.of(raws),
-            "time_us": _times(keys, times, self._unit),
-            "content": pa.array(digests(raws)) if self._digests else pa.nulls(len(raws), pa.int64()),
-        }
-        batch = pa.RecordBatch.from_pydict(columns)
-        return batch if places is None else batch.take(places)
+        batch = rows_of(
+            Source.JOINED,
+            len(texts),
+            id=pa.array(texts, pa.string()),
+            key=fixed_binary(keys),
+            primary=self._primary.of(raws),
+            time_us=_times(keys, times, self._unit),
+            content=contents(raws, self._loosely) if self._content else None,
+        )
+        if places is None:
+            return batch
+        batch = batch.take(places)
+        source = pa.array(np.full(len(batch), Source.JOINED, np.int8))
+        return batch.set_column(0, "source", source)
 
     def _events(self, chunk: bytes) -> tuple[list[Any], list[Any], Any]:
         """Decoded lines, what each has for a time, and where among them each line of the chunk stands (null:
@@ -179,40 +171,37 @@ class JoinedFacts:
         events = found.events + timeless.events
         return events, times + [None] * len(timeless.events), pa.array(places, pa.int64())
 
-    def raw_rows(self, chunk: bytes, loosely: bool = False) -> Any:
-        """PRIMARY_RAW: the primary events inside, as they stand there. `loosely`: they come from Parquet."""
-        events, _, _ = self._events(chunk)
-        raws = [bytes(event.raw) for event in events]
-        return _raw_batch(self._primary.of(raws), raws, loosely)
-
 
 class PrimaryFacts:
-    """Of primary lines: PRIMARY_FACTS, events only."""
+    """Of primary lines, events only. `loosely`: a second row each, for joined lines from Parquet."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, loosely: bool = False) -> None:
         self._lines = JsonLines(settings.primary, settings.foreign, IdPacker(settings.ids.key.encode()))
+        self._ways = (False, True) if loosely else (False,)
 
-    def rows(self, chunk: bytes) -> Any:
+    def rows(self, chunk: bytes, _name: str = "", _offset: int = 0) -> Any:
         found = self._lines.parse_primary(chunk)
-        columns = {"primary": fixed_binary(found.ids), "content": pa.array(digests(found.lines))}
-        return pa.RecordBatch.from_pydict(columns)
-
-    def raw_rows(self, chunk: bytes) -> Any:
-        """PRIMARY_RAW; `loosely` is null: it may be compared either way."""
-        found = self._lines.parse_primary(chunk)
-        return _raw_batch(fixed_binary(found.ids), found.lines, None)
+        ids = fixed_binary(found.ids)
+        ways = [contents(found.lines, loosely) for loosely in self._ways]
+        count = len(found.lines) * len(ways)
+        return rows_of(
+            Source.LOGGED,
+            count,
+            primary=pa.concat_arrays([ids] * len(ways)),
+            content=pa.concat_arrays(ways),
+        )
 
 
 class LetterFacts:
-    """Of dead letters: LETTER_FACTS. Those of malformed lines that can't be read here are left out: they have
-    no id to count by."""
+    """Of dead letters. Those of malformed lines that can't be read here are left out: they have no id to
+    count by."""
 
     def __init__(self, settings: Settings) -> None:
         self._letter = msgspec.json.Decoder(_Letter)
-        self._event = JoinedFacts(settings, digests=False)
+        self._event = JoinedFacts(settings, content=False)
         self._foreign = ForeignFacts(settings)
 
-    def rows(self, chunk: bytes) -> Any:
+    def rows(self, chunk: bytes, _name: str = "", _offset: int = 0) -> Any:
         letters, _, unreadable = decode(self._letter, chunk, split_chunk(chunk))
         sound = [letter for letter in letters if letter.fate in _FATES]
         told = [letter for letter in sound if letter.fate != Fate.MALFORMED]
@@ -221,13 +210,13 @@ class LetterFacts:
         lines = [_line(letter) for letter in sound if letter.fate == Fate.MALFORMED]
         found = self._foreign.rows(join_lines(lines))
         found = found.filter(found.column("key").is_valid())
-        bad = len(unreadable) + len(letters) - len(sound)
         columns = {
             name: pa.concat_arrays([events.column(name), found.column(name)])
             for name in ("id", "key", "time_us")
         }
         columns["fate"] = pa.array(fates + [Fate.MALFORMED.value] * len(found), pa.string())
-        return _with_nulls(columns, bad)
+        bad = len(unreadable) + len(letters) - len(sound)
+        return rows_of(Source.LETTER, len(events) + len(found), bad, **columns)
 
 
 class _Letter(msgspec.Struct, frozen=True, gc=False):
@@ -302,71 +291,45 @@ def _texts(ids: Sequence[str | int]) -> list[str]:
     return list(ids)  # type: ignore[arg-type]
 
 
-def _raw_batch(primaries: Any, raws: Sequence[bytes], loosely: bool | None) -> Any:
-    columns = {
-        "primary": primaries,
-        "content": pa.array(digests(raws)),
-        "raw": pa.array(raws, pa.binary()),
-        "loosely": pa.repeat(pa.scalar(loosely, pa.bool_()), len(raws)),
-    }
-    return pa.RecordBatch.from_pydict(columns)
+def _parse(kind: Any, settings: Settings, *more: Any) -> Parse:
+    """The rows of each chunk. A line that is too long counts as one that is no event."""
+    of = kind(settings, *more).rows
+
+    def parse(name: str, _path: str, chunk: Chunk) -> list[Any]:
+        return [of(b"{\n" if chunk.oversized else chunk.data, name, chunk.start)]
+
+    return parse
 
 
-def _with_nulls(columns: dict[str, Any], count: int) -> Any:
-    """With so many rows more in which everything is null."""
-    if count:
-        columns = {n: pa.concat_arrays([c, pa.nulls(count, c.type)]) for n, c in columns.items()}
-    return pa.RecordBatch.from_pydict(columns)
+def foreign_logs(paths: Sequence[str], settings: Settings, positions: Positions | None = None) -> LogSet:
+    """A malformed line has no key."""
+    return LogSet(paths, settings, partial(_parse, ForeignFacts, settings, positions), unended=True)
 
 
-def _facts(rows: Callable[[], Callable[[bytes], Any]]) -> MakeParse:
-    """The facts of each chunk. A line that is too long counts as one that is no event."""
-
-    def make() -> Parse:
-        of = rows()
-        return lambda _name, _path, chunk: [of(b"{\n" if chunk.oversized else chunk.data)]
-
-    return make
+def primary_logs(paths: Sequence[str], settings: Settings, loosely: bool) -> LogSet:
+    """Malformed lines are left out."""
+    return LogSet(paths, settings, partial(_parse, PrimaryFacts, settings, loosely), unended=True)
 
 
-def foreign_events(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    """-> id, key (its 16 bytes), primary (16 bytes), time_us; all null for a malformed line."""
-    make = _facts(lambda: ForeignFacts(settings).rows)
-    return parsed(session, paths, settings, make, FOREIGN_FACTS, unended=True)
+def joined_logs(paths: Sequence[str], settings: Settings, content: bool = True) -> LogSet:
+    """A line that can't be read has no key. A last line without its newline is none yet."""
+    lines = partial(_parse, JoinedFacts, settings, content)
+    rows = partial(_parse, JoinedFacts, settings, content, True)
+    return LogSet(paths, for_joined(settings), lines, unended=False, make_for_parquet=rows)
 
 
-def primary_events(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    """-> primary (16 bytes), content (a digest of the line). Malformed ones are left out."""
-    make = _facts(lambda: PrimaryFacts(settings).rows)
-    return parsed(session, paths, settings, make, PRIMARY_FACTS, unended=True)
-
-
-def primary_lines(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    """As primary_events, with raw, the line."""
-    make = _facts(lambda: PrimaryFacts(settings).raw_rows)
-    return parsed(session, paths, settings, make, PRIMARY_RAW, unended=True)
-
-
-def joined_events(
-    session: SparkSession, paths: Sequence[str], settings: Settings, digests: bool = True
-) -> DataFrame:
-    """-> id, key, primary and content of the primary object inside (null: none), time_us (null: not told).
-
-    `id` and `key` are null for a line that can't be read. A last line without its newline is none yet.
-    """
-    make = _facts(lambda: JoinedFacts(settings, digests).rows)
-    return parsed_joined(session, paths, settings, make, JOINED_FACTS, unended=False)
-
-
-def joined_primaries(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    """-> primary, content, raw, loosely (it is from Parquet) of the primary objects inside joined lines."""
-    lines = _facts(lambda: JoinedFacts(settings).raw_rows)
-    tables = _facts(lambda: partial(JoinedFacts(settings).raw_rows, loosely=True))
-    return parsed_joined(session, paths, settings, lines, PRIMARY_RAW, False, tables)
-
-
-def dead_letters(session: SparkSession, paths: Sequence[str], settings: Settings) -> DataFrame:
-    """Letters of foreign events -> id, key, time_us, fate. `key` is null for one that can't be read."""
+def dead_letters(paths: Sequence[str], settings: Settings) -> LogSet:
+    """Letters of foreign events. One that can't be read has no key."""
     foreign = [path for path in paths if not path.rpartition("/")[2].startswith("primary-")]
-    make = _facts(lambda: LetterFacts(settings).rows)
-    return parsed(session, foreign, for_joined(settings), make, LETTER_FACTS, unended=False)
+    return LogSet(foreign, for_joined(settings), partial(_parse, LetterFacts, settings), unended=False)
+
+
+def registered_rows(batch: Any) -> Any:
+    """Columns of spark.registered -> the registry's rows."""
+    columns = {name: batch.column(name) for name in ("address", "incarnation", "token_us")}
+    return rows_of(Source.REGISTERED, len(batch), key=batch.column("id"), **columns)
+
+
+def waiting_rows(ids: bytes) -> Iterator[Any]:
+    """16 x N ids of events that wait."""
+    yield rows_of(Source.WAITING, len(ids) // 16, key=fixed_binary(ids))

@@ -1,14 +1,27 @@
 """What can be said of a foreign event, which of it breaks an invariant, and the report. Pure: no Spark."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, Final
 
 LOSERS_SHOWN: Final = 10
+LOSERS_MAX: Final = 1000
+"""Lives of joiners that are reported with what they lost."""
 SETTLE_S: Final = 60.0
 """An event registered so shortly before the scan may be on its way into a joined log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Event times (us) from `start_us` on and before `end_us`; None: no bound."""
+
+    start_us: int | None = None
+    end_us: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.start_us is not None or self.end_us is not None
 
 
 class Verdict(StrEnum):
@@ -19,7 +32,9 @@ class Verdict(StrEnum):
     FILTERED = "filtered"
     EXPIRED = "expired"
     PENDING = "pending"
+    PENDING_JOINABLE = "pending_joinable"
     LOST_PENDING = "lost_pending"
+    UNREAD = "unread"
     LOST_UNJOINABLE = "lost_unjoinable"
     JOINED_TWICE = "joined_twice"
     WRONG_PRIMARY = "wrong_primary"
@@ -32,7 +47,9 @@ class Verdict(StrEnum):
     OTHER_INPUTS = "other_inputs"
     MALFORMED = "malformed"
     UNREADABLE = "unreadable"
-    """No id: what stands in lines that can't be read, all of them together in one row."""
+    """No id: what stands in lines that can't be read, together."""
+    OTHER_REGISTERED = "other_registered"
+    """No account: ids that only the registry has, together."""
 
 
 MEANINGS: Final[Mapping[str, str]] = {
@@ -47,7 +64,9 @@ MEANINGS: Final[Mapping[str, str]] = {
     Verdict.PENDING: "in no output yet",
     Verdict.IN_FLIGHT: "registered a moment ago, in no joined log yet: ask again",
     Verdict.LOST: "registered by a joiner that wrote them to no joined log",
-    Verdict.LOST_PENDING: "in no output yet, though their primary event is in the logs",
+    Verdict.PENDING_JOINABLE: "in no output yet, though their primary event is in the logs",
+    Verdict.LOST_PENDING: "in no output, not registered, and no dispatcher waits with them",
+    Verdict.UNREAD: "behind where every dispatcher has read to, though the run was to read all",
     Verdict.LOST_UNJOINABLE: "given up, though their primary event is in the logs",
     Verdict.JOINED_TWICE: "joined twice or more",
     Verdict.WRONG_PRIMARY: "joined with none, or another than the primary event they name",
@@ -57,11 +76,13 @@ MEANINGS: Final[Mapping[str, str]] = {
     "joined_unreadable": "joined lines that are no event",
     "dead_letters_unreadable": "dead letters that can't be read",
     Verdict.OTHER_INPUTS: "dead letters of events that are not in the inputs",
-    "other_registered": "registered, but not in the inputs and in no output",
+    Verdict.OTHER_REGISTERED: "registered, but not in the inputs and in no output",
 }
 
 BROKEN: Final = (
     Verdict.LOST,
+    Verdict.LOST_PENDING,
+    Verdict.UNREAD,
     Verdict.LOST_UNJOINABLE,
     Verdict.JOINED_TWICE,
     Verdict.WRONG_PRIMARY,
@@ -71,11 +92,10 @@ BROKEN: Final = (
     "joined_unreadable",
     "dead_letters_unreadable",
 )
-_NEEDS_PRIMARIES: Final = (Verdict.LOST_PENDING, Verdict.LOST_UNJOINABLE, Verdict.ALTERED_PRIMARY)
-_NEEDS_REGISTRY: Final = (Verdict.LOST, Verdict.IN_FLIGHT, "other_registered")
-_OF_AN_INPUT: Final = tuple(
-    v for v in Verdict if v not in (Verdict.ALIEN, Verdict.OTHER_INPUTS, Verdict.UNREADABLE)
-)
+_NEEDS_PRIMARIES: Final = (Verdict.PENDING_JOINABLE, Verdict.LOST_UNJOINABLE, Verdict.ALTERED_PRIMARY)
+_NEEDS_REGISTRY: Final = (Verdict.LOST, Verdict.IN_FLIGHT, Verdict.OTHER_REGISTERED)
+_OF_NO_INPUT: Final = (Verdict.ALIEN, Verdict.OTHER_INPUTS, Verdict.UNREADABLE, Verdict.OTHER_REGISTERED)
+_OF_AN_INPUT: Final = tuple(verdict for verdict in Verdict if verdict not in _OF_NO_INPUT)
 
 
 class Asked(StrEnum):
@@ -96,7 +116,16 @@ class Total:
     joined: int
     letters: int
     example: str | None = None
-    registered: int = 0
+
+    def __add__(self, other: "Total") -> "Total":
+        return Total(
+            self.verdict,
+            self.events + other.events,
+            self.lines + other.lines,
+            self.joined + other.joined,
+            self.letters + other.letters,
+            min((e for e in (self.example, other.example) if e is not None), default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +141,15 @@ class Loser:
     last_us: int
     lease: str | None = None
 
+    def __add__(self, other: "Loser") -> "Loser":
+        return replace(
+            self,
+            events=self.events + other.events,
+            in_flight=self.in_flight + other.in_flight,
+            first_us=min(self.first_us, other.first_us),
+            last_us=max(self.last_us, other.last_us),
+        )
+
     def as_document(self) -> dict[str, Any]:
         times = {"first_token_us": self.first_us, "last_token_us": self.last_us, "lease": self.lease}
         counts = {"lost": self.events, "in_flight": self.in_flight}
@@ -124,6 +162,18 @@ class Loser:
             f"{self.events:,} lost and {self.in_flight:,} in flight by joiner {self.address}, incarnation "
             f"{self.incarnation:016x}, since {since.removesuffix('+00:00')} UTC{lease}"
         )
+
+
+def most_lost(losers: Iterable[Loser]) -> list[Loser]:
+    """One for each life, of parts; those that lost most, LOSERS_MAX of them."""
+    by_life: dict[tuple[str, int], Loser] = {}
+    for loser in losers:
+        life = loser.address, loser.incarnation
+        by_life[life] = by_life[life] + loser if life in by_life else loser
+    found = sorted(
+        by_life.values(), key=lambda one: (-one.events, -one.in_flight, one.address, one.incarnation)
+    )
+    return found[:LOSERS_MAX]
 
 
 LEASES: Final[Mapping[str, str]] = {"runs": "runs", "over": "is over", "fenced": "is fenced"}
@@ -160,12 +210,17 @@ def make_report(
     totals: Iterable[Total],
     primaries_given: bool,
     asked: Asked = Asked.NOT,
-    other_registered: int | None = None,
+    ledgers_known: bool = False,
+    others_counted: bool = False,
     losers: Sequence[Loser] = (),
     note: str = "",
 ) -> Report:
-    """Totals by verdict -> the report. `other_registered` None: not counted."""
-    by_verdict = {total.verdict: total for total in totals}
+    """Totals, several of a verdict perhaps -> the report. `ledgers_known`: who is lost can be told from who
+    waits; `others_counted`: the ids that only the registry has are."""
+    by_verdict: dict[Verdict, Total] = {}
+    for total in totals:
+        known = by_verdict.get(total.verdict)
+        by_verdict[total.verdict] = total if known is None else known + total
     got = {verdict: by_verdict.get(verdict, Total(verdict, 0, 0, 0, 0)) for verdict in Verdict}
     unreadable = got[Verdict.UNREADABLE]
     judged = [got[verdict] for verdict in _OF_AN_INPUT if verdict is not Verdict.MALFORMED]
@@ -176,11 +231,12 @@ def make_report(
         "repeated": sum(total.lines - total.events for total in judged),
         "joined_unreadable": unreadable.joined,
         "dead_letters_unreadable": unreadable.letters,
-        "other_registered": other_registered or 0,
     }
     hidden = {*(() if primaries_given else _NEEDS_PRIMARIES), *_hidden(asked)}
-    if other_registered is None:
-        hidden.add("other_registered")
+    if not ledgers_known:
+        hidden |= {Verdict.LOST_PENDING, Verdict.UNREAD}
+    if not others_counted:
+        hidden.add(Verdict.OTHER_REGISTERED)
     told = [str(name) for name in MEANINGS if name not in hidden]
     examples = {t.verdict.value: t.example for t in by_verdict.values() if t.verdict in BROKEN and t.example}
     return Report({name: counts[name] for name in told}, examples, asked, losers, note)

@@ -1,12 +1,13 @@
-"""One run of `photon verify`: reads registry and logs, lets the jobs judge them, writes the details."""
+"""One run of `photon verify`: reads registry and logs, has the buckets judged, writes the details."""
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Final
-
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
 
 from idregistry.client import RegistryAt
 from joiner.adapter import keeps_default_line, load_adapter
@@ -14,36 +15,35 @@ from joiner.output_files import PARQUET
 from photon.core.clock import SystemClock
 from photon.core.errors import AdapterError, UsageError
 from photon.core.settings import Adapter, Settings
-from spark.options import SCAN_TIMEOUT_S
-from spark.reading.paths import check_new, check_output, existing, input_paths, output_paths
+from spark.options import SCAN_TIMEOUT_S, SparkOptions
+from spark.reading.paths import check_new, check_output, input_paths, is_uri, local_name, output_paths
 from spark.registered import (
     ASK_TIMEOUT_S,
-    Export,
     absent,
     boundaries,
     check_export,
-    read_export,
-    registered,
+    scan_of,
+    shards_of,
     signed,
     unsigned,
 )
-from spark.session import spark_failures
 from spark.verification import facts
-from spark.verification import jobs as verification
-from spark.verification.jobs import Span
-from spark.verification.rules import SETTLE_S, Asked, Loser, Report, Total, Verdict, make_report
+from spark.verification.accounts import Terms, against_logs, judged
+from spark.verification.engines import BY_ID, BY_PRIMARY, Engine, Here
+from spark.verification.rules import SETTLE_S, Asked, Loser, Report, Span, make_report, most_lost
 
-LOSERS_MAX: Final = 1000
-"""Lives of joiners that are told with what they lost."""
-
-_LEASES: Final = "address string, incarnation long, lease string"
+HERE_BYTES_MAX: Final = 4 << 30
+"""Logs of more than that are verified on Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """What to verify: globs of the inputs, the --out of each `photon join`, where details go ("": nowhere).
 
-    `registry`, or else `export`, the directory of an export. `span`: the time of the events.
+    `registry`, or else `export`, the directory of an export. `span`: the time of the events. `complete`: all
+    events were to be read, and to have a fate by now. `positions` and `waiting` are of the dispatchers'
+    ledgers, read before anything else (photon.cluster.ledgers): how far each log was read (None: nobody
+    knows), and ids of events that wait.
     """
 
     foreign: tuple[str, ...]
@@ -55,6 +55,9 @@ class Question:
     span: Span = field(default_factory=Span)
     settle_s: float = SETTLE_S
     scan_timeout_s: float = SCAN_TIMEOUT_S
+    complete: bool = False
+    positions: facts.Positions | None = None
+    waiting: Sequence[bytes] = ()
 
     def check(self) -> None:
         """UsageError if it can't be answered; asked before a session is started for it."""
@@ -74,149 +77,105 @@ class Question:
             raise UsageError("the time range is empty: --from must be before --to")
         _outputs(self.out, "joined")
 
+    def log_bytes(self) -> int:
+        """Of all that is to be read; what has a URI counts nothing."""
+        paths = [
+            *_outputs(self.out, "joined"),
+            *_outputs(self.out, "dead-letters"),
+            *input_paths(self.foreign),
+        ]
+        names = map(local_name, [*paths, *(input_paths(self.primary) if self.primary else ())])
+        return sum(os.stat(name).st_size for name in names if name is not None)
 
-def verify(session: SparkSession, question: Question, settings: Settings) -> Report:
-    """Account for every foreign line. UsageError as Question.check, SparkFailedError if a job fails.
+    @property
+    def remote(self) -> bool:
+        """Whether some of it is for Spark alone to read."""
+        return any(map(is_uri, [*self.foreign, *self.primary, *self.out, self.export, self.details]))
 
-    UnavailableError if the registry does not answer.
+
+@contextmanager
+def engine_for(question: Question, spark: SparkOptions | None) -> Iterator[Engine]:
+    """This process, or Spark: where it was named, or the logs are more than HERE_BYTES_MAX, or have a URI."""
+    size = question.log_bytes()
+    if spark is None and size <= HERE_BYTES_MAX and not question.remote:
+        with (
+            tempfile.TemporaryDirectory(prefix="photon-verify-") as scratch,
+            Here.sized(Path(scratch), size) as here,
+        ):
+            yield here
+        return
+    from spark.session import open_session, spark_failures
+    from spark.verification.on_spark import OnSpark
+
+    with open_session(spark or SparkOptions()) as session, spark_failures(), OnSpark(session, size) as there:
+        yield there
+
+
+def verify(engine: Engine, question: Question, settings: Settings) -> Report:
+    """Account for every foreign line. UsageError as Question.check; UnavailableError if the registry does not
+    answer; SparkFailedError, StorageError.
+
+    In this order: the ledgers, which the question has; the registry; the outputs to their end; the inputs. If
+    the system goes on meanwhile, an event may seem pending that is joined by now; but none seems lost because
+    its line was not read yet, and none seems joined without an input.
     """
     question.check()
-    with spark_failures(), ExitStack() as kept:
-        return _Run(session, question, settings, kept).report()
+    adapted = bool(settings.adapter.use)
+    terms = _read_registry(engine, question, Terms(question.span, adapted, complete=question.complete))
+    joined = engine.existing(_outputs(question.out, "joined"))
+    letters = engine.existing(_outputs(question.out, "dead-letters"))
+    stage = BY_PRIMARY if question.primary else BY_ID
+    engine.spread(facts.joined_logs(joined, settings, bool(question.primary) and not adapted), stage)
+    engine.spread(facts.dead_letters(letters, settings), BY_ID)
+    engine.spread(facts.foreign_logs(input_paths(question.foreign), settings, question.positions), stage)
+    engine.spread_plan(question.waiting, facts.waiting_rows, BY_ID)
+    if question.primary:
+        loosely = any(path.endswith(PARQUET) for path in joined)
+        engine.spread(facts.primary_logs(input_paths(question.primary), settings, loosely), BY_PRIMARY)
+        engine.move(BY_PRIMARY, against_logs, BY_ID)
+    ask = partial(absent, question.registry) if question.registry else None
+    totals, losers = engine.judge(partial(judged, terms=terms, ask=ask))
+    losers = _with_leases(most_lost(losers), question.registry)
+    if question.details:
+        leases = {signed(one.incarnation): one.lease for one in losers if one.lease}
+        engine.write(question.details, leases)
+    asked = Asked.ITSELF if question.registry else Asked.EXPORT if question.export else Asked.NOT
+    known = question.complete or question.positions is not None
+    # Times of ids that only the registry has are not known.
+    others = terms.asked and not question.span
+    note = note_of(settings.adapter)
+    return make_report(totals, bool(question.primary), asked, known, others, losers, note)
 
 
-class _Run:
-    """What one run reads, in the order in which it must be read.
-
-    The registry first, then the outputs to their end, then the inputs. If the system goes on meanwhile, an
-    event may seem pending that is joined by now; but none seems lost because its line was not read yet, and
-    none seems joined without an input.
-    """
-
-    def __init__(
-        self, session: SparkSession, question: Question, settings: Settings, kept: ExitStack
-    ) -> None:
-        self._session, self._question, self._settings = session, question, settings
-        self._kept = kept
-        self._backfills: Sequence[int] = ()
-        self._adapted = bool(settings.adapter.use)
-        self._compares = bool(question.primary) and not self._adapted
-        self._registered = self._read_registry()
-        self._joined_paths = existing(session, _outputs(question.out, "joined"))
-        self._joined = self._keep(
-            facts.joined_events(session, self._joined_paths, settings, digests=self._compares)
-        )
-        self._joined.count()
-        letters = existing(session, _outputs(question.out, "dead-letters"))
-        self._letters = facts.dead_letters(session, letters, settings)
-        self._foreign = facts.foreign_events(session, input_paths(question.foreign), settings)
-        self._logs: DataFrame | None = None
-        if question.primary:
-            lines = facts.primary_events(session, input_paths(question.primary), settings)
-            self._logs = verification.contents(lines)
-
-    def report(self) -> Report:
-        """Judge by digests of lines as they stand; again, by what they mean, if that finds any altered."""
-        # Of Parquet the lines are not the bytes that stood in the primary logs.
-        alike = self._alike() if any(path.endswith(PARQUET) for path in self._joined_paths) else None
-        rows, totals = self._judged(alike)
-        if alike is None and any(total.verdict is Verdict.ALTERED_PRIMARY for total in totals):
-            rows, totals = self._judged(self._alike())
-        losers = self._losers(rows)
-        if self._question.details:
-            self._write_details(rows, losers)
-        question, others = self._question, None
-        if self._registered is not None and not question.span:  # times of others are not known
-            others = int(self._registered.ids.count()) - sum(total.registered for total in totals)
-        asked = Asked.ITSELF if question.registry else Asked.EXPORT if question.export else Asked.NOT
-        note = note_of(self._settings.adapter)
-        return make_report(totals, bool(question.primary), asked, others, losers, note)
-
-    def _read_registry(self) -> Export | None:
-        question = self._question
-        if question.export:
-            return read_export(self._session, question.export)
-        if not question.registry:
-            return None
+def _read_registry(engine: Engine, question: Question, terms: Terms) -> Terms:
+    if question.export:
+        began_us, edges = engine.spread_export(question.export, BY_ID)
+        # Shards forget at their own times.
+        terms = replace(terms, from_export=True, boundary_us=max(edges))
+    elif question.registry:
         began_us = SystemClock().now_us()
-        held = registered(self._session, question.registry, question.scan_timeout_s)
-        held = self._keep(held.select("id", "address", "incarnation", "token_us"))
-        [found] = verification.backfills(held).collect()
+        scan = partial(_scan, question.registry, question.scan_timeout_s)
+        backfills = engine.spread_plan(range(shards_of(question.registry)), scan, BY_ID)
         # Of one whose lease is over by now, all that it publishes is listed below.
-        states = _leases([unsigned(one) for one in found.backfills], question.registry)
-        self._backfills = [signed(one) for one, lease in states.items() if lease == "runs"]
-        # Asked later than the ids, so that none is missed that was forgotten between.
-        return Export(held, began_us, boundaries(question.registry, question.scan_timeout_s))
+        states = _leases([unsigned(one) for one in backfills], question.registry)
+        running = tuple(signed(one) for one, lease in states.items() if lease == "runs")
+        # Asked later than the ids, so that none is missed that was forgotten between. Lookups tell the rest.
+        edge = min(boundaries(question.registry, question.scan_timeout_s).values())
+        terms = replace(terms, backfills=running, boundary_us=edge)
+    else:
+        return terms
+    return replace(terms, asked=True, settled_us=began_us - round(question.settle_s * 1e6))
 
-    def _keep(self, frame: DataFrame) -> DataFrame:
-        kept = frame.persist(StorageLevel.DISK_ONLY)
-        self._kept.callback(kept.unpersist)
-        return kept
 
-    def _alike(self) -> DataFrame | None:
-        """Pairs of primary and content that are one of the logs', though written in another way."""
-        if self._logs is None or not self._compares:
-            return None
-        session, settings = self._session, self._settings
-        pairs = self._keep(verification.differing(self._joined, self._logs))
-        if pairs.isEmpty():
-            return None
-        inside = facts.joined_primaries(session, self._joined_paths, settings)
-        inside = inside.join(pairs, ["primary", "content"], "left_semi")
-        lines = facts.primary_lines(session, input_paths(self._question.primary), settings)
-        lines = lines.join(pairs.select("primary"), "primary", "left_semi")
-        forms = facts.canonical_forms
-        return self._keep(verification.alike(pairs, forms(inside), forms(lines)))
+def _scan(registry: RegistryAt, timeout_s: float, shard: int) -> Iterator[Any]:
+    return map(facts.registered_rows, scan_of(registry, timeout_s, shard))
 
-    def _judged(self, alike: DataFrame | None) -> tuple[DataFrame, list[Total]]:
-        claims = verification.claims(self._foreign, self._joined, self._question.span)
-        if self._logs is not None:
-            claims = verification.against_primaries(claims, self._logs, alike)
-        else:
-            claims = verification.without_primaries(claims)
-        rows = verification.within(verification.accounts(claims, self._letters), self._question.span)
-        rows = self._against_registry(rows)
-        rows = verification.judged(rows, self._adapted, from_export=bool(self._question.export))
-        totals = [
-            Total(
-                *(Verdict(row.verdict), row.events, row.lines, row.joined, row.letters),
-                example=row.example,
-                registered=row.registered,
-            )
-            for row in verification.totals(rows).collect()
-        ]
-        return rows, totals
 
-    def _against_registry(self, rows: DataFrame) -> DataFrame:
-        held, question = self._registered, self._question
-        if held is None:
-            rows = verification.marked(verification.without_registry(rows), None)
-            return self._keep(rows) if question.details else rows
-        settled_us = held.began_us - round(question.settle_s * 1e6)
-        rows = self._keep(verification.against_registry(rows, held.ids, settled_us, self._backfills))
-        # Lookup tells what has expired; an export can't, and shards forget at their own times.
-        edge = min if question.registry else max
-        missing = verification.not_registered(rows, edge(held.boundaries.values()))
-        gone = self._keep(absent(missing, question.registry) if question.registry else missing)
-        return verification.marked(rows, None if gone.isEmpty() else gone)
-
-    def _losers(self, rows: DataFrame) -> list[Loser]:
-        if self._registered is None:
-            return []
-        found = [
-            Loser(row.address, unsigned(row.incarnation), *row[2:])
-            for row in verification.losers(rows).limit(LOSERS_MAX).collect()
-        ]
-        if self._question.registry:
-            leases = _leases([loser.incarnation for loser in found], self._question.registry)
-            found = [replace(loser, lease=leases[loser.incarnation]) for loser in found]
-        return found
-
-    def _write_details(self, rows: DataFrame, losers: Sequence[Loser]) -> None:
-        leases = [(loser.address, signed(loser.incarnation), loser.lease) for loser in losers]
-        frame = self._session.createDataFrame(leases, _LEASES)
-        details = verification.details(rows, frame)
-        details.write.partitionBy("verdict").parquet(self._question.details)
+def _with_leases(losers: Sequence[Loser], registry: RegistryAt | None) -> list[Loser]:
+    if registry is None:
+        return list(losers)
+    leases = _leases([loser.incarnation for loser in losers], registry)
+    return [replace(loser, lease=leases[loser.incarnation]) for loser in losers]
 
 
 def _outputs(outs: Sequence[str], kind: str) -> list[str]:

@@ -1,6 +1,7 @@
 """`photon recover` (paper 3.3.3), its drills with real processes: nothing is doubled, nothing is lost."""
 
 import os
+import shutil
 import signal
 
 import pytest
@@ -209,7 +210,8 @@ def test_a_complete_file_that_was_taken_away_is_not_taken_for_lost(make_run):
 
 
 @pytest.mark.long
-def test_a_complete_file_that_was_deleted_by_hand_is_joined_again(make_run):
+@pytest.mark.parametrize("what", ["a file", "all that it wrote", "its disk"])
+def test_complete_files_that_were_deleted_by_hand_are_joined_again(make_run, what):
     run = make_run()
     run.start()
     run.click(EVENTS)
@@ -217,7 +219,12 @@ def test_a_complete_file_that_was_deleted_by_hand_is_joined_again(make_run):
     run.stop()
     path = grown(run)
     assert path.name in complete_files(path.parent)
-    path.unlink()
+    if what == "a file":
+        path.unlink()
+    else:
+        shutil.rmtree(path.parent)
+    if what == "its disk":
+        shutil.rmtree(run.work / "east" / "joiner")
     assert run.recover()[0] == 1, "it may have been moved"
     status, report = run.recover(gone=True)
     assert (status, report["recovered"], report["remaining"]) == (0, EVENTS, 0), report

@@ -133,3 +133,12 @@ def test_the_report_says_what_to_do():
     text = as_text(Report(True, SURVEY, [Held(LOSS, Life.ALIVE, 4.0)], "inbox"))
     assert "is alive, its lease runs for 4.0 s: stop or restart that joiner" in text
     assert as_text(Report(True, Survey(3, 0, 0, []), [], "inbox")) == "nothing is lost"
+
+
+def test_the_report_never_offers_what_it_refuses_and_says_who_joins_what_was_released():
+    refused = Report(False, SURVEY, [Held(LOSS, Life.OVER)], "inbox", refused="name it with --out")
+    assert "--apply" not in as_text(refused)
+    assert "nothing is released: name it with --out" in as_text(refused)
+    done = Report(True, SURVEY, [Held(LOSS, Life.FENCED)], "inbox", recovered=7, done={7: 7}, ended=True)
+    assert "run the join again: it joins them" in as_text(done)
+    assert "run the join again" not in as_text(replace(done, ended=False))

@@ -44,6 +44,12 @@ def session(requirements):
         yield session
 
 
+@pytest.fixture(scope="session", params=["here", pytest.param("spark", marks=pytest.mark.spark)])
+def place(request):
+    """Where verification runs (tests.spark.written_logs.engine)."""
+    return request.getfixturevalue("session") if request.param == "spark" else None
+
+
 @pytest.fixture
 def on_session(session, monkeypatch):
     """Commands in this process run on the session that is there."""

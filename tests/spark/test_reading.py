@@ -58,9 +58,11 @@ def places_and_facts(settings, foreign=True):
 
 def frame_of(session, paths, settings=None, foreign=True, unended=False):
     from spark.reading.events import parsed
+    from spark.reading.lines import LogSet
 
     settings = settings or Settings()
-    return parsed(session, paths, settings, partial(places_and_facts, settings, foreign), SCHEMA, unended)
+    logs = LogSet(paths, settings, partial(places_and_facts, settings, foreign), unended)
+    return parsed(session, logs, SCHEMA)
 
 
 def read(session, *paths, **more):

@@ -116,10 +116,8 @@ def test_executors_ask_through_tls_what_answers_nobody_without(session, tmp_path
         assert {bytes(row.id) for row in module.registered(session, secured.at).collect()} == {
             *packed("a", "b")
         }
-        asked = session.createDataFrame(
-            [(bytearray(key), 2) for key in packed("a", "c")], "key binary, time_us long"
-        )
-        assert [bytes(row.key) for row in module.absent(asked, secured.at).collect()] == packed("c")
+        asked = b"".join(packed("a", "c")), pack_times([2, 2])
+        assert [module.absent(secured.at, *asked)] == packed("c")
         (tmp_path / "photon.toml").write_text(
             f'replicas.r0 = {{ datacenter = "east", grpc = "{secured.address}", raft = "127.0.0.1:1" }}\n'
             f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n'

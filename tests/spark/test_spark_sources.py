@@ -3,16 +3,16 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from joiner.parquet import convert
 from photon.core.ids import IdPacker
 from photon.core.settings import Adapter, Foreign, Logs, Primary, Settings
+from photon.logs.files import Chunk
 from photon.logs.formats import JsonLines
 from tests.spark.written_logs import foreign, joined, letter, primary
-
-pytestmark = pytest.mark.spark
 
 LINES = [
     b'{"id":"a","primary_id":"p","ts_us":1}',
@@ -62,12 +62,23 @@ LINES = [
 
 
 def rows_of(source, session, *paths, settings=None):
-    """Rows of one of the functions of spark.verification.facts."""
+    """Rows of one of the functions of spark.verification.facts, read by Spark, or here (None)."""
+    from spark.reading.lines import log_files, rows_of_parquet, rows_of_ranges, tasks_of
     from spark.reading.paths import input_paths
     from spark.verification import facts as sources
+    from spark.verification.accounts import ROW
 
-    function = getattr(sources, source)
-    return function(session, input_paths([str(path) for path in paths]), settings or Settings()).collect()
+    logs = getattr(sources, source)(input_paths([str(path) for path in paths]), settings or Settings())
+    if session is not None:
+        from spark.reading.events import parsed, parsed_joined
+
+        return (parsed_joined if source == "joined_logs" else parsed)(session, logs, ROW).collect()
+    files, _ = log_files(logs.paths)
+    tables = [file for file in files if file.name.endswith(".parquet")]
+    batches = [batch for file in tables for batch in rows_of_parquet(logs.make_for_parquet(), file.name)]
+    for ranges in tasks_of([file for file in files if file not in tables], 1 << 20):
+        batches += rows_of_ranges(ranges, logs.make, logs.settings, logs.unended)
+    return [SimpleNamespace(**row) for batch in batches for row in batch.to_pylist()]
 
 
 def packed(*ids):
@@ -78,10 +89,10 @@ def lines_of(*events):
     return b"".join(json.dumps(event).encode() + b"\n" for event in events)
 
 
-def test_a_line_is_an_event_if_and_only_if_it_is_one_to_photon(session, tmp_path):
+def test_a_line_is_an_event_if_and_only_if_it_is_one_to_photon(place, tmp_path):
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(b"\n".join(LINES) + b"\n")
-    rows = rows_of("foreign_events", session, path)
+    rows = rows_of("foreign_logs", place, path)
     packer = IdPacker()
     batch = JsonLines(Primary(), Foreign(), packer).parse_foreign(b"\n".join(LINES))
     events = [row for row in rows if row.id is not None]
@@ -93,19 +104,19 @@ def test_a_line_is_an_event_if_and_only_if_it_is_one_to_photon(session, tmp_path
     assert len(batch.malformed) > 20
 
 
-def test_field_names_may_hold_anything_that_settings_allow(session, tmp_path):
+def test_field_names_may_hold_anything_that_settings_allow(place, tmp_path):
     names = Foreign(id="a..b c", primary_id="it's `ü`]", time="$")
     settings = Settings(foreign=names, primary=Primary(id="[0]"))
     event = {"a.b c": 1, names.primary_id: 2**70, names.time: 3, "b c": "no"}
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({**event, "primary": {"[0]": 2**70}}) + "\n")
-    (row,) = rows_of("foreign_events", session, path, settings=settings)
+    (row,) = rows_of("foreign_logs", place, path, settings=settings)
     assert (row.id, row.time_us, [row.key, row.primary]) == ("1", 3, packed("1", str(2**70)))
-    (row,) = rows_of("joined_events", session, path, settings=settings)
+    (row,) = rows_of("joined_logs", place, path, settings=settings)
     assert (row.id, row.primary) == ("1", packed(str(2**70))[0])
 
 
-def test_fields_may_lie_in_objects_and_the_primary_event_in_any_field(session, tmp_path):
+def test_fields_may_lie_in_objects_and_the_primary_event_in_any_field(place, tmp_path):
     settings = Settings(
         primary=Primary(id="who.id"),
         foreign=Foreign(id="ctx.click.id", primary_id="ctx.query"),
@@ -114,22 +125,22 @@ def test_fields_may_lie_in_objects_and_the_primary_event_in_any_field(session, t
     event = {"ctx": {"click": {"id": 2**70}, "query": "q"}, "user": {"who": {"id": 5}}, "ts_us": 1}
     path = tmp_path / "x.jsonl"
     path.write_bytes(lines_of(event, {"ctx": {"click": 1}}))
-    found = [(row.id, row.primary) for row in rows_of("foreign_events", session, path, settings=settings)]
+    found = [(row.id, row.primary) for row in rows_of("foreign_logs", place, path, settings=settings)]
     assert found == [(str(2**70), packed("q")[0]), (None, None)]
-    row = rows_of("joined_events", session, path, settings=settings)[0]
+    row = rows_of("joined_logs", place, path, settings=settings)[0]
     assert (row.id, row.primary) == (str(2**70), packed("5")[0])
     path.write_bytes(lines_of({"fate": "unjoinable", "event": event}))
-    assert rows_of("dead_letters", session, path, settings=settings)[0].id == str(2**70)
+    assert rows_of("dead_letters", place, path, settings=settings)[0].id == str(2**70)
 
 
-def test_joined_lines_tell_whose_primary_they_hold_and_what_cannot_be_read(session, tmp_path):
+def test_joined_lines_tell_whose_primary_they_hold_and_what_cannot_be_read(place, tmp_path):
     path = tmp_path / "joined.jsonl"
     path.write_bytes(
         lines_of(joined(foreign("a", "q"), primary("q")), foreign("b", "q"), {"id": "c", "primary": None})
         + lines_of({"id": "d", "primary": "text"}, {"primary": primary("q")})
         + b'no json\n{"id":"still being writ'
     )
-    found = [(row.id, row.primary, row.time_us) for row in rows_of("joined_events", session, path)]
+    found = [(row.id, row.primary, row.time_us) for row in rows_of("joined_logs", place, path)]
     q = packed("q")[0]
     assert found == [
         *[("a", q, 2), ("b", None, 2), ("c", None, None), ("d", None, None)],
@@ -137,7 +148,7 @@ def test_joined_lines_tell_whose_primary_they_hold_and_what_cannot_be_read(sessi
     ]
 
 
-def test_dead_letters_tell_their_fate_and_those_of_primary_events_are_left_out(session, tmp_path):
+def test_dead_letters_tell_their_fate_and_those_of_primary_events_are_left_out(place, tmp_path):
     path = tmp_path / "foreign-000000.jsonl"
     whole = json.dumps(foreign("long", "q"))
     path.write_bytes(
@@ -147,7 +158,7 @@ def test_dead_letters_tell_their_fate_and_those_of_primary_events_are_left_out(s
         + b"{\n"
     )
     (tmp_path / "primary-000000.jsonl").write_bytes(lines_of(letter("malformed", whole)))
-    found = [(row.id, row.fate) for row in rows_of("dead_letters", session, tmp_path)]
+    found = [(row.id, row.fate) for row in rows_of("dead_letters", place, tmp_path)]
     told = [(id_, fate) for id_, fate in found if id_ is not None]
     assert sorted(told) == [("7", "expired"), ("a", "unjoinable"), ("long", "malformed")]
     assert len(found) - len(told) == 3
@@ -171,6 +182,7 @@ def test_each_dead_letter_keeps_its_fate_where_others_tell_no_time_or_no_id():
 
 
 def test_joined_lines_stand_in_their_order_whatever_they_tell():
+    from spark.verification.accounts import Source
     from spark.verification.facts import JoinedFacts
 
     chunk = (
@@ -184,20 +196,19 @@ def test_joined_lines_stand_in_their_order_whatever_they_tell():
         *[("a", None), (None, None), ("b", 2), (None, None), (None, None), ("c", None)]
     ]
     none = JoinedFacts(Settings()).rows(b"{\n{\n").to_pylist()
-    assert [set(row.values()) for row in none] == [{None}, {None}]
+    assert [set(row.values()) for row in none] == [{None, Source.JOINED}] * 2
 
 
-def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(session, tmp_path):
+def test_a_line_that_is_longer_than_the_settings_allow_is_no_event(place, tmp_path):
     path = tmp_path / "clicks.jsonl"
     path.write_bytes(lines_of(foreign("a", "q"), foreign("b", "q", pad="x" * 5000), foreign("c", "q")))
     settings = Settings(logs=Logs(line_bytes_max=1024, chunk_bytes=4096))
-    rows = rows_of("foreign_events", session, path, settings=settings)
+    rows = rows_of("foreign_logs", place, path, settings=settings)
     assert sorted(str(row.id) for row in rows) == ["None", "a", "c"]
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_joined_logs_as_parquet_tell_what_their_lines_told(session, tmp_path, mixed):
-    from spark.reading.paths import input_paths
+def test_joined_logs_as_parquet_tell_what_their_lines_told(place, tmp_path, mixed):
     from spark.verification import facts as sources
 
     events = [joined(foreign(f"c{n}", f"q{n}"), primary(f"q{n}", gap=None, n=float(n))) for n in range(40)]
@@ -206,19 +217,17 @@ def test_joined_logs_as_parquet_tell_what_their_lines_told(session, tmp_path, mi
     lines = tmp_path / "j-000000.jsonl"
     lines.write_bytes(lines_of(*events))
     convert(lines, Path(tmp_path / "j-000000.parquet"))
-    plain = rows_of("joined_events", session, lines)
-    rows = rows_of("joined_events", session, tmp_path / "j-000000.parquet")
+    rows = rows_of("joined_logs", place, tmp_path / "j-000000.parquet")
+    plain = rows_of("joined_logs", place, lines)
     facts = [(row.id, row.key, row.primary, row.time_us) for row in plain]
     assert [(row.id, row.key, row.primary, row.time_us) for row in rows] == facts
     assert [row.time_us for row in rows].count(None) == mixed
-    forms = []
-    for path in (lines, tmp_path / "j-000000.parquet"):
-        inside = sources.joined_primaries(session, input_paths([str(path)]), Settings())
-        forms.append(sorted(row.forms for row in sources.canonical_forms(inside).collect()))
     (tmp_path / "q.log").write_bytes(lines_of(*(event["primary"] for event in events)))
-    logged = sources.primary_lines(session, input_paths([str(tmp_path / "q.log")]), Settings())
-    both = [row.forms for row in sources.canonical_forms(logged).collect()]
-    assert forms == [sorted([strict] for strict, _ in both), sorted([loose] for _, loose in both)]
+    logged = sources.primary_logs([f"file://{tmp_path}/q.log"], Settings(), loosely=True).make()
+    data = (tmp_path / "q.log").read_bytes()
+    (both,) = logged("", "", Chunk(0, len(data), data))
+    contents = both.column("content").to_pylist()
+    assert [[row.content for row in found] for found in (plain, rows)] == [contents[:40], contents[40:]]
 
 
 def test_the_content_of_an_event_is_the_same_whatever_its_white_space_and_order():
@@ -249,7 +258,7 @@ def test_what_parquet_does_not_tell_apart_is_alike_only_to_parquet(one, other, a
 @pytest.mark.parametrize(
     "name", ["10.0.0.1:42-0.jsonl", "a b[1]{x,y}.jsonl", "p%20q#?*\\.jsonl", "ü.jsonl.gz"]
 )
-def test_files_with_awkward_names_are_read(session, tmp_path, name):
+def test_files_with_awkward_names_are_read(place, tmp_path, name):
     content = lines_of(foreign(1, "q")) + b"\n" + lines_of(foreign(2, "q"))
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    assert [row.id for row in rows_of("foreign_events", session, tmp_path)] == ["1", "2"]
+    assert [row.id for row in rows_of("foreign_logs", place, tmp_path)] == ["1", "2"]

@@ -9,15 +9,12 @@ from photon.core.settings import Adapter, Foreign, Primary, Settings
 from spark.verification.rules import as_table
 from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
 
-pytestmark = pytest.mark.spark
-
-
 Q = primary("q")
 EVENTS = {
     name: foreign(name, "q")
     for name in (
         *("joined", "repeated", "joined_elsewhere", "twice", "twice_in_one", "altered", "lost_unjoinable"),
-        *("lost_pending", "filtered", "expired", "unsure", "too_long"),
+        *("joinable", "filtered", "expired", "unsure", "too_long"),
     )
 }
 ORPHANS = {name: foreign(name, "gone") for name in ("unjoinable", "pending", "of_no_log")}
@@ -71,8 +68,8 @@ def broken_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def answer(session, broken_run):
-    return broken_run.ask(session)
+def answer(place, broken_run):
+    return broken_run.ask(place)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +92,7 @@ def answer(session, broken_run):
         ("unsure", "filtered"),
         ("expired", "expired"),
         ("pending", "pending"),
-        ("lost_pending", "lost_pending"),
+        ("joinable", "pending_joinable"),
         ("lost_unjoinable", "lost_unjoinable"),
         ("too_long", "malformed"),
     ],
@@ -125,9 +122,9 @@ def test_what_is_broken_is_named_with_an_example(answer):
     assert answer[0].examples["alien"] == "alien"
 
 
-def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, broken_run):
-    report, _ = broken_run.ask(session, primary=())
-    assert not {"lost_pending", "lost_unjoinable", "altered_primary"} & report.counts.keys()
+def test_without_the_primary_logs_nothing_is_called_lost_or_altered(place, broken_run):
+    report, _ = broken_run.ask(place, primary=())
+    assert not {"pending_joinable", "lost_unjoinable", "altered_primary"} & report.counts.keys()
     assert report.counts["unjoinable"] == 2
     assert report.counts["pending"] == 2
     assert report.counts["joined"] == 6
@@ -136,7 +133,7 @@ def test_without_the_primary_logs_nothing_is_called_lost_or_altered(session, bro
     ]
 
 
-def test_a_run_with_other_field_names_and_ids_as_numbers_holds(session, tmp_path):
+def test_a_run_with_other_field_names_and_ids_as_numbers_holds(place, tmp_path):
     settings = Settings(
         primary=Primary(id="query"), foreign=Foreign(id="click", primary_id="of..query", time="at")
     )
@@ -154,12 +151,12 @@ def test_a_run_with_other_field_names_and_ids_as_numbers_holds(session, tmp_path
         ),
     )
     logs.letters("dc1", *(letter("unjoinable", c) for c in clicks if c["of.query"] == 2))
-    report, verdicts = logs.ask(session, settings)
+    report, verdicts = logs.ask(place, settings)
     assert report.broken == []
     assert Counter(verdicts.values()) == {"joined": 6, "unjoinable": 3}
 
 
-def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(session, tmp_path):
+def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(place, tmp_path):
     logs = WrittenLogs(tmp_path)
     logs.primary(Q, primary("other"))
     logs.foreign(foreign("dropped", "q"), foreign("changed", "q"), foreign("swapped", "q"))
@@ -169,7 +166,7 @@ def test_an_adapter_may_change_or_drop_the_primary_but_not_swap_it(session, tmp_
         {"id": "changed", "primary": {"id": "q"}},
         joined(foreign("swapped", "q"), primary("other")),
     )
-    report, verdicts = logs.ask(session, Settings(adapter=Adapter(use="mine:Mine")))
+    report, verdicts = logs.ask(place, Settings(adapter=Adapter(use="mine:Mine")))
     assert report.note.startswith("the adapter mine:Mine can't be loaded here")
     assert f"note: {report.note}" in as_table(report).splitlines()
     assert report.as_document()["note"] == report.note
@@ -189,8 +186,8 @@ def test_an_adapter_that_makes_its_own_lines_is_noted(tmp_path, monkeypatch):
     assert "noted:Other makes its own joined lines" in note_of(Adapter(use="noted:Other"))
 
 
-def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(session, tmp_path):
-    from spark.verification.jobs import Span
+def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(place, tmp_path):
+    from spark.verification.rules import Span
 
     first, second, alone = (
         foreign("rep", "q", ts_us=1_000_000),
@@ -201,36 +198,34 @@ def test_an_event_asked_for_by_one_line_may_be_joined_by_what_another_names(sess
     logs.primary(primary("q"), primary("q2"))
     logs.foreign(first, second, alone)
     logs.joined("dc1", joined(first, primary("q")), joined(alone, primary("q")))
-    report, _ = logs.ask(session, span=Span(9_000_000, None))
+    report, _ = logs.ask(place, span=Span(9_000_000, None))
     assert report.broken == []
     assert (report.counts["foreign_events"], report.counts["joined"]) == (1, 1)
 
 
-def test_nothing_out_yet_means_that_all_is_pending(session, tmp_path):
+def test_nothing_out_yet_means_that_all_is_pending(place, tmp_path):
     logs = WrittenLogs(tmp_path)
     logs.foreign(*(foreign(n, "q") for n in range(5)))
-    report, verdicts = logs.ask(session, primary=())
+    report, verdicts = logs.ask(place, primary=())
     assert report.broken == []
     assert Counter(verdicts.values()) == {"pending": 5}
 
 
-def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(
-    session, tmp_path, monkeypatch
-):
+def test_events_joined_while_the_logs_are_read_never_seem_to_come_from_nowhere(place, tmp_path, monkeypatch):
     from spark.verification import facts as sources
 
     logs = WrittenLogs(tmp_path)
     clicks = logs.foreign(foreign("before", "q"))
     output = logs.joined("dc1", joined(foreign("before", "q"), Q))
-    foreign_events = sources.foreign_events
+    foreign_logs = sources.foreign_logs
 
     def and_meanwhile(*arguments):
         with open(clicks, "a") as inputs, open(output, "a") as outputs:
             inputs.writelines(json.dumps(foreign(name, "q")) + "\n" for name in ("next", "late"))
             outputs.write(json.dumps(joined(foreign("late", "q"), Q)) + "\n")
-        return foreign_events(*arguments)
+        return foreign_logs(*arguments)
 
-    monkeypatch.setattr(sources, "foreign_events", and_meanwhile)
-    report, verdicts = logs.ask(session, primary=())
+    monkeypatch.setattr(sources, "foreign_logs", and_meanwhile)
+    report, verdicts = logs.ask(place, primary=())
     assert report.broken == []
     assert verdicts["before"] == "joined"

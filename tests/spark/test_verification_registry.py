@@ -11,9 +11,7 @@ from photon.core.errors import UsageError
 from photon.core.ids import Token
 from photon.core.settings import Settings
 from tests.spark.real_registry import RealRegistry
-from tests.spark.written_logs import WrittenLogs, foreign, joined, letter, primary
-
-pytestmark = pytest.mark.spark
+from tests.spark.written_logs import WrittenLogs, engine, foreign, joined, letter, primary
 
 T = 1_700_000_000_000_000
 DEAD = Token("10.0.0.9:7009", (1 << 63) + 9, T)
@@ -22,10 +20,10 @@ BACKFILL, GONE_BACKFILL = Token("backfill/old", (1 << 64) - 2, T), Token("backfi
 KINDS = (
     *("joined", "joined", "joined", "repeated", "twice", "twice_in_two", "lost", "lost_line"),
     *("in_flight", "unregistered", "wrong", "altered", "filtered", "expired", "unjoinable", "pending"),
-    *("lost_pending", "lost_though_letter", "malformed"),
+    *("joinable", "lost_though_letter", "malformed"),
     *("in_backfill", "lost_by_backfill", "lost_unjoinable", "joined_elsewhere", "two_letters"),
 )
-UNREGISTERED = ("unregistered", "filtered", "expired", "unjoinable", "pending", "lost_pending")
+UNREGISTERED = ("unregistered", "filtered", "expired", "unjoinable", "pending", "joinable")
 UNREGISTERED += ("lost_unjoinable", "two_letters")
 
 
@@ -77,6 +75,7 @@ class Planted:
             "lost_by_backfill": "lost",
             "wrong": "wrong_primary",
             "altered": "altered_primary",
+            "joinable": "pending_joinable",
         }.get(kind, kind)
         here, there = dice.sample(["east", "west"], 2)
         line = joined(event, query)
@@ -101,10 +100,10 @@ class Planted:
         elif kind not in UNREGISTERED:
             self.held["live"].append(event)
 
-    def ask(self, session, registry=None, **more):
+    def ask(self, place, registry=None, **more):
         """-> the report and {id: row of the details}."""
         more = {"settle_s": 3600.0, "registry": registry and registry.at, **more}
-        report, _ = self.logs.ask(session, **more)
+        report, _ = self.logs.ask(place, **more)
         return report, self.logs.details
 
 
@@ -114,10 +113,10 @@ def planted(tmp_path_factory, registry):
 
 
 @pytest.fixture(scope="module")
-def answer(session, planted, registry):
+def answer(place, planted, registry):
     for runs in (ALIVE, BACKFILL):
         registry.client.keep_alive(runs.address, runs.incarnation, 600.0)
-    return planted.ask(session, registry)
+    return planted.ask(place, registry)
 
 
 def test_each_planted_fault_gets_its_verdict(planted, answer):
@@ -137,6 +136,7 @@ def test_everything_adds_up(planted, answer):
     assert counts["other_registered"] == 0
 
 
+@pytest.mark.spark
 def test_a_plain_join_of_spark_finds_the_same(session, planted, answer):
     """Nothing of the checker: Spark reads the JSON, SQL joins it with what was committed."""
     from pyspark.sql import functions as F
@@ -193,11 +193,14 @@ def test_the_report_tells_which_joiners_lost_most_and_what_is_broken(planted, an
     json.dumps(document)
 
 
-def test_an_export_tells_the_same_but_for_what_only_the_registry_knows(session, planted, registry, tmp_path):
+@pytest.mark.spark
+def test_an_export_tells_the_same_but_for_what_only_the_registry_knows(
+    session, place, planted, registry, tmp_path
+):
     from spark.registered import write_export
 
     write_export(session, registry.at, str(tmp_path / "export"))
-    report, rows = planted.ask(session, export=str(tmp_path / "export"))
+    report, rows = planted.ask(place, export=str(tmp_path / "export"))
     expected = {
         id_: "not_in_export" if verdict == "unregistered" else verdict
         for id_, verdict in planted.expected.items()
@@ -209,12 +212,12 @@ def test_an_export_tells_the_same_but_for_what_only_the_registry_knows(session, 
     assert report.as_document()["registry"] == "export"
 
 
-def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_lost(session, planted, registry):
+def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_lost(place, planted, registry):
     """But for those of a backfill that runs."""
-    from spark.verification.jobs import Span
+    from spark.verification.rules import Span
 
     start, end = T + 100_000_000, T + 180_000_000
-    report, rows = planted.ask(session, registry, span=Span(start, end), settle_s=0.0)
+    report, rows = planted.ask(place, registry, span=Span(start, end), settle_s=0.0)
     times = {e["id"]: e["ts_us"] for e in planted.lines if isinstance(e, dict)}
     expected = planted.expected | {event["id"]: "lost" for event in planted.held["now"]}
     inside = {id_: v for id_, v in expected.items() if start <= times[id_] < end}
@@ -227,26 +230,26 @@ def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_los
     assert report.counts["alien"] == 0
 
 
-def test_an_event_joined_after_the_scan_is_not_called_unregistered(session, registry, tmp_path, monkeypatch):
+def test_an_event_joined_after_the_scan_is_not_called_unregistered(place, registry, tmp_path, monkeypatch):
     from spark.verification import facts as sources
 
     logs = WrittenLogs(tmp_path)
     logs.foreign(foreign("late", "q", ts_us=T))
-    joined_events = sources.joined_events
+    joined_logs = sources.joined_logs
 
     def and_before(*arguments, **more):
         registry.commit(["late"], ALIVE, T)
         logs.joined("east", joined(foreign("late", "q", ts_us=T), primary("q")))
-        return joined_events(*arguments, **more)
+        return joined_logs(*arguments, **more)
 
     # The files were listed when this is called: it must be one that was there.
     logs.joined("east")
-    monkeypatch.setattr(sources, "joined_events", and_before)
-    report, _ = logs.ask(session, primary=(), registry=registry.at)
+    monkeypatch.setattr(sources, "joined_logs", and_before)
+    report, _ = logs.ask(place, primary=(), registry=registry.at)
     assert (report.broken, report.counts["joined"]) == ([], 1)
 
 
-def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp_path):
+def test_what_the_registry_has_forgotten_is_not_called_unregistered(place, tmp_path):
     old, new = T, time.time_ns() // 1000
     logs = WrittenLogs(tmp_path)
     events = [foreign("old", "q", ts_us=old), foreign("new", "q", ts_us=new)]
@@ -255,7 +258,7 @@ def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp
     registry = RealRegistry(tmp_path / "registry", retention_days=1.0)
     try:
         registry.commit(["any"], ALIVE, new)
-        report, _ = logs.ask(session, primary=(), registry=registry.at)
+        report, _ = logs.ask(place, primary=(), registry=registry.at)
     finally:
         registry.close()
     assert (report.counts["joined"], report.counts["unregistered"]) == (1, 1)
@@ -263,7 +266,7 @@ def test_what_the_registry_has_forgotten_is_not_called_unregistered(session, tmp
     assert report.counts["other_registered"] == 1
 
 
-def test_two_outputs_are_one_and_mirrors_of_one_are_refused(session, tmp_path):
+def test_two_outputs_are_one_and_mirrors_of_one_are_refused(place, tmp_path):
     from spark.verification.verify import Question, verify
 
     east, west = WrittenLogs(tmp_path / "e"), WrittenLogs(tmp_path / "w")
@@ -272,7 +275,8 @@ def test_two_outputs_are_one_and_mirrors_of_one_are_refused(session, tmp_path):
     east.joined("east", joined(event, primary("q")))
     west.joined("west", joined(event, primary("q")))
     clicks = (str(tmp_path / "e" / "clicks"),)
-    report = verify(session, Question(clicks, (str(east.out), str(west.out))), Settings())
+    with engine(place, tmp_path) as chosen:
+        report = verify(chosen, Question(clicks, (str(east.out), str(west.out))), Settings())
     assert report.broken == ["joined_twice"]
     west.joined("east", joined(event, primary("q")))
     with pytest.raises(UsageError, match="two datacenters of one name"):

@@ -1,7 +1,13 @@
 """Hand-written inputs and outputs of a run."""
 
 import json
+import tempfile
 import time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from pyarrow import parquet
 
 from photon.core.settings import Settings
 
@@ -20,6 +26,21 @@ def joined(event, primary_event):
 
 def letter(fate, event):
     return {"fate": fate, "reason": "told", "event": event, "file": "clicks.jsonl", "offset": 0}
+
+
+@contextmanager
+def engine(session, directory, workers=1):
+    """This process, or Spark; with several buckets."""
+    if session is None:
+        from spark.verification.engines import Here
+
+        with tempfile.TemporaryDirectory(dir=directory) as scratch, Here(Path(scratch), 3, workers) as here:
+            yield here
+    else:
+        from spark.verification.on_spark import OnSpark
+
+        with OnSpark(session, 100 << 20) as there:
+            yield there
 
 
 class WrittenLogs:
@@ -43,15 +64,19 @@ class WrittenLogs:
         return self._write(self.out / "dead-letters" / datacenter / f"{stem}-000000.jsonl", lines)
 
     def ask(self, session, settings=None, primary=None, **more):
-        """What `photon verify` says of them: the report, and {id: verdict} of the details."""
+        """What `photon verify` says of them: the report, and {id: verdict} of the details.
+
+        `session`: None for this process, else Spark's.
+        """
         from spark.verification.verify import Question, verify
 
         details = str(self.directory / f"details-{time.monotonic_ns()}")
         queries = (str(self.directory / "queries"),) if primary is None else primary
         clicks = (str(self.directory / "clicks"),)
         question = Question(clicks, (str(self.out),), queries, details, **more)
-        report = verify(session, question, settings or Settings())
-        rows = session.read.parquet(details).collect()
+        with engine(session, self.directory) as chosen:
+            report = verify(chosen, question, settings or Settings())
+        rows = [SimpleNamespace(**row) for row in parquet.read_table(details).to_pylist()]
         found = {row.id: row for row in rows}
         assert len(rows) == len(found)
         self.details = found

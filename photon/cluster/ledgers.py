@@ -1,0 +1,88 @@
+"""What the dispatchers of a run know, read from their directories: how far each log was read, and who waits.
+
+Of one that runs too. Recovery's plans are read before the inboxes and these before the ledgers, as events
+move from one to the next: an event on its way is in one of them, or in what is read later, the outputs.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispatcher.ledger import LedgerFile
+from dispatcher.rules.events import unpack_id
+from dispatcher.workers import worker_directories
+from joiner.joined_lines import blocks_of
+from photon.cluster.topology import Topology
+from photon.core.ids import IdPacker
+from photon.core.settings import Settings
+from photon.logs.files import FileState
+from photon.logs.formats import json_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Ledgers:
+    """`waiting`: packed ids, in chunks. `files`: of each datacenter, what its dispatcher has read."""
+
+    waiting: Sequence[bytes]
+    files: Sequence[Sequence[FileState]]
+
+    def positions(self, paths: Iterable[str]) -> dict[str, tuple[int, int]]:
+        """Log -> the bytes of it that every datacenter that knows it has read, and that at least one has.
+
+        A log is known by its inode, as a name may be another file's by now. One that nobody knows is left
+        out: it may be a copy, or packed since.
+        """
+        offsets = [{_identity(state): state.offset for state in states} for states in self.files]
+        found = {}
+        for path in paths:
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                identity = status.st_dev, status.st_ino
+                ends = [known[identity] for known in offsets if identity in known]
+                if ends:
+                    found[path] = min(ends), max(ends)
+        return found
+
+
+def read_ledgers(topology: Topology, work: Path) -> Ledgers | None:
+    """None where a datacenter's directory is not on this machine. CorruptStateError, StorageError."""
+    homes = [pipeline.home("dispatcher") for pipeline in topology.pipelines]
+    if not all(home.parent.is_dir() for home in homes):
+        return None
+    waiting = [
+        ids
+        for directory in (work / "recovery", *(home / "inbox" for home in homes))
+        for ids in _ids_in(sorted(directory.glob("*.jsonl")), topology.settings)
+    ]
+    files = []
+    for home in homes:
+        states: list[FileState] = []
+        for directory in worker_directories(home).values():
+            some, ids = _of_worker(directory, topology.settings.dispatcher.state_bytes_max)
+            states += some
+            waiting.append(ids)
+        files.append(states)
+    return Ledgers(waiting, files)
+
+
+def _identity(state: FileState) -> tuple[int, int]:
+    """Of the log itself: what is read of an archive is a copy."""
+    return state.source if state.version else (state.device, state.inode)
+
+
+def _of_worker(directory: Path, bytes_max: int) -> tuple[list[FileState], bytes]:
+    with closing(LedgerFile(directory, bytes_max, readonly=True)) as file, file.read() as rows:
+        states = [state for state in rows.files() if not state.gone]
+        with rows.retries() as cursor:
+            return states, b"".join([unpack_id(value) for _, value in cursor])
+
+
+def _ids_in(paths: Iterable[Path], settings: Settings) -> Iterator[bytes]:
+    lines = json_lines(settings, IdPacker(settings.ids.key.encode()))
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):  # read to its end, and recorded
+            for _, data in blocks_of(path):
+                yield lines.parse_foreign(data).ids

@@ -1,0 +1,143 @@
+"""The rules of verification on Spark: the buckets are the partitions of a shuffle."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import reduce
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from joiner.output_files import PARQUET
+from spark.reading.events import parsed, parsed_joined, run
+from spark.reading.lines import LogSet, log_files
+from spark.reading.paths import existing
+from spark.registered import read_export
+from spark.session import map_in_arrow
+from spark.verification.accounts import ACCOUNT, DETAILS, ROW, ROW_SCHEMA, backfills_in, details, summary
+from spark.verification.engines import BY_ID, BY_PRIMARY, Work
+from spark.verification.facts import registered_rows
+from spark.verification.rules import Loser, Total, Verdict
+
+_PARTITION_BYTES: Final = 96 << 20
+"""Of logs: a bucket is a table in the memory of an executor's Python."""
+_SUMMARY: Final = "verdict string, events long, lines long, joined long, letters long, example string"
+_LOSERS: Final = (
+    "address string, incarnation string, events long, in_flight long, first_us long, last_us long"
+)
+
+
+class OnSpark:
+    """spark.verification.engines.Engine. A context; SparkFailedError where a job fails (spark_failures)."""
+
+    def __init__(self, session: SparkSession, log_bytes: int) -> None:
+        self._session = session
+        least = int(session.conf.get("spark.sql.shuffle.partitions") or 2)
+        self._partitions = max(least, 1 + log_bytes // _PARTITION_BYTES)
+        self._frames: dict[str, list[DataFrame]] = {BY_PRIMARY: [], BY_ID: []}
+        self._kept = ExitStack()
+        self._accounts: DataFrame | None = None
+
+    def __enter__(self) -> "OnSpark":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._kept.close()
+
+    def spread(self, logs: LogSet, stage: str) -> None:
+        read = parsed_joined if any(path.endswith(PARQUET) for path in logs.paths) else parsed
+        self._frames[stage].append(read(self._session, logs, ROW))
+        if log_files(logs.paths)[1]:  # local files are read to where they end now in any case
+            self._keep(self._frames[stage].pop(), stage)
+
+    def spread_plan(self, plan: Sequence[Any], work: Callable[[Any], Iterator[Any]], stage: str) -> set[int]:
+        return self.spread_frame(run(self._session, plan, work, ROW), stage)
+
+    def spread_export(self, directory: str, stage: str) -> tuple[int, list[int]]:
+        export = read_export(self._session, directory)
+        ids = export.ids.select("id", "address", "incarnation", "token_us")
+        self.spread_frame(map_in_arrow(ids, _of_export, ROW), stage)
+        return export.began_us, [*export.boundaries.values()]
+
+    def existing(self, paths: Sequence[str]) -> list[str]:
+        return existing(self._session, paths)
+
+    def spread_frame(self, rows: DataFrame, stage: str) -> set[int]:
+        """As spread_plan, of rows of ROW."""
+        rows = self._keep(rows, stage)
+        found = map_in_arrow(rows.select("address", "incarnation"), _on_whole(_backfills), "incarnation long")
+        return {row.incarnation for row in found.distinct().collect()}
+
+    def move(self, source: str, work: Work, target: str) -> None:
+        self._frames[target].append(self._worked(source, work, ROW))
+
+    def judge(self, work: Work) -> tuple[list[Total], list[Loser]]:
+        accounts = self._worked(BY_ID, work, ACCOUNT).persist(StorageLevel.DISK_ONLY)
+        self._kept.callback(accounts.unpersist)
+        self._accounts = accounts
+        totals = map_in_arrow(accounts, _on_whole(_totals), _SUMMARY).collect()
+        losers = map_in_arrow(accounts, _on_whole(_losers), _LOSERS).collect()
+        return (
+            [Total(Verdict(row[0]), *row[1:]) for row in totals],
+            [Loser(row[0], int(row[1], 16), *row[2:]) for row in losers],
+        )
+
+    def write(self, directory: str, leases: dict[int, str]) -> None:
+        assert self._accounts is not None
+        rows = map_in_arrow(self._accounts, _on_whole(lambda accounts: details(accounts, leases)), DETAILS)
+        rows.write.partitionBy("verdict").parquet(directory)
+
+    def _keep(self, rows: DataFrame, stage: str) -> DataFrame:
+        kept = rows.persist(StorageLevel.DISK_ONLY)
+        self._kept.callback(kept.unpersist)
+        kept.count()
+        self._frames[stage].append(kept)
+        return kept
+
+    def _worked(self, stage: str, work: Work, schema: str) -> DataFrame:
+        key = F.coalesce("primary", "key") if stage == BY_PRIMARY else F.col("key")
+        rows = reduce(DataFrame.unionByName, self._frames[stage]).select(*ROW_SCHEMA.names)
+        return map_in_arrow(rows.repartition(self._partitions, key), _on_whole(work), schema)
+
+
+def _of_export(batches: Iterable[Any]) -> Iterator[Any]:
+    return map(registered_rows, batches)
+
+
+def _on_whole(work: Work) -> Callable[[Iterable[Any]], Iterator[Any]]:
+    """`work` of all rows of a partition at once."""
+
+    def of_partition(batches: Iterable[Any]) -> Iterator[Any]:
+        if held := list(batches):
+            yield from work(pa.Table.from_batches(held)).to_batches()
+
+    return of_partition
+
+
+def _totals(accounts: Any) -> Any:
+    totals, _ = summary(accounts)
+    return _columns(
+        [(t.verdict.value, t.events, t.lines, t.joined, t.letters, t.example) for t in totals], _SUMMARY
+    )
+
+
+def _losers(accounts: Any) -> Any:
+    _, losers = summary(accounts)
+    rows = [
+        (one.address, f"{one.incarnation:016x}", one.events, one.in_flight, one.first_us, one.last_us)
+        for one in losers
+    ]
+    return _columns(rows, _LOSERS)
+
+
+def _columns(rows: list[tuple[Any, ...]], schema: str) -> Any:
+    fields = [field.split() for field in schema.split(", ")]
+    kinds = {"string": pa.string(), "long": pa.int64()}
+    arrays = [pa.array([row[n] for row in rows], kinds[kind]) for n, (_, kind) in enumerate(fields)]
+    return pa.table(arrays, names=[name for name, _ in fields])
+
+
+def _backfills(rows: Any) -> Any:
+    return pa.table({"incarnation": pa.array([*backfills_in(rows)], pa.int64())})
