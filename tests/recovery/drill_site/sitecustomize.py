@@ -17,10 +17,10 @@ def _arm(drill: str) -> None:
 
     real = settling.Settler._write
 
-    def write(self, batch) -> None:
-        if batch.missing_lines():  # something is registered, and about to be written
+    def write(self, batch, lines) -> None:
+        if lines:  # something is registered, and about to be written
             obey()
-        real(self, batch)
+        real(self, batch, lines)
 
     def obey() -> None:
         try:
