@@ -98,7 +98,7 @@ CASES = [
     Case("s14_part_of_the_state_is_not_in_the_snapshot", {"forgotten"}, Plan(0, 3)),
     Case("l2_lost_proposals_are_not_told", {"unfinished"}, Plan(1, 3)),
     Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(33, 3, profile=BRIEF)),
-    Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(10, 3, profile=FAR_BEHIND)),
+    Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(90, 3, profile=FAR_BEHIND)),
     Case("names_are_not_synced", {"stopped"}, Plan(0, 3)),
     Case("disks_lie", {"forgotten"}, Plan(2, 3)),
     Case("a_release_needs_no_fence", {"wrong_releases"}, Plan(1, machine="registry")),
