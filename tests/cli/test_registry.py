@@ -258,6 +258,7 @@ def test_a_replica_that_was_replaced_ends_with_status_2(tmp_path: Path) -> None:
     """It is told so by the log that it reads; a supervisor must not start it again for ever."""
     program = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from photon.cluster import roles
 from photon.cluster.topology import read_topology

@@ -42,7 +42,7 @@ def test_what_is_put_into_the_inbox_is_read_and_the_file_is_deleted_when_all_of_
 
 
 @pytest.mark.parametrize(
-    "what", ["is gone; 7 bytes of it were read", "shrank to 7 bytes; x", "was overwritten; x"]
+    "what", ["is gone; it was read to its end", "shrank to 7 bytes; x", "was overwritten; x"]
 )
 def test_of_a_deleted_file_nothing_is_told_though_the_next_file_got_its_inode(tmp_path, what):
     told = []

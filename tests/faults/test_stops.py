@@ -34,7 +34,8 @@ def test_who_stands_still_holds_nobody_up_and_goes_on_without_harm(tmp_path, nur
         system.finish()
 
 
-def test_a_joiner_that_is_fenced_while_it_stands_still_writes_nothing_and_recovery_brings_all_back(tmp_path):
+def test_a_joiner_that_is_fenced_while_it_stands_still_writes_nothing_and_all_comes_back(tmp_path):
+    """What it had registered: by recovery, or by its next life, which takes back the lines it had written."""
     rng = random.Random(seed := seed_for("zombies"))
     launcher = CrashingNursery(tmp_path / "reached")
     system = FaultSystem(tmp_path, seed, Feed(seed, LONG // 2, 100.0), settings=SETTINGS, launcher=launcher)
@@ -52,8 +53,6 @@ def test_a_joiner_that_is_fenced_while_it_stands_still_writes_nothing_and_recove
                         break
                 else:
                     pytest.fail(f"{TRIES_MAX} zombies had registered nothing")
-                if step == "lines written":
-                    assert afterwards, "the zombie has not taken back what it wrote"
             cut_short(system.feeder)
             system.until(lambda: system.feeder.is_done, "all to be fed")
             system.until_fated(system.feeder.written[here] + injected, [here])

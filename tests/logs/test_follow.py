@@ -123,7 +123,7 @@ def test_a_deleted_file_is_gone_and_told(logs, following):
     (logs / "a.jsonl").unlink()
     assert it.read() == {}
     assert it.states[0].gone
-    assert it.notices == [f"{logs}/a.jsonl is gone; 2 bytes of it were read"]
+    assert it.notices == [f"{logs}/a.jsonl is gone; it was read to its end"]
     assert it.follower.caught_up
 
 
@@ -294,3 +294,62 @@ def test_a_file_that_is_renamed_while_its_tail_is_read_is_not_taken_for_another(
     append(logs / "b.jsonl", b"3\n")
     assert it.read() == {"b.jsonl": b"3\n"}
     assert not it.states[0].gone
+
+
+GONE = {
+    "deleted": lambda log: log.unlink(),
+    "moved out of sight": lambda log: log.rename(log.parent.parent / "elsewhere"),
+    "replaced": lambda log: (log.with_name("new").write_bytes(b"new\n"), log.with_name("new").rename(log)),
+}
+
+
+@pytest.mark.parametrize("gone", GONE)
+def test_a_log_that_goes_while_it_is_read_is_read_to_its_end(logs, following, gone):
+    settings = Logs(chunk_bytes=4096, line_bytes_max=4096)
+    lines = b"".join(b'{"n": %04d}\n' % n for n in range(1000))
+    append(logs / "a.log", lines)
+    it = following(logs / "*.log", settings=settings)
+    it.keep(it.follower.scan_if_due())
+    _, first = it.follower.next_chunk()
+    it.keep([it.follower.advanced(0, first.end)])
+    with open(logs / "a.log", "ab") as writer:  # it still has it open
+        GONE[gone](logs / "a.log")
+        read = first.data
+        for late in (b"", b'{"late": 1}\n', b'{"later": '):
+            writer.write(late)
+            writer.flush()
+            read += b"".join(it.read(scans=1).values())
+        writer.write(b"2}" + b"\n" * (gone == "moved out of sight"))
+    for _ in range(3):
+        read += b"".join(it.read().values())
+    assert read.replace(b"new\n", b"") == lines + b'{"late": 1}\n{"later": 2}\n'
+    assert it.follower.take_lost() == 0
+
+
+def test_bytes_that_are_gone_before_they_were_read_are_counted(logs, following):
+    settings = Logs(chunk_bytes=4096, line_bytes_max=4096)
+    append(logs / "a.log", b"x" * 99 + b"\n")
+    it = following(logs / "*.log", settings=settings)
+    it.read()
+    append(logs / "a.log", (b"y" * 99 + b"\n") * 100)
+    it.keep(it.follower.scan_if_due())
+    it.clock.advance(20.0)
+    it.keep(it.follower.scan_if_due())
+    (logs / "a.log").write_bytes(b"new\n")  # cut under its reader
+    assert it.read() == {"a.log": b"new\n"}
+    assert it.follower.take_lost() == 10_000
+    assert it.notices[-1].endswith("a.log shrank to 4 bytes before it was read: 10000 bytes of it are lost")
+
+
+def test_what_is_deleted_while_nobody_looks_is_counted_at_the_next_start(logs, following):
+    settings = Logs(chunk_bytes=4096, line_bytes_max=4096)
+    append(logs / "a.log", (b"y" * 99 + b"\n") * 100)
+    it = following(logs / "*.log", settings=settings)
+    it.keep(it.follower.scan_if_due())
+    _, first = it.follower.next_chunk()
+    it.keep([it.follower.advanced(0, first.end)])
+    (logs / "a.log").unlink()
+    again = following(logs / "*.log", settings=settings, states=it.states.values())
+    assert again.read() == {}
+    assert again.follower.take_lost() == 10_000 - first.end
+    assert "deleted" in again.notices[0]
