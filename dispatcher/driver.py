@@ -346,9 +346,10 @@ class Recorder:
             letters += resolved.letters
             if resolved.retries is not None:
                 values += pack_values(resolved.retries)
-        totals = Totals(events, fates, wasted, latencies.tolist())
+        states, lost_bytes = self._reader.states(files)
+        totals = Totals(events, fates, wasted, latencies.tolist(), lost_bytes)
         due_us = np.concatenate([_NONE_DUE, *[resolved.due_us for _, resolved in ready]])
-        return Entry(self._reader.states(files), totals, dead_letter_lines(letters), removed, due_us, values)
+        return Entry(states, totals, dead_letter_lines(letters), removed, due_us, values)
 
     def _commit(self, entry: Entry) -> list[bytes] | None:
         failures = 0

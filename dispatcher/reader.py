@@ -49,7 +49,7 @@ class LogReader:
     ) -> None:
         """`states`: of the files as the ledger knows them; `mine` and `wake` as LogFollower's."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
-        self._mutex = threading.Lock()  # over the tracker and `_changed`
+        self._mutex = threading.Lock()  # over the tracker, `_changed` and `_lost_bytes`
         self.follower = LogFollower(
             patterns,
             spool,
@@ -71,6 +71,7 @@ class LogReader:
         self._next_number = 0
         self._poll_at = self._scan_at = float("-inf")
         self._changed: set[int] = set()
+        self._lost_bytes = 0
         self._parsed_bytes = self._given_bytes = self._given_lines = 0
         self._newest_us = 0
         """The latest time of an event that was given out."""
@@ -109,6 +110,7 @@ class LogReader:
         self.follower.poll()
         with self._mutex:
             self._changed.update(state.number for state in changed)
+            self._lost_bytes += self.follower.take_lost()
         return bool(changed)
 
     def next_batch(self) -> FreshBatch | None:
@@ -136,12 +138,15 @@ class LogReader:
         with self._mutex:
             return self._tracker.finished(batch)
 
-    def states(self, files: Iterable[int]) -> list[FileState]:
-        """The states to record: of these files and of all that changed since the last call."""
+    def states(self, files: Iterable[int]) -> tuple[list[FileState], int]:
+        """The states to record: of these files and of all that changed since the last call. And the bytes
+        lost since, of those that are gone."""
         with self._mutex:
             numbers = sorted(self._changed.union(files))
             self._changed.clear()
-            return [self.follower.advanced(number, self._tracker.offset(number)) for number in numbers]
+            lost, self._lost_bytes = self._lost_bytes, 0
+            offset = self._tracker.offset
+            return [self.follower.advanced(number, offset(number)) for number in numbers], lost
 
     def _gather(self) -> tuple[list[Part], Part | None]:
         """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""

@@ -126,6 +126,7 @@ def counted(totals: Totals) -> dict[str, Any]:
         "registered": totals.fates[Fate.JOINED] + totals.fates[Fate.DUPLICATE],
         "pending": totals.waiting,
         "wasted_joins": totals.wasted_joins,
+        "lost_bytes": totals.lost_bytes,
         "latency_us": {"edges": EDGES_US.tolist(), "counts": since_read},
         "event_latency_us": {"edges": AGE_EDGES_US.tolist(), "counts": since_event},
     }

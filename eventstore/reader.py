@@ -54,6 +54,7 @@ class _Group:
     states: dict[int, FileState] = field(default_factory=dict)
     tails: set[int] = field(default_factory=set)
     bytes: int = 0
+    lost_bytes: int = 0
 
     def rows(self) -> Rows | None:
         if not self.lines:
@@ -110,6 +111,7 @@ class Reader:
         for state in self.follower.scan_if_due():
             group.states[state.number] = state
             self.positions.setdefault(state.number, state)
+        group.lost_bytes += self.follower.take_lost()
         self.follower.poll()
         self.caught_up = self.caught_up and self.follower.caught_up
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
@@ -243,6 +245,7 @@ class Reader:
             counts.malformed + len(group.letters),
             position.file,
             position.offset,
+            counts.lost_bytes + group.lost_bytes,
         )
 
 

@@ -52,6 +52,7 @@ class Counts(msgspec.Struct, frozen=True):
     malformed: int = 0
     dead_letter_file: int = 0
     dead_letter_offset: int = 0
+    lost_bytes: int = 0
 
     @property
     def dead_letters(self) -> LogPosition:

@@ -131,6 +131,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         return {
             "primary_events": self._map.counts.primary_events,
             "malformed": self._map.counts.malformed,
+            "lost_bytes": self._map.counts.lost_bytes,
             "caught_up": reader.caught_up,
             "cache": cache.status(),
             "logs": {"hits": logs.hits, "misses": logs.misses, "bytes_read": logs.bytes_read},

@@ -95,12 +95,14 @@ COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
 @dataclass(frozen=True, slots=True)
 class Totals:
     """All that is counted since the ledger was made. `latencies`, of joined events: from the line read to the
-    joined line, counts by core.status.EDGES_US; from the event's own time, by AGE_EDGES_US (paper 4.1)."""
+    joined line, counts by core.status.EDGES_US; from the event's own time, by AGE_EDGES_US (paper 4.1).
+    `lost_bytes`: of files that were deleted, cut or written anew before they were read."""
 
     foreign_events: int
     fates: dict[Fate, int]
     wasted_joins: int
     latencies: list[list[int]]
+    lost_bytes: int = 0
 
     @property
     def waiting(self) -> int:
@@ -113,6 +115,7 @@ class Totals:
             {fate: self.fates.get(fate, 0) + other.fates.get(fate, 0) for fate in COUNTED},
             self.wasted_joins + other.wasted_joins,
             (np.array(self.latencies) + np.array(other.latencies)).tolist(),
+            self.lost_bytes + other.lost_bytes,
         )
 
 

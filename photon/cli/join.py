@@ -36,4 +36,5 @@ def command(out: Path, follow: bool, as_json: bool, **given: Any) -> int:
         print_summary(summary)
         click.echo(f"joined logs:   {out / 'joined'}")
         click.echo(f"dead letters:  {out / 'dead-letters'}")
-    return 1 if summary["unread_files"] or (summary["unlisted_files"] and not follow) else 0
+    incomplete = summary["unread_files"] or summary["lost_bytes"]
+    return 1 if incomplete or (summary["unlisted_files"] and not follow) else 0

@@ -147,5 +147,6 @@ _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "trouble": _told,
     "storage_error": _told,
     "paused": _told,
+    "lost_bytes": lambda lost: [f"LOST {lost:,} bytes of logs that were gone before they were read"],
     "unreadable": lambda files: [f"{file} not read ({reason})" for file, reason in files.items()],
 }

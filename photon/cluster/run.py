@@ -463,7 +463,7 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
             "first); the same command completes them"
         )
     return {
-        **run_summary(ledgers, joined, joined_before, run.seconds),
+        **run_summary(ledgers, run.eventstores, joined, joined_before, run.seconds),
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
         "primary_malformed": max((e.get("malformed", 0) for e in run.eventstores), default=0),

@@ -32,7 +32,7 @@ TIMEOUT_S: Final = 2.0
 THREADS_MAX: Final = 32
 WHY_CHARS_MAX: Final = 320
 """The longest hint of photon.rpc.network, after the name of who does not answer."""
-_SUMMED: Final = ("foreign_events", "pending", "in_flight", "wasted_joins")
+_SUMMED: Final = ("foreign_events", "pending", "in_flight", "wasted_joins", "lost_bytes")
 Status = Mapping[str, Any]
 
 
@@ -159,12 +159,15 @@ def _fate(ledger: Status, fate: Fate) -> int:
     return int(ledger["fates"].get(fate.value, 0))
 
 
-def run_summary(ledgers: Sequence[Status], joined: int, joined_before: int, seconds: float) -> dict[str, Any]:
+def run_summary(
+    ledgers: Sequence[Status], eventstores: Sequence[Status], joined: int, joined_before: int, seconds: float
+) -> dict[str, Any]:
     """What `photon join` and `photon dev` have in common. `ledgers`: of each datacenter; `joined`: lines."""
     new = joined - joined_before
     return {
         **merge_fates(ledgers, joined),
         "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
+        "lost_bytes": sum(one.get("lost_bytes", 0) for one in (*ledgers, *eventstores)),
         "seconds": round(seconds, 3),
         "joined_per_s": round(new / seconds, 1) if seconds > 0 else 0.0,
         "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
@@ -270,6 +273,10 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         click.echo(f"{name.replace('_', ' '):<16}{summary[name]:>14,}")
     latency = summary["latency_ms"]
     click.echo(f"{'wasted joins':<16}{summary['wasted_joins']:>14,}")
+    if summary["lost_bytes"]:
+        click.echo(
+            f"{'LOST bytes':<16}{summary['lost_bytes']:>14,}  of logs that were gone before they were read"
+        )
     click.echo(f"{'seconds':<16}{summary['seconds']:>14,.2f}")
     click.echo(f"{'joined/s':<16}{summary['joined_per_s']:>14,.0f}")
     if latency["p50"] is not None:

@@ -307,7 +307,7 @@ def summary_of(topology: Topology, work: Path, joined_before: int, course: Cours
         checks.append(Check(False, course.feeder_failed))
     ledgers = [one.ledger for one in ended.values()]
     return {
-        **run_summary(ledgers, joined, joined_before, course.seconds),
+        **run_summary(ledgers, (), joined, joined_before, course.seconds),
         "datacenters": {name: _row(one, lines.get(name, 0)) for name, one in ended.items()},
         "killed": list(course.killed),
         "restarts": course.restarts,

@@ -295,7 +295,8 @@ class FileState:
 
     `head` is the digest of the first `head_bytes` bytes. `gone`: replaced, truncated or deleted since.
     `source` as in SeenFile. `tail`: digest of up to TAIL_BYTES bytes before `tail_at`, a place that was read
-    up to. Of an archive: `version` of its content, and the bytes in it (0: not unpacked yet).
+    up to. Of an archive: `version` of its content, and the bytes in it (0: not unpacked yet). `size`: the
+    most that it was known to hold when this was recorded.
     """
 
     number: int
@@ -312,6 +313,7 @@ class FileState:
     tail: bytes = b""
     version: str = ""
     unpacked: int = 0
+    size: int = 0
 
 
 def shown(text: str) -> str:

@@ -60,6 +60,7 @@ class LogFollower:
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
+        weakref.finalize(self, self._inventory.close)
         self._next_scan = _NOW
         self._growing: deque[Followed] = deque()
         self._failed: set[Followed] = set()
@@ -104,7 +105,7 @@ class LogFollower:
         if self._caught_up:
             return 0
         files = list(self._inventory.current.values())
-        sizes = [file_size(file.state.path, file.identity) or 0 for file in files]
+        sizes = [file_size(file.path, file.identity) or 0 for file in files]
         return sum(max(0, size - file.read) for file, size in zip(files, sizes, strict=True))
 
     @property
@@ -115,8 +116,14 @@ class LogFollower:
         return self._settings.poll_interval_ms / 1000
 
     def close(self) -> None:
-        """Watch no more. Done by itself when nobody holds the follower."""
+        """Watch no more, and hold no file. Done by itself when nobody holds the follower."""
         self._finder.close()
+        self._inventory.close()
+
+    def take_lost(self) -> int:
+        """Bytes of files that were deleted, cut or written anew before they were read, since last asked."""
+        lost, self._inventory.lost_bytes = self._inventory.lost_bytes, 0
+        return lost
 
     def scan_if_due(self) -> list[FileState]:
         """Look for new, renamed and replaced files every `scan_interval_s`, and for growth of all.
@@ -144,7 +151,7 @@ class LogFollower:
                 self._polling.forget(number)
                 continue
             try:
-                status = os.stat(file.state.path)
+                status = os.stat(file.path)
             except FileNotFoundError:
                 self._scan_now()
                 continue
@@ -199,7 +206,8 @@ class LogFollower:
     @property
     def _unsure(self) -> bool:
         """Something is to be tried again at every scan."""
-        return bool(self._failed or self._unlisted or self._inventory.settling)
+        inventory = self._inventory
+        return bool(self._failed or self._unlisted or inventory.settling or inventory.reads_on)
 
     def _scan(self, now: float) -> list[FileState]:
         whole = self._finder.due(now) or self._next_scan == _NOW or self._unsure
@@ -240,9 +248,10 @@ class LogFollower:
 
     def _look(self, file: Followed, size: int) -> None:
         """Note that a file has `size` bytes now; it waits to be read if that is news."""
+        file.size = max(file.size, size)
         if size <= file.read or file.waiting:
             return
-        if file.stalled_at == size and not (file.failed and _readable(file.state.path, file.read)):
+        if file.stalled_at == size and not (file.failed and _readable(file.path, file.read)):
             return
         self._caught_up = False
         self._heat(file)
@@ -252,6 +261,7 @@ class LogFollower:
         if not file.waiting:
             file.waiting = True
             self._growing.append(file)
+            self._inventory.hold(file)
 
     def _heat(self, file: Followed) -> None:
         if file.packed or (not file.linked and self._finder.covers(file.state.path)):
@@ -268,7 +278,7 @@ class LogFollower:
         head = (state.head_bytes, state.head)
         try:
             chunk = read_chunk(
-                state.path,
+                file.path,
                 file.read,
                 settings.chunk_bytes,
                 settings.line_bytes_max,
@@ -276,8 +286,8 @@ class LogFollower:
                 head,
                 file.last if file.tail_at == file.read else b"",
             )
-            if chunk is None and (self._drain or file.packed):
-                chunk = _last_line(state.path, file.read, settings.line_bytes_max, file.identity)
+            if chunk is None and (self._drain or file.packed or file.adrift):
+                chunk = _last_line(file.path, file.read, settings.line_bytes_max, file.identity)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):
                 file.suspect = True  # renamed, replaced or written anew: the scan finds out
@@ -289,14 +299,14 @@ class LogFollower:
             file.failed = ""
             self._failed.discard(file)
         if chunk is None:
-            file.stalled_at = file_size(state.path, file.identity) or 0
+            file.stalled_at = file_size(file.path, file.identity) or 0
         return chunk
 
     def _fail(self, file: Followed, reason: str) -> None:
         if file.failed != reason:
             self._notice(f"{file.state.name} cannot be read ({reason}); tried again at every scan")
         file.failed = reason
-        file.stalled_at = file_size(file.state.path, file.identity) or 0
+        file.stalled_at = file_size(file.path, file.identity) or 0
         self._failed.add(file)
 
     def _note_read(self, file: Followed, chunk: Chunk) -> None:
@@ -306,6 +316,7 @@ class LogFollower:
         known = file.last if file.tail_at == chunk.start else b""
         whole = len(known) == chunk.start and not chunk.oversized
         file.read, file.stalled_at = chunk.end, -1
+        file.size = max(file.size, chunk.end)
         file.tail_at = chunk.end
         file.last = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (known + data)[-TAIL_BYTES:]
         with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
@@ -324,14 +335,14 @@ class LogFollower:
         """`begun`: what stands before the offset, None where it is to be read. OSError."""
         length = min(HEAD_BYTES, offset)
         if file.state.head_bytes < length:
-            head = read_at(file.state.path, 0, length, file.identity) if begun is None else begun[:length]
+            head = read_at(file.path, 0, length, file.identity) if begun is None else begun[:length]
             self._inventory.set_head(file, length, digest(head))
 
 
 def _read_tail(file: Followed, offset: int) -> bytes:
     """The last bytes before the offset. OSError."""
     start = max(0, offset - TAIL_BYTES)
-    return read_at(file.state.path, start, offset - start, file.identity)
+    return read_at(file.path, start, offset - start, file.identity)
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:

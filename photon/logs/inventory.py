@@ -35,6 +35,9 @@ class Followed:
     last: bytes = b""  # before tail_at: up to TAIL_BYTES bytes, or none if that was before the start
     seen: SeenFile | None = None  # as the last scan found it
     linked: bool = True  # it may be written through a name elsewhere
+    size: int = 0  # the most that it was seen to hold
+    held: int = -1  # a descriptor
+    adrift: bool = False  # it has no name any more, and is read through `held`
     suspect: bool = False  # not the file it was, says a read
     waiting: bool = False
     stalled_at: int = -1  # size at which nothing could be read on
@@ -57,6 +60,21 @@ class Followed:
         return dataclasses.replace(self.state, tail_at=self.tail_at, tail=digest(self.last))
 
     @property
+    def path(self) -> str:
+        """By which it can be read."""
+        return held_path(self.held) if self.adrift else self.state.path
+
+    @property
+    def unread(self) -> int:
+        """Bytes that it was seen to hold and that were not handed out."""
+        return max(0, self.size - self.read)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing of it is left that can be read."""
+        return not self.unread or (self.stalled_at == self.size and not self.failed)
+
+    @property
     def packed(self) -> bool:
         return bool(self.state.version)
 
@@ -73,6 +91,11 @@ def file_size(path: str, key: Identity) -> int | None:
     except OSError:
         return None
     return status.st_size if (status.st_dev, status.st_ino) == key else None
+
+
+def held_path(descriptor: int) -> str:
+    """A name of an open file, also of one that has no other."""
+    return f"/proc/self/fd/{descriptor}"
 
 
 def archive_key(version: str) -> Identity:
@@ -97,11 +120,13 @@ def place_of(seen: SeenFile) -> dict[str, Any]:
 
 
 def renamed_to(file: Followed, listings: dict[str, dict[int, str]]) -> str | None:
-    """The name that the file has in its directory now."""
+    """The name that the file has now: in its directory, or anywhere if it is held."""
     directory = os.path.dirname(file.state.path) or "."
     if directory not in listings:
         listings[directory] = _inodes(directory)
     path = listings[directory].get(file.state.inode, "")
+    if not path and file.held >= 0:
+        path = os.readlink(held_path(file.held))
     size = file_size(path, file.identity)
     if size is None or not file.state.head_bytes:
         return None
@@ -127,6 +152,10 @@ def is_linked(path: str) -> bool:
     return status.st_nlink != 1 or not stat.S_ISREG(status.st_mode)
 
 
+HELD_MAX: Final = 256
+"""Descriptors of files that were seen to grow: each may be deleted or moved before it is read."""
+
+_ELSEWHERE: Final = "has a name now by which another worker reads it"
 _SETTLED_US: Final = 2_000_000  # an archive that was written to so lately may not be whole yet
 
 
@@ -162,10 +191,15 @@ class Inventory:
         """Names of archives that can't be read -> why."""
         self.settling: set[str] = set()
         """Names of archives that are left for later: being written to still, it seems, or being unpacked."""
+        self.reads_on = False
+        """There are files without a name, that are held: the next scan must look again."""
+        self.lost_bytes = 0
+        """Of files that were deleted, cut or written anew before they were read."""
+        self._held: dict[int, Followed] = {}  # by descriptor, the one that grew longest ago first
         self._next_number = 0
         for state in states:
             self._next_number = max(self._next_number, state.number + 1)
-            file = Followed(state, state.offset)
+            file = Followed(state, state.offset, size=state.size)
             self.files[state.number] = file
             if not state.gone:
                 self._index(file)
@@ -174,12 +208,42 @@ class Inventory:
         """As LogFollower.advanced. Any thread."""
         with self._mutex:
             file = self.files[number]
-            if not file.last:
-                file.state = dataclasses.replace(file.state, offset=offset)
-                return file.state
-            tail_at, tail = file.tail_at, digest(file.last)
-            file.state = dataclasses.replace(file.state, offset=offset, tail_at=tail_at, tail=tail)
+            values: dict[str, Any] = {"offset": offset, "size": max(file.size, offset)}
+            if file.last:
+                values |= {"tail_at": file.tail_at, "tail": digest(file.last)}
+            file.state = dataclasses.replace(file.state, **values)
             return file.state
+
+    def hold(self, file: Followed) -> None:
+        """It has bytes that are not read: keep them within reach, whatever becomes of its name."""
+        if file.packed:
+            return
+        if file.held >= 0:
+            del self._held[file.held]  # to the end of the line
+            self._held[file.held] = file
+            return
+        if len(self._held) >= HELD_MAX:
+            idle = next((one for one in self._held.values() if not one.unread), None)
+            if idle is None:
+                return
+            self._let_go(idle)
+        with contextlib.suppress(OSError):  # reading will tell the reason
+            held = os.open(file.state.path, os.O_RDONLY | os.O_CLOEXEC)
+            if file_size(held_path(held), file.identity) is None:
+                os.close(held)  # another file has its name by now
+            else:
+                file.held, self._held[held] = held, file
+
+    def close(self) -> None:
+        """Hold no file any more."""
+        for file in list(self._held.values()):
+            self._let_go(file)
+
+    def _let_go(self, file: Followed) -> None:
+        if file.held >= 0:
+            del self._held[file.held]
+            os.close(file.held)
+            file.held, file.adrift = -1, False
 
     def set_head(self, file: Followed, length: int, head: bytes) -> None:
         self._change(file, head_bytes=length, head=head)
@@ -190,7 +254,7 @@ class Inventory:
         `elsewhere`: files that match, too, and are another process's: one that was read here until it got
         such a name is let go.
         """
-        self.unlisted, self.settling, self.unpacker.news = {}, set(), False
+        self.unlisted, self.settling, self.reads_on, self.unpacker.news = {}, set(), False, False
         present = {file.source for file in found if not is_packed(file.name)}
         archives = {file.source for file in found if is_packed(file.name)}
         present |= {held.key for source, held in self._archives.items() if source in archives}
@@ -272,6 +336,8 @@ class Inventory:
 
     def _refresh(self, file: Followed, seen: SeenFile) -> None:
         """A known file was found, by whatever name and as whatever copy."""
+        if file.adrift or (seen.device, seen.inode) != file.identity:
+            self._let_go(file)
         old, file.suspect, file.seen = file.state, False, seen
         place = place_of(seen)
         if dataclasses.replace(old, gone=False, **place) == old:
@@ -293,7 +359,7 @@ class Inventory:
             if file.path != file.name and self._is_twin(file):
                 return
         number, self._next_number = self._next_number, self._next_number + 1
-        followed = Followed(FileState(number, **place_of(file)), 0, seen=file)
+        followed = Followed(FileState(number, **place_of(file), size=file.size), 0, seen=file)
         self.files[number] = followed
         self._index(followed)
         self._changed.append(followed.state)
@@ -317,20 +383,20 @@ class Inventory:
         missing = []
         listings: dict[str, dict[int, str]] = {}
         for file in [file for key, file in self.current.items() if key not in present]:
-            size, what = file_size(file.state.path, file.identity), ""
+            size, what = file_size(file.path, file.identity), ""
             if file.packed:
                 if size is None or file.state.offset >= size:  # else what was unpacked is read to its end
                     missing.append((file, ""))
                 continue
             if file.identity in elsewhere:
-                missing.append((file, "has a name now by which another worker reads it"))
+                missing.append((file, _ELSEWHERE))
                 continue
             if size is None and (path := renamed_to(file, listings)) is not None:
                 self._unindex(file)
                 self._changed.append(self._change(file, path=path, name=path))
                 self._index(file)
                 size = file_size(path, file.identity)
-            if size is not None:
+            if size is not None and not file.adrift:
                 file.seen = SeenFile(file.state.path, file.state.name, *file.identity, size)
                 what = "" if size >= file.read else f"shrank to {size} bytes"
                 if not what and (not file.suspect or self._same(file.seen, file, present) is not None):
@@ -341,18 +407,35 @@ class Inventory:
         return missing
 
     def _lose(self, file: Followed, what: str, making: bool) -> None:
-        if not what and making:
+        if not what and (making or self._reads_on(file)):
             return  # an archive that is being written may be what became of it
-        if not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
+        lost = 0 if what == _ELSEWHERE else file.unread
+        self.lost_bytes += lost
+        if lost:
+            became = what or "was deleted"
+            self._notice(f"{file.state.name} {became} before it was read: {lost} bytes of it are lost")
+        elif not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
             pass  # as is to be expected of an archive that is read
         elif what:
             self._notice(f"{file.state.name} {what}; what it holds now is read from its start")
         else:
-            self._notice(f"{file.state.name} is gone; {file.read} bytes of it were read")
+            self._notice(f"{file.state.name} is gone; it was read to its end")
         self._unindex(file)
+        self._let_go(file)
         if file.packed:
             self._spool.remove(file.state.path)
         self._changed.append(self._change(file, gone=True))
+
+    def _reads_on(self, file: Followed) -> bool:
+        """Whether a file without a name is read on as it is held: until it stood at its end at two scans, for
+        whoever writes to it may not know yet."""
+        if file.held < 0 or file.seen is None:
+            return False
+        size = file_size(held_path(file.held), file.identity) or 0
+        over = file.adrift and file.seen.size == size and file.ended
+        file.adrift, file.seen = True, dataclasses.replace(file.seen, size=size)
+        self.reads_on |= not over
+        return not over
 
     def _sweep(self, found: Sequence[SeenFile]) -> None:
         packed = {self._spool.version(file) for file in found if is_packed(file.name)}

@@ -198,6 +198,7 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
     "eventstore": (
         _counter("events", "primary_events", "Primary events read."),
         _counter("malformed_events", "malformed", "Lines of the primary logs that are no event."),
+        _counter("lost_bytes", "lost_bytes", "Of primary logs that were gone before they were read."),
         _gauge("caught_up", "caught_up", "1 where every byte of the primary logs was read."),
         _counter("cache_hits", "cache.hits", "Lookups answered by the cache."),
         _counter("cache_misses", "cache.misses", "Lookups that the cache could not answer."),
@@ -235,6 +236,7 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _counter("fated_events", "fates.*", "Events by their fate.", "fate"),
         _gauge("pending_events", "pending", "Events without a fate yet."),
         _counter("wasted_joins", "wasted_joins", "Joins of events that another had registered first."),
+        _counter("lost_bytes", "lost_bytes", "Of foreign logs that were gone before they were read."),
         _gauge("backlog_bytes", "backlog.bytes", "Of the foreign logs, not read yet."),
         _gauge("backlog_events", "backlog.events", "The same in events, by the mean line so far."),
         _gauge("backlog_seconds", "backlog.seconds", "Age of the newest event read, while more is unread."),

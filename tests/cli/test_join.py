@@ -260,3 +260,10 @@ def test_a_joined_line_is_the_foreign_one_byte_for_byte_whatever_its_logs_are_na
     assert (summary["joined"], sorted(summary["unread_files"])) == (1, unread)
     (file,) = (out / "joined" / "east").glob("*.jsonl")
     assert file.read_bytes() == click[:-1] + b',"primary":' + query + b"}\n"
+    for kind in ("clicks", "queries"):
+        for name in os.listdir(os.fsencode(logs / kind)):
+            if not name.startswith(b"bad"):
+                os.unlink(os.path.join(os.fsencode(logs / kind), name))
+    done = photon(*join_arguments(logs, out))
+    assert (done.returncode, json.loads(done.stdout)["lost_bytes"]) == (1, 2 * len(b'{"id":"e","prim'))
+    assert r"e\xe9.jsonl was deleted before it was read: 15 bytes of it are lost" in done.stderr

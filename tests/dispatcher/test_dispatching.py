@@ -171,7 +171,7 @@ def test_a_file_that_shrank_or_was_replaced_is_read_again_and_that_is_told(site,
         (site.root / "new").write_bytes(clicks(100, 110))
         (site.root / "new").rename(path)
     wait_until(lambda: server.status()["fates"]["joined"] == 30)
-    assert any("a.jsonl" in notice for notice in server.status()["notices"])
+    wait_until(lambda: any("a.jsonl" in notice for notice in server.status()["notices"]))
     assert adds_up(server.status())
 
 

@@ -98,7 +98,7 @@ def test_every_line_is_in_one_batch_with_its_place_and_offsets_reach_the_ends(
     assert sorted(read_back(batches)) == expected
     for batch in batches:
         reading.reader.finished(batch.number)
-    states = reading.reader.states({span.file for batch in batches for span in batch.spans})
+    states, _ = reading.reader.states({span.file for batch in batches for span in batch.spans})
     assert {s.name: s.offset for s in states if s.offset} == {
         str(path): path.stat().st_size for path in root.glob("*.jsonl") if path.stat().st_size
     }
@@ -133,7 +133,7 @@ def test_it_goes_on_where_the_recorded_offset_stands(tmp_path):
     assert [len(batch.events) for batch in batches] == [4, 4, 2]
     assert reading.reader.finished(batches[2].number) == []
     assert reading.reader.finished(batches[0].number) == [batches[0].number]
-    states = reading.reader.states([])
+    states, _ = reading.reader.states([])
     again = Reading(tmp_path, states=states).all()
     assert [json.loads(line)["id"] for line in again[0].events.lines] == [f"click-{n}" for n in range(4, 10)]
 
@@ -148,8 +148,24 @@ def test_states_that_changed_come_with_the_offset_that_is_recorded_not_read(tmp_
     if renamed:
         path.rename(tmp_path / "b.jsonl")
         reading.all()
-        (state,) = reading.reader.states([])
+        (state,), _ = reading.reader.states([])
         assert (state.name, state.offset) == (str(tmp_path / "b.jsonl"), 0)
     assert reading.reader.finished(batch.number) == [batch.number]
-    (state,) = reading.reader.states([batch.spans[0].file])
+    (state,), _ = reading.reader.states([batch.spans[0].file])
     assert state.offset == batch.spans[0].end > 0
+
+
+def test_what_was_lost_of_a_log_is_told_with_the_state_that_says_that_it_is_gone(tmp_path):
+    reading = Reading(tmp_path, line_bytes_max=4096, chunk_bytes=4096)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(clicks(0, 500))
+    reading.reader.look()
+    batches = [reading.reader.next_batch()]
+    size = path.stat().st_size
+    path.write_bytes(b"")
+    for _ in range(2):  # the first look finds it short, the second what became of it
+        batches += reading.all()
+    states, lost_bytes = reading.reader.states([])
+    read = max(span.end for batch in batches for span in batch.spans)
+    assert ([state.gone for state in states], lost_bytes) == ([True, False], size - read)
+    assert lost_bytes and reading.reader.states([]) == ([], 0)

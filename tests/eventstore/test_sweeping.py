@@ -36,8 +36,7 @@ def test_entries_of_deleted_logs_are_swept_out_in_small_steps_and_those_of_other
     fill(root, "c.jsonl", 2, 3)
     parts.read_all()
     assert parts.map.entries() == {"sparse": 61, "dense": 61, "repeated": 0}
-    (root / "logs" / "b.jsonl").unlink()
-    parts.read_all()
+    parts.delete("b.jsonl")
     assert sweep(parts) > 120 // 7
     assert parts.map.entries() == {"sparse": 31, "dense": 31, "repeated": 0}
     assert parts.map.swept == 60
@@ -71,12 +70,10 @@ def test_a_log_deleted_while_a_sweep_is_under_way_has_its_own_sweep(root):
     fill(root, "b.jsonl", 40, 2)
     fill(root, "c.jsonl", 2, 3)
     parts = Parts(root).read_all()
-    (root / "logs" / "a.jsonl").unlink()
-    parts.read_all()
+    parts.delete("a.jsonl")
     for _ in range(3):
         assert parts.map.sweep_step()
-    (root / "logs" / "b.jsonl").unlink()
-    parts.read_all()
+    parts.delete("b.jsonl")
     sweep(parts)
     assert parts.map.entries() == {"sparse": 1, "dense": 1, "repeated": 0}
 
@@ -85,8 +82,7 @@ def test_an_opaque_id_of_a_deleted_log_that_comes_again_stays(root):
     append(root / "logs" / "a.jsonl", *[line(f"id-{n}") for n in range(30)])
     append(root / "logs" / "z.jsonl", line("other"))
     parts = Parts(root).read_all()
-    (root / "logs" / "a.jsonl").unlink()
-    parts.read_all()
+    parts.delete("a.jsonl")
     assert parts.map.sweep_step()
     append(root / "logs" / "b.jsonl", *[line(f"id-{n}", "again") for n in range(30)])
     parts.read_all()
@@ -184,14 +180,12 @@ def test_an_opaque_id_that_was_repeated_in_another_log_is_found_there_when_its_f
     parts.read_all()
     idents = [f"id-{n}" for n in range(20)]
     assert parts.in_logs(*idents) == [line(i, "first") for i in idents]
-    (root / "logs" / "a.jsonl").unlink()
-    parts.read_all()
+    parts.delete("a.jsonl")
     seconds = [line(i, "second") for i in idents[:10]]
     assert parts.in_logs(*idents) == [*seconds, *[None] * 10]
     sweep(parts)
     parts.map.sweep_step()
-    (root / "logs" / "b.jsonl").unlink()
-    parts.read_all()
+    parts.delete("b.jsonl")
     assert parts.in_logs(*idents[:6]) == [*[line(i, "fourth") for i in idents[:5]], None]
 
 
@@ -202,17 +196,14 @@ def test_repeats_in_deleted_logs_are_swept_out_too(root):
     append(root / "logs" / "z.jsonl", line("other"))
     parts = Parts(root).read_all()
     assert parts.map.entries() == {"sparse": 0, "dense": 21, "repeated": 40}
-    (root / "logs" / "b.jsonl").unlink()
-    parts.read_all()
+    parts.delete("b.jsonl")
     sweep(parts)
     assert parts.map.entries() == {"sparse": 0, "dense": 21, "repeated": 20}
-    (root / "logs" / "a.jsonl").unlink()
-    parts.read_all()
+    parts.delete("a.jsonl")
     sweep(parts)
     assert parts.map.entries() == {"sparse": 0, "dense": 1, "repeated": 20}
     assert parts.in_logs(*idents) == [line(ident, "c") for ident in idents]
-    (root / "logs" / "c.jsonl").unlink()
-    parts.read_all()
+    parts.delete("c.jsonl")
     sweep(parts)
     assert parts.map.entries() == {"sparse": 0, "dense": 1, "repeated": 0}
     assert parts.map.swept == 60
