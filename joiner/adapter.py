@@ -16,14 +16,15 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any, Final
 
 import msgspec
 
-from photon.core.columns import join_lines, split_lines
+from joiner.guard import Calls, Guard
+from photon.core.columns import join_lines, split_ids, split_lines
 from photon.core.errors import AdapterError, UsageError
 
 DEFAULT_FIELD: Final = "primary"
@@ -68,7 +69,7 @@ one JSON object, or a Skip."""
 
 class Adapter:
     """Base of all adapters. One instance a process, made without arguments; `join` is called by one thread at
-    a time. An exception in `join` filters that event alone."""
+    a time. An exception in `join` ends that event alone."""
 
     splice_field: str = DEFAULT_FIELD
     """The field of the default joined line that holds the primary event; `[adapter] field` sets it."""
@@ -190,66 +191,93 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 class Adapted:
     """`lines`: K joined lines, each closed by a newline; `rows` (K): which events they are of, None for all.
 
-    `reasons`: the other rows, and why they are filtered.
+    The other rows, and why: `skipped` as the adapter wished, `failed` against its wish; `again`: for want of
+    memory, which says nothing of the event.
     """
 
     lines: bytes
-    rows: list[int] | None
-    reasons: dict[int, str]
+    rows: list[int] | None = None
+    skipped: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, str] = field(default_factory=dict)
+    again: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The adapter raised, or returned what is no joined line: the event is filtered, for this reason."""
+    """The adapter raised, or returned what is no joined line. `passing`: for want of memory."""
 
     reason: str
+    passing: bool = False
 
 
 class BatchAdapter:
     """Joins batches with the user's adapter. For many threads at once; the adapter sees one at a time."""
 
-    def __init__(self, adapter: Adapter) -> None:
+    def __init__(self, adapter: Adapter, guard: Guard | None = None) -> None:
+        """`guard`: None where an adapter that hangs or kills the process may do so."""
         self._adapter = adapter
+        self._guard = guard
         self._field = adapter.splice_field
         self._only_splices = keeps_default_line(adapter)
         self._one_at_a_time = threading.Lock()
 
-    def join(self, primaries: Sequence[bytes], foreign: bytes) -> Adapted:
-        """N primary lines and a column of N foreign lines."""
+    def join(self, primaries: Sequence[bytes], foreign: bytes, ids: bytes = b"") -> Adapted:
+        """N primary lines, a column of N foreign lines, and with a guard their 16 x N ids. StorageError."""
         if self._only_splices:
             try:
-                return Adapted(splice_column(primaries, foreign, self._field), None, {})
+                return Adapted(splice_column(primaries, foreign, self._field))
             except ValueError as error:
                 raise UsageError(f"events: {error}") from error
-        lines: list[bytes] = []
-        rows: list[int] = []
-        reasons: dict[int, str] = {}
+        events = split_lines(foreign)
         with self._one_at_a_time:
-            for row, (primary, event) in enumerate(zip(primaries, split_lines(foreign), strict=True)):
-                joined = self.join_one(primary, event)
-                if isinstance(joined, bytes):
-                    lines.append(joined)
-                    rows.append(row)
-                else:
-                    reasons[row] = joined.reason
-        return Adapted(join_lines(lines), rows if reasons else None, reasons)
+            if self._guard is None:
+                return _adapted(map(self.join_one, primaries, events), len(events))
+            with self._guard.batch(split_ids(ids)) as calls:
+                return _adapted(self._guarded(calls, primaries, events), len(events))
+
+    def _guarded(
+        self, calls: Calls, primaries: Sequence[bytes], events: Sequence[bytes]
+    ) -> Iterator[bytes | Skip | Fault]:
+        for row, (primary, event) in enumerate(zip(primaries, events, strict=True)):
+            refused = calls.enter(row)
+            yield self.join_one(primary, event) if refused is None else Fault(refused)
 
     def join_one(self, primary: bytes, foreign: bytes) -> bytes | Skip | Fault:
         """One pair's joined line, or why there is none. Whatever the adapter does stays this pair's."""
         try:
-            result = self._adapter.join(Event(primary), Event(foreign))
-            if result is None:
-                return splice_column([primary], foreign + b"\n", self._field)[:-1]
-            if isinstance(result, bytes):
-                return _checked(result)
-            if isinstance(result, Mapping):
-                return _encoded(result)
-            if isinstance(result, Skip):
-                return Skip(_line(result.reason))
-            kind = type(result).__name__
+            return self._line_of(self._adapter.join(Event(primary), Event(foreign)), primary, foreign)
+        except MemoryError as error:
+            return Fault(_line(f"adapter raised {describe(error)}"), passing=True)
         except BaseException as error:  # KeyboardInterrupt too: no person interrupts a joiner's threads
             return Fault(_line(f"adapter raised {describe(error)}"))
-        return Fault(_line(f"adapter returned {kind}, not None, a mapping, bytes or a Skip"))
+
+    def _line_of(self, result: Result, primary: bytes, foreign: bytes) -> bytes | Skip | Fault:
+        if result is None:
+            return splice_column([primary], foreign + b"\n", self._field)[:-1]
+        if isinstance(result, bytes):
+            return _checked(result)
+        if isinstance(result, Mapping):
+            return _encoded(result)
+        if isinstance(result, Skip):
+            return Skip(_line(result.reason))
+        return Fault(_line(f"adapter returned {type(result).__name__}, not None, a mapping, bytes or a Skip"))
+
+
+def _adapted(joined: Iterable[bytes | Skip | Fault], count: int) -> Adapted:
+    lines: list[bytes] = []
+    rows: list[int] = []
+    adapted = Adapted(b"", rows)
+    for row, one in enumerate(joined):
+        if isinstance(one, bytes):
+            lines.append(one)
+            rows.append(row)
+        elif isinstance(one, Skip):
+            adapted.skipped[row] = one.reason
+        elif one.passing:
+            adapted.again.append(row)
+        else:
+            adapted.failed[row] = one.reason
+    return replace(adapted, lines=join_lines(lines), rows=None if len(rows) == count else rows)
 
 
 def _line(reason: object) -> str:

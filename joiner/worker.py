@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from joiner import rules
-from joiner.adapter import BatchAdapter, load_adapter
+from joiner.adapter import BatchAdapter, keeps_default_line, load_adapter
 from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
+from joiner.guard import Guard
 from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
 from joiner.output import Checkpoint, JoinedLog
@@ -116,7 +117,7 @@ class Worker:
         self.settings, self.home = settings, home
         self._eventstore, self._clock, self._checkpoint = eventstore, clock, checkpoint
         self._notices = Notices("joiner")
-        self._adapter = BatchAdapter(load_adapter(settings.adapter.use, settings.adapter.field))
+        adapter = load_adapter(settings.adapter.use, settings.adapter.field)
         self._requests = Slots(
             wanted.requests_in_flight_max,
             "requests are in flight; send again later or raise joiner.requests_in_flight_max",
@@ -135,6 +136,12 @@ class Worker:
         self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end, identity_digest(settings))
         with contextlib.ExitStack() as opened:
             opened.enter_context(DirectoryLock(home.directory))
+            guard = None if keeps_default_line(adapter) else Guard(home.directory, settings.adapter.timeout_s)
+            if guard is not None:
+                opened.callback(guard.close)
+                if guard.found is not None:
+                    self._notices.tell(guard.found)
+            self._adapter = BatchAdapter(adapter, guard)
             directories = output_directories(home.output_root, wanted.output_roots, home.datacenter)
             roots = open_roots(home.directory, directories, home.name)
             self._output = JoinedLog(roots, wanted.output_file_bytes_max, wanted.fsync, clock, checkpoint)
@@ -281,17 +288,21 @@ class Worker:
             rows = np.flatnonzero(mask)
             events = rules.take_lines(events, mask)
             primaries = [primaries[row] for row in rows]
-        adapted = self._adapter.join(primaries, events)
-        if adapted.rows is not None:
-            for row, reason in adapted.reasons.items():
-                place = row if rows is None else int(rows[row])
-                outcomes[place] = Joined.FILTERED
-                reasons[place] = reason
-            kept = np.asarray(adapted.rows, np.intp)
-            rows = kept if rows is None else rows[kept]
         ids, times = batch.ids, batch.times
         if rows is not None:
             ids, times = take_ids(ids, rows), take_times(times, rows)
+        adapted = self._adapter.join(primaries, events, ids)
+        if adapted.rows is not None:
+            places = np.arange(len(batch)) if rows is None else rows
+            for outcome, why in (
+                (Joined.FILTERED, adapted.skipped),
+                (Joined.ADAPTER_ERROR, adapted.failed),
+            ):
+                outcomes[places[list(why)]] = outcome
+                reasons.update(zip(places[list(why)].tolist(), why.values(), strict=True))
+            outcomes[places[adapted.again]] = Joined.RETRY_UNAVAILABLE
+            kept = np.asarray(adapted.rows, np.intp)
+            rows, ids, times = places[kept], take_ids(ids, kept), take_times(times, kept)
         return _once_each(_Candidates(rows, ids, times, adapted.lines, {}), len(batch))
 
     def _register(self, candidates: _Candidates, deadline: Deadline) -> bytes | None:

@@ -62,7 +62,16 @@ def joined_pairs(out: Path) -> Counter[tuple[str, str]]:
 
 
 def fates_add_up(summary: Mapping[str, Any]) -> bool:
-    fates = ("joined", "duplicate", "unjoinable", "filtered", "expired", "malformed", "pending")
+    fates = (
+        "joined",
+        "duplicate",
+        "unjoinable",
+        "filtered",
+        "adapter_error",
+        "expired",
+        "malformed",
+        "pending",
+    )
     return summary["foreign_events"] == sum(summary[fate] for fate in fates)
 
 

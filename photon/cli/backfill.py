@@ -15,6 +15,7 @@ from photon.cli.options import json_flag, logs_option, path_option
 from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
+from photon.core.fates import Fate
 from photon.core.settings import OUTPUT_FORMATS, Settings, load_settings
 from spark.options import SparkOptions, spark_options
 
@@ -151,7 +152,7 @@ def _print(summary: Mapping[str, Any], place: "Place", as_json: bool) -> None:
         click.echo(json.dumps(summary))
         return
     click.echo(f"{summary['foreign_events']:,} foreign events in {summary['seconds']:.1f} s")
-    for fate in ("joined", "duplicate", "unjoinable", "filtered", "expired", "malformed"):
-        click.echo(f"  {fate:<12}{summary[fate]:>14,}")
+    for fate in (fate for fate in Fate if fate is not Fate.PENDING):
+        click.echo(f"  {fate:<14}{summary[fate.value]:>12,}")
     click.echo(f"joined logs:   {place.joined}")
     click.echo(f"dead letters:  {place.letters}")

@@ -21,6 +21,8 @@ class Fate(StrEnum):
     DUPLICATE = "duplicate"
     UNJOINABLE = "unjoinable"
     FILTERED = "filtered"
+    ADAPTER_ERROR = "adapter_error"
+    """The adapter raised, hung, killed its joiner, or returned what is no joined line."""
     EXPIRED = "expired"
     MALFORMED = "malformed"
     PENDING = "pending"
@@ -83,9 +85,10 @@ class Joined(IntEnum):
     FILTERED = 2
     EXPIRED = 3
     UNJOINABLE = 4
-    RETRY_ABSENT = 5
+    ADAPTER_ERROR = 5
+    RETRY_ABSENT = 6
     """The primary event is not there yet."""
-    RETRY_UNAVAILABLE = 6
+    RETRY_UNAVAILABLE = 7
     """A server on the way could not answer; the outcome is unknown or nothing was done."""
 
 
@@ -143,6 +146,7 @@ FATE_OF_VERDICT: Final[Mapping[int, Fate]] = {
     Joined.DUPLICATE: Fate.DUPLICATE,
     Verdict.REGISTERED: Fate.DUPLICATE,
     Joined.FILTERED: Fate.FILTERED,
+    Joined.ADAPTER_ERROR: Fate.ADAPTER_ERROR,
     Joined.EXPIRED: Fate.EXPIRED,
     Verdict.TOO_OLD: Fate.EXPIRED,
     Joined.UNJOINABLE: Fate.UNJOINABLE,
@@ -154,6 +158,7 @@ RETRIED: Final = (Joined.RETRY_ABSENT, Joined.RETRY_UNAVAILABLE)
 LETTER_REASONS: Final[Mapping[Fate, str]] = {
     Fate.UNJOINABLE: "its primary event was not found",
     Fate.FILTERED: "the adapter skipped it",
+    Fate.ADAPTER_ERROR: "the adapter failed at it",
     Fate.EXPIRED: "older than the registry remembers: a duplicate could not be told",
 }
 """Fates that another try may change, and the reason of their dead letters where nobody gave a better one."""

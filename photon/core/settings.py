@@ -252,6 +252,8 @@ class Adapter:
     use: str = ""
     field: str = "primary"
     """Of the joined object: holds the primary event."""
+    timeout_s: float = _bounded(30.0, 0.1, 3600)
+    """A joiner whose adapter works longer than this on one event ends, and starts again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,7 +195,8 @@ def pairs_are_true(
         )
     down = [name for name, one in ended.items() if one.killed]
     pending = {name: one.ledger["pending"] for name, one in ended.items() if one.ledger["pending"]}
-    skipped = any(one.ledger["fates"].get(Fate.FILTERED.value) for one in ended.values())
+    by_adapter = (Fate.FILTERED, Fate.ADAPTER_ERROR)
+    skipped = any(one.ledger["fates"].get(fate.value) for one in ended.values() for fate in by_adapter)
     if not pending and not down and waited:
         problems = report.problems(len(truth), pairs_sha256(truth))
         if not problems:

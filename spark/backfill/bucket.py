@@ -192,8 +192,11 @@ class _Task:
         adapted = self._adapter.join(
             [primary for primary in primaries if primary is not None], join_lines(events.lines)
         )
-        for row, reason in adapted.reasons.items():
-            self._letter(Fate.FILTERED, reason, events.lines[row], int(events.places[row]))
+        for fate, reasons in ((Fate.FILTERED, adapted.skipped), (Fate.ADAPTER_ERROR, adapted.failed)):
+            for row, reason in reasons.items():
+                self._letter(fate, reason, events.lines[row], int(events.places[row]))
+        if adapted.again:
+            raise MemoryError(f"the adapter ran out of memory at {len(adapted.again)} events")
         if adapted.rows is not None:
             events = events.take(np.asarray(adapted.rows, np.intp))
         self._register(events, adapted.lines)

@@ -30,6 +30,7 @@ class Verdict(StrEnum):
     JOINED = "joined"
     UNJOINABLE = "unjoinable"
     FILTERED = "filtered"
+    ADAPTER_ERROR = "adapter_error"
     EXPIRED = "expired"
     PENDING = "pending"
     PENDING_JOINABLE = "pending_joinable"
@@ -59,6 +60,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     Verdict.JOINED: "events joined once, with the primary event they name",
     Verdict.UNJOINABLE: "dead letters: their primary event is not in the logs",
     Verdict.FILTERED: "dead letters: the adapter skipped them",
+    Verdict.ADAPTER_ERROR: "dead letters: the adapter failed at them",
     Verdict.EXPIRED: "dead letters: older than the registry remembers",
     Verdict.NOT_IN_EXPORT: "joined, not in the export of the registry: joined since, or never registered",
     Verdict.PENDING: "in no output yet",

@@ -183,10 +183,42 @@ def test_in_a_run_an_adapter_that_raises_costs_one_event_and_its_letter_says_whe
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert (summary["joined"], summary["filtered"]) == (19, 1)
+    assert (summary["joined"], summary["adapter_error"]) == (19, 1)
     (letter,) = read_lines(own / "out" / "dead-letters")
     assert letter["reason"] == "adapter raised LookupError: no such campaign: 7 (users_own.py:5)"
-    assert (letter["fate"], letter["event"]) == ("filtered", clicks[7])
+    assert (letter["fate"], letter["event"]) == ("adapter_error", clicks[7])
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "poison", ["re.match('(a+)+$', 'a' * 60 + 'b')", "time.sleep(1e6)", "os.kill(os.getpid(), 9)"]
+)
+def test_in_a_run_an_event_that_hangs_or_kills_the_adapter_becomes_a_dead_letter_and_the_rest_is_joined(
+    own, monkeypatch, poison
+):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (own / "users_own.py").write_text(
+        "import os, re, time\n"
+        "from photon import Adapter\n"
+        "class Own(Adapter):\n"
+        "    def join(self, primary, foreign):\n"
+        "        if foreign.data['id'] == 'c700':\n"
+        f"            {poison}\n"
+    )
+    write_lines(own / "q" / "q.jsonl", [{"id": f"q{n}"} for n in range(2000)])
+    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(2000)]
+    write_lines(own / "c" / "c.jsonl", clicks)
+    (own / "photon.toml").write_text('[adapter]\nuse = "users_own:Own"\ntimeout_s = 1.0\n')
+    done = run_photon(
+        "join", "--primary", own / "q", "--foreign", own / "c", "--out", own / "out", "--json",
+        "--config", own / "photon.toml",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert (summary["joined"], summary["adapter_error"], summary["pending"]) == (1999, 1, 0)
+    (letter,) = read_lines(own / "out" / "dead-letters")
+    assert letter["event"] == clicks[700] and "ended 3 times while the adapter worked" in letter["reason"]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from dispatcher.client import DispatcherClient
 from dispatcher.rules.pacing import PER_SENDER
 from photon.core.columns import split_ids
 from photon.core.errors import OverloadedError, UnavailableError, UsageError
-from photon.core.fates import Joined
+from photon.core.fates import RETRIED, Joined
 from photon.core.ids import IdPacker
 from photon.core.settings import parse_settings
 from tests.dispatcher.fakes import adds_up, click_number, clicks, fast_settings, full_beyond, lines
@@ -29,7 +29,7 @@ NAME = "photon.dispatcher.v1.Dispatcher"
 class Moody:
     """Answers by the dice, but always the same kind of end for a line."""
 
-    ENDS = (Joined.JOINED, Joined.DUPLICATE, Joined.FILTERED, Joined.EXPIRED, Joined.UNJOINABLE)
+    ENDS = tuple(end for end in Joined if end not in RETRIED)
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)

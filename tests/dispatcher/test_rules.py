@@ -12,7 +12,7 @@ from dispatcher.rules.events import OffsetTracker, Span
 from dispatcher.rules.verdicts import AGE_JITTER, AgeBackoff, Backoffs
 from photon.core.clock import Backoff
 from photon.core.errors import UnavailableError
-from photon.core.fates import Fate, Joined, Registered, Verdict
+from photon.core.fates import FATE_OF_VERDICT, LETTERS, RETRIED, Fate, Joined, Registered, Verdict
 from photon.core.settings import Settings
 from photon.core.status import AGE_EDGES_US, EDGES_US
 from tests.dispatcher.fakes import some_events
@@ -116,8 +116,8 @@ def test_each_event_has_one_fate_or_one_retry(verdicts, tries):
     events = some_events(len(verdicts), tries=tries)
     events.first_seen[:] = 5_000
     resolved = resolved_of(events, verdicts, 10_000)
-    dead = [row for row, v in enumerate(verdicts) if v in (2, 3, 4, Verdict.TOO_OLD)]
-    again = [row for row, v in enumerate(verdicts) if v in (5, 6)]
+    dead = [row for row, v in enumerate(verdicts) if FATE_OF_VERDICT.get(v) in LETTERS]
+    again = [row for row, v in enumerate(verdicts) if v in RETRIED]
     assert sum(resolved.fates.values()) + len(again) == len(verdicts)
     assert resolved.fates.get(Fate.JOINED, 0) == verdicts.count(Joined.JOINED)
     assert resolved.latencies.sum(axis=1).tolist() == [verdicts.count(Joined.JOINED)] * 2

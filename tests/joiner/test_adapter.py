@@ -65,7 +65,7 @@ def test_the_default_adapter_keeps_every_byte():
     foreign = b'{"zeta":1e3,"id":"c","list":[1, 2],"brace":"}"}'
     adapted = BatchAdapter(Adapter()).join([primary], foreign + b"\n")
     assert adapted.lines == foreign[:-1] + b',"primary":' + primary + b"}\n"
-    assert (adapted.rows, adapted.reasons) == (None, {})
+    assert (adapted.rows, adapted.skipped, adapted.failed) == (None, {}, {})
 
 
 @pytest.mark.parametrize("foreign", [b'{"a":1}\n{"b":2} \n', b'{"a":1}\n', b'{"a":1}\n{"b":2}'])
@@ -87,7 +87,7 @@ def test_an_adapter_may_leave_change_or_skip_each_event():
     adapted = joined_by(join)
     assert adapted.rows == [0, 1]
     assert split_lines(adapted.lines) == [default_line(0), b'{"id":"c2","query":"q2"}']
-    assert adapted.reasons == {2: "not paid"}
+    assert adapted.skipped == {2: "not paid"}
 
 
 def test_an_adapter_may_return_the_bytes_of_a_line():
@@ -108,13 +108,13 @@ def test_an_adapter_may_return_the_bytes_of_a_line():
         (7, "returned int"),
     ],
 )
-def test_what_is_no_joined_line_filters_the_event_and_says_why(result, reason):
+def test_what_is_no_joined_line_fails_the_event_and_says_why(result, reason):
     adapted = joined_by(lambda _primary, foreign: result if b"c2" in foreign.raw else None)
     assert adapted.rows == [0, 2]
     assert split_lines(adapted.lines) == [default_line(0), default_line(2)]
-    assert list(adapted.reasons) == [1]
-    assert reason in adapted.reasons[1]
-    assert "\n" not in adapted.reasons[1]
+    assert list(adapted.failed) == [1]
+    assert reason in adapted.failed[1]
+    assert "\n" not in adapted.failed[1]
 
 
 class Unprintable(Exception):
@@ -130,17 +130,17 @@ RAISED = [ValueError("bad\namount"), SystemExit(3), RecursionError(), Unprintabl
 
 
 @pytest.mark.parametrize("error", [*RAISED, GeneratorExit(), StopIteration(5), KeyboardInterrupt()])
-def test_whatever_an_adapter_raises_filters_that_event_alone(error):
+def test_whatever_an_adapter_raises_fails_that_event_alone(error):
     def join(_primary, foreign):
         if b"c1" in foreign.raw:
             raise error
 
     adapted = joined_by(join)
     assert adapted.rows == [1, 2]
-    assert adapted.reasons[0].startswith("adapter raised ")
-    assert type(error).__name__ in adapted.reasons[0]
-    assert "test_adapter.py:" in adapted.reasons[0]
-    assert "\n" not in adapted.reasons[0]
+    assert adapted.failed[0].startswith("adapter raised ")
+    assert type(error).__name__ in adapted.failed[0]
+    assert "test_adapter.py:" in adapted.failed[0]
+    assert "\n" not in adapted.failed[0]
 
 
 def spoil_data(primary, foreign):
@@ -179,7 +179,7 @@ def test_an_adapter_is_loaded_from_the_current_directory(module):
                 return Skip("mine")
     """)
     adapted = BatchAdapter(load_adapter(MINE)).join(PRIMARIES, FOREIGN)
-    assert adapted.reasons == dict.fromkeys(range(3), "mine")
+    assert adapted.skipped == dict.fromkeys(range(3), "mine")
 
 
 MINE = "users_adapters:Mine"
@@ -254,7 +254,7 @@ def test_a_reason_or_mapping_that_raises_stays_with_its_event():
     for result in (Skip(Odd()), Broken(a=1), {"a": Odd()}, {Odd(): 1}):
         adapted = joined_by(lambda _primary, foreign, result=result: result if b"c2" in foreign.raw else None)
         assert adapted.rows == [0, 2]
-        assert re.search("ValueError: odd|OSError: disk|no JSON", adapted.reasons[1])
+        assert re.search("ValueError: odd|OSError: disk|no JSON", adapted.failed[1])
 
 
 @pytest.mark.parametrize("lone", ["\ud800", "x" * 499 + "\udfff" * 600])
@@ -265,9 +265,12 @@ def test_every_reason_can_be_written_down(lone):
         raise ValueError(lone)
 
     for join in (raising, lambda _primary, _foreign: Skip(lone)):
-        for reason in joined_by(join).reasons.values():
+        adapted = joined_by(join)
+        reasons = adapted.skipped | adapted.failed
+        assert len(reasons) == len(PRIMARIES)
+        for reason in reasons.values():
             assert len(reason.encode()) <= REASON_CHARS_MAX
-    assert joined_by(lambda _primary, _foreign: Skip("at \ud800")).reasons[0] == "at \\ud800"
+    assert joined_by(lambda _primary, _foreign: Skip("at \ud800")).skipped[0] == "at \\ud800"
 
 
 def test_the_reason_is_the_last_line_of_the_traceback_and_the_line_of_the_users_code(module):
@@ -282,7 +285,7 @@ def test_the_reason_is_the_last_line_of_the_traceback_and_the_line_of_the_users_
             def missing(self, primary):
                 return primary.data["paid"]
     """)
-    reasons = BatchAdapter(load_adapter(MINE)).join(PRIMARIES, FOREIGN).reasons
+    reasons = BatchAdapter(load_adapter(MINE)).join(PRIMARIES, FOREIGN).failed
     assert reasons[0] == "adapter raised KeyError: 'paid' (users_adapters.py:10)"
     assert reasons[1].startswith("adapter raised json.decoder.JSONDecodeError: Expecting property name")
     assert "(users_adapters.py:8, in decoder.py:" in reasons[1]

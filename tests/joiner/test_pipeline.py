@@ -135,6 +135,8 @@ class Choosy(Adapter):
             return Skip("starts with s")
         if kind == "x":
             raise ValueError("no x")
+        if kind == "y":
+            raise MemoryError
         return {"same": "line"} if kind == "m" else None
 """
 
@@ -146,13 +148,19 @@ def choosy(tmp_path, monkeypatch):
     return "choosy_adapters:Choosy"
 
 
-def test_skipped_and_raising_events_are_filtered_and_batch_mates_go_on(make, store, choosy, tmp_path):
+def test_skipped_events_are_filtered_raising_ones_errors_and_batch_mates_go_on(make, store, choosy, tmp_path):
     store.lacks = {"q-absent": Found.ABSENT}
     answer = make(adapter=choosy).join(batch_of(["absent", "s1", "a", "x1", "s2", "b", "a"]))
-    filtered = ["FILTERED", "JOINED", "FILTERED", "FILTERED", "JOINED", "DUPLICATE"]
-    assert fates(answer) == ["RETRY_ABSENT", *filtered]
+    others = ["FILTERED", "JOINED", "ADAPTER_ERROR", "FILTERED", "JOINED", "DUPLICATE"]
+    assert fates(answer) == ["RETRY_ABSENT", *others]
     assert answer.reasons[1] == answer.reasons[4] == "starts with s"
     assert answer.reasons[3].startswith("adapter raised ValueError: no x (choosy_adapters.py:")
+    assert output_lines(tmp_path) == lines_of("ab")
+
+
+def test_want_of_memory_says_nothing_of_an_event(make, choosy, tmp_path):
+    answer = make(adapter=choosy).join(batch_of(["a", "y1", "b"]))
+    assert (fates(answer), answer.reasons) == (["JOINED", "RETRY_UNAVAILABLE", "JOINED"], {})
     assert output_lines(tmp_path) == lines_of("ab")
 
 

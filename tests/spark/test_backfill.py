@@ -24,7 +24,17 @@ from tests.waiting import wait_until
 pytest.importorskip("pyspark")
 pytestmark = pytest.mark.spark
 
-FATES = ("foreign_events", "joined", "duplicate", "unjoinable", "filtered", "expired", "malformed", "pending")
+FATES = (
+    "foreign_events",
+    "joined",
+    "duplicate",
+    "unjoinable",
+    "filtered",
+    "adapter_error",
+    "expired",
+    "malformed",
+    "pending",
+)
 
 
 @pytest.fixture
