@@ -17,8 +17,8 @@ from idregistry.coordinator import Coordinator
 from idregistry.hosting import Hosting
 from idregistry.rules.commands import IDENTITY_BYTES, Found, Row
 from idregistry.rules.directory import DIRECTORY_GROUP, DirectoryState
-from idregistry.rules.placement import majority_time_us
-from idregistry.rules.sharding import SHARDS_MAX
+from idregistry.rules.placement import majority_time_us, reached_us
+from idregistry.rules.sharding import BEGINNING, SHARDS_MAX
 from idregistry.service import IN_FLIGHT_MAX, REQUEST_BYTES_MAX, WORKERS, IdRegistryService
 from idregistry.shard import Shard
 from photon.core.addresses import joined
@@ -227,9 +227,12 @@ class RegistryServer:
         return self._service.status()
 
     def _make_shard(self, group: int) -> Shard:
-        return Shard(
-            group, self._settings, self._clock, self._host.wake, self._state, self._clocks.trusted_us
-        )
+        return Shard(group, self._settings, self._clock, self._host.wake, self._state, self._reached_us)
+
+    def _reached_us(self) -> int | None:
+        hosted = self._hosting.shards.values()
+        newest_us = max((one.shard.state.latest_us for one in hosted), default=BEGINNING)
+        return reached_us(self._clocks.trusted_us(), newest_us)
 
     def _has_quorum(self, directory: ReplicatedLog) -> bool:
         """Whether this replica knows a leader with a majority of each group that it hosts.

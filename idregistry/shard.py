@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from idregistry.rules.commands import Commit, Release, encode
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
-from idregistry.rules.placement import Steward, command_due
+from idregistry.rules.placement import DAY_US, Steward, command_due
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES
@@ -213,7 +213,7 @@ class Shard:
     `group`: its Raft group. A shard that was retired and came again is another group, and what the directory
     said of the one before is not true of it: a replica that starts reads the directory from long ago, and may
     lead the new group meanwhile.
-    `trusted_us`: the time that the clocks of a majority have reached, None where it is not known.
+    `trusted_us`: as of placement.reached_us.
     """
 
     def __init__(
@@ -344,6 +344,8 @@ class Shard:
     def status(self, log: ReplicatedLog) -> dict[str, object]:
         """What the Status RPC says of this shard. Any thread."""
         state, status = self.state, log.status()
+        kept_us = round(self._settings.retention_days * DAY_US)
+        held_us = self._clock.now_us() - kept_us - state.boundary_us if kept_us else 0
         return {
             "shard": self.number,
             **group_status(log),
@@ -353,6 +355,7 @@ class Shard:
             "commit_index": status.commit_index,
             "applied_index": status.applied_index,
             "boundary_us": None if state.boundary_us == NO_BOUNDARY else state.boundary_us,
+            "boundary_held_s": 0.0 if state.boundary_us == NO_BOUNDARY else round(max(0, held_us) / 1e6, 1),
             "version": state.version,
         }
 

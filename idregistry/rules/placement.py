@@ -11,6 +11,7 @@ from typing import Final
 
 from idregistry.rules.commands import Boundary, Command, Configure, Fences, Prepare
 from idregistry.rules.directory import View
+from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
 from photon.raft.port import Applied, Change, ChangeKind, Members, Outcome, ReplicatedLog, Status
@@ -166,6 +167,16 @@ def majority_time_us(clocks_us: Iterable[int], replicas: int) -> int | None:
     return latest_first[majority - 1] if len(latest_first) >= majority else None
 
 
+def reached_us(clocks_us: int | None, newest_us: int) -> int | None:
+    """The time that the boundary goes by: both the clocks of a majority and the events seen have reached it.
+
+    Machines of one hypervisor, or of one bad time source, are wrong together, and one event may carry any
+    time: neither alone lets the ids of days be forgotten. `newest_us`: the latest time of an event that any
+    shard has seen, BEGINNING where there is none.
+    """
+    return None if clocks_us is None or newest_us == BEGINNING else min(clocks_us, newest_us)
+
+
 FENCES_A_STEP: Final = 1_000
 
 
@@ -182,7 +193,7 @@ def command_due(
     Fences come before a new shard's first configuration: it must not let a fenced incarnation win. A
     table comes before the proposal that is to follow it, or what it closed would be open again. The view
     may be old: what it says was true once, and what the state knows better is not proposed. `trusted_us`:
-    the time that a majority's clocks have reached, None where that is not known.
+    as of `reached_us`.
     """
     if state.fences < len(fences):
         first = state.fences

@@ -71,13 +71,13 @@ def command(
     something is wrong with it. The same command resumes what is in --work.
     """
     from photon.core.errors import UsageError
-    from photon.core.settings import parse_settings, read_document
+    from photon.core.settings import forgetting, parse_settings, read_document
     from photon.dev.checks import print_dev_summary
     from photon.dev.plan import named_replicas
     from photon.dev.run import DevJob, Outage, run_dev
     from photon.dev.view import make_view
 
-    document = read_document(config)
+    document = forgetting(read_document(config))
     settings = parse_settings(document, str(config))
     described = bool(settings.replicas or settings.datacenters)
     if described and datacenters is not None:

@@ -79,12 +79,20 @@ def _directory(directory: Status) -> list[str]:
     return shown
 
 
+_HELD_S: Final = 7 * 86_400
+"""A boundary that moves neither with the clocks nor with newer events for so long wants a person."""
+
+
 def _shards(shards: Iterable[Status]) -> list[str]:
-    return [
-        f"shard {shard['shard']}: leader {shard['leader']}, {shard['ids']:,} ids"
-        + ("" if shard["has_quorum"] else ", NO QUORUM")
-        for shard in shards
-    ]
+    shown = []
+    for shard in shards:
+        line = f"shard {shard['shard']}: leader {shard['leader']}, {shard['ids']:,} ids"
+        if not shard["has_quorum"]:
+            line += ", NO QUORUM"
+        if (held_s := shard["boundary_held_s"]) > _HELD_S:
+            line += f", has forgotten nothing for {held_s / 86_400:.0f} days"
+        shown.append(line)
+    return shown
 
 
 def _lease(lease: Status) -> list[str]:

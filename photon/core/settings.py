@@ -99,7 +99,8 @@ class Registry:
     """When it is founded; `photon reshard` changes it later."""
     replicas: int = _bounded(3, 1, 9)
     retention_days: float = _bounded(0.0, 0.0, 36_500)
-    """Ids older than this are forgotten and their events expire; 0 keeps all (for replayed history)."""
+    """Ids older than this are forgotten and their events expire; 0 keeps all (for replayed history). Where a
+    system reads what happens now, `forgetting` has another default."""
     queue_ids_max: int = _bounded(200_000, 1, 100_000_000)
     batch_ids_max: int = _bounded(16_384, 1, 1_000_000)
     batches_in_flight_max: int = _bounded(16, 1, 1024)
@@ -296,8 +297,21 @@ def read_document(path: Path | None) -> dict[str, Any]:
         raise SettingsError(f"{path}: not valid TOML: {error}") from error
 
 
+SERVED_RETENTION_DAYS: Final = 3.0
+
+
+def forgetting(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document of a system that reads what happens now: where it says nothing, old ids are forgotten."""
+    registry = document.get("registry", {})
+    if not isinstance(registry, Mapping):
+        return dict(document)  # as it is refused
+    return {**document, "registry": {"retention_days": SERVED_RETENTION_DAYS, **registry}}
+
+
 def parse_settings(document: Mapping[str, Any], source: str = "settings") -> Settings:
     """A parsed document -> checked settings."""
+    if document.get("replicas"):
+        document = forgetting(document)
     settings: Settings = _build(Settings, document, source)
     _check_together(settings, source)
     return settings

@@ -190,6 +190,13 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _counter("shard_commands", "shards.*.applied_index", "Raft commands applied.", "shard", "shard"),
         _counter("shard_commits", "shards.*.commits", "Batches committed as the leader.", "shard", "shard"),
         _counter("shard_committed_ids", "shards.*.committed_ids", "Ids in them.", "shard", "shard"),
+        _gauge(
+            "shard_boundary_held_seconds",
+            "shards.*.boundary_held_s",
+            "By which the clock is past where the boundary would have moved.",
+            "shard",
+            "shard",
+        ),
         _gauge("queue_ids", "queue", "Ids that wait to be committed."),
         _gauge("leases", "directory.leases", "Leases of joiners that are known."),
         _gauge("fences", "directory.fences", "Incarnations of joiners that are fenced."),

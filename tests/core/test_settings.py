@@ -196,3 +196,21 @@ def test_registries_that_were_founded_by_an_older_version_know_the_digest() -> N
     assert identity_digest(Settings()).hex() == "544b164b3baa4a5c176e99ebe4194141"
     set_ = parse_settings({"ids": {"key": "clé"}, "foreign": {"id": "event", "time_unit": "ms"}})
     assert identity_digest(set_).hex() == "ff9a4b021fd1381f572166f3185281e9"
+
+
+REPLICAS = {f"r{n}": {"datacenter": "east", "grpc": f"r{n}:7400", "raft": f"r{n}:7401"} for n in range(3)}
+
+
+@pytest.mark.parametrize(
+    ("document", "days"),
+    [
+        ({}, 0.0),
+        ({"replicas": REPLICAS}, 3.0),
+        ({"replicas": REPLICAS, "registry": {"retention_days": 0}}, 0.0),
+        ({"replicas": REPLICAS, "registry": {"shards": 2}}, 3.0),
+    ],
+)
+def test_a_system_of_machines_forgets_old_ids_unless_told_otherwise(document, days):
+    settings = parse_settings(document)
+    assert settings.registry.retention_days == days
+    assert parse_settings(to_document(settings)) == settings

@@ -20,7 +20,8 @@ from idregistry.rules.commands import (
 )
 from idregistry.rules.directory import DirectoryState, group_of
 from idregistry.rules.packing import BATCH_BYTES_MAX, BUCKET_US, IDS_MAX, NO_BOUNDARY, request_bytes
-from idregistry.rules.placement import DAY_US, boundary_due, majority_time_us
+from idregistry.rules.placement import DAY_US, boundary_due, majority_time_us, reached_us
+from idregistry.rules.sharding import BEGINNING
 from idregistry.shard import (
     Answer,
     Line,
@@ -258,6 +259,16 @@ def test_the_boundary_moves_by_a_thousandth_of_the_retention_or_ten_seconds(
     wanted = NOW_US - round(days * DAY_US)
     boundary = boundary_due(NOW_US, wanted - round(behind_s * SECOND_US), days)
     assert boundary == (wanted if due else None)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "newest", "reached"),
+    [(None, 5, None), (9, BEGINNING, None), (9, 5, 5), (5, 9, 5), (5, 1 << 62, 5)],
+)
+def test_neither_clocks_that_are_wrong_together_nor_an_event_of_the_future_move_the_boundary(
+    clocks: int | None, newest: int, reached: int | None
+) -> None:
+    assert reached_us(clocks, newest) == reached
 
 
 def test_a_leader_whose_clock_is_far_ahead_goes_by_the_clocks_of_the_majority() -> None:
