@@ -5,6 +5,7 @@
 import random
 import resource
 import secrets
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class ClockWatch:
 Address = tuple[str, int]
 
 _HEARTBEAT_S_MAX: Final = 0.05
+_SWITCH_S: Final = 0.0005
 _HOUSEKEEPING_IN_FLIGHT: Final = 1
 _DESCRIPTORS_PER_GROUP: Final = 2
 _DESCRIPTORS_RESERVED: Final = 128
@@ -197,6 +199,8 @@ class RegistryServer:
 
     def start(self) -> None:
         """Join the peers and serve. AddressInUseError if an address is taken."""
+        # The raft thread gives the interpreter away at each system call, and is to have it back soon.
+        sys.setswitchinterval(_SWITCH_S)
         try:
             self._host.start()
             self._rpc.start()

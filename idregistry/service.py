@@ -7,6 +7,7 @@ was done), UNAVAILABLE (outcome unknown: retry with the same token).
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from idregistry.rules.packing import (
     INCARNATIONS_MAX,
     LEADER_DETAILS,
     SCAN_S_MAX,
+    TIME_BYTES,
     columns_mistake,
     segments_mistake,
     token_mistake,
@@ -33,7 +35,7 @@ from idregistry.rules.state import Scanned
 from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
-from photon.core.ids import TOKEN_BYTES_MAX
+from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX
 from photon.core.settings import IDENTITY_DIGEST_BYTES
 from photon.raft.port import ReplicatedLog, Unknown
 from photon.rpc import idregistry_pb2 as pb
@@ -47,6 +49,12 @@ ASKS_MAX: Final = 24
 
 FENCES_WAITING_MAX: Final = 8
 """Fence calls that may wait for the shards."""
+
+LOOKUPS_MAX: Final = max(2, (os.cpu_count() or 1) // 2)
+"""Lookups at a time; the next wait: the raft thread must have its turns of the interpreter."""
+
+LOOKUP_PART: Final = 4096
+"""Ids looked up in one go, with the interpreter's lock held."""
 
 SCANS_MAX: Final = 4
 """Scans at a time."""
@@ -118,6 +126,7 @@ class IdRegistryService(IdRegistryServicer):
         self._commits = Slots(COMMITS_WAITING_MAX, "commits wait already; back off and retry")
         self._asks = Slots(ASKS_MAX, "requests wait for the directory already")
         self._fences = Slots(FENCES_WAITING_MAX, "fences wait already; back off")
+        self._lookups = threading.BoundedSemaphore(LOOKUPS_MAX)
         self._scans = Slots(SCANS_MAX, "scans run already; come back later")
 
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
@@ -150,9 +159,17 @@ class IdRegistryService(IdRegistryServicer):
             context.abort(
                 grpc.StatusCode.UNAVAILABLE, f"{lag} commands behind its leader; ask another replica"
             )
-        under_way = hosted.log.unapplied() if request.tell_pending else []  # before: what is applied shows
-        outcomes = hosted.shard.state.lookup(request.ids, request.times)
-        outcomes = hosted.pending.mark(outcomes, request.ids, under_way)
+        timeout_s = context.time_remaining()
+        if not self._lookups.acquire(timeout=self._timeout_s if timeout_s is None else timeout_s):
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many lookups; back off")
+        try:
+            under_way = (
+                hosted.log.unapplied() if request.tell_pending else []
+            )  # before: what is applied shows
+            outcomes = b"".join(hosted.shard.state.lookup(*part) for part in _parts(request))
+            outcomes = hosted.pending.mark(outcomes, request.ids, under_way)
+        finally:
+            self._lookups.release()
         return pb.LookupResponse(outcomes=outcomes, version=self._state.view.version)
 
     def Scan(self, request: pb.ScanRequest, context: Context) -> Iterator[pb.ScanResponse]:
@@ -432,6 +449,16 @@ class IdRegistryService(IdRegistryServicer):
             "members": {name: row.grpc for name, row in self._hosting.rows.items()},
             "shards_expected": sorted(view.founders),
         }
+
+
+def _parts(request: pb.LookupRequest) -> Iterator[tuple[bytes, bytes]]:
+    """Its ids and times, LOOKUP_PART at a time."""
+    for start in range(0, len(request.ids) // ID_BYTES, LOOKUP_PART):
+        end = start + LOOKUP_PART
+        yield (
+            request.ids[ID_BYTES * start : ID_BYTES * end],
+            request.times[TIME_BYTES * start : TIME_BYTES * end],
+        )
 
 
 def _to_wire(scanned: Scanned) -> pb.ScanResponse:

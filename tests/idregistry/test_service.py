@@ -18,7 +18,7 @@ from idregistry.rules.commands import (
     Release,
     encode,
 )
-from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX
+from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX, LOOKUP_PART, LOOKUPS_MAX
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
@@ -400,3 +400,44 @@ def test_a_name_too_long_for_a_command_is_refused_before_it_stops_the_replica(
     with pytest.raises(UsageError, match="is no name") as caught:
         ensemble.client()._rounds.ask_directory("Replace", request)
     assert len(str(caught.value)) < 1000
+
+
+def test_lookups_beyond_the_bound_wait_for_their_turn_and_no_longer_than_their_caller(
+    ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They keep the interpreter busy, which the raft thread needs."""
+    (node,) = ensemble.add(1)
+    ensemble.lead("r0")
+    state = node.shards[0].state
+    going_on, busy, most = threading.Event(), threading.Semaphore(0), [0, 0]
+
+    def lookup(ids: bytes, _times: bytes) -> bytes:
+        most[0] += 1
+        most[1] = max(most)
+        busy.release()
+        assert going_on.wait(20)
+        most[0] -= 1
+        return bytes(len(ids) // 16)
+
+    monkeypatch.setattr(state, "lookup", lookup)
+    request = pb.LookupRequest(ids=event_ids(1), times=same_times(1))
+    with grpc.insecure_channel(node.address) as channel, ThreadPoolExecutor(LOOKUPS_MAX + 2) as callers:
+        stub = IdRegistryStub(channel)
+        calls = [callers.submit(stub.Lookup, request, timeout=30) for _ in range(LOOKUPS_MAX + 1)]
+        for _ in range(LOOKUPS_MAX):
+            assert busy.acquire(timeout=20)
+        with pytest.raises(grpc.RpcError):
+            stub.Lookup(request, timeout=0.2)
+        going_on.set()
+        assert {bytes(call.result().outcomes) for call in calls} == {b"\0"}
+    assert most[1] == LOOKUPS_MAX
+
+
+def test_a_lookup_of_many_ids_is_answered_in_their_order_whatever_its_parts(ensemble: Ensemble) -> None:
+    ensemble.add(1)
+    ensemble.lead("r0")
+    client = ensemble.client()
+    count = 2 * LOOKUP_PART + 7
+    assert client.commit(event_ids(*range(0, count, 3)), same_times(len(range(0, count, 3))), token("a"))
+    expected = bytes(ABSENT if n % 3 else PRESENT for n in range(count))
+    assert client.lookup(event_ids(*range(count)), same_times(count)) == expected
