@@ -163,17 +163,18 @@ class Hosting:
                 self._add(host, group, None)
 
     def follow(self, host: RaftHost, view: View) -> bool:
-        """Do as the directory says; whether there was anything new. Raft thread.
+        """Do as the directory says, one step at a time; whether there was anything to do. Raft thread.
 
-        Never as it said before what was followed already: a replica that starts again may read its log from
-        long ago, and would found a shard anew, empty, that has been retired since.
+        A group costs a dozen syncs, and a resharding may bring or take hundreds: all at once they would hold
+        every group's heartbeats up. Never as it said before what was followed already: a replica that starts
+        again may read its log from long ago, and would found a shard anew that has been retired since.
         """
         if view is self._seen or view.configuration is None:
             return False
-        self._seen = view
         table = Table(tuple(view.replicas.values()), view.removed, view.leaving, view.version)
         self.behind = table.age < self._table.age
         if self.behind:
+            self._seen = view
             return False
         if self._node in view.removed:
             raise UsageError(
@@ -181,20 +182,29 @@ class Hosting:
                 "the settings; a new replica gets a new name"
             )
         self._follow_table(host, table)
-        for group in [group for group in self._groups if view.is_retired(group)]:
-            self._groups.pop(group).shard.close()
-            self._publish()
-            host.remove_group(group)
-        for shard, founders in view.founders.items():
-            group = view.group(shard)
-            if group not in self._groups:
-                self._add(host, group, founders if self._node in founders else None)
+        if not self._step(host, view):
+            self._seen = view
         return True
 
     def close(self) -> None:
         """Send who waits elsewhere. Any thread."""
         for hosted in self.shards.values():
             hosted.shard.close()
+
+    def _step(self, host: RaftHost, view: View) -> bool:
+        """Let go of one group, or open one; False where all is as the view says."""
+        retired = next(filter(view.is_retired, self._groups), None)
+        if retired is not None:
+            self._groups.pop(retired).shard.close()
+            self._publish()
+            host.remove_group(retired)
+            return True
+        for shard, founders in view.founders.items():
+            group = view.group(shard)
+            if group not in self._groups:
+                self._add(host, group, founders if self._node in founders else None)
+                return True
+        return False
 
     def _follow_table(self, host: RaftHost, table: Table) -> None:
         if table != self._table:

@@ -77,8 +77,11 @@ class Home:
             self._store("groups", sorted([*self._groups, number]))
             self._groups.add(number)
 
-    def remove(self, number: int) -> None:
-        """Delete a group's directory, whole or not at all. Durable on return. Raises StorageError."""
+    def remove(self, number: int) -> Path:
+        """Take a group's directory away, whole or not at all. Durable on return. Raises StorageError.
+
+        What is left of it, to be given to `delete`: the next start does so otherwise.
+        """
         path = self.group(number)
         gone = path.with_name(path.name + _GONE)
         try:
@@ -87,11 +90,9 @@ class Home:
             if number in self._groups:
                 self._store("groups", sorted(self._groups - {number}))
                 self._groups.discard(number)
-            if gone.exists():
-                shutil.rmtree(gone)
-                disk.sync_directory(self.directory)
         except OSError as error:
             raise disk.storage_error(path, "deleting a group", error) from error
+        return gone
 
     # -- peers ------------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class Home:
         self._peers = peers
         self._met = {peer: life for peer, life in met.items() if peer in peers}
         for path in self.directory.glob(f"{_GROUP}*{_GONE}"):
-            self.remove(int(path.name[len(_GROUP) : -len(_GONE)]))
+            delete(self.remove(int(path.name[len(_GROUP) : -len(_GONE)])))
         for number in self._groups:
             if not (self.group(number) / HARD_STATE_FILE).exists():
                 raise disk.corrupt(self.group(number), "this replica was here and is missing, or cut")
@@ -184,6 +185,11 @@ class Home:
             disk.write_file(path, body + b"\n%08x\n" % zlib.crc32(body))
         except OSError as error:
             raise disk.storage_error(path, "writing it", error) from error
+
+
+def delete(gone: Path) -> None:
+    """What `Home.remove` has left. Any thread: a snapshot may be large."""
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 # -- for who looks from outside -------------------------------------------------------------------------

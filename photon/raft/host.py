@@ -9,14 +9,16 @@ import logging
 import os
 import random
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import Path
 
 from photon.core.errors import UsageError
 from photon.raft.addresses import Address, Endpoint
 from photon.raft.core import now
-from photon.raft.home import IDENTITY_BYTES, Home
+from photon.raft.home import IDENTITY_BYTES, Home, delete
 from photon.raft.port import RaftLimits, RaftTiming, ReplicatedLog, StateMachine
 from photon.raft.replica import NodeContext, Replica
 from photon.raft.transport import Transport
@@ -107,6 +109,7 @@ class RaftHost:
         self._context = NodeContext(self._node, self._jobs, timing, limits, rng, self._home.has_met)
         self._replicas: dict[int, Replica] = {}
         self._leaving: dict[int, Replica | None] = {}  # until the end of the turn
+        self._buried: deque[Path] = deque()  # to be deleted beside the raft thread
         self._connected: set[str] = set()
         self._lives: dict[str, bytes] = {}  # of peers that have come to the end of a handshake, or near it
         self._touched: set[int] = set()
@@ -272,7 +275,9 @@ class RaftHost:
             group, replica = self._leaving.popitem()
             if replica is not None:
                 replica.abandon()
-            self._home.remove(group)
+            self._buried.append(self._home.remove(group))
+        if self._buried and not self._jobs.busy():
+            self._jobs.start(partial(delete, self._buried.popleft()))
 
     def _check_thread(self, what: str) -> None:
         before_start = self._thread is None and not self._stopping

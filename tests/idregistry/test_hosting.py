@@ -71,7 +71,19 @@ class Replica:
 
     def follow(self, *views: View) -> None:
         for view in views:
-            self.hosting.follow(self._disk, view)
+            while self.hosting.follow(self._disk, view):
+                pass
+
+
+def test_one_group_comes_or_goes_a_turn(tmp_path: Path) -> None:
+    """Each costs a dozen syncs, and meanwhile no group's heartbeat leaves."""
+    disk = Disk()
+    replica, seen = Replica(tmp_path, disk), [0]
+    for view in resharded():
+        while replica.hosting.follow(disk, view):  # type: ignore[arg-type]
+            assert abs(len(disk.open) - seen[-1]) <= 1
+            seen.append(len(disk.open))
+    assert max(seen) == 6 and seen[-1] < 6
 
 
 def history(*commands: Command) -> list[View]:

@@ -191,7 +191,7 @@ def test_groups_come_and_go_while_the_host_runs(cluster: Cluster) -> None:
         node.in_raft_thread(lambda node=node: node.host.remove_group(1))
     assert cluster.register(b"y", 7) is True
     for name, node in cluster.nodes.items():
-        assert not list((cluster.directory / name).glob("group-0001*"))
+        wait_until(lambda name=name: not list((cluster.directory / name).glob("group-0001*")))
         assert node.in_raft_thread(node.host.groups_on_disk) == [0]
         assert not node.fatal
     cluster.stop()
