@@ -8,7 +8,8 @@ an id is, the other 15 bytes are its key there: a bytes object of 15 takes 48 by
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AnySet
 from functools import lru_cache
 from typing import Final
 
@@ -203,32 +204,56 @@ def span(times: bytes) -> tuple[int, int]:
     return int(times_us.min()), int(times_us.max())
 
 
-class BucketCounts:
-    """How many ids each bucket has. `total` is that of all."""
+_HOLDER_BITS: Final = 32  # of STAMP's holder
+_HOLDER_MASK: Final = (1 << _HOLDER_BITS) - 1
+_FEW_CELLS: Final = 1 << 12  # so few are counted without sorting
+
+
+class Counts:
+    """How many ids each holder has in each bucket. `total` is that of all."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
+        """bucket << 32 | holder ->"""
         self.total = 0
 
     def __len__(self) -> int:
         return len(self._counts)
 
-    def add(self, bucket: int, ids: int) -> None:
+    def add(self, bucket: int, holder: int, ids: int) -> None:
         """`ids` more in one bucket, fewer if negative."""
-        self._counts[bucket] = self._counts.get(bucket, 0) + ids
+        key = bucket << _HOLDER_BITS | holder
+        left = self._counts.get(key, 0) + ids
+        if left:
+            self._counts[key] = left
+        else:
+            self._counts.pop(key, None)
         self.total += ids
 
-    def add_each(self, buckets: npt.NDArray[np.integer]) -> None:
-        """One more in the bucket of each row."""
-        numbers, counts = np.unique(buckets, return_counts=True)
-        for bucket, ids in zip(numbers.tolist(), counts.tolist(), strict=True):
-            self.add(bucket, ids)
+    def add_each(self, buckets: npt.NDArray[np.integer], holders: npt.NDArray[np.integer]) -> None:
+        """One more for the bucket and holder of each row."""
+        bucket, holder = int(buckets.min()), int(holders.min())
+        width = int(holders.max()) - holder + 1
+        if (int(buckets.max()) - bucket + 1) * width > _FEW_CELLS:
+            keys = buckets.astype(np.int64) << _HOLDER_BITS | holders.astype(np.int64)
+            numbers, counts = np.unique(keys, return_counts=True)
+            for key, ids in zip(numbers.tolist(), counts.tolist(), strict=True):
+                self.add(key >> _HOLDER_BITS, key & _HOLDER_MASK, ids)
+            return
+        cells = (buckets.astype(np.int64) - bucket) * width + (holders - holder)
+        counts = np.bincount(cells)
+        for cell in np.flatnonzero(counts).tolist():
+            self.add(bucket + cell // width, holder + cell % width, int(counts[cell]))
 
     def drop_before(self, live: int) -> None:
         """Forget the buckets before `live`."""
-        dead = [bucket for bucket in self._counts if bucket < live]
-        for bucket in dead:
-            self.total -= self._counts.pop(bucket)
+        dead = [key for key in self._counts if key >> _HOLDER_BITS < live]
+        for key in dead:
+            self.total -= self._counts.pop(key)
+
+    def holders(self) -> set[int]:
+        """The numbers of those that hold anything."""
+        return {key & _HOLDER_MASK for key in self._counts}
 
 
 NOBODY: Final = 0
@@ -257,16 +282,18 @@ class Holders:
 
     A token is its holder (incarnation and address) and a time. Numbers are given in the order of the log,
     alike on all replicas, and never again to another. What is no joiner's token is a holder by itself, of
-    time 0: it compares as any other, but has no incarnation and so can't be fenced. `names` only grows: other
-    threads may read what was there.
+    time 0: it compares as any other, but has no incarnation and so can't be fenced. `names` is replaced where
+    one is forgotten, and else only grows: other threads may read one that they took.
     """
 
-    def __init__(self, names: Iterable[bytes] = ()) -> None:
-        self.names: list[bytes] = [b"", *names]
-        self._numbers = {name: number for number, name in enumerate(self.names) if number != NOBODY}
+    def __init__(self, names: Mapping[int, bytes] | None = None, last: int = 0) -> None:
+        """`last`: the greatest number that was ever given."""
+        self.names: dict[int, bytes] = dict(names or {})
+        self.last = last
+        self._numbers = {name: number for number, name in self.names.items()}
 
     def find(self, token: bytes) -> tuple[int | None, int]:
-        """The holder's number, None if it never held anything, and the token's time."""
+        """The holder's number, None if it holds nothing, and the token's time."""
         name, time_us = _split(token)
         return self._numbers.get(name), time_us
 
@@ -275,16 +302,22 @@ class Holders:
         name, time_us = _split(token)
         number = self._numbers.get(name)
         if number is None:
-            number = self._numbers[name] = len(self.names)
-            self.names.append(name)
+            number = self._numbers[name] = self.last = self.last + 1
+            self.names[number] = name
         return number, time_us
 
-    def token(self, number: int, time_us: int) -> bytes:
-        """The packed token. Any thread."""
-        name = self.names[number]
-        if name[:1] == _OTHER:
-            return name[1:]
-        return name[:_TIME_AT] + _TIME.pack(time_us) + name[_TIME_AT:]
+    def forget_but(self, kept: AnySet[int]) -> None:
+        """Those that hold nothing any more."""
+        if len(kept) < len(self.names):
+            self.names = {number: name for number, name in self.names.items() if number in kept}
+            self._numbers = {name: number for number, name in self.names.items()}
+
+
+def token_of_holder(name: bytes, time_us: int) -> bytes:
+    """A holder's packed token."""
+    if name[:1] == _OTHER:
+        return name[1:]
+    return name[:_TIME_AT] + _TIME.pack(time_us) + name[_TIME_AT:]
 
 
 def with_time(token: bytes, time_us: int) -> bytes:

@@ -10,7 +10,7 @@ see may be old: an "absent" costs at most a wasted join, and a "present" is fina
 recovery take an id out.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress, islice, repeat
@@ -27,8 +27,7 @@ from idregistry.rules.packing import (
     NO_BOUNDARY,
     NOBODY,
     SUBS,
-    TIME_BYTES,
-    BucketCounts,
+    Counts,
     Encoded,
     Holders,
     bucket_of,
@@ -37,12 +36,14 @@ from idregistry.rules.packing import (
     incarnation_of,
     pack_incarnation,
     span,
+    token_of_holder,
     unhash_ids,
     with_time,
 )
 from idregistry.rules.segments import (
     GONE,
     STAMP,
+    STAMP_DTYPE,
     Cut,
     Rows,
     Segment,
@@ -66,7 +67,7 @@ class Facts:
         self.table = table
         self.holders = holders
         self.ownership = Ownership(shard)
-        self.counts = BucketCounts()
+        self.counts = Counts()
         self.boundary_us = NO_BOUNDARY
         """Events before it are expired."""
         self.live = first_live(NO_BOUNDARY)
@@ -86,6 +87,7 @@ class Facts:
             self.boundary_us = boundary_us
             self.live = first_live(boundary_us)
             self.counts.drop_before(self.live)
+            self.holders.forget_but(self.counts.holders())
 
     def fence(self, first: int, incarnations: Iterable[int]) -> None:
         """The directory's fences from number `first` on.
@@ -146,7 +148,7 @@ def commit(facts: Facts, command: Commit) -> bytes:
         return _commit_each(facts, command, batch, stamps, fenced)
     held = facts.table.insert(batch, stamps)
     if all(map(is_, held, stamps)):
-        _count_all(facts, command.times, low_us, high_us)
+        _count_all(facts, command, holders, low_us, high_us)
         return bytes(batch.count)  # Committed.WON is 0
     return _commit_rest(facts, command, batch, stamps, held)
 
@@ -164,7 +166,7 @@ def _commit_rest(
             new[row] = True
         elif token_of(old) != token_of(stamp):
             outcomes[row] = Committed.DUPLICATE
-    _count(facts, command.times, new)
+    _count(facts, command.times, stamps, new)
     return bytes(outcomes)
 
 
@@ -203,26 +205,37 @@ def _commit_each(
                 table.put(batch.subs[row], batch.keys[row], stamps[row])
                 won.add(ids[row])
                 new[row] = True
-    _count(facts, command.times, new)
+    _count(facts, command.times, stamps, new)
     return bytes(outcomes)
 
 
-def _count_all(facts: Facts, times: bytes, low_us: int, high_us: int) -> None:
-    """All ids of a batch are new."""
+def _count_all(
+    facts: Facts, command: Commit, holders: Sequence[tuple[int, int]], low_us: int, high_us: int
+) -> None:
+    """All ids of a batch are new. `holders`: of each of its segments, the number first."""
     bucket = bucket_of(low_us)
     if bucket == bucket_of(high_us) and high_us < HORIZON:
-        facts.counts.add(bucket, len(times) // TIME_BYTES)
+        for (holder, _), ids in zip(holders, command.counts, strict=True):
+            if ids:
+                facts.counts.add(bucket, holder, ids)
         facts.latest_us = max(facts.latest_us, high_us)
     else:
-        _count(facts, times, np.ones(len(times) // TIME_BYTES, np.bool_))
+        numbers = np.repeat([holder for holder, _ in holders], command.counts)
+        times_us = unpack_times(command.times)
+        facts.counts.add_each(buckets_of(times_us), numbers)
+        _note_latest(facts, times_us)
 
 
-def _count(facts: Facts, times: bytes, new: npt.NDArray[np.bool_]) -> None:
+def _count(facts: Facts, times: bytes, stamps: Sequence[bytes], new: npt.NDArray[np.bool_]) -> None:
     """The ids of the flagged rows are new."""
     if not new.any():
         return
-    times_us = unpack_times(times)[new]
-    facts.counts.add_each(buckets_of(times_us))
+    stamped = np.frombuffer(b"".join(compress(stamps, new.tolist())), STAMP_DTYPE)
+    facts.counts.add_each(stamped["bucket"], stamped["holder"])
+    _note_latest(facts, unpack_times(times)[new])
+
+
+def _note_latest(facts: Facts, times_us: npt.NDArray[np.int64]) -> None:
     possible = times_us[times_us < HORIZON]
     facts.latest_us = max(facts.latest_us, int(possible.max(initial=BEGINNING)))
 
@@ -264,7 +277,8 @@ def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: 
         table.put(number, key, GONE)
     else:
         table.release_frozen(number, *place)
-    facts.counts.add(bucket_in(stamp), -1)
+    holder, _, bucket = STAMP.unpack(stamp)
+    facts.counts.add(bucket, holder, -1)
     return Released.RELEASED
 
 
@@ -321,8 +335,11 @@ class Scanned:
         return list(map(with_time, holders, times[new].tolist())), token_of
 
 
-def scan(cut: Cut, holders: Holders, boundary_us: int) -> Iterator[Scanned]:
-    """What is in the cut (for the offline jobs, 3.3.3), drawn while the state may go on changing."""
+def scan(cut: Cut, holders: Mapping[int, bytes], boundary_us: int) -> Iterator[Scanned]:
+    """What is in the cut (for the offline jobs, 3.3.3), drawn while the state may go on changing.
+
+    `holders`: Holders.names when the cut was made.
+    """
     yield _scanned(together([]), holders, boundary_us)
     waiting: list[Rows] = []
     for number in range(SUBS):
@@ -338,12 +355,12 @@ def scan(cut: Cut, holders: Holders, boundary_us: int) -> Iterator[Scanned]:
         yield _scanned(rows, holders, boundary_us)
 
 
-def _scanned(rows: Rows, holders: Holders, boundary_us: int) -> Scanned:
+def _scanned(rows: Rows, holders: Mapping[int, bytes], boundary_us: int) -> Scanned:
     numbers, holder_of = np.unique(rows.stamps["holder"], return_inverse=True)
     return Scanned(
         unhash_ids(rows.hashes, rows.tails),
         pack_times(rows.stamps["bucket"].astype(np.int64) * BUCKET_US),
-        list(map(holders.token, numbers.tolist(), repeat(0))),
+        [token_of_holder(holders[number], 0) for number in numbers.tolist()],
         holder_of.astype(np.uint32),
         rows.stamps["time_us"].copy(),
         boundary_us,
@@ -398,10 +415,12 @@ class ShardState:
             facts.counts.total,
             facts.ownership.configuration,
             facts.ownership.prepared,
-            list(facts.fences),
-            facts.holders.names[1:],
+            len(facts.fences),
+            len(facts.holders.names),
+            facts.holders.last,
         )
-        return pack(head, facts.table.exact_cut(facts.live))
+        cut = facts.table.exact_cut(facts.live)
+        return pack(head, dict(facts.holders.names), list(facts.fences), cut)
 
     def restore(self, chunks: Iterable[bytes]) -> None:
         """Replace everything by a snapshot. CorruptStateError (and nothing changed) if it can't be read."""
@@ -409,16 +428,17 @@ class ShardState:
 
     def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
         """Read a snapshot beside the present state, in any thread; what is returned puts it in place."""
-        head, columns, counts = unpack(chunks)
-        facts = Facts(self._shard, IdTable(columns), Holders(head.holders))
+        head, names, fences, columns, counts = unpack(chunks)
+        facts = Facts(self._shard, IdTable(columns), Holders(names, head.last_holder))
         facts.counts = counts
-        facts.raise_boundary(head.boundary_us)
+        # Not raised: holders are forgotten by the command alone, on all replicas at once.
+        facts.boundary_us, facts.live = head.boundary_us, first_live(head.boundary_us)
         facts.time_us, facts.latest_us = head.time_us, head.latest_us
         if head.configuration is not None:
             facts.ownership.configure(head.configuration)
         if head.prepared is not None:
             facts.ownership.prepare(head.prepared.version, head.prepared.start_us, head.prepared.fits)
-        facts.fence(0, head.fences)
+        facts.fence(0, fences)
 
         def put() -> None:
             self._facts = facts
@@ -444,7 +464,8 @@ class ShardState:
         """All ids that are there now, piece by piece. What is released meanwhile may show."""
         facts = self._facts
         boundary_us = facts.boundary_us
-        return scan(facts.table.cut(first_live(boundary_us)), facts.holders, boundary_us)
+        names = facts.holders.names  # before the cut: of what it has, none is forgotten here
+        return scan(facts.table.cut(first_live(boundary_us)), names, boundary_us)
 
     def memory(self) -> dict[str, int]:
         """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""

@@ -13,15 +13,16 @@ their hashes, so a snapshot of one state is the same bytes on all replicas, what
 and what in segments.
 
     head    magic (4) | version (1) | MessagePack of Head
+    chunk   MessagePack: fences; then holders, (number, name)
     chunk   ids (4) | ids x hash (8) | ids x second half (8) | ids x stamp (16, segments.STAMP)
 """
 
 import struct
 import sys
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -31,9 +32,8 @@ from idregistry.rules.packing import (
     BUCKET_US,
     DEAD,
     KEY_BYTES,
-    NOBODY,
     SUBS,
-    BucketCounts,
+    Counts,
     Encoded,
 )
 from idregistry.rules.segments import (
@@ -56,6 +56,7 @@ from idregistry.rules.segments import (
 from idregistry.rules.sharding import Configuration, Prepared
 from photon.core.errors import CorruptStateError
 
+One = TypeVar("One")
 Mask = npt.NDArray[np.bool_]
 
 _KEY_OBJECT: Final = sys.getsizeof(bytes(KEY_BYTES))
@@ -295,8 +296,10 @@ class IdTable:
         }
 
 
-VERSION: Final = 5
+VERSION: Final = 6
 CHUNK_IDS_MAX: Final = 1 << 16
+CHUNK_NAMES_MAX: Final = 1 << 10
+"""Of holders or fences: at most about 1 MiB."""
 
 _MAGIC: Final = b"PhID"
 _FORM: Final = _MAGIC + bytes((VERSION,))
@@ -305,7 +308,7 @@ _HALF_BYTES: Final = 8
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a snapshot says before its ids. `ids` is how many follow."""
+    """What a snapshot says first. `fences`, `holders`, `ids`: how many follow, in this order."""
 
     boundary_us: int
     time_us: int
@@ -313,14 +316,18 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     ids: int
     configuration: Configuration | None
     prepared: Prepared | None
-    fences: list[int]
-    holders: list[bytes]
+    fences: int
+    holders: int
+    last_holder: int
     bucket_us: int = BUCKET_US
 
 
-def pack(head: Head, cut: Cut) -> Iterator[bytes]:
-    """The chunks, drawn one by one while the state may go on changing."""
+def pack(head: Head, names: Mapping[int, bytes], fences: Sequence[int], cut: Cut) -> Iterator[bytes]:
+    """The chunks, drawn one by one while the state may go on changing. `names`: of holders, by number."""
     yield _FORM + msgspec.msgpack.encode(head)
+    for some in (fences, list(names.items())):
+        for start in range(0, len(some), CHUNK_NAMES_MAX):
+            yield msgspec.msgpack.encode(some[start : start + CHUNK_NAMES_MAX])
     drawn = 0
     for number in range(SUBS):
         rows = cut.draw(number)
@@ -334,8 +341,9 @@ def _pack_chunk(rows: Rows) -> bytes:
     return _COUNT.pack(len(rows)) + rows.hashes.tobytes() + rows.tails.tobytes() + rows.stamps.tobytes()
 
 
-def unpack(chunks: Iterable[bytes]) -> tuple[Head, Columns, BucketCounts]:
-    """The head, all ids, and how many each bucket has. CorruptStateError for what `pack` did not write."""
+def unpack(chunks: Iterable[bytes]) -> tuple[Head, dict[int, bytes], list[int], Columns, Counts]:
+    """The head, the holders' names, the fences, all ids, and how many each holder has in each bucket.
+    CorruptStateError for what `pack` did not write."""
     drawn = iter(chunks)
     first = next(drawn, b"")
     if not first.startswith(_FORM):
@@ -350,15 +358,32 @@ def unpack(chunks: Iterable[bytes]) -> tuple[Head, Columns, BucketCounts]:
         columns = Columns(head.ids)
     except (MemoryError, ValueError, OverflowError) as error:
         raise _corrupt(f"its head says {head.ids} ids, more than memory holds") from error
-    counts = BucketCounts()
-    for rows in _unpack_rows(drawn, head):
+    fences = _unpack_some(drawn, head.fences, list[int])
+    names = dict(_unpack_some(drawn, head.holders, list[tuple[int, bytes]]))
+    counts = Counts()
+    for rows in _unpack_rows(drawn, head, np.array(sorted(names), np.int64)):
         columns.extend(rows)
-        counts.add_each(rows.stamps["bucket"])
+        counts.add_each(rows.stamps["bucket"], rows.stamps["holder"])
     columns.index_all()
-    return head, columns, counts
+    return head, names, fences, columns, counts
 
 
-def _unpack_rows(chunks: Iterator[bytes], head: Head) -> Iterator[Rows]:
+def _unpack_some(chunks: Iterator[bytes], count: int, kind: type[list[One]]) -> list[One]:
+    found: list[One] = []
+    while len(found) < count:
+        try:
+            some = msgspec.msgpack.decode(next(chunks, b""), type=kind)
+        except (msgspec.DecodeError, ValueError) as error:
+            raise _corrupt(f"its fences or holders can't be read ({error})") from error
+        if not some:
+            break
+        found += some
+    if len(found) != count:
+        raise _corrupt(f"it holds {len(found)} fences or holders, its head says {count}")
+    return found
+
+
+def _unpack_rows(chunks: Iterator[bytes], head: Head, known: npt.NDArray[np.int64]) -> Iterator[Rows]:
     total = 0
     last = (-1, -1)
     for chunk in chunks:
@@ -368,9 +393,8 @@ def _unpack_rows(chunks: Iterator[bytes], head: Head) -> Iterator[Rows]:
             raise _corrupt(f"a chunk of {len(chunk)} bytes can't be read ({error})") from error
         if (int(rows.hashes[0]), int(rows.tails[0])) <= last or not _ascends(rows):
             raise _corrupt("its ids are not in order")
-        holders = rows.stamps["holder"]
-        impossible = (holders == NOBODY) | (holders > len(head.holders)) | (rows.stamps["bucket"] == DEAD)
-        if impossible.any():
+        nobodys = ~np.isin(rows.stamps["holder"], known)
+        if (nobodys | (rows.stamps["bucket"] == DEAD)).any():
             raise _corrupt("an id has a token or a bucket that can't be")
         last = (int(rows.hashes[-1]), int(rows.tails[-1]))
         total += len(rows)

@@ -14,12 +14,22 @@ from hypothesis import strategies as st
 from idregistry.rules import table as idtable
 from idregistry.rules.commands import Boundary, Commit, Fences, Prepare, Release, encode
 from idregistry.rules.packing import BUCKET_US
+from idregistry.rules.placement import DAY_US
 from idregistry.rules.sharding import Prepared
 from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import CorruptStateError
 from photon.core.ids import Token
-from tests.idregistry.kit import NOW_US, commit_command, contents, event_id, new_state, one_shard, same_times
+from tests.idregistry.kit import (
+    NOW_US,
+    commit_command,
+    contents,
+    event_id,
+    event_ids,
+    new_state,
+    one_shard,
+    same_times,
+)
 from tests.idregistry.state_model import crafted
 
 
@@ -232,12 +242,51 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
 def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
     state = new_state()
     state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2))))
-    head, chunk = state.freeze()
+    head, names, chunk = state.freeze()
     swapped = chunk[:4] + chunk[12:20] + chunk[4:12] + chunk[20:]
     twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
     for broken in (swapped, twice):
         with pytest.raises(CorruptStateError, match="order"):
-            ShardState(0).restore([head, broken])
+            ShardState(0).restore([head, names, broken])
+
+
+def test_a_snapshot_of_any_number_of_holders_and_fences_is_of_small_chunks() -> None:
+    """The log takes none above 64 MiB: all replicas would stop at their next snapshot, for good."""
+    state, count = new_state(), 3_000
+    for n in range(count):
+        token = Token("j" * 900, n, 1).pack()
+        state.apply(encode(Commit(NOW_US, [token], [1], event_ids(n), same_times(1))))
+    state.apply(encode(Fences(NOW_US, 0, tuple(range(count)))))
+    chunks = list(state.freeze())
+    assert max(map(len, chunks)) < 1 << 20
+    other = ShardState(0)
+    other.restore(chunks)
+    assert (list(other.freeze()), other.fences) == (chunks, count)
+
+
+def test_a_holder_that_holds_nothing_any_more_is_forgotten_and_numbers_are_given_once() -> None:
+    state = new_state()
+
+    def commit(name: str, n: int, time_us: int) -> None:
+        token = Token(name, 1, 0).pack()
+        state.apply(encode(Commit(NOW_US, [token], [1], event_ids(n), same_times(1, time_us))))
+
+    def numbers() -> list[int]:
+        return sorted({int(number) for piece in state.scan() for number in piece.holder_of})
+
+    for n in range(50):
+        commit(f"joiner-{n}", n, NOW_US - 2 * DAY_US)
+    commit("last", 50, NOW_US)
+    assert state.memory()["holders"] == 51
+    state.apply(encode(Boundary(NOW_US, NOW_US - DAY_US)))
+    assert state.memory()["holders"] == 1
+    commit("joiner-3", 3, NOW_US)
+    other = ShardState(0)
+    other.restore(list(state.freeze()))
+    for one in (state, other):
+        held = {token for piece in one.scan() for token in piece.tokens}
+        assert held == {Token("last", 1, 0).pack(), Token("joiner-3", 1, 0).pack()}
+    assert numbers() == [0, 1]
 
 
 def test_a_head_that_asks_for_more_than_memory_holds_is_refused() -> None:
