@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from photon.core.errors import DiskFullError, StorageError, UsageError
+from photon.core.fates import Fate
 from photon.dev.pairs import pairs_sha256
 
 QUERIES, CLICKS = SIDES = range(2)
@@ -258,16 +259,13 @@ class GeneratedTruth:
 
     def expected_summary(self) -> dict[str, int]:
         """The fates that `photon join` must report once it has drained the logs."""
-        return {
-            "foreign_events": self.foreign_rows,
-            "joined": self.distinct_joined_pairs,
-            "duplicate": self.duplicates,
-            "unjoinable": self.orphans,
-            "malformed": self.malformed,
-            "filtered": 0,
-            "expired": 0,
-            "pending": 0,
+        counts = {
+            Fate.JOINED: self.distinct_joined_pairs,
+            Fate.DUPLICATE: self.duplicates,
+            Fate.UNJOINABLE: self.orphans,
+            Fate.MALFORMED: self.malformed,
         }
+        return {"foreign_events": self.foreign_rows} | {fate: counts.get(fate, 0) for fate in Fate}
 
     def document(self) -> dict[str, Any]:
         return asdict(self) | {"expected_summary": self.expected_summary()}

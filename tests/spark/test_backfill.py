@@ -14,6 +14,7 @@ from idregistry.client import RegistryAt
 from joiner.output_files import complete_files, count_joined, read_lives
 from photon.cli.main import main
 from photon.core.errors import FencedError, SettingsMismatchError, UsageError
+from photon.core.ids import Token
 from photon.core.settings import parse_settings
 from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
@@ -215,7 +216,9 @@ def test_parquet_holds_the_same_events_and_is_listed(run, order, tmp_path):
 
 def test_events_older_than_the_registry_remembers_expire(run, order, tmp_path):
     forgetful = RealRegistry(tmp_path / "forgetful", retention_days=1)
+    two_days_on = 1_700_000_000_000_000 + 2 * 86_400_000_000  # the boundary follows the newest event
     try:
+        forgetful.commit(["later"], Token("elsewhere:1", 1, 1), two_days_on)
         write_logs(tmp_path, [("a",), ("a",), ("b", "none")])
         summary = run(replace(order, registry=forgetful.at))
     finally:
