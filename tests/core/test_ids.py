@@ -127,6 +127,7 @@ def test_a_text_in_no_canonical_form_is_opaque(text: str) -> None:
     packed = IdPacker().pack([text])
     assert opaque_mask(packed).all()
     assert packed != IdPacker().pack(["10.0.0.1:1:5"])
+    assert IdPacker().pack([text]) != IdPacker(b"another").pack([text]), "no digest"
 
 
 def test_one_odd_text_does_not_change_the_others_of_its_batch() -> None:

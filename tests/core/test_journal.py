@@ -137,3 +137,90 @@ def test_damage_before_what_a_roll_made_durable_is_never_cut_as_a_torn_tail(tmp_
     path.write_bytes(data)
     with pytest.raises(CorruptStateError, match="damaged record at offset"):
         opened(tmp_path)
+
+
+def step_by_step(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done with the disk from now on, each with the number of its segment."""
+    steps: list[str] = []
+
+    def number(path: Path) -> int:
+        return int(path.stem.removeprefix("things-"))
+
+    def note(name: str, what: str) -> None:
+        real = getattr(disk, name)
+
+        def noting(fd: int, *more: bytes) -> None:
+            steps.append(f"{what} {number(Path(os.readlink(f'/proc/self/fd/{fd}')))}")
+            real(fd, *more)
+
+        monkeypatch.setattr(disk, name, noting)
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        steps.append(f"delete {number(path)}")
+        os.unlink(path)
+
+    note("write_all", "write")
+    note("sync_data", "sync")
+    monkeypatch.setattr(disk, "write_again", lambda path, *_: steps.append(f"write again {number(path)}"))
+    monkeypatch.setattr(disk, "sync_directory", lambda _: steps.append("sync names"))
+    monkeypatch.setattr(Path, "unlink", unlink)
+    return steps
+
+
+def test_a_roll_makes_each_step_durable_before_the_one_that_relies_on_it(tmp_path, monkeypatch):
+    journal, _ = opened(tmp_path)
+    append(journal, b"first")
+    steps = step_by_step(monkeypatch)
+    journal.roll()
+    assert steps == ["sync 1", "write 1", "write 2", "sync 2", "sync names", "write 1", "sync 1"]
+
+
+def test_segments_are_deleted_durably_one_by_one_oldest_first_and_never_the_last(tmp_path, monkeypatch):
+    journal, _ = opened(tmp_path)
+    journal.roll()
+    journal.roll()
+    steps = step_by_step(monkeypatch)
+    journal.drop_before(99)
+    assert steps == ["delete 1", "sync names", "delete 2", "sync names"]
+    assert list(journal.segments) == [3]
+    append(journal, b"goes on")
+
+
+def test_a_start_makes_durable_what_it_relies_on_the_seal_too(tmp_path, monkeypatch):
+    journal, _ = opened(tmp_path)
+    journal.roll()
+    journal.close()
+    steps = step_by_step(monkeypatch)
+    opened(tmp_path)[0].close()
+    assert steps == ["write again 1", "sync 1", "write again 2", "sync 2", "write 2"]
+
+
+def test_a_mark_tells_nothing_of_what_came_while_its_sync_was_under_way(tmp_path, monkeypatch):
+    journal, _ = opened(tmp_path)
+    append(journal, b"first")
+    real = disk.sync_data
+    with monkeypatch.context() as slow:
+        slow.setattr(disk, "sync_data", lambda fd: (real(fd), append(journal, b"late")))
+        journal.sync()
+    journal.close()
+    journal.path.write_bytes(journal.path.read_bytes().replace(b"late", b"l\0\0\0"))
+    assert found_again(tmp_path) == [b"first"], "a torn tail"
+
+
+def test_behind_half_a_record_that_could_not_be_cut_nothing_is_written(tmp_path, monkeypatch):
+    journal, _ = opened(tmp_path)
+    fail_once(monkeypatch, "write_all")
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "no")))
+        with pytest.raises(OSError, match="No space"):
+            append(journal, b"half")
+    with pytest.raises(OSError, match="No space"):
+        append(journal, b"behind it")
+
+
+def test_a_segment_under_the_name_of_another_one_stops_the_start(tmp_path):
+    journal, _ = opened(tmp_path)
+    journal.close()
+    journal.path.rename(journal.path_of(2))
+    with pytest.raises(CorruptStateError, match="header is damaged"):
+        opened(tmp_path)

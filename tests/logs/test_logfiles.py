@@ -118,6 +118,10 @@ def test_a_line_above_the_bound_comes_as_oversized_whatever_the_chunk_size(tmp_p
     assert read_chunk(str(path), 0, chunk_bytes, 32) == Chunk(0, 6, b"short\n")
     assert read_chunk(str(path), 6, chunk_bytes, 32) == Chunk(6, 107, b"", oversized=True)
     assert read_chunk(str(path), 107, chunk_bytes, 32) == Chunk(107, 112, b"next\n")
+    assert read_chunk(str(path), 6, chunk_bytes, 101) == Chunk(
+        6, 107, b"x" * 100 + b"\n", more=chunk_bytes == BIG
+    )
+    assert read_chunk(str(path), 6, chunk_bytes, 100) == Chunk(6, 107, b"", oversized=True)
 
 
 def test_an_oversized_line_that_is_not_whole_yet_waits(tmp_path):
@@ -139,6 +143,23 @@ def test_another_file_under_the_same_name_is_not_read(tmp_path):
         with pytest.raises(OSError) as raised:
             read()
         assert raised.value.errno == errno.ESTALE
+
+
+@pytest.mark.parametrize("content", [b"on", b"two\nand more\n"], ids=["cut", "overwritten"])
+def test_a_file_that_is_not_what_was_read_any_more_is_not_read_on(tmp_path, content):
+    path = tmp_path / "log"
+    path.write_bytes(content)
+    with pytest.raises(OSError) as raised:
+        read_chunk(str(path), 4, BIG, BIG, head=(2, digest(b"on")))
+    assert raised.value.errno == errno.ESTALE
+
+
+def test_files_that_end_alike_are_not_one(tmp_path):
+    (tmp_path / "log").write_bytes(b"two\n" + b"x" * 2000)
+    (seen,) = find([f"{tmp_path}/log"])
+    state = FileState(0, "", "", 0, 0, 2004, 4, digest(b"one\n"), tail_at=2004, tail=digest(b"x" * 1024))
+    assert not same_content(seen, state)
+    assert same_content(seen, dataclasses.replace(state, head=digest(b"two\n")))
 
 
 def test_another_file_with_the_same_head_is_another_file_unless_what_was_read_last_agrees(tmp_path):

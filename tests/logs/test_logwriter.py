@@ -136,3 +136,53 @@ def test_a_closed_log_says_so(tmp_path):
     log.close()
     with pytest.raises(StorageError, match="already closed"):
         log.append(b"x\n")
+
+
+def test_whatever_was_written_since_is_synced_also_before_a_rotation_and_over_a_cut(tmp_path, monkeypatch):
+    log = RotatingLog(tmp_path, "a", 100)
+    synced = []
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")[-7]))
+    log.append(b"one\n")
+    log.rotate()
+    log.append(b"two\n")
+    log.sync()
+    assert synced == ["0", "1"]
+    log.truncate(LogPosition(1, 0))
+    log.append(b"six\n")
+    log.sync()
+    assert synced == ["0", "1", "1"]
+
+
+def test_the_name_of_a_new_file_is_durable_before_a_line_in_it(tmp_path, monkeypatch):
+    names = []
+    monkeypatch.setattr("photon.logs.writer.sync_directory", lambda path: names.append(len(os.listdir(path))))
+    log = RotatingLog(tmp_path, "a", 100)
+    log.rotate()
+    RotatingLog(tmp_path, "a", 100)
+    assert names == [1, 2]
+
+
+def test_behind_half_a_line_that_could_not_be_cut_nothing_is_written(tmp_path, monkeypatch):
+    log = RotatingLog(tmp_path, "a", 100)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda *_: no_space())
+        full.setattr(os, "ftruncate", lambda *_: no_space())
+        with pytest.raises(DiskFullError):
+            log.append(b"half\n")
+    with pytest.raises(DiskFullError):
+        log.append(b"behind it\n")
+
+
+def test_a_rotation_goes_on_past_every_number_that_was_given(tmp_path):
+    log = RotatingLog(tmp_path, "a", 100, first=9)
+    log.rotate()
+    assert log.position == LogPosition(10, 0)
+    log.rotate(past=999_999)
+    assert log.file_numbers() == [9, 10, 1_000_000]
+    log.rotate(past=5)
+    assert RotatingLog(tmp_path, "a", 100).position == LogPosition(1_000_001, 0)
+
+
+def test_a_torn_line_longer_than_a_block_is_cut_at_its_start(tmp_path):
+    (tmp_path / "a-000000.jsonl").write_bytes(b"a" * 70_000 + b"\n" + b"b" * 140_000)
+    assert RotatingLog(tmp_path, "a", 100).cut_torn_line() == 140_000
