@@ -219,6 +219,33 @@ def test_complete_files_become_parquet_with_the_same_events(make, east, tmp_path
     assert count_joined(tmp_path / "out" / "joined") == 50
 
 
+def test_rows_take_their_name_when_they_are_durable_and_as_many_as_the_lines(make, east, monkeypatch):
+    steps = []
+    real_sync, real_replace, real_convert = os.fsync, completing.replace, completing.parquet.convert
+
+    def fsync(fd):
+        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real_sync(fd)
+
+    def replace(temporary, final):
+        steps.append("renamed")
+        real_replace(temporary, final)
+
+    worker = make(output_format="parquet", output_file_bytes_max=1)
+    worker.join(batch_of(["a"]))
+    worker.join(batch_of(["b"]))
+    with monkeypatch.context() as fewer:
+        fewer.setattr(completing.parquet, "convert", lambda *given: real_convert(*given) - 1)
+        worker._completer.step()
+    assert listed(east) == []
+    assert "0 rows made of 1 lines" in worker.status()["output"]["trouble"]
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(completing, "replace", replace)
+    worker._completer.step()
+    assert steps[:2] == ["joiner-000000.parquet.tmp", "renamed"]
+    assert listed(east) == ["joiner-000000.parquet"]
+
+
 def test_what_waits_is_counted_in_every_root_and_progress_is_seen_within_a_file(make, tmp_path):
     worker = make("two", output_file_bytes_max=100)
     for name in "abc":

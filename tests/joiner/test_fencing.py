@@ -1,5 +1,6 @@
 """Without a lease nothing is registered or written; what is fenced is recovery's (design.md)."""
 
+import contextlib
 import os
 import threading
 import time
@@ -8,6 +9,7 @@ from collections import Counter
 import pytest
 
 from joiner.commit import PROBE_INTERVAL_S
+from joiner.intents import IntentJournal
 from joiner.rules import outcomes_of_commit
 from photon.core import disk
 from photon.core.clock import SystemClock
@@ -322,6 +324,23 @@ def test_what_a_fenced_life_left_is_begun_anew_whatever_recovery_did(
     assert fates(last.join(batch_of("ab"))) == ["DUPLICATE"] * 2
     last.close()
     assert make().status()["unresolved"] == 0
+
+
+def test_a_fenced_lifes_intent_stays_until_the_new_one_is_there(make, registry, monkeypatch, tmp_path):
+    registry.fences.add(leave_batch(make, registry))
+
+    def crash(*_):
+        raise Crash
+
+    second = make()
+    with monkeypatch.context() as crashing:
+        crashing.setattr(IntentJournal, "append", crash)
+        for _ in range(2):  # the first turn hears of the fence
+            with contextlib.suppress(Crash):
+                second._resolver._step()
+    second.close()
+    end_all(make())
+    assert output_lines(tmp_path) == lines_of("ab")
 
 
 def test_a_shard_that_does_not_know_of_the_fence_yet_is_waited_for(make, registry, monkeypatch, tmp_path):

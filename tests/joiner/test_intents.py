@@ -303,3 +303,13 @@ def test_one_place_parts_the_lines_of_what_has_an_end_from_all_others(steps, tor
                 assert LogPosition(0, lines.end) <= left.cut
     finally:
         shutil.rmtree(directory)
+
+
+def test_an_intent_that_lacks_a_line_stops_the_start(tmp_path):
+    journal = IntentJournal(tmp_path, fsync=True)
+    intent = draft(1)
+    intent.lines = intent.lines.splitlines(keepends=True)[0]
+    journal.append(intent, lambda: LogPosition(0, 0))
+    journal.close()
+    with pytest.raises(CorruptStateError, match="1 lines for 2 events"):
+        IntentJournal(tmp_path, fsync=True)

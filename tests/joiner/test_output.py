@@ -11,7 +11,7 @@ from joiner.output import JoinedLog
 from joiner.output_files import open_roots
 from photon.core.clock import ManualClock
 from photon.core.columns import split_lines
-from photon.core.errors import DiskFullError, OverloadedError
+from photon.core.errors import DiskFullError, OverloadedError, StorageError
 from photon.logs.writer import LogPosition, RotatingLog
 from tests.joiner.fakes import FailingWrites, joined_line
 
@@ -254,3 +254,47 @@ def test_a_root_is_cut_durably_before_anything_is_written(opened, tmp_path, monk
     monkeypatch.setattr(os, "fsync", fsync)
     log.begin(Left(LogPosition(0, 5), LogPosition(0, 5)))
     assert synced[0] == ("j-000000.jsonl", 5)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["a batch", "the log"])
+def test_lines_are_made_durable_in_every_root(opened, monkeypatch, ends):
+    log = opened("a", "b", fsync=not ends)
+    synced, real = [], os.fdatasync
+    monkeypatch.setattr(
+        os, "fdatasync", lambda fd: (real(fd), synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    )
+    place = log.append(b"line\n", free)
+    if ends:
+        log.end()
+    else:
+        log.sync(place)
+    assert [os.path.basename(os.path.dirname(path)) for path in synced] == ["a", "b"]
+
+
+def test_no_place_behind_lines_is_given_out_before_they_are_noted(opened):
+    log, noted = opened("a"), []
+    log.append(b"line\n", free, lambda place: noted.append((place.end, log.position)))
+    assert noted == [(5, LogPosition(0, 0))]
+    assert log.position == LogPosition(0, 5)
+
+
+def test_a_new_root_begins_behind_every_place_that_was_given_out(opened):
+    log = opened("a", begin=False)
+    log.begin(Left(None, LogPosition(3, 50)))
+    assert log.position == LogPosition(4, 0)
+
+
+def test_behind_lines_that_could_not_be_taken_back_nothing_is_written(opened, monkeypatch, tmp_path):
+    log = opened("a")
+
+    def refuse(*_):
+        raise StorageError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RotatingLog, "truncate", refuse)
+        with pytest.raises(StorageError, match="no"):
+            log.append(b"stays\n", lost_at(1))
+    assert log.broken
+    with pytest.raises(StorageError, match="no"):
+        log.append(b"behind it\n", free)
+    assert text(tmp_path / "a") == b"stays\n"

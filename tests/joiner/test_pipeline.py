@@ -77,6 +77,8 @@ def test_an_event_that_is_sent_again_is_a_duplicate(make, tmp_path):
     worker = make()
     worker.join(batch_of(["a"]))
     assert fates(worker.join(batch_of(["a", "b"]))) == ["DUPLICATE", "JOINED"]
+    assert fates(worker.join(batch_of(["a"]))) == ["DUPLICATE"]
+    assert worker.status()["unresolved"] == 0
     assert output_lines(tmp_path) == lines_of("ab")
 
 
@@ -217,6 +219,7 @@ def test_many_unresolved_batches_refuse_new_ones_until_the_registry_is_back(make
     end_all(worker)
     assert fates(worker.join(batch_of(["b"]))) == ["JOINED"]
     assert sum(output_lines(tmp_path).values()) == UNRESOLVED_MAX + 1
+    assert worker._resolver.unresolved_bytes == 0
 
 
 def test_a_registry_answer_of_the_wrong_length_is_taken_for_none(make, registry, monkeypatch, tmp_path):
