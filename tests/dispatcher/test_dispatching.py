@@ -386,6 +386,7 @@ def test_stopping_while_no_joiner_answers_takes_a_moment_and_loses_nothing(site,
     started = time.monotonic()
     server.stop()
     assert time.monotonic() - started < 2
+    assert server.wait(0)
     site.joiner.before = lambda _: None
     assert site.drain()["fates"]["joined"] == 1_000
 

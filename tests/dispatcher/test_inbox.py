@@ -1,6 +1,7 @@
 """Events that are fed in again, and what is known of events that wait."""
 
 import json
+import os
 
 import pytest
 
@@ -197,3 +198,32 @@ def test_a_file_that_a_killed_recovery_had_renamed_is_made_durable_before_its_pl
     monkeypatch.setattr("dispatcher.workers.sync_directory", synced.append)
     put(lines, inbox, "a.jsonl")
     assert synced == [inbox]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_only_the_file_that_was_read_is_deleted(tmp_path, replaced):
+    inbox = Inbox(tmp_path, lambda: None)
+    path = tmp_path / "inbox" / "again.jsonl"
+    path.write_bytes(b"one\n")
+    status = path.stat()
+    state = FileState(1, str(path), str(path), status.st_dev, status.st_ino, offset=4)
+    if replaced:
+        path.rename(tmp_path / "inbox" / "elsewhere.jsonl")
+        path.write_bytes(b"two\n")
+    inbox.sweep([state])
+    assert path.exists() is replaced
+
+
+def test_a_file_comes_into_the_inbox_when_it_is_durable_and_then_durably(tmp_path, monkeypatch):
+    steps, real = [], os.fsync
+    (tmp_path / "lines").write_bytes(clicks(0, 1))
+    inbox = tmp_path / "inbox"
+    inbox.mkdir()
+
+    def fsync(fd):
+        steps.append((os.path.basename(os.readlink(f"/proc/self/fd/{fd}")), (inbox / "a.jsonl").exists()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    put(tmp_path / "lines", inbox, "a.jsonl")
+    assert steps[-2:] == [(".a.jsonl.partial", False), ("inbox", True)]

@@ -3,7 +3,9 @@
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 
+import lmdb
 import numpy as np
 import pytest
 
@@ -219,3 +221,28 @@ def test_who_starts_lets_go_of_what_its_killed_predecessor_was_reading(opened, t
         assert child.stdout.readline() == b"reads\n"
         child.kill()
     assert str(child.pid) not in opened().file._environment.readers()
+
+
+@pytest.mark.parametrize("committed", [False, True])
+def test_after_a_panic_of_the_disk_only_what_was_committed_counts(opened, monkeypatch, committed):
+    ledger = opened()
+    real = ledger.file.write
+
+    @contextmanager
+    def write():
+        with real() as rows:
+            yield rows
+            if not committed:
+                raise StorageError("no") from lmdb.PanicError("no")
+        raise StorageError("no") from lmdb.PanicError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(ledger.file, "write", write)
+        if committed:
+            assert ledger.record(Entry([], totals(1, joined=1))) == []
+        else:
+            with pytest.raises(StorageError, match="no"):
+                ledger.record(Entry([], totals(1, joined=1)))
+    assert ledger.totals.foreign_events == committed
+    ledger.record(Entry([], totals(1, joined=1)))
+    assert opened().totals.foreign_events == 1 + committed

@@ -137,3 +137,12 @@ def test_entries_wait_on_disk_not_in_memory(queue):
         queue.joined(batch)
     assert taken == list(range(5_000))
     assert queue.ledger.pending == 0
+
+
+def test_what_falls_due_before_all_that_wait_is_asked_for_in_time(queue):
+    queue.add(some_events(1), 500_000)
+    assert queue.queue.take(0, 10) is None
+    queue.add(some_events(1), 100_000)
+    assert queue.queue.next_due_us == 100_000
+    queue.add(some_events(1), 300_000)
+    assert queue.queue.next_due_us == 100_000
