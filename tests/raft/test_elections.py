@@ -110,6 +110,19 @@ def test_neither_a_stranger_nor_a_learner_helps_to_win(make: Make) -> None:
     assert lone.replica.is_leader
 
 
+def test_a_vote_counts_once_however_often_it_comes(make: Make) -> None:
+    lone = make(peers="bcde")
+    lone.pre_vote()
+    for helper in "bc":
+        lone.hear(helper, type="response_pre_vote", term=0, round=1)
+    lone.turn()
+    for _ in range(3):
+        lone.hear("b", type="response_vote", term=lone.replica.core.term)
+    assert not lone.replica.is_leader
+    lone.hear("c", type="response_vote", term=lone.replica.core.term)
+    assert lone.replica.is_leader
+
+
 def entry(command: bytes, index: int = 2, term: int = 1, commit: int = 1) -> dict[str, object]:
     """An append_entries with one entry right behind the first."""
     return {

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from photon.raft.follower import HeldAcks
 from photon.raft.port import Applied, Members, Unknown
 from photon.raft.rules.codec import MessageError, SnapshotPiece
 from photon.raft.rules.guards import Conflict, conflict_start, fit, next_index_of
@@ -350,3 +351,19 @@ def test_a_conflict_of_another_term_is_forgotten() -> None:
 
 def test_an_acknowledgement_points_into_the_log() -> None:
     assert [next_index_of(acked, 10) for acked in (0, 1, 2, 11, 12, 1 << 63)] == [2, 2, 2, 11, 11, 11]
+
+
+def test_held_acknowledgements_are_cumulative_within_a_term_alone() -> None:
+    acks = HeldAcks()
+
+    def hold(term: int, next_index: int, success: bool = True) -> None:
+        acks.hold("b", {"term": term, "next_node_idx": next_index, "success": success})
+
+    hold(1, 9)
+    hold(1, 7)  # a message that was repeated
+    hold(3, 5)
+    hold(3, 4, success=False)
+    hold(3, 6)
+    told = [(ack["term"], ack["next_node_idx"], ack["success"]) for ack in acks.take()["b"]]
+    assert told == [(1, 9, True), (3, 5, True), (3, 4, False), (3, 6, True)]
+    assert acks.take() == {}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from photon.core import disk
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 from photon.core.journal import MARK_BYTES
-from photon.raft.journal import Entry, Journal
+from photon.raft.journal import NO_OP, Entry, Journal
 from tests.raft.kit import memory_directory
 
 SEGMENT_BYTES = 300
@@ -266,3 +266,21 @@ def test_a_command_that_looks_like_a_record_or_a_mark_is_only_a_command() -> Non
         third = Journal(directory, 1 << 20)
         assert [command for command, _, _ in third.entries[3:]] == [body]
         third.abandon()
+
+
+def test_a_reset_is_durable_on_return() -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(3))
+        journal.reset(9, 2)
+        journal.abandon()
+        assert Journal(directory, SEGMENT_BYTES).entries == [(NO_OP, 9, 2)]
+
+
+def test_entries_with_a_gap_between_them_stop_the_start() -> None:
+    with memory_directory() as directory:
+        journal = filled(directory, entries_of(2))
+        journal.entries.append((b"", 7, 1))
+        journal.append(b"", 8, 1)
+        journal.close()
+        with pytest.raises(CorruptStateError, match="entry 8 follows entry 2"):
+            Journal(directory, SEGMENT_BYTES)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import SettingsError, StorageError
-from photon.raft.port import Applied, RaftLimits, RaftTiming, Refusal, Refused, Unknown
+from photon.raft.port import Applied, Outcome, RaftLimits, RaftTiming, Refusal, Refused, Unknown
+from photon.raft.replica import Proposals
 from photon.raft.snapshot import StateMachineError
 from tests.raft.kit import SMALL, TIMING, Lone, Make, VirtualClock, command
 
@@ -318,3 +319,27 @@ def test_settings_that_cannot_work_are_refused_by_name() -> None:
     ):
         with pytest.raises(SettingsError, match="RaftLimits"):
             RaftLimits(**limit)
+
+
+def test_a_leader_counts_only_what_it_has_on_disk(lone: Lone, monkeypatch: pytest.MonkeyPatch) -> None:
+    lone.lead()
+    lone.propose(b"x")
+    lone.turn()
+    lone.replica.store.journal.append(
+        b"\x01", lone.replica.store.journal.last_index + 1, lone.replica.core.term
+    )
+    seen, real = [], lone.replica.core.tick
+    monkeypatch.setattr(
+        lone.replica.core, "tick", lambda: (seen.append(lone.replica.store.journal.dirty), real())
+    )
+    lone.replica.tick()
+    assert seen == [False]
+
+
+def test_who_proposed_is_never_told_of_another_leaders_entry() -> None:
+    proposals, told = Proposals(), list[Outcome]()
+    for index in (5, 6):
+        proposals.add(index, 1, 9.0, told.append)
+    proposals.applied(5, 2, "another's")
+    proposals.applied(6, 1, "its own")
+    assert told == [Unknown(), Applied(6, "its own")]

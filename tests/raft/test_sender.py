@@ -156,3 +156,11 @@ def test_what_stands_for_a_snapshots_last_entry_is_never_sent(way: SharedWay, be
     behind.sender.send_all(heartbeat=True)
     ((_, message),) = way.sent
     assert (message["prevLogIdx"], message["prevLogTerm"], len(message["entries"])) == (100, 1, 1)
+
+
+def test_entries_go_with_the_term_of_the_one_before_them(level: Group, way: SharedWay) -> None:
+    level.journal.append(b"\0", 2, 4)
+    level.peer.term = 4
+    level.sender.send_all(heartbeat=False)
+    ((_, message),) = way.sent
+    assert (message["prevLogIdx"], message["prevLogTerm"]) == (1, 1)

@@ -1,5 +1,6 @@
 """What lies on disk is whole, ours alone, and consistent with itself, or the replica does not start."""
 
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -7,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, StorageError
+from photon.raft import journal
 from photon.raft.journal import NO_OP
 from photon.raft.rules.members import command_of, founding
 from photon.raft.snapshot import read_chunks, read_head, write_snapshot
-from photon.raft.store import ReplicaStore
+from photon.raft.store import HardState, ReplicaStore
 from tests.raft.kit import head
 
 
@@ -209,3 +211,65 @@ def test_an_older_snapshot_never_takes_the_place_of_a_newer_one(tmp_path: Path) 
 def test_a_snapshot_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="writing a snapshot"):
         write_snapshot(tmp_path / "no" / "such", head(1, 1), [])
+
+
+def test_a_vote_is_written_in_a_term_that_is_known_already(tmp_path: Path) -> None:
+    store = opened(tmp_path)
+    store.hard_state.store(4, None)
+    store.hard_state.store(4, "c")
+    store.close()
+    store = opened(tmp_path)
+    assert (store.hard_state.term, store.hard_state.vote) == (4, "c")
+    store.close()
+
+
+def test_any_damaged_byte_of_term_and_vote_is_noticed(tmp_path: Path) -> None:
+    grown(tmp_path)
+    path = tmp_path / "hard_state"
+    good = path.read_bytes()
+    for place in range(len(good)):
+        path.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises(CorruptStateError, match="term and vote are damaged"):
+            opened(tmp_path)
+
+
+def test_who_has_a_log_and_no_vote_is_not_born_again(tmp_path: Path) -> None:
+    grown(tmp_path)
+    (tmp_path / "hard_state").unlink()
+    with pytest.raises(CorruptStateError, match="term and vote are missing"):
+        opened(tmp_path)
+
+
+def test_a_vote_older_than_the_log_stops_the_start(tmp_path: Path) -> None:
+    opened(tmp_path).close()
+    old = (tmp_path / "hard_state").read_bytes()
+    grown(tmp_path)
+    (tmp_path / "hard_state").write_bytes(old)
+    with pytest.raises(CorruptStateError, match="the journal knows of term 3"):
+        opened(tmp_path)
+
+
+def test_names_are_durable_before_anything_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grown(tmp_path)
+    steps: list[str] = []
+    monkeypatch.setattr(journal, "sync_directory", lambda _: steps.append("names"))
+    real = HardState._read
+    monkeypatch.setattr(HardState, "_read", lambda state: (steps.append("read"), real(state)))
+    opened(tmp_path).close()
+    assert steps == ["names", "read"]
+
+
+def test_a_snapshot_is_durable_before_its_name_is_and_its_name_before_a_log_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, steps, real = opened(tmp_path), list[str](), os.fsync
+
+    def fsync(fd: int) -> None:
+        steps.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_snapshot(store.snapshots.own_temporary, head(9, 1), [b"state"])
+    store.snapshots.adopt(store.snapshots.own_temporary, head(9, 1))
+    assert steps == [store.snapshots.own_temporary.name, tmp_path.name]
+    store.close()

@@ -62,17 +62,21 @@ class Registry:
         return bytes(found)
 
 
+class Kill(BaseException):
+    pass
+
+
 class Reading:
     """Losses, and for each of their events a line. `look` is called while the logs are read again."""
 
-    untold = 0
+    untold = untold_before = 0
 
     def __init__(self, *losses, look=lambda: None, lines=1):
         self.losses, self.look, self.lines = losses, look, lines
         self.asked, self.missing = [], {}
 
     def survey(self, young_us, doubtful_us):
-        return Survey(1_000, 0, 0, self.losses)
+        return Survey(1_000, self.untold_before, 0, self.losses)
 
     def lost(self, incarnations):
         self.asked = [*incarnations]
@@ -207,3 +211,45 @@ def test_the_locks_of_ended_joiners_are_held_while_the_logs_are_read_again_and_n
     reading = Reading(Loss("10.0.0.1:70", 1, 3, 0, 0, 1), look=lambda: held.append(locked()))
     assert run(job(), Watched(), reading).recovered == 3
     assert held == [True, False]
+
+
+def injected(tmp_path):
+    return b"".join(path.read_bytes() for path in (tmp_path / "inbox").glob("*.jsonl")).count(b"\n")
+
+
+def test_all_that_is_released_goes_to_the_inbox_in_however_many_requests(job, tmp_path):
+    registry = Registry()
+    run(job(), registry, Reading(Loss("10.0.0.1:70", 1, 1_500, 0, 0, 1)))
+    assert (len(registry.released), len({*registry.released}), injected(tmp_path)) == (1_500, 1_500, 1_500)
+
+
+@pytest.mark.parametrize("step", ["planned", "released", "injected"])
+def test_what_a_killed_run_left_is_finished_by_the_next(job, tmp_path, step):
+    def kill(at):
+        if at == step:
+            raise Kill
+
+    registry = Registry()
+    with pytest.raises(Kill):
+        recover(job(), registry, Reading(Loss("10.0.0.1:70", 1, 3, 0, 0, 1)), registry.clock, checkpoint=kill)
+    report = run(job(), registry, Reading())
+    assert (report.plans_finished, len({*registry.released}), injected(tmp_path)) == (1, 3, 3)
+    assert run(job(), registry, Reading()).plans_finished == 0
+
+
+def test_nothing_is_injected_before_every_shard_knows_of_the_fence(job, tmp_path, monkeypatch):
+    registry = Registry()
+    real, answers = registry.release, [bytes([Released.RELEASED, Released.NOT_FENCED])] * 2
+    monkeypatch.setattr(registry, "release", lambda *asked: answers.pop() if answers else real(*asked))
+    report = run(job(), registry, Reading(Loss("10.0.0.1:70", 1, 2, 0, 0, 1)))
+    assert (answers, report.recovered, injected(tmp_path)) == ([], 2, 2)
+
+
+@pytest.mark.parametrize("found", ["before the fence", "after it"])
+def test_lines_that_do_not_tell_their_event_stop_what_the_fence_would_allow(job, tmp_path, found):
+    reading = Reading(Loss("10.0.0.1:70", 1, 3, 0, 0, 1))
+    setattr(reading, "untold_before" if found == "before the fence" else "untold", 5)
+    registry = Registry({1: 0.1})  # alive until it is asked
+    report = run(job(), registry, reading)
+    assert "do not tell" in report.refused
+    assert (registry.fenced != [], registry.released, injected(tmp_path)) == (True, [], 0)
