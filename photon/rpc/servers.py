@@ -271,8 +271,9 @@ class Server:
 
     def stop(self, grace: float = 5.0) -> None:
         """Refuse new calls, let those under way end within `grace` seconds."""
+        watched = self._health.watchers  # before they are told: one that leaves on the word was watching
         self.drain()
-        if self._health.watchers:
+        if watched:
             time.sleep(min(grace, DRAIN_S))
         self._server.stop(grace).wait(grace + 1.0)
         self._pool.shutdown(wait=False, cancel_futures=True)

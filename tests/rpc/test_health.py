@@ -181,6 +181,32 @@ def test_who_watches_has_a_moment_to_send_elsewhere_before_calls_are_refused(ser
     assert moments == [rpc.DRAIN_S]
 
 
+def test_who_leaves_on_the_word_was_watching_too(server, monkeypatch):
+    moments = []
+    server.start()
+    with LOOPBACK.open(server.listen) as channel:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=60)
+        next(watch)
+        told = server.drain
+
+        def told_and_left():
+            told()
+            watch.cancel()
+            await_no_watchers(server)
+
+        monkeypatch.setattr(server, "drain", told_and_left)
+        monkeypatch.setattr(rpc, "time", SimpleNamespace(sleep=moments.append))
+        server.stop(30)
+    assert moments == [rpc.DRAIN_S]
+
+
+def await_no_watchers(server):
+    deadline = time.monotonic() + 60
+    while server._health.watchers:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_server_that_nobody_watches_any_more_ends_at_once(server):
     server.start()
     with LOOPBACK.open(server.listen) as channel:
@@ -188,10 +214,7 @@ def test_a_server_that_nobody_watches_any_more_ends_at_once(server):
         next(watch)
         assert server._health.watchers == 1
         watch.cancel()
-    deadline = time.monotonic() + 60
-    while server._health.watchers:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    await_no_watchers(server)
 
 
 def test_a_port_that_is_taken_is_told_and_not_shared_in_silence():
