@@ -29,13 +29,24 @@ from idregistry.rules.state import Scanned
 from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
+from photon.core.columns import take_ids, take_times
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError, UsageError
-from photon.core.fates import Committed, Released
+from photon.core.fates import Committed, Registered, Released
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import ask_status
 
 _SCAN_TIMEOUT_S: Final = 600.0
+
+# What counts of the answers of several shards about one id, the last most.
+_REGISTERED: Final = (Registered.ABSENT, Registered.PENDING, Registered.EXPIRED, Registered.PRESENT)
+_RELEASED: Final = (
+    Released.ABSENT,
+    Released.OTHER,
+    Released.RELEASED,
+    Released.NOT_FENCED,
+    Released.MISROUTED,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,21 +90,29 @@ class RegistryClient:
                 shard=part.shard, ids=part.ids, times=part.times, tell_pending=tell_pending
             )
 
-        return self._rounds.run(Operation("Lookup", False, None, request), ids, times)
+        return self._rounds.run(Operation("Lookup", False, request, rising=_REGISTERED), ids, times)[0]
 
     def commit(self, ids: bytes, times: bytes, token: bytes) -> bytes:
         """16 x N, 8 x N bytes -> core.fates.Committed column. At most messages.IDS_MAX ids a call.
 
-        WON is also what a retry with the winner's token is told. An id that stands twice: the first WON,
-        the others DUPLICATE. Raises OverloadedError (nothing was done), NoQuorumError or UnavailableError
-        (outcome unknown: call again with the same token), ValueError for columns or a token that can't be.
+        WON is also what a retry with the winner's token is told. An id that stands twice, with one time: the
+        first WON, the others DUPLICATE. Raises OverloadedError (nothing was done), NoQuorumError or
+        UnavailableError (outcome unknown: call again with the same token), ValueError for columns or a token
+        that can't be.
         """
         _check(ids, times, token)
 
         def request(part: ShardPart) -> Any:
-            return pb.CommitRequest(shard=part.shard, ids=part.ids, times=part.times, token=token)
+            return pb.CommitRequest(
+                shard=part.shard, ids=part.ids, times=part.times, token=token, route=_route(part)
+            )
 
-        return self._rounds.run(Operation("Commit", True, Committed.MISROUTED, request), ids, times)
+        commit = Operation("Commit", True, request, Committed.MISROUTED, won=Committed.WON)
+        outcomes, lost = self._rounds.run(commit, ids, times)
+        if len(lost):  # before anybody is told, or a copy that comes now would lose to nobody
+            back = take_ids(ids, lost), take_times(times, lost)
+            self._release(*back, [token], [len(lost)], given_back=True)
+        return outcomes
 
     def release(
         self, ids: bytes, times: bytes, tokens_packed: Sequence[bytes], counts: Sequence[int]
@@ -106,14 +125,30 @@ class RegistryClient:
         mistake = segments_mistake(ids, tokens_packed, counts)
         if mistake is not None:
             raise ValueError(mistake)
+        return self._release(ids, times, tokens_packed, counts, given_back=False)
 
+    def _release(
+        self,
+        ids: bytes,
+        times: bytes,
+        tokens_packed: Sequence[bytes],
+        counts: Sequence[int],
+        given_back: bool,
+    ) -> bytes:
         def request(part: ShardPart) -> Any:
             tokens, sizes = segments_of(part, tokens_packed, counts)
             return pb.ReleaseRequest(
-                shard=part.shard, ids=part.ids, times=part.times, tokens=tokens, counts=sizes
+                shard=part.shard,
+                ids=part.ids,
+                times=part.times,
+                tokens=tokens,
+                counts=sizes,
+                route=_route(part),
+                given_back=given_back,
             )
 
-        return self._rounds.run(Operation("Release", True, Released.MISROUTED, request), ids, times)
+        release = Operation("Release", True, request, Released.MISROUTED, rising=_RELEASED)
+        return self._rounds.run(release, ids, times)[0]
 
     def scan(
         self, shard: int, address: str | None = None, timeout_s: float = _SCAN_TIMEOUT_S, fresh: bool = False
@@ -135,6 +170,7 @@ class RegistryClient:
                 list(message.holders),
                 np.frombuffer(message.holder_of, "<u4"),
                 np.frombuffer(message.token_times, "<i8"),
+                list(message.guards),
                 message.boundary_us,
             )
 
@@ -295,6 +331,10 @@ def check_replica(name: str, raft_address: str, grpc_address: str) -> None:
     mistake = name_mistake(name) or address_mistake(raft_address) or address_mistake(grpc_address)
     if mistake is not None:
         raise UsageError(mistake)
+
+
+def _route(part: ShardPart) -> pb.Route:
+    return pb.Route(known_us=part.route.known_us, guard=part.route.guard)
 
 
 def _check(ids: bytes, times: bytes, token: bytes | None = None) -> None:

@@ -214,7 +214,7 @@ def _due_of_shards(
         return _decide(view.proposal, {n: one.shard.state for n, one in hosted.items()}, now_us)
     if len(configuration.intervals) > 1:
         boundary_us = min(one.shard.state.boundary_us for one in hosted.values())
-        if configuration.intervals[1].start_us <= boundary_us:
+        if configuration.intervals[1].start_us <= configuration.needed_from(boundary_us):
             return Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:
         groups = [log.members, *(one.log.members for one in hosted.values())]

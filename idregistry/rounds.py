@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
+import numpy as np
 
 from idregistry.routes import (
     DIRECTORY,
     Failure,
     PartCall,
     Routes,
+    Rows,
     ShardPart,
+    advance,
     final_error,
+    lost_elsewhere,
     merge_outcomes,
     named_leader,
     next_address,
@@ -46,12 +50,17 @@ class RefusedAfterUnknownError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A call about ids. `misrouted`: the outcome of an id that is to be routed anew."""
+    """A call about ids. `misrouted`: the outcome of an id that is to be routed anew. Where an id is held in
+    several shards, they are asked in turn, the next one only if it is `won`; or, without it, all at once, and
+    of what they say what comes last in `rising` holds.
+    """
 
     method: str
     by_leader: bool
-    misrouted: int | None
     request: Callable[[ShardPart], Any]
+    misrouted: int | None = None
+    won: int | None = None
+    rising: Sequence[int] = ()
 
 
 class Rounds:
@@ -79,13 +88,16 @@ class Rounds:
         self.routes.closed.wait(seconds)
         self.routes.check_open()
 
-    def run(self, operation: Operation, ids: bytes, times: bytes) -> bytes:
-        """16 x N, 8 x N bytes -> outcome column. UnavailableError and its kin, UsageError."""
+    def run(self, operation: Operation, ids: bytes, times: bytes) -> tuple[bytes, Rows]:
+        """16 x N, 8 x N bytes -> outcome column, and the rows that were won in one shard and lost in another.
+        UnavailableError and its kin, UsageError.
+        """
         if not ids:
-            return b""
+            return b"", np.empty(0, np.intp)
         attempts = self.attempts()
         configuration = self._configuration(attempts)
-        calls = [PartCall(part) for part in split(whole(ids, times), configuration)]
+        in_turn = operation.won is not None
+        calls = [PartCall(part) for part in split(whole(ids, times), configuration, in_turn)]
         order = self.routes.nearest_first()
         for tries, left_s in enumerate(attempts):
             unsettled = [call for call in calls if call.outcomes is None]
@@ -97,16 +109,15 @@ class Rounds:
             if any(call.lost for call in unsettled):
                 self.routes.ask_who(attempts.left_s)
             if any(call.misrouted or call.outcomes is not None for call in unsettled):
-                calls, configuration, rerouted = self._reroute(
-                    calls, operation.misrouted, configuration, attempts.left_s
-                )
-                at_once |= rerouted
+                calls, configuration, onward = self._reroute(operation, calls, configuration, attempts.left_s)
+                if operation.won is not None:
+                    calls, began = advance(calls, operation.won)
+                    onward |= began
+                at_once |= onward
             if all(call.outcomes is not None for call in calls):
-                return merge_outcomes(
-                    [call.part for call in calls],
-                    [call.outcomes or b"" for call in calls],
-                    len(ids) // ID_BYTES,
-                )
+                parts, columns = [call.part for call in calls], [call.outcomes or b"" for call in calls]
+                merged = merge_outcomes(parts, columns, len(ids) // ID_BYTES, operation.rising)
+                return merged, lost_elsewhere(calls, operation.won or 0)
             if at_once or not (operation.by_leader or (tries + 1) % len(order) == 0):
                 attempts.next_at_once()
         raise final_error(calls, self._timeout_s, configuration.version)
@@ -145,24 +156,29 @@ class Rounds:
             return [outcome_of(future.result) for future in pending]
 
     def _reroute(
-        self, calls: list[PartCall], misrouted: int | None, configuration: Configuration, left_s: float
+        self, operation: Operation, calls: list[PartCall], configuration: Configuration, left_s: float
     ) -> tuple[list[PartCall], Configuration, bool]:
         """Split anew, by a newer configuration, what was misrouted; whether there was a newer one."""
         kept: list[PartCall] = []
         strays: list[PartCall] = []
         for call in calls:
-            stays, astray = split_strays(call, misrouted)
+            stays, astray = split_strays(call, operation.misrouted)
             kept += stays
             strays += astray
         if not strays:
             return calls, configuration, False
         newest = self.routes.fetch(configuration.version, left_s) or configuration
-        if newest.version <= configuration.version:
-            return kept + strays, configuration, False
+        newer = newest.version > configuration.version
+        onward = False
         for stray in strays:
-            for part in split(stray.part, newest):
+            # One that waited for its answer while another part fetched was routed by the table before.
+            if not newer and stray.part.route.known_us >= newest.newest_us:
+                kept.append(stray)
+                continue
+            onward = True
+            for part in split(stray.part, newest, operation.won is not None):
                 kept.append(PartCall(part, maybe_done=stray.maybe_done, failures=stray.failures))
-        return kept, newest, True
+        return kept, newest if newer else configuration, onward
 
     def ask_directory(self, method: str, request: Any) -> Any:
         """The answer of the directory's leader. Tried again until the time is up.

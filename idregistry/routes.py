@@ -3,14 +3,15 @@
 The configuration is fetched when it is first needed, and again when an answer shows that there is a newer
 one. Any replica is asked, the nearest first; the newest that was ever seen is kept.
 
-By it a batch is split into parts, one a shard (paper 2.2.2), and their outcomes are put together again. After
-a failed try: whom to ask next, how long one try may take, with which error to end.
+By it a batch is split into parts, one a shard (paper 2.2.2), and their outcomes are put together again. Where
+an id is held in several shards, a commit asks them in turn, and every other call at once. After a failed try:
+whom to ask next, how long one try may take, with which error to end.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
-from idregistry.rules.sharding import Configuration, unpack_configuration
+from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Route, unpack_configuration
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
@@ -33,17 +34,24 @@ _REDIRECTS_MAX: Final = 2
 _TRY_S_MIN: Final = 0.5
 _TRIES: Final = 4
 
+_OWN: Final = Route(BEGINNING, False)
+
 Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """The rows of a batch that belong to one shard, in their order."""
+    """The rows of a batch that belong to one shard, in their order. `later`: the places (of
+    Configuration.places) to ask when they are won here; `holds`: they are won in another already.
+    """
 
     shard: int
     ids: bytes
     times: bytes
     rows: Rows
+    route: Route = _OWN
+    later: tuple[int, ...] = ()
+    holds: bool = False
 
 
 def whole(ids: bytes = b"", times: bytes = b"", shard: int = DIRECTORY) -> ShardPart:
@@ -51,29 +59,60 @@ def whole(ids: bytes = b"", times: bytes = b"", shard: int = DIRECTORY) -> Shard
     return ShardPart(shard, ids, times, np.arange(len(ids) // ID_BYTES))
 
 
-def split(part: ShardPart, configuration: Configuration) -> list[ShardPart]:
-    """The parts of a part, one a shard that has any."""
-    of = configuration.shard_of(part.ids, part.times)
-    order = np.argsort(of, kind="stable")
-    groups = np.split(order, np.flatnonzero(np.diff(of[order])) + 1)
-    if len(groups) == 1:
-        return [ShardPart(int(of[0]), part.ids, part.times, part.rows)] if len(of) else []
-    return [take_part(part, rows, int(of[rows[0]])) for rows in groups]
+def split(part: ShardPart, configuration: Configuration, in_turn: bool) -> list[ShardPart]:
+    """The parts of a part, one a shard that has any. A row that has several places is in a part for each; or,
+    `in_turn`, in the one of its first, and that of the others `later`.
+    """
+    if not part.ids:
+        return []
+    places, known_us = configuration.places(part.ids, part.times), configuration.newest_us
+    if in_turn and places.shape[1] > 1:
+        kinds, kind_of = np.unique(places, axis=0, return_inverse=True)
+        groups = [
+            (kinds[kind].tolist(), np.flatnonzero(kind_of.ravel() == kind)) for kind in range(len(kinds))
+        ]
+    else:
+        rows, columns = np.nonzero(places != NOWHERE)
+        of = places[rows, columns]
+        order = np.argsort(of, kind="stable")
+        ends = np.flatnonzero(np.diff(of[order])) + 1
+        groups = [([int(of[group[0]])], rows[group]) for group in np.split(order, ends)]
+    parts = []
+    for (first, *others), rows in groups:
+        later = tuple(place for place in others if place != NOWHERE)
+        chosen = part if len(groups) == 1 else take_part(part, rows)
+        parts.append(replace(_at(chosen, first, known_us), later=later, holds=False))
+    return parts
 
 
-def take_part(part: ShardPart, chosen: Rows, shard: int) -> ShardPart:
-    """Some rows of a part, for a shard."""
-    return ShardPart(shard, take_ids(part.ids, chosen), take_times(part.times, chosen), part.rows[chosen])
+def _at(part: ShardPart, place: int, known_us: int) -> ShardPart:
+    return replace(part, shard=place >> 1, route=Route(known_us, bool(place & 1)))
 
 
-def merge_outcomes(parts: Sequence[ShardPart], outcomes: Sequence[bytes], count: int) -> bytes:
-    """The parts' outcome columns -> one of `count` bytes, in the order of the batch before the split."""
+def take_part(part: ShardPart, chosen: Rows) -> ShardPart:
+    """Some rows of a part."""
+    ids, times = take_ids(part.ids, chosen), take_times(part.times, chosen)
+    return replace(part, ids=ids, times=times, rows=part.rows[chosen])
+
+
+def merge_outcomes(
+    parts: Sequence[ShardPart], outcomes: Sequence[bytes], count: int, rising: Sequence[int] = ()
+) -> bytes:
+    """The parts' outcome columns -> one of `count` bytes, in the order of the batch before the split.
+
+    `rising`: all outcomes that there may be; of those of one row, the last in it holds.
+    """
     if len(parts) == 1:
         return outcomes[0]
+    if sum(len(part.rows) for part in parts) == count:
+        rising = ()
+    rank = np.empty(256, np.uint8)
+    rank[list(rising)] = range(len(rising))
     merged = np.zeros(count, np.uint8)
     for part, column in zip(parts, outcomes, strict=True):
-        merged[part.rows] = np.frombuffer(column, np.uint8)
-    return merged.tobytes()
+        told = np.frombuffer(column, np.uint8)
+        merged[part.rows] = np.maximum(merged[part.rows], rank[told]) if rising else told
+    return (np.array(rising, np.uint8)[merged] if rising else merged).tobytes()
 
 
 def segments_of(
@@ -126,6 +165,37 @@ class PartCall:
             return False
         self.redirects += 1
         return True
+
+
+def advance(calls: "Sequence[PartCall]", won: int) -> "tuple[list[PartCall], bool]":
+    """Where a part has its outcomes, what has been `won` goes on to the next place, if there is one; the rest
+    is through. Whether anything went on.
+    """
+    after, began = [], False
+    for call in calls:
+        part = call.part
+        if call.outcomes is None or not part.later:
+            after.append(call)
+            continue
+        column = np.frombuffer(call.outcomes, np.uint8)
+        onward, through = np.flatnonzero(column == won), np.flatnonzero(column != won)
+        if len(onward):
+            began = True
+            to = _at(take_part(part, onward), part.later[0], part.route.known_us)
+            after.append(PartCall(replace(to, later=part.later[1:], holds=True), maybe_done=True))
+        if len(through):
+            after.append(PartCall(replace(take_part(part, through), later=()), column[through].tobytes()))
+    return after, began
+
+
+def lost_elsewhere(calls: "Sequence[PartCall]", won: int) -> Rows:
+    """The rows, of all that are through, which were won in one place and lost in another."""
+    lost = [
+        call.part.rows[np.frombuffer(call.outcomes or b"", np.uint8) != won]
+        for call in calls
+        if call.part.holds
+    ]
+    return np.concatenate(lost) if lost else np.empty(0, np.intp)
 
 
 def next_address(addresses: Sequence[str], asked: str, failure: Failure, leader: str | None) -> str:
@@ -182,18 +252,18 @@ def split_strays(call: PartCall, misrouted: int | None) -> tuple[list[PartCall],
         return ([], [call]) if call.misrouted else ([call], [])
     if misrouted is None or misrouted not in call.outcomes:
         return [call], []
-    column, shard = np.frombuffer(call.outcomes, np.uint8), call.part.shard
+    column = np.frombuffer(call.outcomes, np.uint8)
     stray_rows, kept_rows = np.flatnonzero(column == misrouted), np.flatnonzero(column != misrouted)
-    failures = [*call.failures, f"shard {shard}: misrouted"]
+    failures = [*call.failures, f"shard {call.part.shard}: misrouted"]
     stray = PartCall(
-        take_part(call.part, stray_rows, shard),
+        take_part(call.part, stray_rows),
         maybe_done=call.maybe_done,
         misrouted=True,
         failures=failures[-4:],
     )
     if not len(kept_rows):
         return [], [stray]
-    return [PartCall(take_part(call.part, kept_rows, shard), column[kept_rows].tobytes())], [stray]
+    return [PartCall(take_part(call.part, kept_rows), column[kept_rows].tobytes())], [stray]
 
 
 # A replica that failed an answer is passed over for so long: who hangs would cost every call a time-out.

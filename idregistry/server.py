@@ -124,7 +124,7 @@ class Replica:
 
     `rows`: node id -> its Raft address, perhaps a proxy's, and the gRPC address that clients are told. Those
     named found the registry together, unless this one is `joining` one that is there: then it waits until it
-    is told to take another's place.
+    is told to take another's place. `spread_us`: Configuration's, of a registry that is founded now.
     """
 
     name: str
@@ -134,6 +134,7 @@ class Replica:
     directory: Path
     secret: bytes
     joining: bool = False
+    spread_us: int = 0
 
 
 class RegistryServer:
@@ -174,7 +175,7 @@ class RegistryServer:
         founders = tuple(me.rows[name] for name in names)
         self._coordinator = Coordinator(
             self._state,
-            Found(0, settings.shards, founders, secrets.token_bytes(IDENTITY_BYTES)),
+            Found(0, settings.shards, founders, secrets.token_bytes(IDENTITY_BYTES), me.spread_us),
             settings,
             clock,
             self._host.wake,

@@ -30,7 +30,7 @@ from idregistry.rules.packing import (
     segments_mistake,
     token_mistake,
 )
-from idregistry.rules.sharding import HORIZON, SHARDS_MAX
+from idregistry.rules.sharding import HORIZON, SHARDS_MAX, Route
 from idregistry.rules.state import Scanned
 from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
 from photon.core.addresses import mistake as address_mistake
@@ -132,18 +132,17 @@ class IdRegistryService(IdRegistryServicer):
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
         """Insert the absent ids; wait for the command they go into."""
         hosted = self._asked(request, context, token_mistake(request.token))
+        what = (request.ids, request.times, request.token, _route(request))
         return self._answered(
-            hosted,
-            request,
-            context,
-            lambda *asked: hosted.shard.offer(Request(request.ids, request.times, request.token, *asked)),
+            hosted, request, context, lambda *asked: hosted.shard.offer(Request(*what, *asked))
         )
 
     def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.OutcomesResponse:
-        """Take out what a fenced incarnation's tokens hold."""
+        """Take out what a fenced incarnation's tokens hold, or what the holder itself gives back."""
         tokens, counts = list(request.tokens), list(request.counts)
         hosted = self._asked(request, context, segments_mistake(request.ids, tokens, counts))
-        release = commands.Release(0, tokens, counts, request.ids, request.times)
+        routes = [_route(request)] * len(tokens)
+        release = commands.Release(0, tokens, counts, request.ids, request.times, routes, request.given_back)
         return self._answered(
             hosted, request, context, lambda *asked: hosted.shard.offer(Ask(release, *asked))
         )
@@ -469,7 +468,12 @@ def _to_wire(scanned: Scanned) -> pb.ScanResponse:
         holder_of=scanned.holder_of.tobytes(),
         token_times=scanned.token_times.tobytes(),
         boundary_us=scanned.boundary_us,
+        guards=scanned.guards,
     )
+
+
+def _route(request: pb.CommitRequest | pb.ReleaseRequest) -> Route:
+    return Route(request.route.known_us, request.route.guard)
 
 
 def _mistake(context: Context, what: str) -> NoReturn:

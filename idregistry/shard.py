@@ -18,6 +18,7 @@ from idregistry.rules.commands import Commit, Release, encode
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
 from idregistry.rules.placement import DAY_US, Steward, command_due
+from idregistry.rules.sharding import Route
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
 from photon.core.ids import ID_BYTES
@@ -69,6 +70,7 @@ class Request:
     ids: bytes
     times: bytes
     token: bytes
+    route: Route
     deadline: float
     answer: Callable[[Answer], None]
 
@@ -99,7 +101,7 @@ class Ask(Generic[What]):
 
 def barrier(deadline: float, answer: Callable[[Answer], None]) -> Ask[Release]:
     """A release of nothing: once it is applied, all that was acknowledged before it was asked for is."""
-    return Ask(Release(0, (), (), b"", b""), deadline, answer)
+    return Ask(Release(0, (), (), b"", b"", (), False), deadline, answer)
 
 
 Item = TypeVar("Item", bound=Request | Ask[Any])
@@ -185,6 +187,7 @@ def build_command(batch: Sequence[Request], time_us: int) -> bytes:
             [request.weight for request in batch],
             b"".join([request.ids for request in batch]),
             b"".join([request.times for request in batch]),
+            [request.route for request in batch],
         )
     )
 

@@ -50,12 +50,15 @@ def registered(
 ) -> "DataFrame":
     """All that was acknowledged before a job of it began; what is registered or released meanwhile may be in.
 
-    UnavailableError if no replica answers now; a job fails if it can't read a shard within `timeout_s`. Each
-    job scans anew: persist it, or write an export, to use it twice.
+    A row an id; two where two tokens hold it in different shards, which only joiners that ended while they
+    asked leave behind. UnavailableError if no replica answers now; a job fails if it can't read a shard
+    within `timeout_s`. Each job scans anew: persist it, or write an export, to use it twice.
     """
     from pyspark.sql import functions as F
 
-    shards = shards_of(registry)
+    with registry.client(ASK_TIMEOUT_S) as client:
+        configuration = client.configuration()
+    shards = configuration.shards
     numbers = session.range(0, shards, 1, shards).select(F.col("id").cast("int").alias("shard"))
 
     def scan_shards(batches: Iterable[Any]) -> Iterator[Any]:
@@ -63,7 +66,9 @@ def registered(
             for shard in batch.column(0).to_pylist():
                 yield from scan_of(registry, timeout_s, shard)
 
-    return map_in_arrow(numbers, scan_shards, SCHEMA)
+    rows = map_in_arrow(numbers, scan_shards, SCHEMA)
+    # Around the start of an interval other shards guard an id, too.
+    return rows.dropDuplicates(["id", "token"]) if len(configuration.intervals) > 1 else rows
 
 
 def scan_of(registry: RegistryAt, timeout_s: float, shard: int) -> Iterator[Any]:

@@ -12,11 +12,11 @@ from typing import Any, Final
 import msgspec
 
 from idregistry.rules.packing import TIME_BYTES
-from idregistry.rules.sharding import Configuration
+from idregistry.rules.sharding import Configuration, Route
 from photon.core.errors import CorruptStateError
 from photon.core.ids import ID_BYTES
 
-VERSION: Final = 3
+VERSION: Final = 4
 IDENTITY_BYTES: Final = 16
 
 _PAIR: Final = b"\x92"  # MessagePack's array of two
@@ -33,14 +33,15 @@ class _Command(msgspec.Struct, frozen=True, array_like=True, tag=True, forbid_un
 
 
 class _OfIds(_Command, frozen=True):
-    """`tokens[i]` is for the next `counts[i]` ids; `ids` is 16 x N, `times` 8 x N bytes, N the sum of
-    `counts`. ValueError for what is not so.
+    """`tokens[i]` is for the next `counts[i]` ids, which came by `routes[i]`; `ids` is 16 x N, `times` 8 x N
+    bytes, N the sum of `counts`. ValueError for what is not so.
     """
 
     tokens: Sequence[bytes]
     counts: Sequence[int]
     ids: bytes
     times: bytes
+    routes: Sequence[Route]
 
     def __post_init__(self) -> None:
         total = sum(self.counts)
@@ -48,8 +49,10 @@ class _OfIds(_Command, frozen=True):
             raise ValueError(
                 f"counts of {total} ids, {len(self.ids)} bytes of ids, {len(self.times)} of times"
             )
-        if len(self.tokens) != len(self.counts) or not all(self.tokens) or min(self.counts, default=0) < 0:
-            raise ValueError("not a token and a count for each segment")
+        if not len(self.tokens) == len(self.counts) == len(self.routes):
+            raise ValueError("not a token, a count and a route for each segment")
+        if not all(self.tokens) or min(self.counts, default=0) < 0:
+            raise ValueError("a segment without a token, or of less than no ids")
 
 
 class Commit(_OfIds, frozen=True):
@@ -57,7 +60,11 @@ class Commit(_OfIds, frozen=True):
 
 
 class Release(_OfIds, frozen=True):
-    """Take out the ids that a fenced incarnation's token holds, as they would be absent (paper 3.3.3)."""
+    """Take out the ids that a token holds, as they would be absent: a fenced incarnation's (paper 3.3.3), or,
+    if it is `given_back`, what its own holder lost in another shard.
+    """
+
+    given_back: bool
 
 
 class Boundary(_Command, frozen=True):
@@ -100,12 +107,13 @@ class Row(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=Tr
 
 class Found(_Command, frozen=True):
     """The very first: `shards` shards, these replicas, and the `identity` by which this registry is told from
-    another for ever. Answer: True, or False where it is founded already.
+    another for ever. `spread_us`: Configuration's. Answer: True, or False where it is founded already.
     """
 
     shards: int
     replicas: tuple[Row, ...]
     identity: bytes
+    spread_us: int = 0
 
 
 class Propose(_Command, frozen=True):

@@ -163,7 +163,7 @@ class DirectoryState:
             return False
         replicas = {row.name: row for row in command.replicas}
         self.view = View(
-            configuration=Configuration(1, (Interval(BEGINNING, command.shards),)),
+            configuration=Configuration(1, (Interval(BEGINNING, command.shards),), command.spread_us),
             identity=command.identity,
             replicas=replicas,
             founders=dict.fromkeys(range(command.shards), tuple(sorted(replicas))),
@@ -203,7 +203,7 @@ class DirectoryState:
         new = [shard for shard in range(proposal.shards) if shard not in view.founders]
         self.view = replace(
             view,
-            configuration=Configuration(command.version, intervals),
+            configuration=Configuration(command.version, intervals, configuration.spread_us),
             proposal=None,
             founders={**view.founders, **dict.fromkeys(new, view.staying)},
         )
@@ -216,7 +216,7 @@ class DirectoryState:
         # The version grows, so that every shard is told that what it prepared for will not be.
         self.view = replace(
             view,
-            configuration=Configuration(command.version, configuration.intervals),
+            configuration=msgspec.structs.replace(configuration, version=command.version),
             proposal=None,
             abandoned=(command.version, command.why),
         )
@@ -227,12 +227,12 @@ class DirectoryState:
         if configuration is None or view.proposal is not None or configuration.version != command.version:
             return False
         left = list(configuration.intervals)
-        while len(left) > 1 and left[1].start_us <= command.boundary_us:
+        while len(left) > 1 and left[1].start_us <= configuration.needed_from(command.boundary_us):
             left.pop(0)
         if len(left) == len(configuration.intervals):
             return False
         left[0] = Interval(BEGINNING, left[0].shards)
-        trimmed = Configuration(configuration.version + 1, tuple(left))
+        trimmed = Configuration(configuration.version + 1, tuple(left), configuration.spread_us)
         over = [shard for shard in view.founders if shard >= trimmed.shards]
         self.view = replace(
             view,

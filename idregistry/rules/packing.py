@@ -124,7 +124,7 @@ LEADER_DETAILS: Final = "leader="
 
 def request_bytes(ids: bytes, token: bytes) -> int:
     """What a request adds to a command: ids, times, token and its row in the segment table."""
-    return len(ids) + len(ids) // ID_BYTES * TIME_BYTES + len(token) + 8
+    return len(ids) + len(ids) // ID_BYTES * TIME_BYTES + len(token) + 20
 
 
 def columns_mistake(ids: bytes, times: bytes) -> str | None:
@@ -251,6 +251,10 @@ class Counts:
         for key in dead:
             self.total -= self._counts.pop(key)
 
+    def of(self, holders: AnySet[int]) -> int:
+        """How many ids they have together. Any thread."""
+        return sum(ids for key, ids in list(self._counts.items()) if key & _HOLDER_MASK in holders)
+
     def holders(self) -> set[int]:
         """The numbers of those that hold anything."""
         return {key & _HOLDER_MASK for key in self._counts}
@@ -263,6 +267,7 @@ _TIME: Final = struct.Struct("<q")
 _TIME_AT: Final = 9  # after version (1) and incarnation (8), see photon.core.ids
 _JOINER: Final = 1
 _OTHER: Final = b"\0"
+_GUARD: Final = b"\2"
 
 
 def incarnation_of(token: bytes) -> bytes | None:
@@ -280,10 +285,11 @@ def pack_incarnation(incarnation: int) -> bytes:
 class Holders:
     """Holder <-> number: the incarnations of joiners are few, ids and tokens many.
 
-    A token is its holder (incarnation and address) and a time. Numbers are given in the order of the log,
-    alike on all replicas, and never again to another. What is no joiner's token is a holder by itself, of
-    time 0: it compares as any other, but has no incarnation and so can't be fenced. `names` is replaced where
-    one is forgotten, and else only grows: other threads may read one that they took.
+    A token is its holder (incarnation and address) and a time. What it holds as a guard is another holder's.
+    Numbers are given in the order of the log, alike on all replicas, and never again to another. What is no
+    joiner's token is a holder by itself, of time 0: it compares as any other, but has no incarnation and so
+    can't be fenced. `names` is replaced where one is forgotten, and else only grows: other threads may read
+    one that they took.
     """
 
     def __init__(self, names: Mapping[int, bytes] | None = None, last: int = 0) -> None:
@@ -292,14 +298,16 @@ class Holders:
         self.last = last
         self._numbers = {name: number for number, name in self.names.items()}
 
-    def find(self, token: bytes) -> tuple[int | None, int]:
+    def find(self, token: bytes, guard: bool) -> tuple[int | None, int]:
         """The holder's number, None if it holds nothing, and the token's time."""
         name, time_us = _split(token)
-        return self._numbers.get(name), time_us
+        return self._numbers.get(_GUARD + name if guard else name), time_us
 
-    def intern(self, token: bytes) -> tuple[int, int]:
+    def intern(self, token: bytes, guard: bool) -> tuple[int, int]:
         """The holder's number, a new one if need be, and the token's time."""
         name, time_us = _split(token)
+        if guard:
+            name = _GUARD + name
         number = self._numbers.get(name)
         if number is None:
             number = self._numbers[name] = self.last = self.last + 1
@@ -313,8 +321,15 @@ class Holders:
             self._numbers = {name: number for number, name in self.names.items()}
 
 
+def is_guard(name: bytes) -> bool:
+    """Whether what this holder holds is another shard's to count."""
+    return name[:1] == _GUARD
+
+
 def token_of_holder(name: bytes, time_us: int) -> bytes:
     """A holder's packed token."""
+    if is_guard(name):
+        name = name[1:]
     if name[:1] == _OTHER:
         return name[1:]
     return name[:_TIME_AT] + _TIME.pack(time_us) + name[_TIME_AT:]

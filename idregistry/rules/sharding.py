@@ -3,9 +3,15 @@
 start_us | shards        An event of time t belongs to the last interval that starts at or before t, and in
 -inf     | 2             it to shard hash(id) modulo the interval's number. A new interval is only ever
 t2       | 6             appended, from a time at which no id is registered yet: no mapping changes.
+
+Copies of one event that an opaque id names may carry different times, at most the *spread* apart. So for as
+long after an interval's start, an opaque id is held in the shards of the earlier intervals too, which *guard*
+it: any two copies meet in the shard of the earlier one. Where an id is held in several shards they are asked
+in the order of their numbers, and who loses in one gives the others back: so one of the copies always wins.
 """
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
@@ -16,6 +22,7 @@ import numpy.typing as npt
 
 from idregistry.rules.packing import Encoded
 from photon.core.columns import hash_ids, unpack_times
+from photon.core.ids import opaque_mask
 
 BEGINNING: Final = -(1 << 63)
 """Start of the first interval, us."""
@@ -26,6 +33,10 @@ time that can't be never stands in the way of a new one."""
 
 SHARDS_MAX: Final = 4096
 INTERVALS_MAX: Final = 1024
+SPREAD_US_MAX: Final = 30 * 86_400_000_000
+
+NOWHERE: Final = 1 << 32
+"""No place."""
 
 
 class Interval(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -36,10 +47,13 @@ class Interval(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The whole table. `version` grows with each change. ValueError for a table that can't be."""
+    """The whole table. `version` grows with each change; `spread_us` never does. ValueError for a table that
+    can't be.
+    """
 
     version: int
     intervals: tuple[Interval, ...]
+    spread_us: int = 0
 
     def __post_init__(self) -> None:
         if not self.intervals or self.intervals[0].start_us != BEGINNING:
@@ -50,6 +64,8 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
             raise ValueError("intervals must be in order of their starts")
         if not all(1 <= interval.shards <= SHARDS_MAX for interval in self.intervals):
             raise ValueError(f"an interval has 1 to {SHARDS_MAX} shards")
+        if not 0 <= self.spread_us <= SPREAD_US_MAX:
+            raise ValueError(f"a spread of {self.spread_us} us; it has 0 to {SPREAD_US_MAX}")
 
     @property
     def shards(self) -> int:
@@ -69,6 +85,39 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
         shard: npt.NDArray[np.uint64] = hashes % numbers[rows]
         return shard
 
+    @property
+    def newest_us(self) -> int:
+        """Start of the last interval."""
+        return self.intervals[-1].start_us
+
+    def needed_from(self, boundary_us: int) -> int:
+        """From which event time on anything is asked for where events before the boundary are expired."""
+        return boundary_us - self.spread_us
+
+    def places(self, ids: bytes, times: bytes) -> npt.NDArray[np.int64]:
+        """16 x N, 8 x N bytes -> N x K places where an id is to be held: shard * 2, + 1 where it guards. Each
+        row rises, and ends with NOWHERE where it has fewer than K.
+        """
+        own = self.shard_of(ids, times).astype(np.int64)
+        columns = [own * 2]
+        if len(self.intervals) == 1:
+            return columns[0][:, None]
+        at = unpack_times(times)
+        low, high = (int(at.min()), int(at.max())) if len(at) else (0, 0)
+        for interval, following in pairwise(self.intervals):
+            start_us = following.start_us
+            if low < start_us + self.spread_us and high >= start_us:
+                near = (at >= start_us) & (at < min(start_us + self.spread_us, HORIZON)) & opaque_mask(ids)
+                guard = (hash_ids(ids) % np.uint64(interval.shards)).astype(np.int64)
+                columns.append(np.where(near & (guard != own), guard * 2 + 1, NOWHERE))
+        if len(columns) == 1:
+            return columns[0][:, None]
+        places = np.sort(np.stack(columns, 1), 1)
+        places[:, 1:][places[:, 1:] == places[:, :-1]] = NOWHERE  # two earlier intervals, one shard
+        places = np.sort(places, 1)
+        used: npt.NDArray[np.int64] = places[:, : int((places != NOWHERE).sum(1).max(initial=1))]
+        return used
+
     def pack(self) -> bytes:
         """As it goes to clients."""
         return msgspec.msgpack.encode(self)
@@ -80,6 +129,13 @@ def unpack_configuration(data: bytes) -> Configuration:
         return msgspec.msgpack.decode(data, type=Configuration)
     except msgspec.DecodeError as error:
         raise ValueError(f"no sharding configuration: {error}") from error
+
+
+class Route(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """How a sender came to ask a shard: by the intervals up to that of `known_us`, and whether as a guard."""
+
+    known_us: int
+    guard: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +153,7 @@ class Ownership:
     def __init__(self, shard: int) -> None:
         self._shard = shard
         self._starts: list[int] = []
+        self.spread_us = 0
         self.configuration: Configuration | None = None
         self.prepared: Prepared | None = None
 
@@ -115,30 +172,46 @@ class Ownership:
         if self.configuration is not None and configuration.version <= self.configuration.version:
             return
         self.configuration = configuration
+        self.spread_us = configuration.spread_us
         self._starts = [interval.start_us for interval in configuration.intervals]
         if self.prepared is not None and configuration.version >= self.prepared.version:
             self.prepared = None
 
-    def owns_all(self, batch: Encoded, low_us: int, high_us: int) -> bool:
-        """Whether all of a batch, with times of `low_us` to `high_us`, are owned; False if hard to say."""
+    def owns_all(self, batch: Encoded, low_us: int, high_us: int, known_us: int) -> bool:
+        """Whether all of a batch, with times of `low_us` to `high_us`, are owned by who is asked as if by
+        intervals up to that of `known_us`; False if hard to say.
+        """
         if self.configuration is None or high_us >= HORIZON:
             return False
         if self.prepared is not None and high_us >= self.prepared.start_us:
             return False
         at = bisect_right(self._starts, low_us) - 1
-        if at != bisect_right(self._starts, high_us) - 1:
+        if at != bisect_right(self._starts, high_us) - 1 or self._starts[at] > known_us:
             return False
         shards = self.configuration.intervals[at].shards
         if shards == 1:
             return self._shard == 0
         return bool((batch.hashes % np.uint64(shards) == self._shard).all())
 
-    def owned(self, ids: bytes, times: bytes) -> npt.NDArray[np.bool_]:
-        """16 x N, 8 x N bytes -> N flags."""
+    def owned(
+        self, ids: bytes, times: bytes, counts: Sequence[int], routes: Sequence[Route]
+    ) -> npt.NDArray[np.bool_]:
+        """16 x N, 8 x N bytes, and how each segment of `counts[i]` ids was routed -> N flags: is it for this
+        shard to decide, as its own or as a guard, whichever is asked.
+
+        An event of an interval that its sender did not know is not: its guards were not known either.
+        """
         times_us = unpack_times(times)
         if self.configuration is None:
             return np.zeros(len(times_us), np.bool_)
-        owned: npt.NDArray[np.bool_] = self.configuration.shard_of(ids, times) == self._shard
+        guards = np.repeat(np.array([route.guard for route in routes], np.int64), counts)
+        places = self.configuration.places(ids, times)
+        owned: npt.NDArray[np.bool_] = (places == (self._shard * 2 + guards)[:, None]).any(1)
+        if self.configuration.newest_us > BEGINNING:
+            starts = np.array(self._starts, np.int64)
+            rows = np.searchsorted(starts, times_us, "right") - 1
+            known = np.repeat(np.array([route.known_us for route in routes], np.int64), counts)
+            owned &= (starts[rows] <= known) | (times_us >= HORIZON)
         if self.prepared is not None:
             owned &= (times_us < self.prepared.start_us) | (times_us >= HORIZON)
         return owned

@@ -24,6 +24,7 @@ from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepa
 from idregistry.rules.packing import (
     BUCKET_US,
     DEAD,
+    FEW,
     NO_BOUNDARY,
     NOBODY,
     SUBS,
@@ -34,6 +35,7 @@ from idregistry.rules.packing import (
     buckets_of,
     first_live,
     incarnation_of,
+    is_guard,
     pack_incarnation,
     span,
     token_of_holder,
@@ -71,7 +73,7 @@ class Facts:
         self.boundary_us = NO_BOUNDARY
         """Events before it are expired."""
         self.live = first_live(NO_BOUNDARY)
-        """The first bucket that is not wholly before the boundary."""
+        """The first bucket whose ids are kept."""
         self.time_us = NO_BOUNDARY
         """The latest time a leader stamped into a command."""
         self.latest_us = BEGINNING
@@ -85,9 +87,15 @@ class Facts:
         if boundary_us > self.boundary_us:
             # Readers take the boundary first: in between they say "expired" of more, not "absent" of more.
             self.boundary_us = boundary_us
-            self.live = first_live(boundary_us)
+            self.live = self.live_at(boundary_us)
             self.counts.drop_before(self.live)
             self.holders.forget_but(self.counts.holders())
+
+    def live_at(self, boundary_us: int) -> int:
+        """The first bucket whose ids are kept where events before the boundary are expired: an event that is
+        not may be a copy of one that is, as far back as the spread.
+        """
+        return first_live(boundary_us - self.ownership.spread_us)
 
     def fence(self, first: int, incarnations: Iterable[int]) -> None:
         """The directory's fences from number `first` on.
@@ -133,14 +141,14 @@ def commit(facts: Facts, command: Commit) -> bytes:
     fenced = list(map(facts.is_fenced, command.tokens))
     # Also where nothing is won: numbers hang on the log alone. What is fenced stamps nothing.
     holders = [
-        (NOBODY, 0) if barred else facts.holders.intern(token)
-        for token, barred in zip(command.tokens, fenced, strict=True)
+        (NOBODY, 0) if barred else facts.holders.intern(token, route.guard)
+        for token, route, barred in zip(command.tokens, command.routes, fenced, strict=True)
     ]
     stamps = new_stamps(holders, command.counts, command.times, low_us, high_us)
     plain = (
         not any(fenced)
         and facts.none_expired(low_us, high_us)
-        and facts.ownership.owns_all(batch, low_us, high_us)
+        and _owns_all(facts, command, batch, low_us, high_us)
         and len(set(batch.keys)) == batch.count
         and not facts.table.any_frozen(batch, facts.live)
     )
@@ -151,6 +159,20 @@ def commit(facts: Facts, command: Commit) -> bytes:
         _count_all(facts, command, holders, low_us, high_us)
         return bytes(batch.count)  # Committed.WON is 0
     return _commit_rest(facts, command, batch, stamps, held)
+
+
+def _owns_all(facts: Facts, command: Commit, batch: Encoded, low_us: int, high_us: int) -> bool:
+    known_us = min(route.known_us for route in command.routes)
+    if not any(route.guard for route in command.routes):
+        if facts.ownership.owns_all(batch, low_us, high_us, known_us):
+            return True
+        if batch.count <= FEW:
+            return False
+    return bool(_owned(facts, command).all())
+
+
+def _owned(facts: Facts, command: Commit | Release) -> npt.NDArray[np.bool_]:
+    return facts.ownership.owned(command.ids, command.times, command.counts, command.routes)
 
 
 def _commit_rest(
@@ -178,7 +200,7 @@ def _commit_each(
     outcomes = bytearray(batch.count)
     new = np.zeros(batch.count, np.bool_)
     frozen = table.frozen_stamps(batch, live)
-    owned = facts.ownership.owned(command.ids, command.times).tolist()
+    owned = _owned(facts, command).tolist()
     expired = facts.expired(command.times).tolist()
     ids = split_ids(command.ids)
     rows = iter(range(batch.count))
@@ -241,20 +263,23 @@ def _note_latest(facts: Facts, times_us: npt.NDArray[np.int64]) -> None:
 
 
 def release(facts: Facts, command: Release) -> bytes:
-    """Take out lost ids (3.3.3), compare and delete: the outcomes (core.fates.Released, 1 x N bytes)."""
+    """Take out ids, compare and delete: the outcomes (core.fates.Released, 1 x N bytes)."""
     if not command.ids:
         return b""
     batch = Encoded(command.ids)
     outcomes = bytearray(batch.count)
-    owned = facts.ownership.owned(command.ids, command.times).tolist()
+    owned = _owned(facts, command).tolist()
     frozen = facts.table.frozen(batch, facts.live)
-    fenced = list(map(facts.is_fenced, command.tokens))
-    tokens = [_token_of(facts, token) for token in command.tokens]
+    free = [command.given_back or facts.is_fenced(token) for token in command.tokens]
+    tokens = [
+        _token_of(facts, token, route.guard)
+        for token, route in zip(command.tokens, command.routes, strict=True)
+    ]
     segments = chain.from_iterable(map(repeat, range(len(tokens)), command.counts))
     for row, segment in enumerate(segments):
         if not owned[row]:
             outcomes[row] = Released.MISROUTED
-        elif not fenced[segment]:
+        elif not free[segment]:
             outcomes[row] = Released.NOT_FENCED
         else:
             outcomes[row] = _release_one(facts, batch, row, frozen, tokens[segment])
@@ -282,9 +307,9 @@ def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: 
     return Released.RELEASED
 
 
-def _token_of(facts: Facts, token: bytes) -> bytes | None:
+def _token_of(facts: Facts, token: bytes, guard: bool) -> bytes | None:
     """As it stands in stamps; None if it never held anything."""
-    holder, time_us = facts.holders.find(token)
+    holder, time_us = facts.holders.find(token, guard)
     return None if holder is None else token_of(STAMP.pack(holder, time_us, DEAD))
 
 
@@ -298,7 +323,8 @@ class Scanned:
     and who holds them. The first piece of a scan has no ids.
 
     A token is told as its holder, packed like a token of time 0, and its time: each id's row in `holders`,
-    and N times (us). Of events before `boundary_us` some or all ids are missing.
+    and N times (us). `guards`: whose ids, a flag a holder, are only guarded here; but for those whose holder
+    got no further, another shard has them too. Of events before `boundary_us` some or all ids are missing.
     """
 
     ids: bytes
@@ -306,7 +332,13 @@ class Scanned:
     holders: list[bytes]
     holder_of: npt.NDArray[np.uint32]
     token_times: npt.NDArray[np.int64]
+    guards: list[bool]
     boundary_us: int = NO_BOUNDARY
+
+    @property
+    def guarded(self) -> npt.NDArray[np.bool_]:
+        """N flags."""
+        return np.array(self.guards, np.bool_)[self.holder_of]
 
     @property
     def token_table(self) -> list[bytes]:
@@ -357,12 +389,14 @@ def scan(cut: Cut, holders: Mapping[int, bytes], boundary_us: int) -> Iterator[S
 
 def _scanned(rows: Rows, holders: Mapping[int, bytes], boundary_us: int) -> Scanned:
     numbers, holder_of = np.unique(rows.stamps["holder"], return_inverse=True)
+    names = [holders[number] for number in numbers.tolist()]
     return Scanned(
         unhash_ids(rows.hashes, rows.tails),
         pack_times(rows.stamps["bucket"].astype(np.int64) * BUCKET_US),
-        [token_of_holder(holders[number], 0) for number in numbers.tolist()],
+        [token_of_holder(name, 0) for name in names],
         holder_of.astype(np.uint32),
         rows.stamps["time_us"].copy(),
+        list(map(is_guard, names)),
         boundary_us,
     )
 
@@ -431,11 +465,11 @@ class ShardState:
         head, names, fences, columns, counts = unpack(chunks)
         facts = Facts(self._shard, IdTable(columns), Holders(names, head.last_holder))
         facts.counts = counts
-        # Not raised: holders are forgotten by the command alone, on all replicas at once.
-        facts.boundary_us, facts.live = head.boundary_us, first_live(head.boundary_us)
         facts.time_us, facts.latest_us = head.time_us, head.latest_us
         if head.configuration is not None:
             facts.ownership.configure(head.configuration)
+        # Not raised: holders are forgotten by the command alone, on all replicas at once.
+        facts.boundary_us, facts.live = head.boundary_us, facts.live_at(head.boundary_us)
         if head.prepared is not None:
             facts.ownership.prepare(head.prepared.version, head.prepared.start_us, head.prepared.fits)
         facts.fence(0, fences)
@@ -455,7 +489,7 @@ class ShardState:
             return b""
         facts = self._facts
         boundary_us = facts.boundary_us
-        present = facts.table.present(Encoded(ids), first_live(boundary_us))
+        present = facts.table.present(Encoded(ids), facts.live_at(boundary_us))
         if boundary_us == NO_BOUNDARY:
             return present.tobytes()
         return np.where(facts.expired(times), np.uint8(Registered.EXPIRED), present).tobytes()
@@ -465,7 +499,7 @@ class ShardState:
         facts = self._facts
         boundary_us = facts.boundary_us
         names = facts.holders.names  # before the cut: of what it has, none is forgotten here
-        return scan(facts.table.cut(first_live(boundary_us)), names, boundary_us)
+        return scan(facts.table.cut(facts.live_at(boundary_us)), names, boundary_us)
 
     def memory(self) -> dict[str, int]:
         """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""
@@ -479,8 +513,10 @@ class ShardState:
 
     @property
     def ids(self) -> int:
-        """How many are registered."""
-        return self._facts.counts.total
+        """How many are registered here; those that are only guarded are counted by another shard."""
+        facts = self._facts
+        guards = {number for number, name in list(facts.holders.names.items()) if is_guard(name)}
+        return facts.counts.total - (facts.counts.of(guards) if guards else 0)
 
     @property
     def boundary_us(self) -> int:

@@ -188,14 +188,21 @@ def _write_joining_topology(
 )
 @registry_options
 def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Named) -> None:
-    """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex)."""
+    """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex).
+
+    Behind an id that it only guards, because another copy of the event may come with an earlier time, stands
+    the word guard.
+    """
     from photon.core.columns import split_ids, unpack_times
 
     with named.at().client(TIMEOUT_S) as client:
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
-            rows = zip(split_ids(part.ids), times, part.tokens, strict=True)
-            sys.stdout.write("".join(f"{i.hex()} {t} {token.hex()}\n" for i, t, token in rows))
+            ends = ["\n", " guard\n"]
+            rows = zip(split_ids(part.ids), times, part.tokens, part.guarded.tolist(), strict=True)
+            sys.stdout.write(
+                "".join(f"{i.hex()} {t} {token.hex()}{ends[guard]}" for i, t, token, guard in rows)
+            )
 
 
 @click.command("export")

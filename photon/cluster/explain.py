@@ -101,13 +101,18 @@ def registered(topology: Topology, packed: bytes) -> dict[str, Any] | None:
 
     Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
     """
+    guarded = None
     with registry_of(topology).client(TIMEOUT_S) as client:
         for shard in range(client.configuration().shards):
             for part in client.scan(shard, timeout_s=SCAN_S_MAX):
                 row = _row_of(part.ids, packed)
-                if row is not None:
-                    return {"shard": shard, **_token(part.tokens[row], topology)}
-    return None
+                if row is None:
+                    continue
+                found = {"shard": shard, **_token(part.tokens[row], topology)}
+                if not part.guarded[row]:
+                    return found
+                guarded = found
+    return guarded
 
 
 def _row_of(ids: bytes, packed: bytes) -> int | None:

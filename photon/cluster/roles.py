@@ -182,6 +182,7 @@ def _registry(topology: "Topology", process: "Process", network: "Network", fail
         directory=Path(me.directory),
         secret=bytes.fromhex(topology.secret),
         joining=me.joining,
+        spread_us=round(topology.settings.ids.time_spread_max_s * 1e6),
     )
     settings, clock = topology.settings.registry, SystemClock()
     return server.RegistryServer(replica, settings, clock, random.Random(), fail, replace(network, bind=""))

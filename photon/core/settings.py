@@ -72,9 +72,11 @@ class Foreign:
 
 @dataclass(frozen=True, slots=True)
 class Ids:
-    """[ids]: the key of the digests of opaque ids. Never change it while ids are remembered."""
+    """[ids]: of opaque ids. The key of their digests: never change it while ids are remembered."""
 
     key: str = "photon"
+    time_spread_max_s: float = _bounded(3600.0, 0.0, 30 * 86_400)
+    """How far apart the times of two copies of an event may be. A registry keeps what it was founded with."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,30 +27,44 @@ class LookupResponse(_message.Message):
     def __init__(self, outcomes: _Optional[bytes] = ..., version: _Optional[int] = ...) -> None: ...
 
 class CommitRequest(_message.Message):
-    __slots__ = ("shard", "ids", "times", "token")
+    __slots__ = ("shard", "ids", "times", "token", "route")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     ids: bytes
     times: bytes
     token: bytes
-    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., token: _Optional[bytes] = ...) -> None: ...
+    route: Route
+    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., token: _Optional[bytes] = ..., route: _Optional[_Union[Route, _Mapping]] = ...) -> None: ...
+
+class Route(_message.Message):
+    __slots__ = ("known_us", "guard")
+    KNOWN_US_FIELD_NUMBER: _ClassVar[int]
+    GUARD_FIELD_NUMBER: _ClassVar[int]
+    known_us: int
+    guard: bool
+    def __init__(self, known_us: _Optional[int] = ..., guard: _Optional[bool] = ...) -> None: ...
 
 class ReleaseRequest(_message.Message):
-    __slots__ = ("shard", "ids", "times", "tokens", "counts")
+    __slots__ = ("shard", "ids", "times", "tokens", "counts", "route", "given_back")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     COUNTS_FIELD_NUMBER: _ClassVar[int]
+    ROUTE_FIELD_NUMBER: _ClassVar[int]
+    GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
     shard: int
     ids: bytes
     times: bytes
     tokens: _containers.RepeatedScalarFieldContainer[bytes]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tokens: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Iterable[int]] = ...) -> None: ...
+    route: Route
+    given_back: bool
+    def __init__(self, shard: _Optional[int] = ..., ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., tokens: _Optional[_Iterable[bytes]] = ..., counts: _Optional[_Iterable[int]] = ..., route: _Optional[_Union[Route, _Mapping]] = ..., given_back: _Optional[bool] = ...) -> None: ...
 
 class OutcomesResponse(_message.Message):
     __slots__ = ("outcomes", "version")
@@ -69,20 +83,22 @@ class ScanRequest(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., fresh: _Optional[bool] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
-    __slots__ = ("ids", "times", "holders", "holder_of", "token_times", "boundary_us")
+    __slots__ = ("ids", "times", "holders", "holder_of", "token_times", "boundary_us", "guards")
     IDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
     HOLDERS_FIELD_NUMBER: _ClassVar[int]
     HOLDER_OF_FIELD_NUMBER: _ClassVar[int]
     TOKEN_TIMES_FIELD_NUMBER: _ClassVar[int]
     BOUNDARY_US_FIELD_NUMBER: _ClassVar[int]
+    GUARDS_FIELD_NUMBER: _ClassVar[int]
     ids: bytes
     times: bytes
     holders: _containers.RepeatedScalarFieldContainer[bytes]
     holder_of: bytes
     token_times: bytes
     boundary_us: int
-    def __init__(self, ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., holders: _Optional[_Iterable[bytes]] = ..., holder_of: _Optional[bytes] = ..., token_times: _Optional[bytes] = ..., boundary_us: _Optional[int] = ...) -> None: ...
+    guards: _containers.RepeatedScalarFieldContainer[bool]
+    def __init__(self, ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., holders: _Optional[_Iterable[bytes]] = ..., holder_of: _Optional[bytes] = ..., token_times: _Optional[bytes] = ..., boundary_us: _Optional[int] = ..., guards: _Optional[_Iterable[bool]] = ...) -> None: ...
 
 class DirectoryRequest(_message.Message):
     __slots__ = ()

@@ -277,7 +277,8 @@ def _release(
         return 0
     rows = rows[np.argsort(buckets[rows], kind="stable")]
     ids = take_ids(scanned.ids, rows)
-    times = _routed(configuration, shard, ids, unpack_times(scanned.times)[rows])
+    places = shard * 2 + scanned.guarded[rows]
+    times = _routed(configuration, places, ids, unpack_times(scanned.times)[rows])
     numbers, counts = np.unique(buckets[rows], return_counts=True)
     address = ours[int(scanned.holder_of[rows[0]])].address
     tokens = [Token(address, job.incarnation, job.begun_us + number).pack() for number in numbers.tolist()]
@@ -292,12 +293,17 @@ def _release(
     return released
 
 
-def _routed(configuration: Configuration, shard: int, ids: bytes, times_us: npt.NDArray[np.int64]) -> bytes:
-    """Times by which the ids go to the shard that they are in: a scan tells the hour, and an interval of the
-    configuration may begin within."""
+def _routed(
+    configuration: Configuration,
+    places: npt.NDArray[np.int64],
+    ids: bytes,
+    times_us: npt.NDArray[np.int64],
+) -> bytes:
+    """Times by which the ids go, among others, to the places (of Configuration.places) that they are in: a
+    scan tells the hour, and an interval of the configuration may begin within."""
     times = times_us.astype("<i8")
     for interval in configuration.intervals[1:]:
-        astray = configuration.shard_of(ids, times.tobytes()) != np.uint64(shard)
+        astray = ~(configuration.places(ids, times.tobytes()) == places[:, None]).any(1)
         start = np.array([interval.start_us], np.int64)
         within = buckets_of(times) == buckets_of(start)[0]
         times = np.where(astray & within, start, times)

@@ -260,8 +260,11 @@ def _named(rows: _Rows) -> Column:
 
 
 def _holders(rows: _Rows, terms: Terms) -> tuple[Column, Column, dict[str, Any]]:
-    """Of each id: it is registered; its line may be on its way; and who registered it."""
+    """Of each id: it is registered; its line may be on its way; and who registered it, the last one if two
+    did, in different shards, of whom at least one ended while it asked."""
     registered = rows.registered
+    if pc.count_distinct(registered["key"]).as_py() < len(registered):
+        registered = registered.sort_by([("token_us", "descending")])
     place = pc.index_in(rows.keys, value_set=_whole(registered["key"]))
     holders = {name: _whole(registered[name]).take(place) for name in ("address", "incarnation", "token_us")}
     settling = _numbers(holders["token_us"], _NO_TIME) >= terms.settled_us
@@ -285,7 +288,8 @@ def _of_no_id(bucket: Any, rows: _Rows, terms: Terms) -> Any:
     lines, joined, letters = (
         int((sources == one).sum()) for one in (Source.FOREIGN, Source.JOINED, Source.LETTER)
     )
-    others = 0 if terms.span else int((~_is_in(rows.registered["key"], rows.keys)).sum())
+    only = rows.registered["key"].filter(pa.array(~_is_in(rows.registered["key"], rows.keys)))
+    others = 0 if terms.span else pc.count_distinct(only).as_py()
     counts = {
         Verdict.UNREADABLE: (int(bool(lines + joined + letters)), lines, joined, letters),
         Verdict.OTHER_REGISTERED: (others, 0, 0, 0),

@@ -4,13 +4,15 @@ import hashlib
 from collections.abc import Iterable
 
 from idregistry.rules.commands import Commit, Configure, encode
-from idregistry.rules.sharding import BEGINNING, Configuration, Interval
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, split_ids
 from photon.core.fates import Committed
 from photon.core.ids import Token
 
 NOW_US = 1_700_000_000_000_000
+OWN = Route(HORIZON, False)
+"""How one asks who knows all intervals, of what is the shard's own."""
 WON, DUPLICATE, EXPIRED, FENCED, MISROUTED = bytes(Committed)
 
 
@@ -22,6 +24,12 @@ def token(name: str) -> bytes:
 def event_id(number: int) -> bytes:
     """A 16-byte id, the same for the same number."""
     return hashlib.md5(str(number).encode()).digest()
+
+
+def opaque_id(number: int) -> bytes:
+    """One whose kind says that it carries no time."""
+    first, *rest = event_id(number)
+    return bytes([0xE0 | first & 15, *rest])
 
 
 def event_ids(*numbers: int) -> bytes:
@@ -43,6 +51,7 @@ def commit_command(*segments: tuple[bytes, Iterable[int]], time_us: int = NOW_US
             list(map(len, numbers)),
             ids,
             same_times(len(ids) // 16, time_us),
+            [OWN] * len(segments),
         )
     )
 

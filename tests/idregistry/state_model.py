@@ -1,25 +1,28 @@
 """A shard's rules in plain Python: one dict, one scan. And the commands to try them with."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
 
 from idregistry.rules.commands import Boundary, Command, Commit, Configure, Fences, Prepare, Release
 from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, bucket_of, unhash_ids
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared
-from photon.core.columns import pack_times, split_ids, unpack_times
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Prepared, Route
+from photon.core.columns import hash_ids, pack_times, split_ids, unpack_times
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import Token, parse_token
-from tests.idregistry.kit import NOW_US, event_ids
+from tests.idregistry.kit import NOW_US, OWN, event_ids, opaque_id
 
 
 @dataclass
 class Model:
-    """Everything a shard knows. An id whose bucket lies wholly before the boundary is not there."""
+    """Everything a shard knows. An id whose bucket lies wholly before the boundary, by more than the spread,
+    is not there. `held`: by which token, of which hour, and whether as a guard.
+    """
 
     shard: int
-    held: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    held: dict[bytes, tuple[bytes, int, bool]] = field(default_factory=dict)
     boundary_us: int = NO_BOUNDARY
     latest_us: int = BEGINNING
     configuration: Configuration | None = None
@@ -54,30 +57,30 @@ class Model:
     def commit(self, command: Commit) -> bytes:
         rows = list(zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True))
         outcomes = []
-        for token, count in zip(command.tokens, command.counts, strict=True):
+        for token, count, route in zip(command.tokens, command.counts, command.routes, strict=True):
             won: set[bytes] = set()
             for _ in range(count):
                 key, time_us = rows.pop(0)
-                outcome = self.commit_one(token, key, time_us, won)
+                outcome = self.commit_one(token, key, time_us, route, won)
                 won |= {key} if outcome == Committed.WON else set()
                 outcomes.append(outcome)
         return bytes(outcomes)
 
-    def commit_one(self, token: bytes, key: bytes, time_us: int, won: set[bytes]) -> Committed:
-        if self.misrouted(key, time_us):
+    def commit_one(self, token: bytes, key: bytes, time_us: int, route: Route, won: set[bytes]) -> Committed:
+        if self.misrouted(key, time_us, route):
             return Committed.MISROUTED
         if self.fenced(token):
             return Committed.FENCED
         if key in won:
             return Committed.DUPLICATE
         held = self.get(key)
-        if held is not None and held[0] == token:
+        if held is not None and (held[0], held[2]) == (token, route.guard):
             return Committed.WON
         if self.expired(time_us):
             return Committed.EXPIRED
         if held is not None:
             return Committed.DUPLICATE
-        self.held[key] = token, bucket_of(time_us)
+        self.held[key] = token, bucket_of(time_us), route.guard
         if time_us < HORIZON:
             self.latest_us = max(self.latest_us, time_us)
         return Committed.WON
@@ -85,16 +88,16 @@ class Model:
     def release(self, command: Release) -> bytes:
         rows = list(zip(split_ids(command.ids), unpack_times(command.times).tolist(), strict=True))
         outcomes = []
-        for token, count in zip(command.tokens, command.counts, strict=True):
+        for token, count, route in zip(command.tokens, command.counts, command.routes, strict=True):
             for key, time_us in [rows.pop(0) for _ in range(count)]:
                 held = self.get(key)
-                if self.misrouted(key, time_us):
+                if self.misrouted(key, time_us, route):
                     outcomes.append(Released.MISROUTED)
-                elif not self.fenced(token):
+                elif not (command.given_back or self.fenced(token)):
                     outcomes.append(Released.NOT_FENCED)
                 elif held is None:
                     outcomes.append(Released.ABSENT)
-                elif held[0] != token:
+                elif (held[0], held[2]) != (token, route.guard):
                     outcomes.append(Released.OTHER)
                 else:
                     del self.held[key]
@@ -111,9 +114,10 @@ class Model:
             for key, time_us in zip(split_ids(ids), unpack_times(times).tolist(), strict=True)
         )
 
-    def get(self, key: bytes) -> tuple[bytes, int] | None:
+    def get(self, key: bytes) -> tuple[bytes, int, bool] | None:
         held = self.held.get(key)
-        if held is None or (held[1] + 1) * BUCKET_US <= self.boundary_us:
+        spread_us = 0 if self.configuration is None else self.configuration.spread_us
+        if held is None or (held[1] + 1) * BUCKET_US <= self.boundary_us - spread_us:
             return None
         return held
 
@@ -126,15 +130,32 @@ class Model:
         except ValueError:
             return False
 
-    def misrouted(self, key: bytes, time_us: int) -> bool:
+    def misrouted(self, key: bytes, time_us: int, route: Route) -> bool:
         if self.configuration is None:
             return True
         if self.prepared is not None and self.prepared.start_us <= time_us < HORIZON:
             return True
-        return int(self.configuration.shard_of(key, pack_times([time_us]))[0]) != self.shard
+        number, intervals = int(hash_ids(key)[0]), self.configuration.intervals
+        known = [one for one in intervals if one.start_us <= time_us] if time_us < HORIZON else [intervals[0]]
+        if time_us < HORIZON and known[-1].start_us > route.known_us:
+            return True
+        own = number % known[-1].shards
+        if not route.guard:
+            return own != self.shard
+        guards = {
+            number % earlier.shards
+            for earlier, following in pairwise(known)
+            if time_us < following.start_us + self.configuration.spread_us
+        }
+        return key[0] >> 4 != 0xE or self.shard not in guards - {own}
+
+    @property
+    def ids(self) -> int:
+        """Those that are only guarded here left out."""
+        return sum(not self.held[key][2] for key in self.contents())
 
     def contents(self) -> dict[bytes, bytes]:
-        return {key: token for key, (token, _) in self.held.items() if self.get(key) is not None}
+        return {key: held[0] for key, held in self.held.items() if self.get(key) is not None}
 
 
 def crafted(*halves: tuple[int, int]) -> bytes:
@@ -145,7 +166,8 @@ def crafted(*halves: tuple[int, int]) -> bytes:
 
 _END = (1 << 64) - 1
 POOL = split_ids(
-    event_ids(*range(12))
+    event_ids(*range(6))
+    + b"".join(map(opaque_id, range(6, 12)))
     + crafted((1 << 60, 1), (1 << 60, 2), (1 << 60, 3))  # of one hash
     + crafted((0x11 << 56 | 77, 5), (0x12 << 56 | 77, 5))  # of one key in two sub-dicts
     + crafted((0, 0), (0, _END), (_END, 0), (_END, 7), (_END, _END))
@@ -157,6 +179,7 @@ EVENT_TIMES = (
     | st.sampled_from([-(1 << 63), -6_816_000_000_000_000, HORIZON - 1, HORIZON, (1 << 63) - 1])
     | st.just(3 * BUCKET_US)
 )
+KNOWN = st.sampled_from([BEGINNING, 0, HORIZON, HORIZON])
 INCARNATIONS = st.sampled_from([0, 1, 2, _END])
 TOKENS = st.builds(Token, st.sampled_from(["a:1", "b:2"]), INCARNATIONS, st.integers(-1, 1)).map(
     Token.pack
@@ -171,7 +194,13 @@ def of_segments(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Relea
     same = draw(st.none() | EVENT_TIMES)
     times = [draw(EVENT_TIMES) if same is None else same for _ in ids]
     counts = [len(of_segment) for _, of_segment in segments]
-    return kind(NOW_US, [token for token, _ in segments], counts, b"".join(ids), pack_times(times))
+    routes = [Route(draw(KNOWN), draw(st.booleans())) for _ in segments]
+    tokens = [token for token, _ in segments]
+    return kind(NOW_US, tokens, counts, b"".join(ids), pack_times(times), routes, *given_back(draw, kind))
+
+
+def given_back(draw: st.DrawFn, kind: type[Commit | Release]) -> list[bool]:
+    return [draw(st.booleans())] if kind is Release else []
 
 
 @st.composite
@@ -180,7 +209,7 @@ def configures(draw: st.DrawFn) -> Configure:
     shards = st.sampled_from([1, 1, 2])
     intervals = [Interval(start * BUCKET_US, draw(shards)) for start in sorted(starts)]
     first = Interval(BEGINNING, draw(shards))
-    return Configure(NOW_US, Configuration(draw(st.integers(1, 5)), (first, *intervals)))
+    return Configure(NOW_US, Configuration(draw(st.integers(1, 5)), (first, *intervals), 2 * BUCKET_US))
 
 
 COMMITS = of_segments(Commit)
@@ -204,7 +233,7 @@ _HOURS = st.sampled_from([0, BUCKET_US, 2 * BUCKET_US])
 def _of_few(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Release:
     ids = draw(_FEW)
     packed, times = b"".join(ids), pack_times([draw(_HOURS)] * len(ids))
-    return kind(NOW_US, [draw(_OF_TWO)], [len(ids)], packed, times)
+    return kind(NOW_US, [draw(_OF_TWO)], [len(ids)], packed, times, [OWN], *given_back(draw, kind))
 
 
 RELEASED_STORY = (

@@ -23,7 +23,7 @@ from idregistry.rules.commands import (
     decode,
     encode,
 )
-from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from photon.core.columns import pack_times, take_ids
 from photon.core.ids import IdPacker
 from tests.idregistry.kit import event_ids, one_shard
@@ -39,7 +39,9 @@ def with_tokens(draw: st.DrawFn, kind: type[Commit | Release]) -> Commit | Relea
     total = sum(counts)
     ids = draw(st.binary(min_size=16 * total, max_size=16 * total))
     times = draw(st.binary(min_size=8 * total, max_size=8 * total))
-    return kind(draw(INT64), tokens, counts, ids, times)
+    routes = [Route(draw(INT64), draw(st.booleans())) for _ in counts]
+    given_back = [draw(st.booleans())] if kind is Release else []
+    return kind(draw(INT64), tokens, counts, ids, times, routes, *given_back)
 
 
 @st.composite
@@ -92,7 +94,8 @@ def test_a_command_of_another_version_says_which() -> None:
 
 @pytest.mark.parametrize("kind", [Commit, Release])
 def test_segments_that_do_not_fit_their_ids_are_refused(kind: type[Commit | Release]) -> None:
-    whole = encode(kind(0, [b"t"], [1], bytes(16), bytes(8)))
+    given_back = [False] if kind is Release else []
+    whole = encode(kind(0, [b"t"], [1], bytes(16), bytes(8), [Route(7, False)], *given_back))
     for good, bad in [
         (b"\xc4\x01t", b"\xc4\x00"),
         (b"\x91\x01", b"\x91\x02"),
@@ -105,9 +108,11 @@ def test_segments_that_do_not_fit_their_ids_are_refused(kind: type[Commit | Rele
 
 def test_a_table_of_configuration_that_can_not_be_is_refused() -> None:
     whole = encode(Configure(0, one_shard(5)))
-    assert whole.endswith(b"\x05")
+    assert whole.endswith(b"\x05\x00")
     with pytest.raises(CommandError, match="shards"):
-        decode(whole[:-1] + b"\0")
+        decode(whole[:-2] + b"\0\0")
+    with pytest.raises(CommandError, match="spread"):
+        decode(whole[:-1] + b"\xff")
 
 
 def test_a_command_of_the_directory_is_none_of_a_shard() -> None:
@@ -145,7 +150,7 @@ def test_ids_of_one_server_spread_over_all_shards() -> None:
 def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shards: int, seed: int) -> None:
     rng = random.Random(seed)
     ids, times = rng.randbytes(16 * count), rng.randbytes(8 * count)
-    parts = split(whole(ids, times), always(shards))
+    parts = split(whole(ids, times), always(shards), False)
     assert len({part.shard for part in parts}) == len(parts)
     for part in parts:
         assert set(shard_of(part.ids, shards).tolist()) == {part.shard}
@@ -160,7 +165,7 @@ def test_split_by_shard_and_merged_a_batch_is_in_its_old_order(count: int, shard
 
 def test_a_batch_of_one_shard_is_passed_on_as_it_is() -> None:
     ids, times = event_ids(1, 2, 3), bytes(24)
-    (part,) = split(whole(ids, times), always(1))
+    (part,) = split(whole(ids, times), always(1), False)
     assert part.ids is ids
     assert part.times is times
     assert part.rows.tolist() == [0, 1, 2]
@@ -176,7 +181,7 @@ def test_rows_that_were_misrouted_are_split_anew_and_keep_their_place(
     ids = rng.randbytes(16 * count)
     times = pack_times([rng.choice([-5, 500, 1500, 2500, 9999, HORIZON]) for _ in range(count)])
     rows = np.array(sorted(rng.sample(range(count), rng.randint(1, count))))
-    parts = split(take_part(whole(ids, times), rows, 0), configuration)
+    parts = split(take_part(whole(ids, times), rows), configuration, False)
     found = np.concatenate([part.rows for part in parts])
     assert sorted(found.tolist()) == rows.tolist()
     expected = configuration.shard_of(ids, times)
@@ -184,7 +189,7 @@ def test_rows_that_were_misrouted_are_split_anew_and_keep_their_place(
         assert part.ids == take_ids(ids, part.rows)
         assert set(expected[part.rows].tolist()) == {part.shard}
         half = np.arange(0, len(part.ids) // 16, 2)
-        taken = take_part(part, half, part.shard)
+        taken = take_part(part, half)
         assert taken.ids == take_ids(ids, taken.rows)
 
 
@@ -194,7 +199,7 @@ def test_each_id_keeps_its_token_when_a_release_is_split(counts: list[int], shar
     ids = event_ids(*range(count))
     tokens = [b"token %d" % n for n in range(len(counts))]
     of_row = [token for token, n in zip(tokens, counts, strict=True) for _ in range(n)]
-    for part in split(whole(ids, bytes(8 * count)), always(shards)):
+    for part in split(whole(ids, bytes(8 * count)), always(shards), False):
         segments, sizes = segments_of(part, tokens, counts)
         spread = [token for token, n in zip(segments, sizes, strict=True) for _ in range(n)]
         assert spread == [of_row[row] for row in part.rows]

@@ -30,7 +30,7 @@ from photon.core.clock import ManualClock
 from photon.core.settings import Registry
 from photon.raft.port import Members, Unknown
 from tests.idregistry.fake_log import FakeLog
-from tests.idregistry.kit import NOW_US, event_ids, same_times
+from tests.idregistry.kit import NOW_US, OWN, event_ids, same_times
 
 ROWS = tuple(Row(f"r{n}", "h", 1, "h:1") for n in range(3))
 IDENTITY = bytes(range(16))
@@ -121,7 +121,7 @@ class Bench:
 
 def commit(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
     ids = event_ids(*numbers)
-    command = Commit(NOW_US, [b"t"], [len(numbers)], ids, same_times(len(numbers), time_us))
+    command = Commit(NOW_US, [b"t"], [len(numbers)], ids, same_times(len(numbers), time_us), [OWN])
     outcomes = state.apply(encode(command))
     assert isinstance(outcomes, bytes)
     return outcomes

@@ -35,7 +35,7 @@ from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times, take_ids, take_times
 from photon.core.errors import CorruptStateError
 from photon.core.fates import Committed, Registered
-from tests.idregistry.kit import NOW_US
+from tests.idregistry.kit import NOW_US, OWN
 
 ROWS = tuple(Row(name, "10.0.0.1", 7000, "10.0.0.1:7001") for name in ("r0", "r1", "r2"))
 SKEW_US = 1_000_000
@@ -49,11 +49,11 @@ def row(name: str) -> Row:
 class Directory:
     """A state machine whose commands go through their bytes."""
 
-    def __init__(self, shards: int | None = 2) -> None:
+    def __init__(self, shards: int | None = 2, spread_us: int = 0) -> None:
         self.state = DirectoryState()
         self.now_us = NOW_US
         if shards is not None:
-            assert self.put(Found(NOW_US, shards, ROWS, IDENTITY)) is True
+            assert self.put(Found(NOW_US, shards, ROWS, IDENTITY, spread_us)) is True
 
     def put(self, command: DirectoryCommand) -> object:
         return self.state.apply(encode(command))
@@ -171,6 +171,15 @@ def test_an_interval_goes_when_every_boundary_has_passed_it_and_its_shards_with_
     assert [(i.start_us, i.shards) for i in directory.configuration.intervals] == [(BEGINNING, 3)]
     assert sorted(directory.view.founders) == [0, 1, 2]
     assert [directory.view.is_retired(group) for group in range(1, 8)] == [False] * 3 + [True] * 3 + [False]
+
+
+def test_an_interval_goes_once_no_copy_can_come_that_it_guards() -> None:
+    directory = Directory(2, spread_us=7)
+    start_us = NOW_US + 2 * SKEW_US
+    directory.propose(3, start_us)
+    directory.put(Adopt(NOW_US, 2))
+    assert directory.put(Trim(NOW_US, 2, start_us + 6)) is False
+    assert directory.put(Trim(NOW_US, 2, start_us + 7)) is True
 
 
 def test_a_shard_that_comes_again_is_another_group() -> None:
@@ -408,7 +417,7 @@ class Sharding:
         shards = self.rng.choice(self.tables[-4:]).shard_of(ids, times)
         for shard, state in self.shards.items():
             rows = np.flatnonzero(shards == shard)
-            part = Commit(NOW_US, [b"t"], [len(rows)], take_ids(ids, rows), take_times(times, rows))
+            part = Commit(NOW_US, [b"t"], [len(rows)], take_ids(ids, rows), take_times(times, rows), [OWN])
             outcomes = state.apply(encode(part))
             assert isinstance(outcomes, bytes)
             won = (

@@ -25,7 +25,7 @@ from photon.raft.addresses import Endpoint
 from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits
 from tests.idregistry.cluster import NODES, Cluster
-from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, WON, event_ids, same_times, token
+from tests.idregistry.kit import DUPLICATE, EXPIRED, NOW_US, OWN, WON, event_ids, same_times, token
 from tests.idregistry.load import Load, assert_sound
 from tests.waiting import wait_until
 
@@ -142,7 +142,9 @@ def test_a_replica_starts_again_from_its_snapshot_and_the_log_behind_it(tmp_path
         for number in numbers:
             answers: list[Answer] = []
             shard.offer(
-                Request(event_ids(number), same_times(1), token("a"), clock.monotonic() + 10, answers.append)
+                Request(
+                    event_ids(number), same_times(1), token("a"), OWN, clock.monotonic() + 10, answers.append
+                )
             )
             wait_until(lambda answers=answers: bool(answers))
             assert answers == [Settled(bytes([WON]))]

@@ -28,6 +28,7 @@ from photon.rpc.idregistry_pb2_grpc import (
 from photon.rpc.network import LOOPBACK
 from tests.idregistry.kit import (
     NOW_US,
+    OWN,
     commit_command,
     event_id,
     event_ids,
@@ -45,6 +46,7 @@ ENDLESS = Scanned(
     [b"t"],
     np.zeros(SCAN_IDS_MAX, np.uint32),
     np.zeros(SCAN_IDS_MAX, np.int64),
+    [False],
 )
 
 
@@ -188,7 +190,7 @@ def test_many_ids_come_in_pieces_of_a_bounded_size_and_few_in_one() -> None:
     state = new_state()
     for count, pieces in ((1000, 1), (100_000, 101_000 // SCAN_IDS_MAX + 1)):
         ids = random.Random(count).randbytes(16 * count)
-        state.apply(encode(Commit(NOW_US, [b"a"], [count], ids, same_times(count))))
+        state.apply(encode(Commit(NOW_US, [b"a"], [count], ids, same_times(count), [OWN])))
         told = list(state.scan())
         sizes = [len(piece.ids) // 16 for piece in told]
         assert sum(sizes) == state.ids

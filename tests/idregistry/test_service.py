@@ -26,7 +26,7 @@ from photon.core.fates import Registered
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryStub
 from photon.rpc.network import LOOPBACK
-from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_id, event_ids, same_times, token
+from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_id, event_ids, same_times, token
 from tests.idregistry.nodes import Ensemble
 from tests.waiting import wait_until
 
@@ -71,10 +71,10 @@ def test_a_lookup_that_asks_for_it_is_told_of_commits_that_are_under_way(ensembl
     client.commit(event_ids(1), same_times(1), token("a"))
     log = node.logs[0]
     log.under_way = {
-        7: commands.encode(Commit(1, [token("b")], [2], event_ids(1, 2), same_times(2))),
-        8: commands.encode(Release(1, [token("b")], [1], event_ids(3), same_times(1))),
+        7: commands.encode(Commit(1, [token("b")], [2], event_ids(1, 2), same_times(2), [OWN])),
+        8: commands.encode(Release(1, [token("b")], [1], event_ids(3), same_times(1), [OWN], False)),
         9: b"no command of this version",
-        10: commands.encode(Commit(1, [token("c")], [1], event_ids(4), same_times(1))),
+        10: commands.encode(Commit(1, [token("c")], [1], event_ids(4), same_times(1), [OWN])),
     }
     ids, times = event_ids(1, 2, 3, 4), same_times(4)
     assert client.lookup(ids, times, tell_pending=True) == bytes([PRESENT, PENDING, ABSENT, PENDING])

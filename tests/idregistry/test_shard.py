@@ -39,7 +39,7 @@ from photon.core.ids import TOKEN_BYTES_MAX
 from photon.core.settings import Registry
 from photon.raft.port import Unknown
 from tests.idregistry.fake_log import FakeLog
-from tests.idregistry.kit import DUPLICATE, NOW_US, WON, event_ids, same_times
+from tests.idregistry.kit import DUPLICATE, NOW_US, OWN, WON, event_ids, same_times
 
 SECOND_US = 1_000_000
 
@@ -70,7 +70,7 @@ class Bench:
     def offer(self, name: str, numbers: list[int], time_us: int = NOW_US) -> Answer | None:
         ids = event_ids(*numbers)
         times = same_times(len(numbers), time_us)
-        request = Request(ids, times, name.encode(), self.clock.monotonic() + 10.0, self._answer(name))
+        request = Request(ids, times, name.encode(), OWN, self.clock.monotonic() + 10.0, self._answer(name))
         return self.shard.offer(request)
 
     def tick(self) -> None:
@@ -306,7 +306,7 @@ def request(
     answer: Callable[[Answer], object] = lambda _answer: None,
     token: bytes = b"t",
 ) -> Request:
-    return Request(event_ids(*range(count)), same_times(count), token, deadline, answer)
+    return Request(event_ids(*range(count)), same_times(count), token, OWN, deadline, answer)
 
 
 def line(ids_max: int) -> Line[Request]:

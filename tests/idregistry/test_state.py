@@ -23,6 +23,7 @@ from tests.idregistry.kit import (
     FENCED,
     MISROUTED,
     NOW_US,
+    OWN,
     WON,
     commit_command,
     contents,
@@ -56,7 +57,7 @@ def settle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 def release(token: Token, numbers: list[int], time_us: int = NOW_US) -> bytes:
     ids = event_ids(*numbers)
     times = same_times(len(numbers), time_us)
-    return encode(Release(NOW_US, [token.pack()], [len(numbers)], ids, times))
+    return encode(Release(NOW_US, [token.pack()], [len(numbers)], ids, times, [OWN], False))
 
 
 def look(state: ShardState, *numbers: int, time_us: int = NOW_US) -> bytes:
@@ -201,7 +202,7 @@ def test_boundary_never_goes_back() -> None:
 def test_events_of_the_year_1754_and_of_the_far_future_are_kept_apart(settle) -> None:
     state = new_state()
     times = pack_times([-6_816_000_000_000_000, -(1 << 63), (1 << 63) - 1, 0, -1])
-    command = encode(Commit(NOW_US, [b"a"], [5], event_ids(*range(5)), times))
+    command = encode(Commit(NOW_US, [b"a"], [5], event_ids(*range(5)), times, [OWN]))
     assert state.apply(command) == bytes([WON] * 5)
     settle(state)
     state.apply(encode(Boundary(NOW_US, 0)))
@@ -241,7 +242,7 @@ def test_a_batch_that_spans_two_intervals_is_routed_row_by_row() -> None:
     state.apply(encode(Configure(NOW_US, configuration)))
     ids = event_ids(*range(40))
     times = pack_times([NOW_US - 1, NOW_US] * 20)
-    outcomes = state.apply(encode(Commit(NOW_US, [b"a"], [40], ids, times)))
+    outcomes = state.apply(encode(Commit(NOW_US, [b"a"], [40], ids, times, [OWN])))
     assert isinstance(outcomes, bytes)
     mine = (hash_ids(ids) % np.uint64(2) == 1) & (np.arange(40) % 2 == 1)
     assert [outcome == WON for outcome in outcomes] == mine.tolist()
@@ -259,7 +260,7 @@ def test_small_batches_are_routed_as_single_ids_are() -> None:
         ):
             state = ShardState(1)
             state.apply(encode(Configure(NOW_US, configuration)))
-            outcomes = state.apply(encode(Commit(NOW_US, [b"a"], [2], ids, times)))
+            outcomes = state.apply(encode(Commit(NOW_US, [b"a"], [2], ids, times, [OWN])))
             owned = configuration.shard_of(ids, times) == 1
             assert outcomes == np.where(owned, np.uint8(WON), np.uint8(MISROUTED)).tobytes()
 
@@ -353,7 +354,7 @@ def test_what_is_no_joiners_token_can_not_be_released() -> None:
     state = new_state()
     state.apply(commit_command((b"a", [1])))
     state.apply(encode(Fences(NOW_US, 0, (0,))))
-    command = encode(Release(NOW_US, [b"a"], [1], event_id(1), same_times(1)))
+    command = encode(Release(NOW_US, [b"a"], [1], event_id(1), same_times(1), [OWN], False))
     assert state.apply(command) == bytes([NOT_FENCED])
 
 
@@ -386,7 +387,7 @@ def test_photon_ids_of_one_server_and_opaque_ids_of_one_shard_spread_over_the_su
         of_shard = np.frombuffer(ids, "V16")[hash_ids(ids) % np.uint64(4) == 1].tobytes()
         state = new_state(1, 4)
         count = len(of_shard) // 16
-        state.apply(encode(Commit(NOW_US, [b"a"], [count], of_shard, same_times(count))))
+        state.apply(encode(Commit(NOW_US, [b"a"], [count], of_shard, same_times(count), [OWN])))
         assert state.ids == count
         subs = state._facts.table._layout.subs
         assert max(map(len, subs)) < 3 * count / len(subs)
@@ -396,7 +397,7 @@ def fill(state: ShardState, ids: int, time_us: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(ids // 1000):
         batch = rng.bytes(16_000)
-        state.apply(encode(Commit(time_us, [TOKEN.pack()], [1000], batch, same_times(1000, time_us))))
+        state.apply(encode(Commit(time_us, [TOKEN.pack()], [1000], batch, same_times(1000, time_us), [OWN])))
 
 
 def test_frozen_ids_take_under_40_bytes_and_what_is_expired_none() -> None:
@@ -472,7 +473,7 @@ def test_lookups_in_other_threads_never_miss_what_was_committed_before_them(
         reader.start()
     for _ in range(120):
         ids = rng.bytes(16 * 200)
-        state.apply(encode(Commit(NOW_US, [b"t"], [200], ids, same_times(200))))
+        state.apply(encode(Commit(NOW_US, [b"t"], [200], ids, same_times(200), [OWN])))
         committed.append(ids)
         state.tidy()
     done.set()

@@ -10,7 +10,7 @@ from idregistry.rules import table as idtable
 from idregistry.rules.commands import Command, Commit, Configure, encode
 from idregistry.rules.state import ShardState
 from photon.core.columns import pack_times
-from tests.idregistry.kit import NOW_US, contents, one_shard
+from tests.idregistry.kit import NOW_US, OWN, contents, one_shard
 from tests.idregistry.state_model import COMMANDS, EVENT_TIMES, POOL, RELEASED_STORY, Model
 
 ALL = b"".join(POOL)
@@ -52,7 +52,7 @@ def test_replicas_answer_as_a_plain_dict_would_whenever_they_tidy(
         assert state.lookup(ALL, times) == other.lookup(ALL, times) == model.lookup(ALL, times)
     for replica in (state, other):
         assert contents(replica) == model.contents()
-        assert replica.ids == len(model.contents())
+        assert replica.ids == model.ids
         assert (replica.boundary_us, replica.latest_us) == (model.boundary_us, model.latest_us)
         assert (replica.configuration, replica.prepared) == (model.configuration, model.prepared)
         assert replica.fences == len(model.fences)
@@ -86,7 +86,7 @@ def test_what_is_released_is_the_next_ones_and_what_is_taken_again_can_not_be_re
         tidy(other, other_steps)
     for replica in (state, other):
         assert contents(replica) == model.contents()
-        assert replica.ids == len(model.contents())
+        assert replica.ids == model.ids
     assert list(state.freeze()) == list(other.freeze()), "replicas agree to the byte"
 
 
@@ -145,5 +145,5 @@ def test_many_ids_are_found_in_segments_as_few_are(
 
 def test_a_commit_of_no_ids_is_answered_by_none() -> None:
     state = ShardState(0)
-    assert state.apply(encode(Commit(NOW_US, [b"a"], [0], b"", b""))) == b""
+    assert state.apply(encode(Commit(NOW_US, [b"a"], [0], b"", b"", [OWN]))) == b""
     assert state.lookup(b"", b"") == b""

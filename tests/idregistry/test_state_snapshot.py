@@ -22,6 +22,7 @@ from photon.core.errors import CorruptStateError
 from photon.core.ids import Token
 from tests.idregistry.kit import (
     NOW_US,
+    OWN,
     commit_command,
     contents,
     event_id,
@@ -60,7 +61,7 @@ def test_a_large_state_is_cut_into_chunks_and_restored_whole(monkeypatch: pytest
     for batch in range(60):
         ids = rng.randbytes(16 * 1000)
         times = pack_times([NOW_US + rng.randrange(20) * BUCKET_US for _ in range(1000)])
-        state.apply(encode(Commit(NOW_US, [b"token-%d" % batch], [1000], ids, times)))
+        state.apply(encode(Commit(NOW_US, [b"token-%d" % batch], [1000], ids, times, [OWN])))
     chunks = list(state.freeze())
     assert max(map(len, chunks)) <= 8 + 36 * 100
     assert contents(restored(chunks)) == contents(state)
@@ -75,7 +76,7 @@ def test_an_id_that_comes_back_in_another_dict_does_not_come_back_in_the_cut(
     token = Token("a:1", 5, 1).pack()
     state.apply(commit_command((token, [1]), (b"b", [2])))
     state.apply(encode(Fences(NOW_US, 0, (5,))))
-    state.apply(encode(Release(NOW_US, [token], [1], event_id(1), same_times(1))))
+    state.apply(encode(Release(NOW_US, [token], [1], event_id(1), same_times(1), [OWN], False)))
     cut = state.freeze()
     while state.tidy():
         pass
@@ -126,7 +127,7 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
 
     def commit(state: ShardState, ids: bytes, token: bytes) -> None:
         count = len(ids) // 16
-        state.apply(encode(Commit(NOW_US, [token], [count], ids, same_times(count))))
+        state.apply(encode(Commit(NOW_US, [token], [count], ids, same_times(count), [OWN])))
 
     bytecode, reached = 0, True
     while reached:
@@ -140,7 +141,7 @@ def test_whatever_happens_between_any_two_bytecodes_of_drawing_does_not_show(
 
         def change(state: ShardState = state) -> None:
             commit(state, new, b"late")
-            state.apply(encode(Release(NOW_US, [token], [2], changed, same_times(2))))
+            state.apply(encode(Release(NOW_US, [token], [2], changed, same_times(2), [OWN], False)))
             commit(state, changed, b"late")
             if tidying:
                 state.tidy()
@@ -177,7 +178,7 @@ def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
     times = same_times(500)
 
     def register(batch: bytes, token: bytes, time_us: int = NOW_US) -> None:
-        state.apply(encode(Commit(NOW_US, [token], [500], batch, same_times(500, time_us))))
+        state.apply(encode(Commit(NOW_US, [token], [500], batch, same_times(500, time_us), [OWN])))
 
     for batch in batches[:120]:
         register(batch, holder, NOW_US - BUCKET_US * rng.randrange(2))
@@ -189,7 +190,7 @@ def test_a_snapshot_is_drawn_in_another_thread_while_everything_goes_on(
         drawer.start()
         for at in range(120):
             batch = batches[rng.randrange(120)]
-            state.apply(encode(Release(NOW_US, [holder], [500], batch, times)))
+            state.apply(encode(Release(NOW_US, [holder], [500], batch, times, [OWN], False)))
             register(batch, b"again")
             register(batches[120 + at], b"new")
             state.tidy()
@@ -241,7 +242,7 @@ def test_a_snapshot_that_is_not_whole_is_refused_and_changes_nothing(damage: str
 
 def test_ids_that_are_not_in_order_inside_a_chunk_are_refused() -> None:
     state = new_state()
-    state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2))))
+    state.apply(encode(Commit(NOW_US, [b"a"], [2], crafted((5, 1), (6, 1)), same_times(2), [OWN])))
     head, names, chunk = state.freeze()
     swapped = chunk[:4] + chunk[12:20] + chunk[4:12] + chunk[20:]
     twice = chunk[:4] + chunk[4:12] * 2 + chunk[20:]
@@ -255,7 +256,7 @@ def test_a_snapshot_of_any_number_of_holders_and_fences_is_of_small_chunks() -> 
     state, count = new_state(), 3_000
     for n in range(count):
         token = Token("j" * 900, n, 1).pack()
-        state.apply(encode(Commit(NOW_US, [token], [1], event_ids(n), same_times(1))))
+        state.apply(encode(Commit(NOW_US, [token], [1], event_ids(n), same_times(1), [OWN])))
     state.apply(encode(Fences(NOW_US, 0, tuple(range(count)))))
     chunks = list(state.freeze())
     assert max(map(len, chunks)) < 1 << 20
@@ -269,7 +270,7 @@ def test_a_holder_that_holds_nothing_any_more_is_forgotten_and_numbers_are_given
 
     def commit(name: str, n: int, time_us: int) -> None:
         token = Token(name, 1, 0).pack()
-        state.apply(encode(Commit(NOW_US, [token], [1], event_ids(n), same_times(1, time_us))))
+        state.apply(encode(Commit(NOW_US, [token], [1], event_ids(n), same_times(1, time_us), [OWN])))
 
     def numbers() -> list[int]:
         return sorted({int(number) for piece in state.scan() for number in piece.holder_of})

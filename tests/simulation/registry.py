@@ -6,12 +6,13 @@ import struct
 
 from idregistry.rules import commands
 from idregistry.rules.commands import Configure
-from idregistry.rules.sharding import BEGINNING, Configuration, Interval
+from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
 from photon.core.ids import Token
 from photon.raft.port import RaftLimits
 from tests.simulation.history import Act, Commit, Fence, Lookup, Raise, Release
 
+_OWN = Route(BEGINNING, False)
 _WHOLE = Configuration(1, (Interval(BEGINNING, 1),))
 _BASE_US = 1_760_000_400_000_000  # the start of a bucket
 _STEP_US = 720_000_000  # between two ids: five a bucket of an hour
@@ -61,7 +62,7 @@ class Registries:
                 return commands.encode(commands.Fences(stamp, 0, incarnations))
             case Release(ids, times, token):
                 columns = b"".join(ids), _column(times)
-                return commands.encode(commands.Release(stamp, [token], [len(ids)], *columns))
+                return commands.encode(commands.Release(stamp, [token], [len(ids)], *columns, [_OWN], False))
         wanted = [act for act in acts if isinstance(act, Commit)]
         return commands.encode(
             commands.Commit(
@@ -70,6 +71,7 @@ class Registries:
                 [len(act.ids) for act in wanted],
                 b"".join(key for act in wanted for key in act.ids),
                 b"".join(_column(act.times) for act in wanted),
+                [_OWN] * len(wanted),
             )
         )
 

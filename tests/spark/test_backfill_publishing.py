@@ -435,5 +435,31 @@ def test_the_time_of_an_id_leads_to_its_shard_where_a_resharding_began_within_th
         mine = np.flatnonzero(of == shard)
         column = b"".join(ids[16 * row : 16 * row + 16] for row in mine)
         rounded = exact[mine] // hour_us * hour_us
-        routed = _routed(configuration, shard, column, rounded)
+        routed = _routed(configuration, np.full(len(mine), shard * 2), column, rounded)
         assert set(configuration.shard_of(column, routed).tolist()) == {shard}
+
+
+def test_a_guarded_id_is_led_to_the_shard_that_guards_it():
+    import numpy as np
+
+    from idregistry.rules.sharding import BEGINNING, NOWHERE, Configuration, Interval
+    from photon.core.columns import take_ids
+    from spark.backfill.publishing import _routed
+    from tests.idregistry.kit import opaque_id
+
+    hour_us = 3_600_000_000
+    intervals = Interval(BEGINNING, 2), Interval(10 * hour_us + 7, 5), Interval(11 * hour_us + 9, 3)
+    configuration = Configuration(3, intervals, hour_us)
+    rng = np.random.default_rng(3)
+    ids = b"".join(map(opaque_id, range(300)))
+    exact = rng.integers(9 * hour_us, 13 * hour_us, 300, np.int64)
+    exact[:100] = rng.integers(10 * hour_us, 10 * hour_us + 14, 100)
+    places = configuration.places(ids, exact.tobytes())
+    guarded = 0
+    for column in range(places.shape[1]):
+        rows = np.flatnonzero(places[:, column] != NOWHERE)
+        there, some = places[rows, column], take_ids(ids, rows)
+        guarded += int((there % 2).sum())
+        routed = _routed(configuration, there, some, exact[rows] // hour_us * hour_us)
+        assert (configuration.places(some, routed) == there[:, None]).any(1).all()
+    assert guarded > 100

@@ -4,6 +4,7 @@ import json
 import random
 import time
 from collections import Counter
+from contextlib import closing
 
 import pytest
 
@@ -230,7 +231,7 @@ def test_only_events_of_the_time_range_are_judged_and_what_settles_sooner_is_los
     assert report.counts["alien"] == 0
 
 
-def test_an_event_joined_after_the_scan_is_not_called_unregistered(place, registry, tmp_path, monkeypatch):
+def test_an_event_joined_after_the_scan_is_not_called_unregistered(place, tmp_path, monkeypatch):
     from spark.verification import facts as sources
 
     logs = WrittenLogs(tmp_path)
@@ -245,7 +246,9 @@ def test_an_event_joined_after_the_scan_is_not_called_unregistered(place, regist
     # The files were listed when this is called: it must be one that was there.
     logs.joined("east")
     monkeypatch.setattr(sources, "joined_logs", and_before)
-    report, _ = logs.ask(place, primary=(), registry=registry.at)
+    with closing(RealRegistry(tmp_path / "registry")) as registry:
+        registry.client.keep_alive(ALIVE.address, ALIVE.incarnation, 600.0)
+        report, _ = logs.ask(place, primary=(), registry=registry.at)
     assert (report.broken, report.counts["joined"]) == ([], 1)
 
 
@@ -255,12 +258,9 @@ def test_what_the_registry_has_forgotten_is_not_called_unregistered(place, tmp_p
     events = [foreign("old", "q", ts_us=old), foreign("new", "q", ts_us=new)]
     logs.foreign(*events)
     logs.joined("east", *(joined(event, primary("q")) for event in events))
-    registry = RealRegistry(tmp_path / "registry", retention_days=1.0)
-    try:
+    with closing(RealRegistry(tmp_path / "registry", retention_days=1.0)) as registry:
         registry.commit(["any"], ALIVE, new)
         report, _ = logs.ask(place, primary=(), registry=registry.at)
-    finally:
-        registry.close()
     assert (report.counts["joined"], report.counts["unregistered"]) == (1, 1)
     assert report.examples["unregistered"] == "new"
     assert report.counts["other_registered"] == 1
