@@ -20,7 +20,8 @@ from photon.core.columns import Field, decoder_of, pack_times, parse_path
 from photon.core.ids import IdPacker, opaque_mask, timestamps_us
 from photon.core.settings import Foreign, Primary, Settings
 
-_ID: Final = str | int
+_ID: Final = Annotated[str, msgspec.Meta(min_length=1)] | int
+_EMPTY_ID: Final = "Expected `str` of length >= 1"
 _BRACES: Final = b"{}"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _PLACE: Final = re.compile(r" - at `\$\[[^\]]*\]\.?(.*)`$")
@@ -229,7 +230,8 @@ def _reason(error: Exception) -> str:
         return f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
     place = _PLACE.search(str(error))
     where = f" in `{place[1]}`" if place and place[1] else ""
-    return f"not a valid event: {_PLACE.sub('', str(error))}{where}"
+    why = _PLACE.sub("", str(error)).replace(_EMPTY_ID, "an empty id")
+    return f"not a valid event: {why}{where}"
 
 
 def time_type(unit: str) -> Any:

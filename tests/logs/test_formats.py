@@ -95,7 +95,7 @@ line_ends = st.sampled_from([b"\n", b"\r\n", b" \n"])
 margins = st.sampled_from([b"", b"", b"", b" ", b"\t"])
 
 
-def what_json_says(line: bytes) -> tuple[str, str, int] | None:
+def what_json_says(line: bytes, ids: tuple[str, ...] = ("id", "primary_id")) -> tuple[str, str, int] | None:
     """(id, primary_id, time) if the line is a foreign event."""
     try:
         event = json.loads(line.decode("utf-8"), parse_constant=lambda text: pytest.fail(text))
@@ -103,13 +103,17 @@ def what_json_says(line: bytes) -> tuple[str, str, int] | None:
         return None
     if not isinstance(event, dict):
         return None
-    named = [event.get(name) for name in ("id", "primary_id")]
-    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in named):
+    named = [event.get(name) for name in ids]
+    if not all(is_an_id(value) for value in named):
         return None
     time = event.get("ts_us")
     if isinstance(time, bool) or not isinstance(time, int | float) or not -(2**63) <= time < 2**63:
         return None
-    return str(named[0]), str(named[1]), time if isinstance(time, int) else round(time)
+    return str(named[0]), str(named[-1]), time if isinstance(time, int) else round(time)
+
+
+def is_an_id(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool) and value != ""
 
 
 @given(st.lists(st.tuples(margins, lines, line_ends), max_size=12), st.booleans())
@@ -140,10 +144,16 @@ def test_a_chunk_parses_to_what_the_json_module_finds_in_each_line(
 @given(st.lists(st.tuples(margins, spellings | cut_lines, line_ends), max_size=12))
 def test_primary_lines_need_an_id_only(parts: list[tuple[bytes, bytes, bytes]]) -> None:
     batch = logs().parse_primary(b"".join(margin + line + end for margin, line, end in parts))
-    good = [line.strip() for _, line, _ in parts if what_json_says(line)]
+    good = [line.strip() for _, line, _ in parts if what_json_says(line, ("id",))]
     assert batch.lines == good
     assert batch.ids == IdPacker().pack([str(json.loads(line)["id"]) for line in good])
     assert len(batch.malformed) == sum(bool(line.strip()) for _, line, _ in parts) - len(good)
+
+
+def test_a_primary_event_with_an_empty_id_is_malformed() -> None:
+    batch = logs().parse_primary(b'{"id":"q"}\n{"id":""}\n{"id":0}\n')
+    assert batch.ids == IdPacker().pack(["q", "0"])
+    assert [m.reason for m in batch.malformed] == ["not a valid event: an empty id in `id`"]
 
 
 def test_an_object_that_reaches_over_lines_does_not_shift_its_neighbours() -> None:
@@ -170,6 +180,8 @@ def test_every_bad_line_of_many_is_found_and_no_good_one_is_lost() -> None:
     [
         (b'{"primary_id":"q","ts_us":5}', "not a valid event: Object missing required field `id`"),
         (b'{"id":"c","ts_us":5}', "not a valid event: Object missing required field `primary_id`"),
+        (b'{"id":"","primary_id":"q","ts_us":5}', "not a valid event: an empty id in `id`"),
+        (b'{"id":"c","primary_id":"","ts_us":5}', "not a valid event: an empty id in `primary_id`"),
         (b'{"id":"c","primary_id":"q"}', "field 'ts_us' is missing (an opaque id needs its event's time)"),
         (b'{"id":"c","primary_id":"q","ts_us":1e30}', "field 'ts_us' is out of range"),
         (b'{"id":"c","primary_id":"q","ts_us":1,"x":"\xff"}', "not UTF-8: byte 0xff at 42"),
