@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import lmdb
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ import numpy.typing as npt
 from dispatcher.rules.events import Events, RetryBatch, due_us_of, pack_keys, unpack_id, unpack_values
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.columns import split_ids
-from photon.core.disk import DirectoryLock, LmdbFile
+from photon.core.disk import DirectoryLock, LmdbFile, stays
 from photon.core.errors import CorruptStateError, StorageError
 from photon.logs.files import FileState, pack_file_state, unpack_file_state
 from photon.logs.writer import LogPosition, RotatingLog
@@ -309,7 +308,7 @@ class Ledger:
             except CorruptStateError:
                 raise
             except StorageError as error:
-                if not isinstance(error.__cause__, lmdb.PanicError) or not self._got_through(after):
+                if not stays(error) or not self._got_through(after):
                     raise
             self._state = after
             return keys

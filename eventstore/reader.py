@@ -25,6 +25,7 @@ from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.rules.entries import Ints
 from photon.core.clock import Backoff, Clock
 from photon.core.columns import split_ids
+from photon.core.disk import stays
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
@@ -87,7 +88,7 @@ class Reader:
         self._next_unended = float("-inf")
         self._next_sweep = float("-inf")
         self.caught_up = False
-        """Every byte that the follower has seen is in map and cache."""
+        """Every byte that the follower has seen is in map and cache; in a drain it has seen a log."""
         self.positions = {state.number: state for state in self.log_file_map.states() if not state.gone}
         """How far the map knows each log; of one that is new, nothing. For other threads to look at."""
         self.storage_error: str | None = None
@@ -124,7 +125,7 @@ class Reader:
         worked = bool(group.states)
         if worked:
             self._write()
-        self.caught_up = self.follower.caught_up
+        self.caught_up = self.follower.caught_up and self._in_sight()
         self.unreadable = self.follower.unreadable
         if not worked:
             self._sweep_if_due()
@@ -133,6 +134,14 @@ class Reader:
             self._next_unended = self.clock.monotonic() + _UNENDED_EVERY_S
         return worked
 
+    def _in_sight(self) -> bool:
+        """False while logs that grow no more are to be read and none is there, as before a disk is mounted:
+        absent is final then, and all events would be given up."""
+        if self.positions or not self.follower.drain:
+            return True
+        self.notices.tell("no primary log is in sight, so nothing is given up: check 'primary' and its disk")
+        return False
+
     def _run(self) -> None:
         failures = 0
         try:
@@ -140,8 +149,8 @@ class Reader:
                 try:
                     worked = self.step()
                 except StorageError as error:
-                    # What of broken dead letters is on disk only a restart can tell.
-                    if isinstance(error, CorruptStateError) or self.dead_letters.broken:
+                    # A restart mends the latter two: it looks at what is on disk, and opens the map anew.
+                    if isinstance(error, CorruptStateError) or self.dead_letters.broken or stays(error):
                         raise
                     failures += 1
                     self._tell(error)

@@ -136,6 +136,12 @@ class DirectoryLock:
         self.release()
 
 
+def stays(error: StorageError) -> bool:
+    """Whether an LMDB environment refuses all work until it is opened anew, after a failed write of its meta
+    page."""
+    return isinstance(error.__cause__, lmdb.PanicError)
+
+
 @dataclass(frozen=True, slots=True)
 class LmdbFile:
     """One environment on disk and what a person is told of it.
@@ -174,6 +180,10 @@ class LmdbFile:
             return self.full()
         if isinstance(error, _CORRUPT):
             return self.corrupt(text)
+        if isinstance(error, lmdb.PanicError):
+            return StorageError(
+                f"{self.path}: a write to {self.what} failed and it must be opened anew; check the disk"
+            )
         if any(os.strerror(code) in text for code in _FULL):
             return DiskFullError(f"{self.path}: no space left for {self.what}; free some, nothing is lost")
         if os.strerror(errno.EIO) in text:  # LMDB says so of a write that was cut short, too

@@ -52,7 +52,7 @@ class LogFollower:
 
         self._settings = settings
         self._clock = clock
-        self._drain = drain
+        self.drain = drain
         self._notice = tell
         self._mine = mine
         bound = settings.spool_bytes_max
@@ -176,7 +176,7 @@ class LogFollower:
                 if chunk.more:
                     self._wait(file)
                 return file.state, chunk
-        if self._drain and not self._caught_up and not self._inventory.settling:
+        if self.drain and not self._caught_up and not self._inventory.settling:
             self._scan_now()  # only a whole scan can say that nothing is left
         elif self._next_scan != _NOW and not self._inventory.settling:
             self._caught_up = True
@@ -286,7 +286,7 @@ class LogFollower:
                 head,
                 file.last if file.tail_at == file.read else b"",
             )
-            if chunk is None and (self._drain or file.packed or file.adrift):
+            if chunk is None and (self.drain or file.packed or file.adrift):
                 chunk = _last_line(file.path, file.read, settings.line_bytes_max, file.identity)
         except OSError as error:
             if error.errno in (errno.ESTALE, errno.ENOENT):

@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 
+import lmdb
 import pytest
 
 from eventstore.lookup import LogsEventStore
@@ -55,6 +56,36 @@ def test_an_event_that_is_not_there_is_absent_only_when_all_is_read(logs, tmp_pa
     parts.reader.follower.poll()
     parts.reader.caught_up = parts.reader.follower.caught_up
     assert outcomes(parts, "not")[0] == [Found.BEHIND]
+
+
+def test_a_drain_without_a_primary_log_in_sight_calls_nothing_absent(logs, tmp_path):
+    parts = Parts(tmp_path, drain=True)
+    while parts.reader.step() or not parts.reader.follower.caught_up:
+        pass
+    assert outcomes(parts, "here", "not")[0] == [Found.BEHIND, Found.BEHIND]
+    assert "no primary log is in sight" in parts.notices.lines()[0]
+    append(logs / "a.jsonl", line("here"))
+    parts.read_all()
+    assert outcomes(parts, "here", "not")[0] == [Found.FOUND, Found.ABSENT]
+    (logs / "a.jsonl").unlink()
+    wait_until(lambda: not parts.reader.step() and not parts.reader.positions)
+    assert outcomes(parts, "not")[0] == [Found.BEHIND]
+
+
+def test_a_map_that_must_be_opened_anew_ends_the_process(logs, tmp_path, monkeypatch):
+    parts, failures = Parts(tmp_path), []
+    parts.reader.on_failure = failures.append
+
+    def failed(*_):
+        with parts.map._file.transaction(write=True):
+            raise lmdb.PanicError("Update of meta page failed or environment had fatal error")
+
+    monkeypatch.setattr(parts.map, "write", failed)
+    append(logs / "a.jsonl", line("here"))
+    parts.reader.start()
+    wait_until(lambda: failures)
+    parts.reader.stop()
+    assert "must be opened anew; check the disk" in str(failures[0])
 
 
 def test_an_id_that_stands_several_times_in_a_batch_is_looked_for_once(logs, tmp_path):
