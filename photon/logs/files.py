@@ -77,9 +77,10 @@ def read_chunk(
 ) -> Chunk | None:
     """The whole lines from `offset` on, at most `chunk_bytes` (a longer one comes alone), or None.
 
-    A partly written last line is left until it is whole. OSError as `open` and `read` raise it; ESTALE if
-    `identity` is given and `path` names another file, if `head` is given and the file no longer begins so,
-    if `tail` does not stand before `offset`, or if the file is shorter than that.
+    A partly written last line is left until it is whole. The chunk starts later where a hole is before the
+    line. OSError as `open` and `read` raise it; ESTALE if `identity` is given and `path` names another file,
+    if `head` is given and the file no longer begins so, if `tail` does not stand before `offset`, or if the
+    file is shorter than that.
     """
     step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -131,19 +132,23 @@ def _check(fd: int, path: str, offset: int, identity: Identity | None, head: Hea
 
 
 def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_max: int) -> Chunk | None:
-    parts, length = [data], len(data)
-    while True:
-        more = os.pread(fd, chunk_bytes, offset + length)
-        if not more:
-            return None
+    """It begins behind any NULs: the hole that a cut left under its writer, or what a power cut zeroed."""
+    start, length, more = offset, 0, data
+    parts: list[bytes] = []
+    while more:
         newline = more.find(b"\n") + 1
-        length += newline or len(more)
+        piece = more[:newline] if newline else more
+        if not length:
+            start += len(piece) - len(piece := piece.lstrip(b"\0"))
+        length += len(piece)
         if length <= line_bytes_max:
-            parts.append(more[:newline] if newline else more)
+            parts.append(piece)
         else:
             parts.clear()
         if newline:
-            return Chunk(offset, offset + length, b"".join(parts), oversized=not parts)
+            return Chunk(start, start + length, b"".join(parts), oversized=not parts)
+        more = os.pread(fd, chunk_bytes, start + length)
+    return None
 
 
 _ANY_DEPTH: Final = "**"

@@ -348,7 +348,7 @@ def _read_tail(file: Followed, offset: int) -> bytes:
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:
     line = read_at(path, offset, line_bytes_max, identity)
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        if isinstance(msgspec.json.decode(line), dict):
+        if isinstance(msgspec.json.decode(line.lstrip(b"\0")), dict):
             return Chunk(offset, offset + len(line), line + b"\n")
     return None
 

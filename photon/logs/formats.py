@@ -23,6 +23,7 @@ from photon.core.settings import Foreign, Primary, Settings
 _ID: Final = Annotated[str, msgspec.Meta(min_length=1)] | int
 _EMPTY_ID: Final = "Expected `str` of length >= 1"
 _BRACES: Final = b"{}"
+_BLANK: Final = b" \t\n\r\v\f\0"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
 _PLACE: Final = re.compile(r" - at `\$\[[^\]]*\]\.?(.*)`$")
 RFC3339: Final = "rfc3339"
@@ -149,7 +150,9 @@ class Lines(NamedTuple):
 
 
 def split_chunk(chunk: bytes) -> Lines:
-    """A byte order mark, as some editors put at a file's start, counts as white space before a line."""
+    """NULs, as a cut under its writer or a power cut leaves them, count as white space around a line, and so does
+    a byte order mark before it, as some editors put at a file's start.
+    """
     lines = chunk.split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -159,8 +162,8 @@ def split_chunk(chunk: bytes) -> Lines:
     # Clean lines are the common case: then nothing is to be stripped.
     if lengths.all() and in_braces(chunk, starts, lengths):
         return Lines(lines, starts, True)
-    bare = [line.strip().removeprefix(_BYTE_ORDER_MARK).lstrip() for line in lines]
-    starts += [len(line.rstrip()) - len(rest) for line, rest in zip(lines, bare, strict=True)]
+    bare = [line.strip(_BLANK).removeprefix(_BYTE_ORDER_MARK).lstrip(_BLANK) for line in lines]
+    starts += [len(line.rstrip(_BLANK)) - len(rest) for line, rest in zip(lines, bare, strict=True)]
     lines = bare
     if not all(lines):
         filled = [row for row, line in enumerate(lines) if line]

@@ -179,7 +179,7 @@ def _cut(chunk: Chunk, end: int) -> Chunk:
 
 def is_object(line: bytes) -> bool:
     with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return isinstance(msgspec.json.decode(line), dict)
+        return isinstance(msgspec.json.decode(line.lstrip(b"\0")), dict)
     return False
 
 

@@ -1,6 +1,7 @@
 """Lines of growing files as batches: nothing left out, nothing twice, everything traced to its place."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -169,3 +170,18 @@ def test_what_was_lost_of_a_log_is_told_with_the_state_that_says_that_it_is_gone
     read = max(span.end for batch in batches for span in batch.spans)
     assert ([state.gone for state in states], lost_bytes) == ([True, False], size - read)
     assert lost_bytes and reading.reader.states([]) == ([], 0)
+
+
+@pytest.mark.parametrize("hole", [100, 10_000])
+def test_a_log_that_was_cut_under_its_writer_loses_no_line_behind_the_hole(tmp_path, hole):
+    reading = Reading(tmp_path, line_bytes_max=4096, chunk_bytes=4096)
+    path, events = tmp_path / "a.jsonl", clicks(0, 3).splitlines()
+    path.write_bytes(events[0] + b"\n")
+    reading.all()
+    os.truncate(path, 0)
+    os.truncate(path, hole)
+    with path.open("ab") as log:
+        log.write(events[1] + b"\n" + events[2] + b"\n")
+    batches = [batch for _ in range(3) for batch in reading.all()]
+    assert [line for batch in batches for line in batch.events.lines] == events[1:]
+    assert not any(batch.malformed for batch in batches)

@@ -156,6 +156,16 @@ def test_a_primary_event_with_an_empty_id_is_malformed() -> None:
     assert [m.reason for m in batch.malformed] == ["not a valid event: an empty id in `id`"]
 
 
+def test_nuls_around_a_line_are_white_space_and_within_it_they_are_not() -> None:
+    good = foreign_line()
+    batch = logs().parse_foreign(
+        bytes(9) + good + bytes(4) + b"\n" + good[:-1] + bytes(3) + b"\n" + good[:9] + bytes(9) + good
+    )
+    assert batch.lines == [good[:-1]] * 2
+    assert batch.starts.tolist() == [9, 9 + len(good) + 5]
+    assert len(batch.malformed) == 1
+
+
 def test_an_object_that_reaches_over_lines_does_not_shift_its_neighbours() -> None:
     """Three lines that hold three objects, but not one each: only whole lines count."""
     good = foreign_line(id="good")

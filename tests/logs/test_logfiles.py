@@ -124,6 +124,19 @@ def test_a_line_above_the_bound_comes_as_oversized_whatever_the_chunk_size(tmp_p
     assert read_chunk(str(path), 6, chunk_bytes, 100) == Chunk(6, 107, b"", oversized=True)
 
 
+@pytest.mark.parametrize("hole", [33, 64, 1000])
+def test_behind_a_hole_longer_than_the_bound_the_next_line_is_whole(tmp_path, hole):
+    """As a cut leaves it under a writer that goes on where it was."""
+    path = tmp_path / "log"
+    path.write_bytes(b"one\n" + bytes(hole) + b"two\nthree\n")
+    at = 4 + hole
+    assert read_chunk(str(path), 4, 16, 32) == Chunk(at, at + 4, b"two\n")
+    path.write_bytes(b"one\n" + bytes(hole))
+    assert read_chunk(str(path), 4, 16, 32) is None
+    path.write_bytes(b"one\n" + bytes(hole) + b"x" * 40 + b"\n")
+    assert read_chunk(str(path), 4, 16, 32) == Chunk(at, at + 41, b"", oversized=True)
+
+
 def test_an_oversized_line_that_is_not_whole_yet_waits(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(b"x" * 100)
