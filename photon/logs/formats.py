@@ -150,8 +150,8 @@ class Lines(NamedTuple):
 
 
 def split_chunk(chunk: bytes) -> Lines:
-    """NULs, as a cut under its writer or a power cut leaves them, count as white space around a line, and so does
-    a byte order mark before it, as some editors put at a file's start.
+    """NULs, as a cut under its writer or a power cut leaves them, count as white space around a line, and so
+    does a byte order mark before it, as some editors put at a file's start.
     """
     lines = chunk.split(b"\n")
     if not lines[-1]:
