@@ -99,10 +99,11 @@ class Rows:
             raise self._file.corrupt(f"a file's state: {error}") from error
 
     def put_file(self, state: FileState) -> None:
-        self._txn.put(_file_key(state.number), pack_file_state(state), db=self._db["files"])
-
-    def drop_file(self, number: int) -> None:
-        self._txn.delete(_file_key(number), db=self._db["files"])
+        """How far it is read; of one that is gone nothing is kept."""
+        if state.gone:
+            self._txn.delete(_file_key(state.number), db=self._db["files"])
+        else:
+            self._txn.put(_file_key(state.number), pack_file_state(state), db=self._db["files"])
 
     def waiting(self) -> int:
         """Events that wait for their retry."""
@@ -215,9 +216,9 @@ class Ledger:
         return self._letters.broken
 
     def files(self) -> list[FileState]:
-        """The states of the files that are still there as far as is known."""
+        """The states of the files that are there as far as is known."""
         with self.file.read() as rows:
-            return [state for state in rows.files() if not state.gone]
+            return rows.files()
 
     def retries_from(
         self, key: bytes, wanted: Callable[[Any], bool | None], bytes_max: int
@@ -328,9 +329,6 @@ class Ledger:
                 self._letters.cut_torn_line()
                 state = State(self._letters.position)
                 rows.put_state(state)
-            for file in rows.files():
-                if file.gone:
-                    rows.drop_file(file.number)
         return state
 
     def _write(self, rows: Rows, after: State, entry: Entry, keys: list[bytes]) -> None:

@@ -140,13 +140,18 @@ class LogReader:
 
     def states(self, files: Iterable[int]) -> tuple[list[FileState], int]:
         """The states to record: of these files and of all that changed since the last call. And the bytes
-        lost since, of those that are gone."""
+        lost since, of those that are gone. One that is gone is told once, and forgotten."""
         with self._mutex:
-            numbers = sorted(self._changed.union(files))
+            numbers = filter(self.follower.knows, sorted(self._changed.union(files)))
             self._changed.clear()
             lost, self._lost_bytes = self._lost_bytes, 0
             offset = self._tracker.offset
-            return [self.follower.advanced(number, offset(number)) for number in numbers], lost
+            states = [self.follower.advanced(number, offset(number)) for number in numbers]
+            for state in states:
+                if state.gone:
+                    self.follower.forget(state.number)
+                    self._tracker.forget(state.number)
+            return states, lost
 
     def _gather(self) -> tuple[list[Part], Part | None]:
         """Chunks of one file after the other, a chunk's worth in all; and an oversized line after them."""

@@ -225,6 +225,7 @@ class Reader:
         for number, state in group.states.items():
             if state.gone:
                 self.positions.pop(number, None)
+                self.follower.forget(number)
             else:
                 self.positions[number] = state
         if rows is None:

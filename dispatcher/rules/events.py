@@ -185,6 +185,7 @@ class OffsetTracker:
         self._spans: dict[int, tuple[Span, ...]] = {}
         self._fronts: dict[int, deque[int]] = {}
         self._finished: set[int] = set()
+        self._gone: set[int] = set()
 
     def offset(self, file: int) -> int:
         """Every byte before it is in a batch that was given out by `finished`; 0 for a new file."""
@@ -198,6 +199,15 @@ class OffsetTracker:
             self._sent_to[span.file] = span.end
             self._fronts.setdefault(span.file, deque()).append(batch)
         self._spans[batch] = kept
+
+    def forget(self, file: int) -> None:
+        """Nothing more of it will be sent."""
+        if file in self._fronts:
+            self._gone.add(file)
+        else:
+            self._gone.discard(file)
+            self._offsets.pop(file, None)
+            self._sent_to.pop(file, None)
 
     def finished(self, batch: int) -> list[int]:
         """The batches that can be recorded now that this one is finished, in the order they were sent."""
@@ -227,6 +237,8 @@ class OffsetTracker:
             front.popleft()
             if not front:
                 del self._fronts[span.file]
+                if span.file in self._gone:
+                    self.forget(span.file)
             elif front[0] in self._finished:
                 fronts.add(front[0])
         return fronts

@@ -75,9 +75,8 @@ def _identity(state: FileState) -> tuple[int, int]:
 
 def _of_worker(directory: Path, bytes_max: int) -> tuple[list[FileState], bytes]:
     with closing(LedgerFile(directory, bytes_max, readonly=True)) as file, file.read() as rows:
-        states = [state for state in rows.files() if not state.gone]
         with rows.retries() as cursor:
-            return states, b"".join([unpack_id(value) for _, value in cursor])
+            return rows.files(), b"".join([unpack_id(value) for _, value in cursor])
 
 
 def _ids_in(paths: Iterable[Path], settings: Settings) -> Iterator[bytes]:

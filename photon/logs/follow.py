@@ -195,6 +195,14 @@ class LogFollower:
         self._note_place(file, offset)
         return self._inventory.advanced(number, offset)
 
+    def knows(self, number: int) -> bool:
+        """Whether it follows the file, or did and was not told to forget it."""
+        return number in self._inventory.files
+
+    def forget(self, number: int) -> None:
+        """A file that is gone, and recorded so. Any thread."""
+        del self._inventory.files[number]
+
     def unended(self) -> dict[str, int]:
         """Files whose end can't be read, mostly as their last record is not whole -> bytes so far."""
         return {

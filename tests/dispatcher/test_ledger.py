@@ -81,9 +81,12 @@ def test_counts_that_do_not_add_up_are_not_committed(opened):
     assert everything(opened()) == []
 
 
-def test_files_that_are_gone_are_forgotten_at_the_next_start(opened):
-    opened().record(Entry([FileState(0, "a", "a", 1, 1, gone=True), FileState(1, "b", "b", 1, 2)], totals(0)))
-    assert [state.number for state in opened().files()] == [1]
+def test_files_that_are_gone_are_forgotten(opened):
+    ledger = opened()
+    ledger.record(Entry([FileState(0, "a", "a", 1, 1), FileState(1, "b", "b", 1, 2)], totals(0)))
+    ledger.record(Entry([FileState(0, "a", "a", 1, 1, gone=True)], totals(0)))
+    assert [state.number for state in ledger.files()] == [1]
+    ledger.record(Entry([FileState(0, "a", "a", 1, 1, gone=True)], totals(0)))
     assert [state.number for state in opened().files()] == [1]
 
 

@@ -172,6 +172,25 @@ def test_what_was_lost_of_a_log_is_told_with_the_state_that_says_that_it_is_gone
     assert lost_bytes and reading.reader.states([]) == ([], 0)
 
 
+def test_logs_that_were_rotated_away_are_forgotten_once_that_is_recorded(tmp_path):
+    reading = Reading(tmp_path)
+    told, finished = [], []
+    for day in range(5):
+        path = tmp_path / f"{day}.jsonl"
+        path.write_bytes(clicks(day, day + 1))
+        batches = reading.all()
+        path.unlink()
+        for _ in range(3):
+            reading.all()
+        states, _ = reading.reader.states([])  # while its batch is under way
+        told += [state.number for state in states if state.gone]
+        for batch in batches:
+            finished += reading.reader.finished(batch.number)
+            assert reading.reader.states([span.file for span in batch.spans]) == ([], 0)
+    assert (told, finished) == ([*range(5)], [*range(5)])
+    assert not any(map(reading.reader.follower.knows, range(5)))
+
+
 @pytest.mark.parametrize("hole", [100, 10_000])
 def test_a_log_that_was_cut_under_its_writer_loses_no_line_behind_the_hole(tmp_path, hole):
     reading = Reading(tmp_path, line_bytes_max=4096, chunk_bytes=4096)

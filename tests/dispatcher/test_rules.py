@@ -252,3 +252,16 @@ def test_a_slow_batch_of_one_file_does_not_hold_back_another_file():
     assert (tracker.offset(0), tracker.offset(1)) == (0, 10)
     assert tracker.finished(0) == [0, 2]
     assert (tracker.offset(0), tracker.offset(1)) == (20, 20)
+
+
+def test_a_file_that_is_gone_is_forgotten_when_none_of_its_batches_is_under_way():
+    tracker = OffsetTracker({})
+    for number in range(2):
+        tracker.sent(number, [Span(7, number * 10, number * 10 + 10)])
+    tracker.forget(7)
+    assert (tracker.finished(1), tracker.offset(7)) == ([], 0)
+    assert (tracker.finished(0), tracker.offset(7)) == ([0, 1], 0)
+    tracker.sent(2, [Span(8, 0, 10)])
+    tracker.finished(2)
+    tracker.forget(8)
+    assert tracker.offset(8) == 0

@@ -257,6 +257,7 @@ def test_what_stood_in_a_deleted_file_is_absent(logs, tmp_path):
     (logs / "a.jsonl").unlink()
     parts.read_all()
     assert outcomes(parts, *IDS, "never")[0] == [Found.ABSENT] * 3
+    assert not parts.reader.follower.knows(0)
 
 
 def test_a_replaced_file_is_read_again_and_its_events_are_found_where_they_are_now(logs, tmp_path):
