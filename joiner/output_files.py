@@ -236,14 +236,20 @@ class Manifest:
         """List a file, durably. DiskFullError, StorageError: it is not listed, or will be listed twice."""
         line = msgspec.json.encode(entry) + b"\n"
         with storage_errors(self.path):
+            self._cut()
             try:
                 write_all(self._fd, line)
             except OSError:
-                os.ftruncate(self._fd, self._size)
+                with contextlib.suppress(OSError):  # the next entry begins with it
+                    self._cut()
                 raise
             self._size += len(line)
             os.fdatasync(self._fd)
         self.listed.add(entry.file)
+
+    def _cut(self) -> None:
+        """Take off what a write that failed has left."""
+        os.ftruncate(self._fd, self._size)
 
     def close(self) -> None:
         if self._fd >= 0:

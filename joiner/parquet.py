@@ -103,8 +103,8 @@ def _typed(pa: Any, source: Path, blocks: int | None, rest: Rest) -> Iterator[An
         rest()
     found = pa.unify_schemas(schemas, promote_options="permissive")
     schema = pa.schema([field.with_type(_as_written(pa, field.type)) for field in found])
-    if not len(schema):
-        raise _NotExactError  # rows without columns are not counted
+    if schema.names in ([], [COLUMN]):
+        raise _NotExactError  # rows without columns are not counted; and that one says that it holds lines
     yield schema.empty_table()
     for block in _blocks(source):
         table = _parsed(pa, block, schema)

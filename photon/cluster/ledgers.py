@@ -74,9 +74,9 @@ def _identity(state: FileState) -> tuple[int, int]:
 
 
 def _of_worker(directory: Path, bytes_max: int) -> tuple[list[FileState], bytes]:
-    with closing(LedgerFile(directory, bytes_max, readonly=True)) as file, file.read() as rows:
-        with rows.retries() as cursor:
-            return rows.files(), b"".join([unpack_id(value) for _, value in cursor])
+    ledger = LedgerFile(directory, bytes_max, readonly=True)
+    with closing(ledger) as file, file.read() as rows, rows.retries() as cursor:
+        return rows.files(), b"".join([unpack_id(value) for _, value in cursor])
 
 
 def _ids_in(paths: Iterable[Path], settings: Settings) -> Iterator[bytes]:

@@ -152,12 +152,10 @@ class RotatingLog:
     def _open(self, file: int) -> int:
         path = self.path(file)
         with storage_errors(path):
-            new = not path.exists()
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            if new:
-                sync_directory(
-                    self.directory
-                )  # else a power cut may take the file and all that was synced in it
+            # Else a power cut may take the file and all that was synced in it, though it is not new: who made
+            # it may have been killed before this.
+            sync_directory(self.directory)
             return fd
 
     def _rotate(self, number: int) -> None:

@@ -1,5 +1,6 @@
 """Counting joined events, while files are written, converted and taken away (joiner/output_files.py)."""
 
+import errno
 import os
 
 import pyarrow
@@ -8,7 +9,7 @@ import pytest
 
 from joiner import output_files
 from joiner.output_files import CompleteFile, Manifest, complete_files, count_joined
-from photon.core.errors import CorruptStateError, UsageError
+from photon.core.errors import CorruptStateError, DiskFullError, UsageError
 
 
 @pytest.fixture
@@ -102,6 +103,26 @@ def test_what_is_gone_counts_no_more_though_it_is_listed(east):
     list_file(east, "j-000000.jsonl", 4, 2)
     assert count_joined(east) == 0
     assert [*complete_files(east)] == ["j-000000.jsonl"]
+
+
+def test_what_a_failed_write_leaves_in_a_manifest_is_cut_before_the_next_entry(east, monkeypatch):
+    def half(fd, data):
+        os.write(fd, data[:9])
+        patched.setattr(os, "ftruncate", full)
+        full()
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    manifest = Manifest(east, "j")
+    entry = CompleteFile("j-000000.jsonl", 4, 2, "00000000", None, 0)
+    with monkeypatch.context() as patched, pytest.raises(DiskFullError):
+        patched.setattr(output_files, "write_all", half)
+        manifest.add(entry)
+    manifest.add(entry)
+    manifest.close()
+    (east / entry.file).write_bytes(b"a\nb\n")
+    assert [*complete_files(east)] == [entry.file]
 
 
 def test_a_manifest_that_grows_is_read_to_its_last_whole_line(east):

@@ -83,6 +83,11 @@ def test_lines_that_are_no_text_stay_bytes(convert):
     assert convert(*lines).column("event").to_pylist() == lines
 
 
+def test_events_whose_only_field_is_named_like_the_column_of_lines_are_told_from_lines(convert):
+    lines = [b'{"event":"a"}', b'{"event":"{}"}']
+    assert convert(*lines).column("event").to_pylist() == [line.decode() for line in lines]
+
+
 def test_events_without_fields_are_counted(convert):
     assert convert(b"{}", b"{}").column("event").to_pylist() == ["{}", "{}"]
 
