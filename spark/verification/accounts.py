@@ -29,7 +29,8 @@ class Source(IntEnum):
     """Where a row is from."""
 
     FOREIGN = 0
-    """A line of the inputs: id, key, primary (which it names), time_us, read; no key: it can't be read."""
+    """A line of the inputs: id, key, primary (which it names), time_us, content of the line, read; no key: it
+    can't be read."""
     JOINED = 1
     """A joined line: id, key, primary and content of the object inside, time_us if told; or no key."""
     LETTER = 2
@@ -70,7 +71,7 @@ ROW: Final = ", ".join(f"{name} {kind}" for name, (_, kind) in _KINDS.items())
 ROW_SCHEMA: Final = pa.schema([(name, kind) for name, (kind, _) in _KINDS.items()])
 
 _FATES: Final = (Fate.FILTERED, Fate.ADAPTER_ERROR, Fate.EXPIRED, Fate.UNJOINABLE, Fate.MALFORMED)
-_COUNTS: Final = ("events", "lines", "joined", "letters", *(fate.value for fate in _FATES))
+_COUNTS: Final = ("events", "lines", "joined", "letters", "differing", *(fate.value for fate in _FATES))
 _ACCOUNT: Final[Mapping[str, tuple[Any, str]]] = {
     "id": (pa.string(), "string"),
     "verdict": (pa.string(), "string"),
@@ -186,7 +187,8 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
     ]
     names = [*(verdict.value for _, verdict in verdicts), Verdict.PENDING.value]
     which = np.select([where for where, _ in verdicts], range(len(verdicts)), len(verdicts))
-    counts = [np.ones(rows.ids, np.int64), lines, joined, rows.count(rows.letter), *fates]
+    ones = np.ones(rows.ids, np.int64)
+    counts = [ones, lines, joined, rows.count(rows.letter), _differing(rows), *fates]
     told = {
         "id": rows.texts(),
         "verdict": pa.array(names, pa.string()).take(pa.array(which)),
@@ -259,6 +261,15 @@ def _named(rows: _Rows) -> Column:
     return _is_in(pairs, pairs.filter(pa.array(rows.foreign)))
 
 
+def _differing(rows: _Rows) -> Column:
+    """How many of the lines of each id are unlike those before."""
+    _, alike = _encoded(_pairs(rows.table, "key", "content").filter(pa.array(rows.asked)))
+    _, first = np.unique(alike, return_index=True)
+    kinds = np.bincount(rows.rows[rows.asked][first], minlength=rows.ids).astype(np.int64)
+    found: Column = np.maximum(kinds - 1, 0)
+    return found
+
+
 def _holders(rows: _Rows, terms: Terms) -> tuple[Column, Column, dict[str, Any]]:
     """Of each id: it is registered; its line may be on its way; and who registered it, the last one if two
     did, in different shards, of whom at least one ended while it asked."""
@@ -291,8 +302,8 @@ def _of_no_id(bucket: Any, rows: _Rows, terms: Terms) -> Any:
     only = rows.registered["key"].filter(pa.array(~_is_in(rows.registered["key"], rows.keys)))
     others = 0 if terms.span else pc.count_distinct(only).as_py()
     counts = {
-        Verdict.UNREADABLE: (int(bool(lines + joined + letters)), lines, joined, letters),
-        Verdict.OTHER_REGISTERED: (others, 0, 0, 0),
+        Verdict.UNREADABLE: (int(bool(lines + joined + letters)), lines, joined, letters, 0),
+        Verdict.OTHER_REGISTERED: (others, 0, 0, 0, 0),
     }
     told = [
         {"verdict": verdict.value, **dict(zip(_COUNTS, (*count, *[0] * len(_FATES)), strict=True))}
@@ -307,8 +318,10 @@ def summary(accounts: Any) -> tuple[list[Total], list[Loser]]:
     totals = []
     for name in pc.unique(accounts["verdict"]).to_pylist():
         of_it = accounts.filter(pc.equal(accounts["verdict"], name))
-        events, lines, joined, letters = (pc.sum(of_it[column]).as_py() for column in _COUNTS[:4])
-        totals.append(Total(Verdict(name), events, lines, joined, letters, pc.min(of_it["id"]).as_py()))
+        counts = {column: pc.sum(of_it[column]).as_py() for column in _COUNTS[:5]}
+        differs = pc.min(of_it.filter(pc.greater(of_it["differing"], 0))["id"]).as_py()
+        example = pc.min(of_it["id"]).as_py()
+        totals.append(Total(Verdict(name), **counts, example=example, differs=differs))
     missing = (Verdict.LOST.value, Verdict.IN_FLIGHT.value)
     lost = accounts.filter(pc.is_in(accounts["verdict"], value_set=pa.array(missing)))
     lost = lost.group_by(["address", "incarnation", "verdict"])
@@ -329,7 +342,7 @@ def _loser(row: dict[str, Any]) -> Loser:
 
 
 DETAILS: Final = (
-    "id string, time_us long, lines long, joined long, letters long, "
+    "id string, time_us long, lines long, joined long, letters long, differing long, "
     + "".join(f"{fate.value} long, " for fate in _FATES)
     + "registered boolean, joiner string, incarnation string, token_us long, lease string, verdict string"
 )

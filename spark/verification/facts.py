@@ -105,6 +105,7 @@ class ForeignFacts:
             key=fixed_binary(found.ids),
             primary=fixed_binary(found.primary_ids),
             time_us=pa.array(np.frombuffer(found.times, "<i8")),
+            content=digests(found.lines),
             read=read,
         )
 

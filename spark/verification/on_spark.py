@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import astuple
 from functools import reduce
 from typing import Any, Final
 
@@ -23,7 +24,10 @@ from spark.verification.rules import Loser, Total, Verdict
 
 _PARTITION_BYTES: Final = 96 << 20
 """Of logs: a bucket is a table in the memory of an executor's Python."""
-_SUMMARY: Final = "verdict string, events long, lines long, joined long, letters long, example string"
+_SUMMARY: Final = (
+    "verdict string, events long, lines long, joined long, letters long, differing long, "
+    "example string, differs string"
+)
 _LOSERS: Final = (
     "address string, incarnation string, events long, in_flight long, first_us long, last_us long"
 )
@@ -118,9 +122,7 @@ def _on_whole(work: Work) -> Callable[[Iterable[Any]], Iterator[Any]]:
 
 def _totals(accounts: Any) -> Any:
     totals, _ = summary(accounts)
-    return _columns(
-        [(t.verdict.value, t.events, t.lines, t.joined, t.letters, t.example) for t in totals], _SUMMARY
-    )
+    return _columns([astuple(total) for total in totals], _SUMMARY)
 
 
 def _losers(accounts: Any) -> Any:

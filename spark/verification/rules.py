@@ -56,7 +56,8 @@ class Verdict(StrEnum):
 MEANINGS: Final[Mapping[str, str]] = {
     "foreign_events": "lines of the inputs, blank ones left out",
     "malformed": "lines that are no event, or that the dead letters call malformed",
-    "repeated": "further lines of an id counted below",
+    "repeated": "further lines of an id counted below, like one of it in every byte",
+    "differing": "further lines of such an id with another primary, time or content",
     Verdict.JOINED: "events joined once, with the primary event they name",
     Verdict.UNJOINABLE: "dead letters: their primary event is not in the logs",
     Verdict.FILTERED: "dead letters: the adapter skipped them",
@@ -110,14 +111,17 @@ class Asked(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All ids of one verdict: how many, their lines in inputs, joined logs and dead letters, one of them."""
+    """All ids of one verdict: how many, their lines in inputs, joined logs and dead letters, how many of the
+    former are unlike others of their id; one of the ids, and one with such lines."""
 
     verdict: Verdict
     events: int
     lines: int
     joined: int
     letters: int
+    differing: int = 0
     example: str | None = None
+    differs: str | None = None
 
     def __add__(self, other: "Total") -> "Total":
         return Total(
@@ -126,8 +130,14 @@ class Total:
             self.lines + other.lines,
             self.joined + other.joined,
             self.letters + other.letters,
-            min((e for e in (self.example, other.example) if e is not None), default=None),
+            self.differing + other.differing,
+            _first(self.example, other.example),
+            _first(self.differs, other.differs),
         )
+
+
+def _first(*examples: str | None) -> str | None:
+    return min((example for example in examples if example is not None), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +195,7 @@ LEASES: Final[Mapping[str, str]] = {"runs": "runs", "over": "is over", "fenced":
 class Report:
     """`counts` by the names of MEANINGS, without those that need what was not given: primary logs, registry.
 
-    foreign_events = malformed + repeated + the events of every verdict on an event of the inputs.
+    foreign_events = malformed + repeated + differing + the events of every verdict on an event of the inputs.
     `losers`: those that lost most. `note`: why the counts can't be trusted; "": they can.
     """
 
@@ -230,7 +240,8 @@ def make_report(
         **{verdict.value: total.events for verdict, total in got.items()},
         "foreign_events": sum(total.lines for total in got.values()),
         "malformed": unreadable.lines + got[Verdict.MALFORMED].lines,
-        "repeated": sum(total.lines - total.events for total in judged),
+        "repeated": sum(total.lines - total.events - total.differing for total in judged),
+        "differing": sum(total.differing for total in judged),
         "joined_unreadable": unreadable.joined,
         "dead_letters_unreadable": unreadable.letters,
     }
@@ -241,6 +252,8 @@ def make_report(
         hidden.add(Verdict.OTHER_REGISTERED)
     told = [str(name) for name in MEANINGS if name not in hidden]
     examples = {t.verdict.value: t.example for t in by_verdict.values() if t.verdict in BROKEN and t.example}
+    if differs := _first(*(total.differs for total in judged)):
+        examples["differing"] = differs
     return Report({name: counts[name] for name in told}, examples, asked, losers, note)
 
 
