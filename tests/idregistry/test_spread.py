@@ -14,8 +14,9 @@ from idregistry.client import RegistryClient
 from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, encode
 from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
-from photon.core.clock import SystemClock
+from photon.core.clock import ManualClock, SystemClock
 from photon.core.columns import pack_times, split_ids
+from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Committed, Registered
 from photon.core.ids import Token, parse_token
 from tests.idregistry.kit import DUPLICATE, NOW_US, WON, contents, event_id, opaque_id, token
@@ -41,6 +42,13 @@ class LostAnswer(grpc.RpcError):
 
     def trailing_metadata(self) -> tuple[()]:
         return ()
+
+
+class Overloaded(LostAnswer):
+    """Nothing was done."""
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class World:
@@ -198,6 +206,26 @@ def test_ids_that_carry_their_time_are_held_in_one_shard() -> None:
     for number in range(40):
         assert commit(client, bytes([0x10]) + event_id(number)[1:], START_US, "a") == WON
     assert all(len(rows) == 1 for rows in world.holders().values())
+
+
+def test_what_may_be_done_is_not_called_undone_when_it_is_routed_anew() -> None:
+    """An answer was lost, a newer table came, and then nobody takes more."""
+    world, clock = World(1, 1, 2), ManualClock()
+    client = client_of(world)
+    rounds: Any = client._rounds
+    answers = iter([LostAnswer, rounds._send])
+    rounds._clock, rounds._wait, rounds._timeout_s = clock, clock.advance, 5.0
+
+    def send(*arguments: Any) -> list[Any]:
+        answer = next(answers, Overloaded)
+        if answer is LostAnswer:
+            assert world.reshard(START_US, 2)
+        return [answer()] if isinstance(answer, type) else answer(*arguments)
+
+    rounds._send = send
+    with pytest.raises(UnavailableError, match="not known whether it was registered") as raised:
+        commit(client, opaque_id(1), START_US, "a")
+    assert not isinstance(raised.value, OverloadedError)
 
 
 def test_copies_that_are_further_apart_than_the_spread_are_two_events() -> None:

@@ -415,6 +415,22 @@ def test_frozen_ids_take_under_40_bytes_and_what_is_expired_none() -> None:
     assert (memory["frozen_ids"], memory["segments"], state.ids) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("at_a_time", [idtable.SUB_IDS_MAX, 2])
+def test_what_is_committed_while_ids_freeze_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch, at_a_time: int
+) -> None:
+    monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
+    monkeypatch.setattr(idtable, "STEP_IDS", 1)
+    monkeypatch.setattr(idtable, "SUB_IDS_MAX", at_a_time)
+    state = new_state()
+    for number in range(0, 60, 3):
+        state.apply(commit_command((TOKEN.pack(), [number, number + 1, number + 2])))
+        state.tidy()
+    for _ in range(2):
+        assert state.apply(commit_command((b"again", range(60)))) == bytes([DUPLICATE] * 60)
+        tidy_all(state)
+
+
 def test_a_segment_is_written_anew_when_a_quarter_of_it_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(idtable, "FREEZE_IDS", 1)
     state = new_state()
