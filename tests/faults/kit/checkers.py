@@ -243,22 +243,25 @@ def replicas_differ(facts: Facts) -> Iterator[str]:
 
 
 def unregistered(facts: Facts) -> Iterator[str]:
-    """2. What stands in a joined log is registered, in one shard; what is registered was logged."""
+    """2. What stands in a joined log is registered, for one holder; what is registered was logged.
+
+    Ids within the spread of a resharding stand in the older shard too (docs/decisions/008).
+    """
     if not facts.scans:
         yield "no replica was scanned"
         return
-    owners: dict[bytes, set[int]] = {}
+    owners: dict[bytes, dict[int, int]] = {}
     for scan in facts.scans:
-        for key in scan.holders:
-            owners.setdefault(key, set()).add(scan.shard)
+        for key, holder in scan.holders.items():
+            owners.setdefault(key, {})[scan.shard] = holder
     texts = {line.id for line in facts.lines if line.id is not None}
     for text, key in packed_ids(texts):
         if key not in owners:
             yield f"{text} is joined and not registered"
     known = {key for _, key in packed_ids(facts.truth.clicks)}
     for key, shards in owners.items():
-        if len(shards) > 1:
-            yield f"{key.hex()} is in shards {sorted(shards)}"
+        if len(set(shards.values())) > 1:
+            yield f"{key.hex()} has several holders: {shards}"
         if key not in known:
             yield f"{key.hex()} is registered and was never logged"
 
