@@ -163,8 +163,8 @@ def joined_without_registering(facts):
         del scan.holders[key_of("c2")]
 
 
-def registered_in_two_shards(facts):
-    facts.scans.append(Scan("r0", 1, {key_of("c0"): 7}))
+def registered_for_two(facts):
+    facts.scans.append(Scan("r0", 1, {key_of("c0"): 8}))
 
 
 def registered_what_nobody_logged(facts):
@@ -174,6 +174,12 @@ def registered_what_nobody_logged(facts):
 
 def wrote_as_a_zombie(facts):
     facts.fences[0] = Fenced(7, frozenset({"c0"}))
+
+
+def test_an_id_may_stand_in_two_shards_for_one_holder(facts):
+    """Around the start of a resharding (docs/decisions/008)."""
+    facts.scans.append(Scan("r0", 1, {key_of("c0"): 7}))
+    assert not check(facts).broken
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ def wrote_as_a_zombie(facts):
         (let_a_replica_forget, {"replicas_differ"}),
         (let_a_replica_name_another_holder, {"replicas_differ"}),
         (joined_without_registering, {"unregistered"}),
-        (registered_in_two_shards, {"unregistered"}),
+        (registered_for_two, {"unregistered"}),
         (registered_what_nobody_logged, {"unregistered"}),
         (wrote_as_a_zombie, {"wrote_after_fence"}),
     ],
