@@ -11,11 +11,8 @@ calls them present, so they go to a joiner, whatever a lookup says.
 """
 
 import contextlib
-import functools
 import glob
-import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,32 +25,7 @@ from photon.core.errors import SettingsError, StorageError
 from photon.core.fates import Fate
 from photon.core.status import AGE_EDGES_US, EDGES_US
 from photon.logs.files import FileState
-
-SLOTS: Final = 64
-"""A file has one of so many slots, a worker every so manieth of them."""
-
-_ROTATED: Final = re.compile(
-    r"""(?<=[^/])(?:
-        \.(?:gz|zst)                                     # packed
-      | \.\d{1,14}                                       # a.log.1, a.log.20260101
-      | -\d{8,14}                                        # a.log-20260101, a.log-1767225600
-      | [.-]\d{4}-\d\d-\d\d(?:[T_-]\d\d(?:[:-]?\d\d){0,2})?  # a.log.2026-01-01_12-30
-    )\Z""",
-    re.VERBOSE,
-)
-
-
-def unrotated(path: str) -> str:
-    """The path without what rotation and compression append to it: `a.log.2.zst` -> `a.log`."""
-    while (shorter := _ROTATED.sub("", path)) != path:
-        path = shorter
-    return path
-
-
-@functools.lru_cache(1 << 16)
-def slot_of(path: str) -> int:
-    name = unrotated(path).encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") % SLOTS
+from photon.logs.shares import slot_of
 
 
 def worker_of(path: str, workers: int) -> int:

@@ -154,16 +154,16 @@ class LmdbFile:
     setting: str
     mend: str
 
-    def open(self, bytes_max: int, **options: Any) -> lmdb.Environment:
+    def open(self, bytes_max: int, metasync: bool = False, **options: Any) -> lmdb.Environment:
         """Without a sync of its meta page each commit is one fdatasync.
 
-        A power cut may take the last commit, never half of one. What it held is read again, so whoever
+        A power cut may take the last commit then, never half of one. What it held is read again, so whoever
         destroys what a commit made needless (a file, say) does `sync(True)` between the two.
         """
         with self.errors():
             self.path.mkdir(parents=True, exist_ok=True)
             return lmdb.open(
-                str(self.path), map_size=bytes_max, max_dbs=_DATABASES_MAX, metasync=False, **options
+                str(self.path), map_size=bytes_max, max_dbs=_DATABASES_MAX, metasync=metasync, **options
             )
 
     @contextlib.contextmanager

@@ -30,7 +30,8 @@ class LogFollower:
     `notice` is told, in a line, of files that were replaced, shrank, vanished or could not be read.
     `mine`: by its name, whether a file is read here; None is all. `wake` is called, from another thread, when
     there is something to `poll` for. `keep_copies`: False deletes the unpacked copy of an archive that is
-    read and recorded.
+    read and recorded. `order`: by its number, a rank of each file: of those with something unread the one of
+    the lowest rank is read next. `first`: files that are found get numbers from here on.
     For one thread, but for `advanced`.
     """
 
@@ -46,6 +47,8 @@ class LogFollower:
         mine: Callable[[str], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
         keep_copies: bool = True,
+        order: Callable[[int], int] | None = None,
+        first: int = 0,
     ) -> None:
         def tell(line: str) -> None:
             notice(shown(line))
@@ -56,7 +59,8 @@ class LogFollower:
         self._notice = tell
         self._mine = mine
         bound = settings.spool_bytes_max
-        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, tell, wake)
+        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, tell, wake, first)
+        self._order = order
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
@@ -165,7 +169,7 @@ class LogFollower:
     def next_chunk(self) -> tuple[FileState, Chunk] | None:
         """The next unread whole records of some file; None when all that is known is read."""
         while self._growing:
-            file = self._growing.popleft()
+            file = self._growing.popleft() if self._order is None else self._lowest(self._order)
             file.waiting = False
             if file.state.gone:
                 continue
@@ -181,6 +185,10 @@ class LogFollower:
         elif self._next_scan != _NOW and not self._inventory.settling:
             self._caught_up = True
         return None
+
+    def behind(self) -> list[FileState]:
+        """Files of which something is known that was not read, or could not be."""
+        return [file.state for file in {*self._growing, *self._failed} if not file.state.gone]
 
     def advanced(self, number: int, offset: int) -> FileState:
         """The state of a file whose events before `offset` are taken care of; the owner keeps it.
@@ -210,6 +218,11 @@ class LogFollower:
             for file in list(self._inventory.files.values())
             if file.stalled_at > file.read and not file.state.gone
         }
+
+    def _lowest(self, order: Callable[[int], int]) -> Followed:
+        file = min(self._growing, key=lambda file: order(file.state.number))
+        self._growing.remove(file)
+        return file
 
     @property
     def _unsure(self) -> bool:

@@ -262,14 +262,14 @@ def event_times(ids: bytes, values: Sequence[Any], unit: str) -> bytes | str:
         times[opaque] = np.frombuffer(own, "<i8")
         return pack_times(times)
     try:
-        return pack_times(_to_us(values, unit))
+        return pack_times(to_us(values, unit))
     except TypeError:
         return "is missing (an opaque id needs its event's time)"
     except (OverflowError, ValueError):
         return "is out of range"
 
 
-def _to_us(values: Sequence[Any], unit: str) -> npt.NDArray[np.int64]:
+def to_us(values: Sequence[Any], unit: str) -> npt.NDArray[np.int64]:
     """Each value by itself, so that an event's time never depends on the batch it came in.
 
     Whole numbers exactly (ns rounded down), others to the nearest us. TypeError for None.

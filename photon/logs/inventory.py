@@ -172,6 +172,7 @@ class Inventory:
         drain: bool,
         notice: Callable[[str], None],
         wake: Callable[[], None],
+        first: int = 0,
     ) -> None:
         """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker."""
         self._spool = Spool(spool, spool_bytes_max)
@@ -196,7 +197,7 @@ class Inventory:
         self.lost_bytes = 0
         """Of files that were deleted, cut or written anew before they were read."""
         self._held: dict[int, Followed] = {}  # by descriptor, the one that grew longest ago first
-        self._next_number = 0
+        self._next_number = first
         for state in states:
             self._next_number = max(self._next_number, state.number + 1)
             file = Followed(state, state.offset, size=state.size)

@@ -4,17 +4,9 @@ from collections import Counter
 
 import pytest
 
-from dispatcher.workers import (
-    SLOTS,
-    check_workers,
-    fix_workers,
-    mine_of,
-    slot_of,
-    unrotated,
-    worker_directories,
-    worker_of,
-)
+from dispatcher.workers import check_workers, fix_workers, mine_of, worker_directories, worker_of
 from photon.core.errors import SettingsError
+from photon.logs.shares import SLOTS, slot_of, unrotated
 
 
 @pytest.mark.parametrize(
