@@ -1,0 +1,34 @@
+"""MillWheel: computations with keys, timers and low watermarks over streams, exactly once (VLDB 2013)."""
+
+from millwheel.computation import (
+    Batch,
+    BatchComputation,
+    BatchContext,
+    Computation,
+    Context,
+    Fired,
+    Record,
+    Timer,
+)
+from millwheel.errors import TopologyError
+from millwheel.topology import Input, JoinedLogs, Logs, LogSink, Node, Stream, Topology, node
+
+__all__ = [
+    "Batch",
+    "BatchComputation",
+    "BatchContext",
+    "Computation",
+    "Context",
+    "Fired",
+    "Input",
+    "JoinedLogs",
+    "LogSink",
+    "Logs",
+    "Node",
+    "Record",
+    "Stream",
+    "Timer",
+    "Topology",
+    "TopologyError",
+    "node",
+]

@@ -1,0 +1,201 @@
+"""What a user writes: computations (paper 4.1), their state, timers and productions (paper 4.4 to 4.6).
+
+    class Visits(Computation[Visit]):
+        state = Visit
+
+        def process_record(self, record: Record, ctx: Context[Visit]) -> None:
+            ctx.state.pages += 1
+            ctx.set_timer("end", record.time + 1_800_000_000)
+
+        def process_timer(self, timer: Timer, ctx: Context[Visit]) -> None:
+            ctx.produce("visits", {"user": ctx.key, "pages": ctx.state.pages})
+            ctx.forget()
+
+Times are microseconds since the epoch. A call sees one key, and calls of one key never overlap. What a call
+does to state, timers and productions counts whole and once, or not at all; effects elsewhere (HTTP, files)
+may happen more than once. Timers of a key fire by increasing time. The order of records is not promised.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+S = TypeVar("S")
+Tag = int | str
+Clock = Literal["watermark", "wall"]
+Codes = npt.NDArray[np.int64]
+Times = npt.NDArray[np.int64]
+Values = npt.NDArray[Any] | list[Any] | None
+
+NEVER: Final = 1 << 62
+"""A time after all others: the low watermark of what has ended."""
+BEFORE: Final = -(1 << 62)
+"""A time before all others: the low watermark of what has not begun."""
+
+
+class Record:
+    """A record as a computation gets it, valid during the call.
+
+    `value` is of the stream's type; `late`: it came behind the low watermark.
+    """
+
+    __slots__ = ("key", "late", "stream", "time", "value")
+
+    key: str
+    value: Any
+    time: int
+    stream: str
+    late: bool
+
+
+class Timer:
+    """A timer that fires, valid during the call. `time`: when it was to fire, which may be long ago."""
+
+    __slots__ = ("clock", "key", "tag", "time")
+
+    key: str
+    tag: Any
+    time: int
+    clock: Clock
+
+
+class Context(Protocol[S]):
+    """What a call may do, all of it for its own key."""
+
+    key: str
+    time: int
+    """Of the record, or of the timer."""
+
+    @property
+    def low_watermark(self) -> int:
+        """No record that is not late comes from below (paper 4.5)."""
+        ...
+
+    @property
+    def now(self) -> int:
+        """The wall clock."""
+        ...
+
+    @property
+    def state(self) -> S:
+        """The key's persistent state, to be changed in place or set; a new one where there is none."""
+        ...
+
+    @state.setter
+    def state(self, state: S) -> None: ...
+
+    def forget(self) -> None:
+        """Keep no state of this key."""
+
+    def set_timer(self, tag: Tag, time: int, clock: Clock = "watermark") -> None:
+        """Call `process_timer` once the clock has reached the time; the same tag and clock replace a timer.
+
+        A timer on the low watermark holds the low watermark of what the computation produces (paper 4.6).
+        """
+
+    def drop_timer(self, tag: Tag, clock: Clock = "watermark") -> None: ...
+
+    def hold(self, time: int) -> None:
+        """Until `release`, this key may still produce records from `time` on (paper 5.2)."""
+
+    def release(self) -> None: ...
+
+    def produce(self, stream: str, value: Any, time: int | None = None, key: str | None = None) -> None:
+        """A record for a stream that the computation declares. `key`: for consumers that take it as it is;
+        by default that of the call.
+
+        `time`: by default that of the call. ValueError for one that the low watermark has been promised to be
+        past: before that of the call and before `hold`.
+        """
+
+
+class Computation(Generic[S]):
+    """A record at a time. `state`: the type of a key's state; `state()` is a new one."""
+
+    state: ClassVar[Any] = dict
+
+    def process_record(self, record: Record, ctx: Context[S]) -> None:
+        raise NotImplementedError
+
+    def process_timer(self, timer: Timer, ctx: Context[S]) -> None:
+        raise NotImplementedError(f"{type(self).__name__} sets timers and has no process_timer")
+
+
+class Batch:
+    """N records of one stream. `names`: the distinct keys; `codes` (N,): rows of `names`; `late` (N,)."""
+
+    __slots__ = ("codes", "late", "names", "stream", "times", "values")
+
+    def __init__(
+        self,
+        stream: str,
+        names: list[str],
+        codes: Codes,
+        times: Times,
+        values: Values,
+        late: npt.NDArray[np.bool_],
+    ) -> None:
+        self.stream, self.names, self.codes = stream, names, codes
+        self.times, self.values, self.late = times, values, late
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+
+class Fired:
+    """N timers by time. `names`: their keys (N, with repetitions); `tags` and `times` (N,)."""
+
+    __slots__ = ("names", "tags", "times")
+
+    def __init__(self, names: list[str], tags: list[Any], times: Times) -> None:
+        self.names, self.tags, self.times = names, tags, times
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class BatchContext(Protocol):
+    """What a call may do for the keys of its batch. State of a key: numbers by cell, a whole number each."""
+
+    @property
+    def low_watermark(self) -> int: ...
+
+    @property
+    def now(self) -> int: ...
+
+    def add(
+        self,
+        names: Sequence[str],
+        codes: Codes,
+        cells: npt.NDArray[np.int64],
+        amounts: npt.NDArray[Any] | int = 1,
+    ) -> tuple[list[str], list[int]]:
+        """Add amounts (N,) to the cells (N,) of keys (N rows of `names`). Names and cells of those that are
+        new.
+        """
+        ...
+
+    def take(self, names: Sequence[str], cells: Sequence[int]) -> list[Any]:
+        """What stands in these cells, which are empty (0) from now on."""
+        ...
+
+    def set_timers(self, names: Sequence[str], tags: Sequence[Tag], times: Sequence[int]) -> None:
+        """On the low watermark, as Context.set_timer."""
+
+    def produce(self, stream: str, names: list[str], values: Values, times: Times | Sequence[int]) -> None:
+        """N records, whose keys are `names`."""
+
+
+class BatchComputation:
+    """Many records at a time, in columns: no Python statement runs for each.
+
+    An exception undoes the batch; it is tried in halves until the record that is its cause stands alone.
+    """
+
+    def process_batch(self, batch: Batch, ctx: BatchContext) -> None:
+        raise NotImplementedError
+
+    def process_timers(self, fired: Fired, ctx: BatchContext) -> None:
+        raise NotImplementedError(f"{type(self).__name__} sets timers and has no process_timers")

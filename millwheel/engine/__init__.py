@@ -1,0 +1,1 @@
+"""The rules, pure: a worker's turn, its stages, timers, watermarks, and what they keep in a store."""

@@ -1,0 +1,236 @@
+"""A stage that calls user code a record at a time (paper 4.4 to 4.6).
+
+Records are called in a row, all of a batch, as long as none raises. One that does undoes the batch; it is
+done again with a settled state after each call, where only the call that raises is undone, tried again, and
+given up.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+
+from millwheel.computation import Clock, Computation, Record, Tag, Timer
+from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
+from millwheel.engine.records import Records, Slots, coded, values_of, wire
+from millwheel.engine.stage import Held, Output, Stage, _shown, ours, reason_of
+from millwheel.topology import Input, Node
+
+_CLOCKS: Final = {"watermark": WATERMARK, "wall": WALL}
+_CLOCK_NAMES: Final[tuple[Clock, ...]] = ("watermark", "wall")
+
+
+class Keyed(Stage):
+    """For one thread."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        node: Node,
+        inputs: dict[int, tuple[Input, Any]],
+        slots: Slots,
+        read: Callable[[Sequence[bytes]], list[bytes | None]],
+    ) -> None:
+        assert isinstance(node.computation, Computation)
+        kind = type(node.computation).state
+        super().__init__(number, name, node, inputs, slots, read, kind)
+        self.computation = node.computation
+        self._ctx = KeyContext(self, kind)
+        self._record = Record()
+        self._timer = Timer()
+
+    def _call(self, number: int, records: Records, late: Any) -> None:
+        stream, opened = self._openers[number]
+        values = values_of(records.values, len(records))
+        lates = late.tolist() if late.any() else repeat(False, len(records))
+        rows = list(zip(records.keys, records.times.tolist(), values, lates, strict=True))
+        cache = self._hold(records.names)
+        ctx, record = self._ctx, self._record
+        process = self.computation.process_record
+        record.stream = stream
+        ctx.begin()
+
+        def call(row: tuple[str, int, Any, bool]) -> None:
+            key, time, value, is_late = row
+            ctx.held = cache[key]
+            ctx.key = record.key = key
+            ctx.time = ctx.floor = record.time = time
+            record.value, record.late = opened(value), is_late
+            process(record, ctx)
+
+        def bury(row: tuple[str, int, Any, bool], reason: str) -> None:
+            self._bury(row[0], row[1], reason, stream=stream, value=_shown(opened, row[2]))
+
+        self._each(lambda: iter(rows), call, bury)
+
+    def _fire(self, clock: int, firing: list[Firing]) -> None:
+        cache = self._hold(list({one.key for one in firing}))
+        ctx, timer = self._ctx, self._timer
+        process = self.computation.process_timer
+        timer.clock = _CLOCK_NAMES[clock]
+        ctx.begin()
+        for one in firing:  # they are gone already: here they stand until their call
+            self.due.set(one.key, clock, one.tag, one.time)
+
+        def agenda() -> Iterator[Firing]:
+            heap = list(firing)
+            ctx.agenda = heap, clock, firing[-1].time
+            while heap:
+                yield heappop(heap)
+            ctx.agenda = None
+
+        def call(one: Firing) -> None:
+            if self.due.pending.get(one.key, {}).get((clock, one.tag)) != one.time:
+                return  # dropped or set anew by a timer before it
+            self._timers_of(one.key)
+            self.due.drop(one.key, clock, one.tag)
+            ctx.held = cache[one.key]
+            ctx.key = timer.key = one.key
+            timer.time, timer.tag = one.time, one.tag
+            if clock == WATERMARK:
+                ctx.time = ctx.floor = one.time
+            else:
+                ctx.time = max(one.time, self.low_watermark)
+                ctx.floor = self.low_watermark
+            process(timer, ctx)
+
+        def bury(one: Firing, reason: str) -> None:
+            self._timers_of(one.key)
+            self.due.drop(one.key, clock, one.tag)
+            self._bury(one.key, one.time, reason, timer=one.tag)
+
+        self._each(agenda, call, bury)
+
+    def _each(
+        self,
+        items: Callable[[], Iterator[Any]],
+        call: Callable[[Any], None],
+        bury: Callable[[Any, str], None],
+    ) -> None:
+        try:
+            for item in items():
+                call(item)
+        except Exception as error:
+            if ours(error):
+                raise
+            self._undo()
+            self._ctx.begin()
+        else:
+            self._done()
+            return
+        for item in items():
+            self._carefully(item, call, bury)
+
+    def _carefully(self, item: Any, call: Callable[[Any], None], bury: Callable[[Any, str], None]) -> None:
+        for left in reversed(range(self.node.tries)):
+            try:
+                call(item)
+            except Exception as error:
+                if ours(error):
+                    raise
+                self._undo()
+                self._ctx.begin()
+                if not left:
+                    bury(item, reason_of(error))
+                    self._settle()
+            else:
+                self._done()
+                return
+
+    def _done(self) -> None:
+        self._settle()
+        for stream, (keys, times, values) in self._ctx.produced.items():
+            if keys:
+                names, codes = coded(keys)
+                self.outputs.append(Output(stream, Records(names, codes, np.array(times, np.int64), values)))
+                self.counts["produced"] += len(keys)
+        self._ctx.begin()
+
+
+class KeyContext:
+    """The Context of a stage's calls."""
+
+    __slots__ = ("_due", "_kind", "_stage", "agenda", "floor", "held", "key", "produced", "time")
+
+    def __init__(self, stage: Keyed, kind: Callable[[], Any]) -> None:
+        self._stage, self._due, self._kind = stage, stage.due, kind
+        self.key = ""
+        self.time = self.floor = 0
+        self.held: Held
+        self.agenda: tuple[list[Firing], int, int] | None = None
+        """Timers that are called now, of which clock, up to which time."""
+        self.produced: dict[str, tuple[list[str], list[int], list[Any]]] = {}
+
+    def begin(self) -> None:
+        self.produced = {stream: ([], [], []) for stream in self._stage.streams}
+
+    @property
+    def low_watermark(self) -> int:
+        return self._stage.low_watermark
+
+    @property
+    def now(self) -> int:
+        return self._stage.now
+
+    @property
+    def state(self) -> Any:
+        state = self._stage._load(self.held, self._kind)
+        if state is None:  # forgotten in this batch
+            state = self.held.state = self._kind()
+        return state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self._stage._load(self.held, self._kind)
+        self.held.state = state
+
+    def forget(self) -> None:
+        self._stage._load(self.held, self._kind)
+        self.held.state = None
+
+    def set_timer(self, tag: Tag, time: int, clock: Clock = "watermark") -> None:
+        if type(time) is not int or type(tag) not in (int, str):
+            raise TypeError(
+                f"set_timer({tag!r}, {time!r}): a tag is a text or a whole number, a time is in whole us"
+            )
+        self._stage._timers_of(self.key)
+        self._due.set(self.key, _CLOCKS[clock], tag, time)
+        if self.agenda is not None:
+            heap, which, upto = self.agenda
+            if time <= upto and which == _CLOCKS[clock]:  # timers of a key are called by time
+                heappush(heap, Firing(time, self.key, type(tag) is str, tag))
+
+    def drop_timer(self, tag: Tag, clock: Clock = "watermark") -> None:
+        self._stage._timers_of(self.key)
+        self._due.drop(self.key, _CLOCKS[clock], tag)
+
+    def hold(self, time: int) -> None:
+        self._check_time("hold", time)
+        self._stage._timers_of(self.key)
+        self._due.set(self.key, HOLD, "", time)
+
+    def release(self) -> None:
+        self._stage._timers_of(self.key)
+        self._due.drop(self.key, HOLD, "")
+
+    def produce(self, stream: str, value: Any, time: int | None = None, key: str | None = None) -> None:
+        columns = self.produced.get(stream)
+        if columns is None:
+            raise KeyError(f"'{stream}' is no stream that '{self._stage.name}' declares")
+        if time is None:
+            time = self.time
+        elif time < self.floor:
+            self._check_time("produce", time)
+        columns[0].append(self.key if key is None else key)
+        columns[1].append(time)
+        columns[2].append(wire(value))
+
+    def _check_time(self, what: str, time: int) -> None:
+        held = self._due.pending.get(self.key, {}).get((HOLD, ""), self.floor)
+        if time < min(held, self.floor):
+            raise ValueError(
+                f"{what} at {time}, before {min(held, self.floor)}: the low watermark may be past it"
+            )

@@ -1,0 +1,109 @@
+"""Lines of logs to records, for each input that reads them: fields in columns, nothing else is looked at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from millwheel.computation import Times
+from millwheel.engine.records import JSON, MSGPACK, Ext, Records, coded
+from millwheel.topology import WHOLE, Input, Logs
+from photon.core.columns import Column, Field, decoder_of, parse_path
+from photon.logs.formats import Malformed, decode, split_chunk, time_type, to_us
+
+_encode: Final = msgspec.msgpack.encode
+_decode: Final = msgspec.json.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """`records`: by number of the input. `times` (N,) of the lines; `malformed` have no record."""
+
+    records: dict[int, Records]
+    times: Times
+    malformed: list[Malformed]
+
+
+class LineParser:
+    """Of one injector."""
+
+    def __init__(self, injector: Logs, inputs: dict[int, Input]) -> None:
+        self._unit, self._inputs = injector.unit, inputs
+        paths = {injector.time: Field(parse_path(injector.time), time_type(injector.unit))}
+        for read in inputs.values():
+            if isinstance(read.key, str):
+                paths[read.key] = Field(parse_path(read.key), str | int)
+            for path in _paths(read):
+                paths.setdefault(path, Field(parse_path(path), Any, optional=True))
+        self._decoder, self._columns = decoder_of("Line", paths)
+        self._time = injector.time
+
+    def parse(self, chunk: bytes) -> Parsed:
+        found = split_chunk(chunk)
+        events, good, malformed = decode(self._decoder, chunk, found)
+        lines = found.lines if good is None else [found.lines[row] for row in good]
+        starts = found.starts if good is None else found.starts[good]
+        try:
+            times = to_us(self._columns[self._time](events), self._unit)
+        except (OverflowError, ValueError):
+            events, lines, times, bad = self._timed(events, lines, starts)
+            malformed += bad
+        records = {}
+        for number, read in self._inputs.items():
+            column: list[str] = self._keys(read, events, lines, malformed)
+            names, codes = coded(column)
+            records[number] = Records(names, codes, times, self._values(read, events, lines))
+        return Parsed(records, times, malformed)
+
+    def _keys(
+        self, read: Input, events: list[Any], lines: list[bytes], malformed: list[Malformed]
+    ) -> list[str]:
+        if isinstance(read.key, str):
+            return texts(self._columns[read.key](events))
+        assert read.key is not None
+        return [str(read.key(_decode(line))) for line in lines]
+
+    def _values(self, read: Input, events: list[Any], lines: list[bytes]) -> list[Any] | None:
+        if read.value is None:
+            return None
+        if read.value == WHOLE:
+            return [Ext(JSON, line) for line in lines]
+        if isinstance(read.value, str):
+            return [_plain(value) for value in self._columns[read.value](events)]
+        columns: list[Column] = [self._columns[path] for path in read.value]
+        rows = zip(*[column(events) for column in columns], strict=True)
+        names = read.value
+        return [Ext(MSGPACK, _encode(dict(zip(names, row, strict=True)))) for row in rows]
+
+    def _timed(
+        self, events: list[Any], lines: list[bytes], starts: Any
+    ) -> tuple[list[Any], list[bytes], Times, list[Malformed]]:
+        """The slow path: those that have a time in range."""
+        kept, times, bad = [], [], []
+        for row, value in enumerate(self._columns[self._time](events)):
+            try:
+                times.append(int(to_us([value], self._unit)[0]))
+                kept.append(row)
+            except (OverflowError, ValueError):
+                bad.append(Malformed(int(starts[row]), lines[row], f"field '{self._time}' is out of range"))
+        return [events[r] for r in kept], [lines[r] for r in kept], np.array(times, np.int64), bad
+
+
+def texts(keys: Sequence[Any]) -> list[str]:
+    """Keys as texts: whole numbers in decimal."""
+    try:
+        "".join(keys)  # the quickest way to see that all are texts
+        return keys  # type: ignore[return-value]
+    except TypeError:
+        return list(map(str, keys))
+
+
+def _paths(read: Input) -> tuple[str, ...]:
+    values = (read.value,) if isinstance(read.value, str) else read.value or ()
+    return tuple(value for value in values if value != WHOLE)
+
+
+def _plain(value: Any) -> Any:
+    return Ext(MSGPACK, _encode(value)) if isinstance(value, dict | list) else value

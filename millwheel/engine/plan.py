@@ -1,0 +1,80 @@
+"""A topology made ready to run: numbers for what rows and frames name, and who reads what."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from millwheel.engine.store import NAMES
+from millwheel.topology import DEAD_LETTERS, Input, LogSink, Topology
+
+_numbers: Final = msgspec.msgpack.Decoder(dict[str, int]).decode
+
+
+class Plan:
+    """`numbers`: of computations, inputs, injectors and sinks, by "<kind> <name>"; a number is never used
+    again.
+    """
+
+    def __init__(self, topology: Topology, numbers: Mapping[str, int]) -> None:
+        """`numbers` as `numbered` gives them."""
+        self.topology = topology
+        self.order = topology.order()
+        makers = {name: name for name in topology.injectors}
+        kinds: dict[str, Any] = dict.fromkeys(topology.injectors, Any)
+        for name, made in topology.computations.items():
+            for stream in made.streams:
+                makers[stream.name], kinds[stream.name] = name, stream.type
+        self.nodes = {name: numbers[f"computation {name}"] for name in self.order}
+        self.injectors = {name: numbers[f"injector {name}"] for name in topology.injectors}
+        self.sinks = {name: numbers[f"sink {name}"] for name in (*topology.sinks, DEAD_LETTERS)}
+        self.inputs: dict[int, tuple[str, Input, Any]] = {}
+        """Consumer, input, type of its values."""
+        self.readers: dict[str, list[int]] = {stream: [] for stream in makers}
+        self.makers: dict[str, list[str]] = {}
+        """Of a computation: the injectors and computations that it reads from."""
+        for name in self.order:
+            reads = topology.computations[name].inputs
+            for place, read in enumerate(reads):
+                number = numbers[_input(name, place, read)]
+                kind = kinds[read.stream] if read.type is None else read.type
+                self.inputs[number] = (name, read, kind)
+                self.readers[read.stream].append(number)
+            self.makers[name] = sorted({makers[read.stream] for read in reads})
+        self.kinds = kinds
+
+    @property
+    def sources(self) -> list[str]:
+        """What has a low watermark of its own."""
+        return [*self.topology.injectors, *self.order]
+
+    def sink(self, stream: str) -> LogSink | None:
+        return self.topology.sinks.get(stream)
+
+
+def _input(name: str, place: int, read: Input) -> str:
+    return f"input {name} {place} {read.stream}"
+
+
+def numbered(topology: Topology, known: Mapping[str, int]) -> dict[str, int]:
+    """The known numbers, and new ones for what is new. What is no longer there keeps its number."""
+    wanted = [f"sink {DEAD_LETTERS}", *(f"sink {name}" for name in topology.sinks)]
+    wanted += [f"injector {name}" for name in topology.injectors]
+    for name, made in topology.computations.items():
+        wanted.append(f"computation {name}")
+        wanted += [_input(name, place, read) for place, read in enumerate(made.inputs)]
+    numbers = dict(known)
+    for name in wanted:
+        numbers.setdefault(name, len(numbers))
+    return numbers
+
+
+NUMBERS_ROW: Final = NAMES
+
+
+def pack_numbers(numbers: Mapping[str, int]) -> bytes:
+    return msgspec.msgpack.encode(numbers)
+
+
+def unpack_numbers(packed: bytes | None) -> dict[str, int]:
+    return {} if packed is None else _numbers(packed)

@@ -1,0 +1,186 @@
+"""Records in columns: how they move between stages, and to another worker.
+
+A key has one of SLOTS slots by a hash; a slot of all computations is one key interval (paper 7.1: what is
+assigned to a worker). Values travel as numbers, texts and None, as numpy columns, or encoded (`Ext`).
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from millwheel.computation import Codes, Times, Values
+from photon.logs.shares import SLOTS
+
+Ext = msgspec.msgpack.Ext
+MSGPACK: Final = 1
+JSON: Final = 2
+"""Codes of `Ext`: what its bytes are."""
+_PLAIN: Final = frozenset({int, float, str, bool, type(None)})
+_CACHED: Final = 1 << 20
+_encode: Final = msgspec.msgpack.encode
+_EMPTY: Final = np.zeros(0, np.int64)
+
+
+class Records:
+    """N records of one stream for one consumer. `codes` (N,): rows of `names`, the distinct keys."""
+
+    __slots__ = ("codes", "names", "times", "values")
+
+    def __init__(self, names: list[str], codes: Codes, times: Times, values: Values) -> None:
+        self.names, self.codes, self.times, self.values = names, codes, times, values
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def keys(self) -> list[str]:
+        return list(map(self.names.__getitem__, self.codes.tolist()))
+
+    def rows(self, rows: npt.NDArray[np.intp]) -> "Records":
+        """Some of them, in this order; the names stay."""
+        return Records(self.names, self.codes[rows], self.times[rows], take(self.values, rows))
+
+    def of_names(self, chosen: npt.NDArray[np.bool_]) -> "Records":
+        """Those whose key is chosen; M names -> M flags."""
+        if chosen.all():
+            return self
+        new = np.cumsum(chosen) - 1
+        rows = np.flatnonzero(chosen[self.codes])
+        names = [name for name, kept in zip(self.names, chosen.tolist(), strict=True) if kept]
+        return Records(names, new[self.codes[rows]], self.times[rows], take(self.values, rows))
+
+
+def take(values: Values, rows: npt.NDArray[np.intp]) -> Values:
+    if values is None or isinstance(values, np.ndarray):
+        return None if values is None else values[rows]
+    return list(map(values.__getitem__, rows.tolist()))
+
+
+def coded(keys: Sequence[str]) -> tuple[list[str], Codes]:
+    """N keys -> the distinct ones by first occurrence, and the row of each (N,)."""
+    index = {key: row for row, key in enumerate(dict.fromkeys(keys))}
+    if len(index) == len(keys):
+        return list(keys), np.arange(len(keys))
+    return list(index), np.fromiter(map(index.__getitem__, keys), np.int64, len(keys))
+
+
+def no_records() -> Records:
+    return Records([], _EMPTY, _EMPTY, None)
+
+
+def together(parts: Sequence[Records]) -> Records:
+    """One after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = [key for part in parts for key in part.keys]
+    names, codes = coded(keys)
+    times = np.concatenate([part.times for part in parts])
+    columns = [part.values for part in parts]
+    if all(column is None for column in columns):
+        return Records(names, codes, times, None)
+    arrays = [column for column in columns if isinstance(column, np.ndarray)]
+    if len(arrays) == len(columns):
+        return Records(names, codes, times, np.concatenate(arrays))
+    values = [v for part in parts for v in values_of(part.values, len(part))]
+    return Records(names, codes, times, values)
+
+
+def values_of(values: Values, count: int) -> list[Any]:
+    """A column as a list."""
+    if values is None:
+        return [None] * count
+    return values.tolist() if isinstance(values, np.ndarray) else values
+
+
+def wire(value: Any) -> Any:
+    """A value as it travels: nobody who changes it later changes what was produced."""
+    return value if type(value) in _PLAIN else Ext(MSGPACK, _encode(value))
+
+
+def opener(decode: Callable[[bytes], Any], from_json: Callable[[bytes], Any]) -> Callable[[Any], Any]:
+    """The reverse, for one type."""
+
+    def opened(value: Any) -> Any:
+        if type(value) is Ext:
+            return (decode if value.code == MSGPACK else from_json)(bytes(value.data))
+        return value
+
+    return opened
+
+
+def slot_of_key(key: str) -> int:
+    """Part of what is on disk: a key is where its hash says."""
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % SLOTS
+
+
+class Slots:
+    """Slots of keys; those that come again are remembered."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def of(self, names: Iterable[str]) -> npt.NDArray[np.int64]:
+        """M names -> M slots."""
+        names = list(names)
+        found = list(map(self._known.get, names))
+        if None in found:
+            if len(self._known) > _CACHED:
+                self._known.clear()
+            for row, slot in enumerate(found):
+                if slot is None:
+                    found[row] = self._known[names[row]] = slot_of_key(names[row])
+        return np.array(found, np.int64)
+
+
+class Part(msgspec.Struct, array_like=True):
+    """What a frame has for one input of one computation."""
+
+    input: int
+    names: list[str]
+    codes: bytes
+    times: bytes
+    dtype: str | None
+    values: Any
+
+    @classmethod
+    def of(cls, number: int, records: Records) -> "Part":
+        codes, times = records.codes.astype("<i8").tobytes(), records.times.astype("<i8").tobytes()
+        values = records.values
+        if isinstance(values, np.ndarray):
+            return cls(number, records.names, codes, times, values.dtype.str, values.tobytes())
+        return cls(number, records.names, codes, times, None, values)
+
+    @property
+    def records(self) -> Records:
+        values = self.values if self.dtype is None else np.frombuffer(self.values, np.dtype(self.dtype))
+        return Records(self.names, np.frombuffer(self.codes, "<i8"), np.frombuffer(self.times, "<i8"), values)
+
+
+class Frame(msgspec.Struct, array_like=True):
+    """Records for one other worker. `number`: of its lane, rising. `lows`: a source's earliest time in it."""
+
+    lane: int
+    number: int
+    lows: dict[str, int]
+    parts: list[Part]
+
+
+encode_frame: Final = msgspec.msgpack.Encoder().encode
+decode_frame: Final = msgspec.msgpack.Decoder(Frame).decode
+
+
+def split_frame(frame: Frame, slots: Slots, owner: Sequence[int]) -> dict[int, Frame]:
+    """The frame by the workers that own its keys now."""
+    split: dict[int, list[Part]] = {}
+    for part in frame.parts:
+        records = part.records
+        owners = np.array(owner)[slots.of(records.names)]
+        for worker in np.unique(owners).tolist():
+            mine = Part.of(part.input, records.of_names(owners == worker))
+            split.setdefault(worker, []).append(mine)
+    return {worker: Frame(frame.lane, frame.number, frame.lows, parts) for worker, parts in split.items()}

@@ -1,0 +1,228 @@
+"""What the two kinds of stages share: state of keys in a cache, timers, undo, dead letters, late records.
+
+A stage is a computation in one worker, for all key intervals that the worker owns. Everything that a batch
+does to it is undone whole if a call raises; what stands is in `changes`, rows for the worker's next commit.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from millwheel.computation import BEFORE
+from millwheel.engine.due import HOLD, WALL, WATERMARK, Due, Firing, Pending
+from millwheel.engine.records import Records, Slots, opener, values_of
+from millwheel.engine.store import (
+    STATE,
+    TIMERS,
+    Changes,
+    key_row,
+    pack_timers,
+    plain,
+    slot_rows,
+    unpack_timers,
+)
+from millwheel.topology import Input, Node, decoder_of
+from photon.core.errors import PhotonError
+
+CACHED_KEYS: Final = 200_000
+"""Of one stage; those of the current commit come on top."""
+FIRED_MAX: Final = 8_192
+"""Timers of a stage in one turn, about."""
+_NOT_LOADED: Final = object()
+_json_decode: Final = msgspec.json.decode
+
+
+class Output(NamedTuple):
+    """Records that a stage produced."""
+
+    stream: str
+    records: Records
+
+
+class Held:
+    """State of one key. `packed`: as the last settled batch left it, None for none."""
+
+    __slots__ = ("key", "packed", "row", "state", "touched")
+
+    def __init__(self, key: str, row: bytes, packed: bytes | None) -> None:
+        self.key, self.row, self.packed = key, row, packed
+        self.state: Any = _NOT_LOADED
+        self.touched = False
+
+
+class Stage:
+    """For one thread. `read`: rows from the store."""
+
+    def __init__(
+        self,
+        number: int,
+        name: str,
+        node: Node,
+        inputs: dict[int, tuple[Input, Any]],
+        slots: Slots,
+        read: Callable[[Sequence[bytes]], list[bytes | None]],
+        state: Any,
+    ) -> None:
+        """`inputs`: by their number, with the type of their values."""
+        self.number, self.name, self.node = number, name, node
+        self.due = Due()
+        self.changes: Changes = {}
+        self.outputs: list[Output] = []
+        self.dead: list[dict[str, Any]] = []
+        self.counts = dict.fromkeys(("records", "timers", "late", "dropped", "dead_letters", "produced"), 0)
+        self.low_watermark = BEFORE
+        self.now = 0
+        self.streams = {stream.name for stream in node.streams}
+        self._slots = slots
+        self._read = read
+        self._cache: dict[str, Held] = {}
+        self._touched: list[Held] = []
+        self._timers_before: dict[str, Pending] = {}
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = decoder_of(state)
+        self._openers = {number: (read.stream, _opener(kind)) for number, (read, kind) in inputs.items()}
+
+    def load_timers(
+        self, scan: Callable[[bytes], Iterable[tuple[bytes, bytes]]], slots: Iterable[int]
+    ) -> None:
+        """What was pending when the slots were claimed."""
+        for slot in slots:
+            for _, packed in scan(slot_rows(TIMERS, self.number, slot)):
+                self.due.restore(*unpack_timers(packed))
+
+    def process(self, number: int, records: Records) -> None:
+        """Records for the input of this number."""
+        self.counts["records"] += len(records)
+        late = records.times < self.low_watermark
+        if late.any():
+            self.counts["late"] += int(late.sum())
+            if self.node.late != "process":
+                self._refuse(number, records.rows(np.flatnonzero(late)))
+                records, late = records.rows(np.flatnonzero(~late)), late[~late]
+        if len(records):
+            self._call(number, records, late)
+
+    def fire(self) -> int:
+        """Call the timers that are due; how many, up to about FIRED_MAX of each clock."""
+        fired = 0
+        for clock, upto in ((WATERMARK, self.low_watermark), (WALL, self.now)):
+            firing = self.due.take(clock, upto, FIRED_MAX)
+            if firing:
+                fired += len(firing)
+                self.counts["timers"] += len(firing)
+                self._fire(clock, firing)
+        return fired
+
+    def oldest_work(self) -> int | None:
+        """The earliest pending timer or hold: below it this stage may still produce (paper 4.5)."""
+        times = [t for t in (self.due.earliest(WATERMARK), self.due.earliest(HOLD)) if t is not None]
+        return min(times, default=None)
+
+    def forget_cached(self, kept: Changes) -> None:
+        """Bound the cache: the oldest half goes, but for rows whose change is in `kept`."""
+        if len(self._cache) <= CACHED_KEYS:
+            return
+        for key in list(self._cache)[: CACHED_KEYS // 2]:
+            if self._cache[key].row not in kept:
+                del self._cache[key]
+
+    def _call(self, number: int, records: Records, late: Any) -> None:
+        raise NotImplementedError
+
+    def _fire(self, clock: int, firing: list[Firing]) -> None:
+        raise NotImplementedError
+
+    def _hold(self, names: Sequence[str]) -> dict[str, Held]:
+        """The cache, with these keys in it."""
+        cache = self._cache
+        missing = [name for name in names if name not in cache]
+        if missing:
+            slots = self._slots.of(missing).tolist()
+            rows = [key_row(STATE, self.number, s, n) for s, n in zip(slots, missing, strict=True)]
+            for name, row, packed in zip(missing, rows, self._read(rows), strict=True):
+                cache[name] = Held(name, row, packed)
+        return cache
+
+    def _load(self, held: Held, new: Callable[[], Any]) -> Any:
+        """Its state, to be changed."""
+        if not held.touched:
+            held.touched = True
+            self._touched.append(held)
+        if held.state is _NOT_LOADED:
+            held.state = new() if held.packed is None else self._decode(held.packed)
+        return held.state
+
+    def _timers_of(self, key: str) -> None:
+        """Note the key's timers before they change."""
+        if key not in self._timers_before:
+            self._timers_before[key] = dict(self.due.pending.get(key, ()))
+
+    def _settle(self) -> None:
+        """What was done stands."""
+        changes, encode = self.changes, self._encode
+        for held in self._touched:
+            held.touched = False
+            if held.state is None:
+                held.state, packed = _NOT_LOADED, None
+            else:
+                packed = encode(held.state)
+            if packed != held.packed:
+                held.packed = changes[held.row] = packed
+        self._touched.clear()
+        if self._timers_before:
+            keys = list(self._timers_before)
+            pending = self.due.pending
+            for key, slot in zip(keys, self._slots.of(keys).tolist(), strict=True):
+                timers = pending.get(key)
+                changes[key_row(TIMERS, self.number, slot, key)] = (
+                    pack_timers(key, timers) if timers else None
+                )
+            self._timers_before.clear()
+
+    def _undo(self) -> None:
+        """Nothing of what was done since `_settle` stands."""
+        for held in self._touched:
+            held.touched, held.state = False, _NOT_LOADED
+        self._touched.clear()
+        for key, timers in self._timers_before.items():
+            self.due.restore(key, timers)
+        self._timers_before.clear()
+
+    def _refuse(self, number: int, records: Records) -> None:
+        """Late records that are not wanted."""
+        if self.node.late == "drop":
+            self.counts["dropped"] += len(records)
+            return
+        stream, opened = self._openers[number]
+        values = values_of(records.values, len(records))
+        for key, time, value in zip(records.keys, records.times.tolist(), values, strict=True):
+            behind = (self.low_watermark - time) / 1e6
+            self._bury(key, time, f"late by {behind:g} s", stream=stream, value=_shown(opened, value))
+
+    def _bury(self, key: str, time: int, reason: str, **what: Any) -> None:
+        self.counts["dead_letters"] += 1
+        self.dead.append({"computation": self.name, "key": key, "time": time, "reason": reason, **what})
+
+
+def ours(error: Exception) -> bool:
+    """Whether it is no fault of the user's code."""
+    return isinstance(error, PhotonError)
+
+
+def reason_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _opener(kind: Any) -> Callable[[Any], Any]:
+    from_json = _json_decode if kind is Any else msgspec.json.Decoder(kind).decode
+    return opener(decoder_of(kind), from_json)
+
+
+def _shown(opened: Callable[[Any], Any], value: Any) -> Any:
+    """A value for a dead letter; one that can't be decoded as it was."""
+    try:
+        return plain(opened(value))
+    except Exception:
+        return repr(value)

@@ -1,0 +1,150 @@
+"""The port to what is durable, and what its rows are called (paper 5.2, 6.2).
+
+A worker's turn changes rows of many keys and key intervals; `commit` makes all of it durable at once, or
+nothing, and only while no other worker has claimed one of its key intervals.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from millwheel.computation import Tag
+from millwheel.engine.due import Pending
+from millwheel.errors import ZombieError
+from photon.logs.shares import SLOTS
+
+Changes = dict[bytes, bytes | None]
+"""Rows to be put; None: to be deleted."""
+
+_KEY_BYTES_MAX: Final = 400
+STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES = (
+    b"s",
+    b"t",
+    b"h",
+    b"f",
+    b"p",
+    b"w",
+    b"l",
+    b"o",
+    b"n",
+)
+_encode: Final = msgspec.msgpack.encode
+
+
+class Store(Protocol):
+    """What a worker that has claimed its slots and lanes does with them. StorageError if the disk fails."""
+
+    def read(self, rows: Sequence[bytes]) -> list[bytes | None]: ...
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Rows whose name starts so, ascending. For the start: what is committed meanwhile may be missing."""
+        ...
+
+    def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """All of it, durably. ZombieError if a slot was claimed by somebody else: then nothing of it."""
+        ...
+
+
+def key_row(table: bytes, node: int, slot: int, key: str) -> bytes:
+    """The row of a key of a computation."""
+    name = key.encode("utf-8", "surrogatepass")
+    if len(name) > _KEY_BYTES_MAX:
+        name = b"\xff" + hashlib.blake2b(name, digest_size=32).digest()
+    return table + node.to_bytes(2, "big") + bytes((slot,)) + name
+
+
+def slot_rows(table: bytes, node: int, slot: int) -> bytes:
+    """What the rows of all keys of a slot start with."""
+    return table + node.to_bytes(2, "big") + bytes((slot,))
+
+
+def pack_timers(key: str, timers: Pending) -> bytes:
+    return _encode([key, [[clock, tag, time] for (clock, tag), time in timers.items()]])
+
+
+_timers: Final = msgspec.msgpack.Decoder(tuple[str, list[tuple[int, Tag, int]]]).decode
+
+
+def unpack_timers(packed: bytes) -> tuple[str, Pending]:
+    key, timers = _timers(packed)
+    return key, {(clock, tag): time for clock, tag, time in timers}
+
+
+def frame_row(lane: int, number: int) -> bytes:
+    return FRAME + bytes((lane,)) + number.to_bytes(8, "big")
+
+
+def heard_row(lane: int, mine: int) -> bytes:
+    return HEARD + bytes((lane, mine))
+
+
+def lane_row(lane: int) -> bytes:
+    return LANE + bytes((lane,))
+
+
+def position_row(injector: int, number: int) -> bytes:
+    return POSITION + injector.to_bytes(2, "big") + number.to_bytes(8, "big")
+
+
+def sink_row(sink: int, lane: int) -> bytes:
+    return SINK + sink.to_bytes(2, "big") + bytes((lane,))
+
+
+def lines_row(sink: int, lane: int, number: int) -> bytes:
+    return LINES + sink.to_bytes(2, "big") + bytes((lane,)) + number.to_bytes(8, "big")
+
+
+def owners(workers: int) -> list[int]:
+    """The worker of each slot."""
+    return [slot % workers for slot in range(SLOTS)]
+
+
+class Lane(msgspec.Struct, array_like=True):
+    """What one worker keeps of itself: the next number of its frames and lines, marks, counts."""
+
+    frame: int = 1
+    line: int = 1
+    marks: dict[str, int] = {}
+    counts: dict[str, dict[str, int]] = {}
+
+
+class MemoryStore:
+    """For tests and `millwheel.testing`: rows in a dict that workers share; `claim` as the disk's."""
+
+    def __init__(self, rows: dict[bytes, bytes] | None = None, fences: list[int] | None = None) -> None:
+        self.rows = {} if rows is None else rows
+        self.fences = [0] * SLOTS if fences is None else fences
+        self._mine: Sequence[int] = ()
+        self._sequencer = 0
+
+    def claim(self, slots: Sequence[int], sequencer: int) -> "MemoryStore":
+        """The same rows as another worker sees them."""
+        if any(self.fences[slot] > sequencer for slot in slots):
+            raise ZombieError(f"sequencer {sequencer} is not the newest")
+        for slot in slots:
+            self.fences[slot] = sequencer
+        mine = MemoryStore(self.rows, self.fences)
+        mine._mine, mine._sequencer = slots, sequencer
+        return mine
+
+    def read(self, rows: Sequence[bytes]) -> list[bytes | None]:
+        return [self.rows.get(row) for row in rows]
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter(sorted((row, value) for row, value in self.rows.items() if row.startswith(prefix)))
+
+    def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
+        if any(self.fences[slot] != self._sequencer for slot in self._mine):
+            raise ZombieError("another worker has these key intervals")
+        for row, value in changes.items():
+            if value is None:
+                self.rows.pop(row, None)
+            else:
+                self.rows[row] = value
+
+
+def plain(value: Any) -> Any:
+    """A value for a JSON line: what JSON has not, as text."""
+    return msgspec.to_builtins(value, str_keys=True)

@@ -1,0 +1,446 @@
+"""A worker's rules: what it does in a turn, and what may leave it once a turn is durable.
+
+    records come in -> stages, in the order of the graph -> one commit -> frames, acknowledgements, lines,
+    report
+
+Everything that a turn does to all stages of the worker is one commit: records consumed, state, timers,
+positions of logs, records for other workers, lines for sinks. A record that goes from one stage to the next
+within the worker is consumed in the commit that has it produced, so nothing of it is stored. One for another
+worker is in the commit before it is sent (a strong production, paper 6.1.2), and is sent again until it is
+acknowledged, which is after it is consumed durably over there. Frames of a lane are numbered; a slot
+remembers the last number that it consumed of each lane, which is all that it takes to know a duplicate (paper
+6.1.1).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from millwheel.computation import BEFORE, NEVER, Computation
+from millwheel.engine.columnar import Columnar
+from millwheel.engine.due import HOLD, WALL, WATERMARK
+from millwheel.engine.keyed import Keyed
+from millwheel.engine.plan import Plan
+from millwheel.engine.records import (
+    Frame,
+    Part,
+    Records,
+    Slots,
+    coded,
+    decode_frame,
+    encode_frame,
+    opener,
+    split_frame,
+    together,
+    values_of,
+)
+from millwheel.engine.stage import Stage
+from millwheel.engine.store import (
+    FRAME,
+    HEARD,
+    LANE,
+    Changes,
+    Lane,
+    Store,
+    frame_row,
+    heard_row,
+    lane_row,
+    lines_row,
+    owners,
+    plain,
+    sink_row,
+)
+from millwheel.engine.watermarks import of_inputs
+from millwheel.topology import DEAD_LETTERS, decoder_of
+from photon.logs.shares import SLOTS
+
+_lane: Final = msgspec.msgpack.Decoder(Lane).decode
+_encode: Final = msgspec.msgpack.encode
+_json: Final = msgspec.json.encode
+_Floors = npt.NDArray[np.int64]
+
+
+class Lines(NamedTuple):
+    """For a sink: whole lines, and the number under which they stand in the store until the file has them."""
+
+    sink: str
+    number: int
+    lines: bytes
+
+
+class Release(NamedTuple):
+    """What a commit lets out. `frames`: by worker; `acks`: by lane the last number that is consumed."""
+
+    frames: list[tuple[int, Frame]]
+    acks: dict[int, int]
+    lines: list[Lines]
+    lows: dict[str, int]
+
+
+class _Sent(NamedTuple):
+    lane: int
+    number: int
+    lows: dict[str, int]
+    bytes: int
+
+
+class Wheel:
+    """For one thread. `me` of `workers`; the store has claimed what they own."""
+
+    def __init__(self, plan: Plan, store: Store, me: int, workers: int) -> None:
+        self.plan = plan
+        self._store = store
+        self.me, self.workers = me, workers
+        self._owner = np.array(owners(workers))
+        self._owners = owners(workers)
+        self._slots = Slots()
+        lanes = {row[1]: _lane(packed) for row, packed in store.scan(LANE)}
+        self._lane = lanes.get(me, Lane())
+        self.lanes = [lane for lane in sorted({me, *lanes}) if lane % workers == me]
+        """Its own, and those of workers that are no more."""
+        self.marks: dict[str, int] = {}
+        for known in lanes.values():
+            for name, mark in known.marks.items():
+                self.marks[name] = max(mark, self.marks.get(name, BEFORE))
+        self._bounds = dict.fromkeys(plan.topology.injectors, BEFORE)
+        self._injected = {
+            name: {"records": 0, "dead_letters": 0, **self._lane.counts.get(name, {})}
+            for name in self._bounds
+        }
+        self._counts_of_others = [lanes[lane].counts for lane in self.lanes if lane != me]
+        self.stages = {name: self._stage(name) for name in plan.order}
+        mine = [slot for slot in range(SLOTS) if self._owners[slot] == me]
+        for name, stage in self.stages.items():
+            stage.load_timers(store.scan, mine)
+            stage.counts.update(self._lane.counts.get(name, {}))
+        self._openers = {
+            stream: opener(decoder_of(kind), msgspec.json.decode) for stream, kind in plan.kinds.items()
+        }
+        self._heard: dict[int, _Floors] = {}
+        for row, packed in store.scan(HEARD):
+            floors = self._floors(row[1])
+            np.maximum(floors, np.frombuffer(packed, "<i8"), out=floors)
+        self._inbox: list[Frame] = []
+        self._unacked: dict[int, dict[tuple[int, int], _Sent]] = {worker: {} for worker in range(workers)}
+        for lane in self.lanes:
+            for _, packed in store.scan(FRAME + bytes((lane,))):
+                for worker, frame in split_frame(decode_frame(packed), self._slots, self._owners).items():
+                    self._unacked[worker][lane, frame.number] = _Sent(
+                        lane, frame.number, frame.lows, len(packed)
+                    )
+        self._inbox += self.frames_for(me)
+        self._waiting: dict[int, list[Records]] = {}
+        self._outgoing: dict[int, tuple[list[Part], dict[str, int]]] = {}
+        self._lines: dict[str, list[bytes]] = {}
+        self._acks: dict[int, int] = {}
+        self._changes: Changes = {}
+        self._release: Release | None = None
+        self._now = 0
+        self._take_marks()
+
+    # What comes in
+
+    def told(self, marks: dict[str, int]) -> None:
+        """The authority's word."""
+        for name, mark in marks.items():
+            self.marks[name] = max(mark, self.marks.get(name, BEFORE))
+        self._take_marks()
+
+    def receive(self, frame: Frame) -> None:
+        self._inbox.append(frame)
+
+    def acked(self, worker: int, lane: int, number: int) -> None:
+        """The other worker has consumed, durably, all that it was sent of the lane up to the number."""
+        sent = self._unacked[worker]
+        for key in [key for key in sent if key[0] == lane and key[1] <= number]:
+            del sent[key]
+            if not any(key in others for others in self._unacked.values()):
+                self._changes[frame_row(*key)] = None
+
+    def inject(
+        self,
+        injector: str,
+        records: dict[int, Records],
+        positions: Changes,
+        letters: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Records of an injector by input, the rows that say that they are read, and its dead letters."""
+        self._changes.update(positions)
+        counts = self._injected[injector]
+        counts["records"] += max(map(len, records.values()), default=0)
+        counts["dead_letters"] += len(letters)
+        for number, of_input in records.items():
+            self._route(injector, number, of_input)
+        if letters:
+            self._lines.setdefault(DEAD_LETTERS, []).extend(map(_json, letters))
+
+    def bound(self, injector: str, low: int) -> None:
+        """All that this worker will still inject is at or after this time."""
+        self._bounds[injector] = max(low, self._bounds[injector])
+
+    def stored(self, sink: str, lane: int, numbers: Sequence[int], place: bytes) -> None:
+        """The sink's files have these lines durably, and this is where they end."""
+        number = self.plan.sinks[sink]
+        for of_lines in numbers:
+            self._changes[lines_row(number, lane, of_lines)] = None
+        self._changes[sink_row(number, lane)] = place
+
+    # What it does
+
+    def turn(self, now: int) -> bool:
+        """Take all that came in through the stages, fire what is due. Whether more is due at once."""
+        self._now = now
+        inbox, self._inbox = self._inbox, []
+        for frame in inbox:
+            self._hear(frame)
+        more = False
+        for name, stage in self.stages.items():
+            stage.now = now
+            for read in self._inputs_of[name]:
+                parts = self._waiting.pop(read, None)
+                if parts:
+                    stage.process(read, together(parts))
+            stage.fire()
+            self._drain(name, stage)
+            more |= self._is_due(stage)
+        return more
+
+    @property
+    def due(self) -> bool:
+        """There is something to take a turn for."""
+        return bool(self._inbox or self._waiting or any(map(self._is_due, self.stages.values())))
+
+    @property
+    def next_wall_timer(self) -> int | None:
+        times = [stage.due.earliest(WALL) for stage in self.stages.values()]
+        return min((time for time in times if time is not None), default=None)
+
+    @property
+    def unacked_bytes(self) -> int:
+        return sum(sent.bytes for worker in self._unacked.values() for sent in worker.values())
+
+    def frames_for(self, worker: int) -> Iterator[Frame]:
+        """All that this worker was sent and has not acknowledged, by lane and number."""
+        for lane, number in sorted(self._unacked[worker]):
+            packed = self._store.read([frame_row(lane, number)])[0]
+            if packed is not None:
+                split = split_frame(decode_frame(packed), self._slots, self._owners)
+                if worker in split:
+                    yield split[worker]
+
+    def unwritten(self, sink: int, lane: int) -> Iterator[tuple[int, bytes]]:
+        """Lines that were in the store at the start, by number: the sink's files may not have them."""
+        prefix = lines_row(sink, lane, 0)[:-8]
+        for row, data in self._store.scan(prefix):
+            yield int.from_bytes(row[-8:], "big"), data
+
+    # What it keeps and lets out
+
+    def begin_commit(self) -> Changes | None:
+        """The rows for one commit, {} if none need be; None if nothing is to be let out either. One at a
+        time.
+        """
+        assert self._release is None
+        if self._waiting:
+            self.turn(self._now)  # what is noted as read has its effects in the same commit
+        frames = self._take_frames()
+        lines = self._take_lines()
+        for stage in self.stages.values():
+            if stage.changes:
+                self._changes.update(stage.changes)
+                stage.changes = {}
+        for lane in self._acks:
+            self._changes[heard_row(lane, self.me)] = self._heard[lane].astype("<i8").tobytes()
+        changes, self._changes = self._changes, {}
+        if changes:
+            self._lane.marks = self.marks
+            self._lane.counts = self._counts()
+            changes[lane_row(self.me)] = _encode(self._lane)
+        acks, self._acks = self._acks, {}
+        self._release = Release(frames, acks, lines, self._lows())
+        return changes
+
+    def committed(self) -> Release:
+        """The commit is durable."""
+        assert self._release is not None
+        release, self._release = self._release, None
+        for stage in self.stages.values():
+            stage.forget_cached(stage.changes)
+        for lane, number in list(release.acks.items()):
+            if lane in self.lanes:  # it came from a former worker, whose lane is ours now
+                self.acked(self.me, lane, number)
+                del release.acks[lane]
+        return release
+
+    def status(self) -> dict[str, Any]:
+        return {
+            "counts": summed([self._counts(), *self._counts_of_others]),
+            "timers": {name: len(stage.due.pending) for name, stage in self.stages.items()},
+            "unacked_bytes": self.unacked_bytes,
+        }
+
+    def why(self, name: str) -> dict[str, Any]:
+        """What is the oldest work of an injector or computation here."""
+        low = self._low(name)
+        for worker, sent in self._unacked.items():
+            if any(frame.lows.get(name) == low for frame in sent.values()):
+                return {"low": low, "held_by": "production", "for_worker": worker}
+        if name in self._bounds:
+            return {"low": low, "held_by": "injector"}
+        for clock, what in ((WATERMARK, "timer"), (HOLD, "hold")):
+            first = self.stages[name].due.which(clock)
+            if first is not None and first[0] == low:
+                return {"low": low, "held_by": what, "key": first[1], "tag": first[2]}
+        makers = self.plan.makers[name]
+        return {
+            "low": low,
+            "held_by": "input",
+            "input": min(makers, key=lambda maker: self.marks.get(maker, BEFORE)),
+        }
+
+    # Within
+
+    def _counts(self) -> dict[str, dict[str, int]]:
+        return {**self._injected, **{name: stage.counts for name, stage in self.stages.items()}}
+
+    def _stage(self, name: str) -> Stage:
+        made = self.plan.topology.computations[name]
+        inputs = {n: (read, kind) for n, (of, read, kind) in self.plan.inputs.items() if of == name}
+        kind = Keyed if isinstance(made.computation, Computation) else Columnar
+        return kind(self.plan.nodes[name], name, made, inputs, self._slots, self._store.read)
+
+    @property
+    def _inputs_of(self) -> dict[str, list[int]]:
+        if not hasattr(self, "_inputs"):
+            self._inputs: dict[str, list[int]] = {name: [] for name in self.plan.order}
+            for number, (name, _, _) in self.plan.inputs.items():
+                self._inputs[name].append(number)
+        return self._inputs
+
+    def _take_marks(self) -> None:
+        for name, stage in self.stages.items():
+            told = max(of_inputs(self.plan.makers[name], self.marks), self.marks.get(name, BEFORE))
+            stage.low_watermark = max(stage.low_watermark, told)
+
+    def _is_due(self, stage: Stage) -> bool:
+        timer, wall = stage.due.earliest(WATERMARK), stage.due.earliest(WALL)
+        return (timer is not None and timer <= stage.low_watermark) or (
+            wall is not None and wall <= self._now
+        )
+
+    def _floors(self, lane: int) -> _Floors:
+        if lane not in self._heard:
+            self._heard[lane] = np.zeros(SLOTS, np.int64)
+        return self._heard[lane]
+
+    def _hear(self, frame: Frame) -> None:
+        """Take what is new of a frame; all of it is acknowledged, with the commit of this turn."""
+        floors = self._floors(frame.lane)
+        consumed = np.zeros(SLOTS, np.bool_)
+        for part in frame.parts:
+            if part.input not in self.plan.inputs:
+                continue  # its consumer was removed
+            records = part.records
+            slots = self._slots.of(records.names)
+            fresh = floors[slots] < frame.number
+            consumed[slots] = True
+            if fresh.any():
+                self._waiting.setdefault(part.input, []).append(records.of_names(fresh))
+        floors[consumed] = np.maximum(floors[consumed], frame.number)
+        self._acks[frame.lane] = max(frame.number, self._acks.get(frame.lane, 0))
+
+    def _drain(self, name: str, stage: Stage) -> None:
+        for stream, records in stage.outputs:
+            for number in self.plan.readers[stream]:
+                self._route(name, number, self._rekeyed(stream, number, records))
+            sink = self.plan.sink(stream)
+            if sink is not None:
+                self._lines.setdefault(stream, []).extend(self._as_lines(stream, records, sink.with_time))
+        stage.outputs.clear()
+        if stage.dead:
+            self._lines.setdefault(DEAD_LETTERS, []).extend(map(_json, stage.dead))
+            stage.dead.clear()
+
+    def _as_lines(self, stream: str, records: Records, with_time: bool) -> Iterator[bytes]:
+        opened = self._openers[stream]
+        values = values_of(records.values, len(records))
+        for value, time in zip(values, records.times.tolist(), strict=True):
+            shown = plain(opened(value))
+            yield _json({"time": time, "value": shown} if with_time else shown)
+
+    def _rekeyed(self, stream: str, number: int, records: Records) -> Records:
+        """With the keys that the consumer wants."""
+        key = self.plan.inputs[number][1].key
+        if not callable(key):
+            return records
+        opened = self._openers[stream]
+        keys = [str(key(opened(value))) for value in values_of(records.values, len(records))]
+        return Records(*coded(keys), records.times, records.values)
+
+    def _route(self, source: str, number: int, records: Records) -> None:
+        """To the stage here, and to other workers."""
+        if not len(records):
+            return
+        if self.workers == 1:
+            self._waiting.setdefault(number, []).append(records)
+            return
+        owner = self._owner[self._slots.of(records.names)]
+        for worker in np.unique(owner).tolist():
+            theirs = records.of_names(owner == worker)
+            if worker == self.me:
+                self._waiting.setdefault(number, []).append(theirs)
+            else:
+                parts, lows = self._outgoing.setdefault(worker, ([], {}))
+                parts.append(Part.of(number, theirs))
+                lows[source] = min(lows.get(source, NEVER), int(theirs.times.min()))
+
+    def _take_frames(self) -> list[tuple[int, Frame]]:
+        frames = []
+        for worker, (parts, lows) in self._outgoing.items():
+            frame = Frame(self.me, self._lane.frame, lows, parts)
+            self._lane.frame += 1
+            packed = encode_frame(frame)
+            self._changes[frame_row(self.me, frame.number)] = packed
+            self._unacked[worker][self.me, frame.number] = _Sent(self.me, frame.number, lows, len(packed))
+            frames.append((worker, frame))
+        self._outgoing = {}
+        return frames
+
+    def _take_lines(self) -> list[Lines]:
+        taken = []
+        for sink, lines in self._lines.items():
+            data = b"\n".join(lines) + b"\n"
+            number = self._lane.line
+            self._lane.line += 1
+            self._changes[lines_row(self.plan.sinks[sink], self.me, number)] = data
+            taken.append(Lines(sink, number, data))
+        self._lines = {}
+        return taken
+
+    def _low(self, name: str) -> int:
+        """What is promised for an injector or a computation: nothing older comes of it from this worker."""
+        low = self._bounds[name] if name in self._bounds else self.stages[name].low_watermark
+        for sent in self._unacked.values():
+            for frame in sent.values():
+                low = min(low, frame.lows.get(name, NEVER))
+        if name in self.stages:
+            work = self.stages[name].oldest_work()
+            low = low if work is None else min(low, work)
+        return low
+
+    def _lows(self) -> dict[str, int]:
+        return {name: self._low(name) for name in self.plan.sources}
+
+
+def summed(counts: Sequence[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Counts of several workers, by name."""
+    total: dict[str, dict[str, int]] = {}
+    for of_worker in counts:
+        for name, of_name in of_worker.items():
+            so_far = total.setdefault(name, {})
+            for what, count in of_name.items():
+                so_far[what] = so_far.get(what, 0) + count
+    return total

@@ -1,0 +1,197 @@
+"""Injectors (paper 5.2): what brings records in, and the bound below which it brings no more.
+
+Files are shared among workers by their slot, as dispatchers share them. A file that was read to its end is
+idle: all that was written up to the last look at it was read. What can't be read is no idle file and holds
+its bound.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.lines import LineParser
+from millwheel.engine.records import Records
+from millwheel.engine.store import POSITION, Changes, position_row
+from millwheel.topology import Input, Logs
+from photon.core.clock import Clock
+from photon.core.settings import Logs as Reading
+from photon.logs.files import FileState, named_files, pack_file_state, shown, unpack_file_state
+from photon.logs.follow import LogFollower
+from photon.logs.shares import slot_of
+
+CHUNK_BYTES: Final = 512 << 10
+_LOOK_US: Final = 1_000_000
+_encode: Final = msgspec.msgpack.encode
+_position: Final = msgspec.msgpack.Decoder(tuple[int, bytes]).decode
+
+
+class Injection(NamedTuple):
+    """Records by input, the rows that say that they were read, lines that are none."""
+
+    records: dict[int, Records]
+    positions: Changes
+    letters: list[dict[str, Any]]
+    bytes: int
+
+
+class LogSource:
+    """The files of one injector that are this worker's. For one thread."""
+
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        injector: Logs,
+        inputs: dict[int, Input],
+        rows: Iterable[tuple[bytes, bytes]],
+        mine: Callable[[int], bool],
+        first: int,
+        drain: bool,
+        spool: Path,
+        clock: Clock,
+        wake: Callable[[], None],
+        notice: Callable[[str], None],
+    ) -> None:
+        """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new."""
+        self.name, self._number, self._injector, self._clock = name, number, injector, clock
+        self._mine: Callable[[str], bool] = lambda path: mine(slot_of(path))
+        self._parser = LineParser(injector, inputs)
+        self._newest: dict[int, int] = {}
+        states = []
+        for _, packed in rows:
+            newest, state = _position(packed)
+            file = unpack_file_state(state)
+            if self._mine(file.name):
+                states.append(file)
+                self._newest[file.number] = newest
+        self._follower = LogFollower(
+            injector.patterns,
+            spool,
+            Reading(chunk_bytes=CHUNK_BYTES),
+            clock,
+            states,
+            drain,
+            notice,
+            self._mine,
+            wake,
+            keep_copies=False,
+            order=lambda number: self._newest.get(number, BEFORE),
+            first=first,
+        )
+        self._drain = drain
+        self._lateness = round(injector.lateness_s * 1e6)
+        self._expected = list(injector.expected)
+        self._next_look = 0
+        self._looked = BEFORE
+        self._known: dict[int, FileState] = {state.number: state for state in states}
+
+    @property
+    def patience_s(self) -> float:
+        return self._follower.patience_s
+
+    def look(self) -> Changes:
+        """Find files and growth. Rows of files that are new, renamed or gone."""
+        self._looked = self._clock.now_us()
+        changes: Changes = {}
+        for state in self._follower.scan_if_due():
+            row = position_row(self._number, state.number)
+            if state.gone:
+                changes[row] = None
+                self._known.pop(state.number, None)
+                self._newest.pop(state.number, None)
+                self._follower.forget(state.number)
+            else:
+                self._known[state.number] = state
+                changes[row] = self._packed(state)
+        self._follower.poll()
+        return changes
+
+    def read(self) -> Injection | None:
+        """The next lines of the file that is least far."""
+        found = self._follower.next_chunk()
+        if found is None:
+            return None
+        state, chunk = found
+        letters = []
+        records: dict[int, Records] = {}
+        newest = self._newest.get(state.number, BEFORE)
+        if chunk.oversized:
+            letters.append(self._letter(state, chunk.start, "the line is longer than 4 MiB", None))
+        else:
+            parsed = self._parser.parse(chunk.data)
+            records = parsed.records
+            for bad in parsed.malformed:
+                letters.append(self._letter(state, chunk.start + bad.start, bad.reason, bad.line))
+            if len(parsed.times):
+                newest = max(newest, int(parsed.times.max()))
+        self._newest[state.number] = newest
+        state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
+        row = position_row(self._number, state.number)
+        return Injection(records, {row: self._packed(state)}, letters, chunk.end - chunk.start)
+
+    def bound(self) -> int:
+        """Nothing older will come that is not late."""
+        if self._await_expected():
+            return BEFORE
+        follower = self._follower
+        if self._drain and follower.caught_up and not follower.unreadable:
+            return NEVER
+        behind = [state.number for state in follower.behind()]
+        if self._drain or self._injector.silent == "hold":
+            files = self._known if self._injector.silent == "hold" and not self._drain else behind
+            bounds = [self._newest.get(number, BEFORE) for number in files]
+            return min(bounds, default=BEFORE if self._drain else self._looked) - self._lateness
+        bounds = [self._newest.get(number, BEFORE) for number in behind]
+        return min([self._looked, *bounds]) - self._lateness
+
+    def why(self) -> dict[str, Any]:
+        """What the bound hangs on."""
+        behind = self._follower.behind()
+        least = sorted(behind, key=lambda state: self._newest.get(state.number, BEFORE))[:3]
+        return {
+            "files": self._follower.files,
+            "unread_bytes": self._follower.unread_bytes(),
+            "least_far": [shown(state.name) for state in least],
+            "unreadable": self._follower.unreadable,
+            "expected": list(self._expected),
+            "quiet": [] if self._injector.silent == "advance" else self._quiet(),
+        }
+
+    def close(self) -> None:
+        self._follower.close()
+
+    def _quiet(self) -> list[str]:
+        """The files that said least."""
+        least = sorted(self._known.values(), key=lambda state: self._newest.get(state.number, BEFORE))[:3]
+        return [shown(state.name) for state in least]
+
+    def _await_expected(self) -> bool:
+        now = self._clock.now_us()
+        if self._expected and now >= self._next_look:
+            self._next_look = now + _LOOK_US
+            known = {state.name for state in self._known.values()}
+            self._expected = [
+                glob
+                for glob in self._expected
+                if not (names := named_files([glob]))
+                or any(self._mine(name) and name not in known for name in names)
+            ]
+        return bool(self._expected)
+
+    def _packed(self, state: FileState) -> bytes:
+        return _encode((self._newest.get(state.number, BEFORE), pack_file_state(state)))
+
+    def _letter(self, state: FileState, offset: int, reason: str, line: bytes | None) -> dict[str, Any]:
+        letter: dict[str, Any] = {"injector": self.name, "file": shown(state.name), "offset": offset}
+        letter["reason"] = reason
+        if line is not None:
+            letter["line"] = line.decode("utf-8", "replace")
+        return letter
+
+
+def position_rows(number: int) -> bytes:
+    """What the rows of an injector's positions start with."""
+    return POSITION + number.to_bytes(2, "big")

@@ -1,0 +1,266 @@
+"""A topology: injectors, computations, sinks, and the streams between them (paper 4.1, 4.2).
+
+It is a Python value in a module of the user's; `photon millwheel run MODULE:NAME` runs it. What a stream is
+called is the name of the injector, or what a computation declares; any number of computations may read it.
+"""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+
+from millwheel.computation import BatchComputation, Computation
+from millwheel.errors import TopologyError
+from photon.core.columns import parse_path
+from photon.core.errors import SettingsError
+
+Late = Literal["process", "drop", "dead-letter"]
+Unit = Literal["s", "ms", "us", "ns", "rfc3339"]
+Key = str | Callable[[Any], str] | None
+DEAD_LETTERS: Final = "dead-letters"
+"""The sink that every topology has."""
+WHOLE: Final = "*"
+"""As a value: the whole line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """What a computation reads of a stream, and how it finds the key (paper 4.2: the consumer's choice).
+
+    `key`: of a log's line, the path of a field (`user`, `ctx.query.id`); a function from the value to the
+    key; None takes the key that the producer gave. `value`, of a log's line: "*" is all of it, decoded from
+    JSON; a path, that field; several paths, a dict of them; None, nothing travels but key and time. `type`:
+    to decode the value to; by default the stream's.
+    """
+
+    stream: str
+    key: Key = None
+    value: str | tuple[str, ...] | None = WHOLE
+    type: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What a computation produces to: a name and the type of its values, which msgspec can encode."""
+
+    name: str
+    type: Any = Any
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """An injector: log files of JSON lines, growing, rotating, compressed, found by globs.
+
+    `time`: path of the event's time, in `unit`. `lateness_s`: how far behind the newest line of its file, or
+    behind the wall clock once a file is read to its end, an event may be; what is further behind is late.
+    `expected`: files (globs) of which each must match one before the low watermark moves at all. `silent`:
+    what a file that was read to its end says: "advance", that all up to now was read; "hold", nothing more
+    than its last line.
+    """
+
+    paths: str | tuple[str, ...]
+    time: str
+    unit: Unit = "us"
+    lateness_s: float = 0.0
+    expected: tuple[str, ...] = ()
+    silent: Literal["advance", "hold"] = "advance"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return (self.paths,) if isinstance(self.paths, str) else tuple(self.paths)
+
+
+def JoinedLogs(out: str, time: str = "ts_us", unit: Unit = "us", lateness_s: float = 60.0) -> Logs:
+    """The joined logs of a `photon join`, `dev` or service: OUT/joined of all its datacenters.
+
+    A foreign event may wait long for its primary, so it may be late by as much: choose `lateness_s` by it.
+    Where a joiner can be killed, put `millwheel.ready.Deduplicate` behind it: the last lines of a growing
+    file may come twice (docs/output.md).
+    """
+    return Logs((os.path.join(out, "joined", "*", "*.jsonl"),), time, unit, lateness_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSink:
+    """Each record of a stream, once, a JSON line in files `<directory>/<sink>-<worker>-NNNNNN.jsonl`.
+
+    `with_time`: a line is {"time": us, "value": ...}, else the value alone.
+    """
+
+    directory: str
+    with_time: bool = False
+    file_bytes_max: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A computation in a topology."""
+
+    computation: Computation[Any] | BatchComputation
+    inputs: tuple[Input, ...]
+    streams: tuple[Stream, ...] = ()
+    late: Late = "process"
+    tries: int = 3
+    """Of a record whose call raises, before it becomes a dead letter."""
+
+
+def node(
+    computation: Computation[Any] | BatchComputation,
+    *parts: Input | Stream,
+    late: Late = "process",
+    tries: int = 3,
+) -> Node:
+    """A computation with what it reads and what it produces to."""
+    inputs = tuple(part for part in parts if isinstance(part, Input))
+    return Node(computation, inputs, tuple(p for p in parts if isinstance(p, Stream)), late, tries)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """`injectors`: by the name of their stream. `sinks`: by the name of the stream that each writes.
+
+    TopologyError for what can't be: a stream that nobody makes, a cycle, an input that does not fit.
+    """
+
+    injectors: Mapping[str, Logs]
+    computations: Mapping[str, Node]
+    sinks: Mapping[str, LogSink] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        makers: dict[str, str] = {name: name for name in self.injectors}
+        for name in (*self.injectors, *self.computations, *self.sinks):
+            if not name or not all(c.isalnum() or c in "-_." for c in name) or name == DEAD_LETTERS:
+                raise TopologyError(f"'{name}' is no name here: letters, digits, '-', '_' and '.' make one")
+        for name, made in self.computations.items():
+            _check_node(name, made)
+            if name in self.injectors:
+                raise TopologyError(f"'{name}' is an injector and a computation: rename one of them")
+            for stream in made.streams:
+                if stream.name in makers:
+                    raise TopologyError(
+                        f"stream '{stream.name}' has two producers, '{makers[stream.name]}' and '{name}'"
+                    )
+                makers[stream.name] = name
+        for name, injector in self.injectors.items():
+            _check_logs(name, injector)
+        for name, made in self.computations.items():
+            for read in made.inputs:
+                _check_input(name, read, read.stream in self.injectors, makers)
+        for name in self.sinks:
+            if name not in makers:
+                raise TopologyError(
+                    f"sink '{name}': nobody produces to that stream; there are {_names(makers)}"
+                )
+        self.order()
+
+    def order(self) -> list[str]:
+        """The computations, each after those that it reads from. TopologyError for a cycle."""
+        makers = {stream.name: name for name, made in self.computations.items() for stream in made.streams}
+        done: list[str] = []
+        way: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in done:
+                return
+            if name in way:
+                raise TopologyError(
+                    f"a cycle, on which a low watermark has no meaning: {' -> '.join([*way, name])}"
+                )
+            way.append(name)
+            for read in self.computations[name].inputs:
+                if read.stream in makers:
+                    visit(makers[read.stream])
+            way.pop()
+            done.append(name)
+
+        for name in self.computations:
+            visit(name)
+        return done
+
+
+def _names(names: Mapping[str, Any] | Sequence[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def _check_node(name: str, made: Node) -> None:
+    if not isinstance(made, Node):
+        raise TopologyError(f"computation '{name}': give node(<computation>, Input(...), Stream(...))")
+    if not isinstance(made.computation, Computation | BatchComputation):
+        kind = type(made.computation).__name__
+        hint = "an instance, not the class" if inspect.isclass(made.computation) else "one of ours"
+        raise TopologyError(
+            f"computation '{name}' is a {kind}: give {hint} (Computation or BatchComputation)"
+        )
+    if not made.inputs:
+        raise TopologyError(f"computation '{name}' reads nothing: give it an Input")
+    if made.late not in get_args(Late) or made.tries < 1:
+        raise TopologyError(
+            f"computation '{name}': late is one of {_names(get_args(Late))}, tries at least 1"
+        )
+
+
+def _check_logs(name: str, injector: Logs) -> None:
+    if not injector.patterns or injector.lateness_s < 0:
+        raise TopologyError(f"injector '{name}' needs paths, and a lateness_s of 0 or more")
+    if injector.unit not in get_args(Unit):
+        raise TopologyError(f"injector '{name}': unit is one of {_names(get_args(Unit))}")
+    _check_path(f"time of injector '{name}'", injector.time)
+
+
+def _check_input(name: str, read: Input, of_log: bool, makers: Mapping[str, str]) -> None:
+    if read.stream not in makers:
+        raise TopologyError(
+            f"computation '{name}' reads '{read.stream}', which nobody produces; there are {_names(makers)}"
+        )
+    if of_log:
+        if read.key is None:
+            raise TopologyError(
+                f"computation '{name}': an Input of a log needs a key (a field's path, a function)"
+            )
+        paths = [read.key] if isinstance(read.key, str) else []
+        values = (read.value,) if isinstance(read.value, str) else read.value or ()
+        for path in (*paths, *(value for value in values if value != WHOLE)):
+            _check_path(f"'{name}' of '{read.stream}'", path)
+    elif isinstance(read.key, str) or read.value != WHOLE:
+        raise TopologyError(
+            f"computation '{name}': only lines of a log have paths; of '{read.stream}' the key is what its "
+            "producer gave, or a function of the value"
+        )
+
+
+def _check_path(what: str, path: str) -> None:
+    try:
+        parse_path(path)
+    except SettingsError as error:
+        raise TopologyError(f"{what}: {error}") from error
+
+
+def load_topology(name: str) -> Topology:
+    """`MODULE:NAME` -> the topology. Modules are found in the current directory first. TopologyError."""
+    module, colon, attribute = name.partition(":")
+    if not colon or not module or not attribute:
+        raise TopologyError(f"'{name}': write MODULE:NAME, for example clicks:TOPOLOGY of ./clicks.py")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except TopologyError:
+        raise
+    except Exception as error:
+        raise TopologyError(f"'{name}' can't be loaded: {type(error).__name__}: {error}") from error
+    if not isinstance(found, Topology):
+        raise TopologyError(f"'{name}' is a {type(found).__name__}, not a millwheel.Topology")
+    return found
+
+
+def decoder_of(kind: Any) -> Callable[[bytes], Any]:
+    """Of values as they travel. TopologyError for a type that msgspec can't decode."""
+    try:
+        return msgspec.msgpack.Decoder(kind).decode
+    except TypeError as error:
+        raise TopologyError(f"{kind!r} is no type of a value: {error}") from error

@@ -1,0 +1,376 @@
+"""A worker process: one thread that reads, computes and sends; one that makes commits durable; a heartbeat.
+
+While a commit is on its way to the disk the next one grows: under load commits become large, and when little
+happens they hold single records.
+"""
+
+import contextlib
+import gc
+import os
+import selectors
+import signal
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+from millwheel import links
+from millwheel.disk import Disk
+from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
+from millwheel.engine.records import decode_frame, encode_frame
+from millwheel.engine.store import owners, sink_row
+from millwheel.engine.wheel import Wheel
+from millwheel.links import Link, LostError, pack, unpack
+from millwheel.sinks import SinkFiles, first_place
+from millwheel.sources import LogSource, position_rows
+from millwheel.topology import DEAD_LETTERS, LogSink, Topology
+from photon.core.clock import Clock
+from photon.logs.shares import SLOTS
+
+CONTROL: Final = "control.sock"
+UNACKED_BYTES_MAX: Final = 64 << 20
+"""Of records that other workers have not acknowledged: beyond it nothing more is read. The log is the buffer.
+"""
+_CHUNKS_MAX: Final = 4
+"""That are taken in while a commit is under way."""
+_TICK_S: Final = 0.02
+_IDLE_TICK_S: Final = 0.25
+_SYNC_S: Final = 1.0
+_STATUS_S: Final = 0.5
+_CONNECT_S: Final = 0.05
+BEAT_S: Final = 0.5
+
+
+def worker_socket(worker: int) -> str:
+    return f"worker-{worker}.sock"
+
+
+class Worker:
+    """`me` of `workers` of a run in the directory `work`. `drain`: the logs grow no more."""
+
+    def __init__(
+        self, work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock
+    ) -> None:
+        """StorageError, UsageError; ConnectionError if there is no run."""
+        self._work, self._me, self._workers, self._clock = work, me, workers, clock
+        self._disk = Disk(work)
+        self._plan = Plan(topology, unpack_numbers(self._disk.numbers(NUMBERS_ROW)))
+        slots = [slot for slot, owner in enumerate(owners(workers)) if owner == me]
+        self._sequencer = self._disk.claim(slots, me, workers)
+        self._wheel = Wheel(self._plan, self._disk, me, workers)
+        self._selector = selectors.DefaultSelector()
+        self._news = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._selector.register(self._news, selectors.EVENT_READ)
+        self._sources = [self._source(name, set(slots), drain) for name in topology.injectors]
+        self._sinks = self._open_sinks()
+        self._thread = ThreadPoolExecutor(1, "commit")
+        self._committing: Future[None] | None = None
+        self._syncing: Future[list[tuple[str, int, list[int], bytes]]] | None = None
+        self._places: list[tuple[str, int, bytes]] = []
+        """Of sinks, in the next commit, and in the one under way."""
+        self._places_committing: list[tuple[str, int, bytes]] = []
+        self._next_sync = self._next_status = self._next_connect = 0.0
+        self._reported: dict[str, int] = {}
+        self._chunks = 0
+        self._stopping = self._finishing = self._finished = False
+        self._ending = False
+        """The sync under way is the last one."""
+        self._in: dict[int, Link] = {}
+        self._out: dict[int, Link] = {}
+        self._listener = links.listen(work, worker_socket(me))
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._control = links.connect(work, CONTROL)
+        self._watch(self._control, self._from_control)
+        self._control.send(links.BEGINS, pack([me, self._sequencer, self._wheel.marks]))
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def run(self) -> None:
+        """Until it is told to stop, or the run is gone. StorageError, ZombieError."""
+        signal.signal(signal.SIGTERM, lambda *_: self._stop())
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(100_000, 20, 50)
+        try:
+            while not self._stopping:
+                self._poll()
+                self._look()
+                self._commit()
+                self._tell()
+        finally:
+            self._thread.shutdown(wait=True)
+            for source in self._sources:
+                source.close()
+
+    def _stop(self) -> None:
+        self._stopping = True
+        self._wake()
+
+    def _wake(self, *_: object) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._news, 1)
+
+    def _beat(self) -> None:
+        """The authority knows a process that stands still from one whose user code takes long."""
+        link = links.connect(self._work, CONTROL)
+        pause = threading.Event()
+        with contextlib.suppress(LostError):
+            while True:
+                link.send(links.BEAT, pack([self._me, os.getpid()]))
+                pause.wait(BEAT_S)
+
+    # What comes in
+
+    def _poll(self) -> None:
+        wait = 0.0 if self._busy else self._patience()
+        for key, events in self._selector.select(wait):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._news)
+            else:
+                key.data(key.fileobj, events)
+        self._connect()
+
+    @property
+    def _busy(self) -> bool:
+        return self._wheel.due or (self._more and self._may_read) or self._done(self._committing)
+
+    _more = True
+    """A log has more, as of the last look."""
+
+    @property
+    def _may_read(self) -> bool:
+        return self._chunks < _CHUNKS_MAX and self._wheel.unacked_bytes < UNACKED_BYTES_MAX
+
+    @staticmethod
+    def _done(future: "Future[Any] | None") -> bool:
+        return future is not None and future.done()
+
+    def _patience(self) -> float:
+        wait = _TICK_S if any(stage.due.pending for stage in self._wheel.stages.values()) else _IDLE_TICK_S
+        timer = self._wheel.next_wall_timer
+        if timer is not None:
+            wait = min(wait, max(0.0, (timer - self._clock.now_us()) / 1e6))
+        return min([wait, *(max(0.001, source.patience_s) for source in self._sources)])
+
+    def _look(self) -> None:
+        """Read what the logs have, and take it through the stages."""
+        self._more = False
+        for source in self._sources:
+            positions = source.look()
+            if positions:
+                self._wheel.inject(source.name, {}, positions)
+            if self._may_read:
+                found = source.read()
+                if found is not None:
+                    self._more = True
+                    self._chunks += 1
+                    self._wheel.inject(source.name, found.records, found.positions, found.letters)
+            else:
+                self._more = True
+        self._wheel.turn(self._clock.now_us())
+        for source in self._sources:
+            self._wheel.bound(source.name, source.bound())
+
+    def _accept(self, listener: Any, _: int) -> None:
+        with contextlib.suppress(OSError):
+            connection, _address = listener.accept()
+            self._watch(Link(connection), self._from_peer)
+
+    def _watch(self, link: Link, on_news: Any) -> None:
+        def news(_: object, events: int) -> None:
+            try:
+                if events & selectors.EVENT_WRITE:
+                    link.flush()
+                    self._selector.modify(link, selectors.EVENT_READ, news)
+                if events & selectors.EVENT_READ:
+                    for kind, payload in link.receive():
+                        on_news(link, kind, payload)
+            except LostError:
+                self._lost(link)
+
+        self._selector.register(link, selectors.EVENT_READ, news)
+
+    def _send(self, link: Link, kind: int, payload: bytes) -> None:
+        try:
+            link.send(kind, payload)
+        except LostError:
+            self._lost(link)
+            return
+        if link.unsent:
+            key = self._selector.get_key(link)
+            self._selector.modify(link, selectors.EVENT_READ | selectors.EVENT_WRITE, key.data)
+
+    def _lost(self, link: Link) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(link)
+        link.close()
+        for peers in (self._in, self._out):
+            for worker in [worker for worker, known in peers.items() if known is link]:
+                del peers[worker]
+        if link is self._control:
+            self._stopping = True  # the run is gone
+
+    def _connect(self) -> None:
+        """To workers that were not there yet or were lost; each gets again what it did not acknowledge."""
+        now = self._clock.monotonic()
+        if len(self._out) == self._workers - 1 or now < self._next_connect:
+            return
+        self._next_connect = now + _CONNECT_S
+        for worker in range(self._workers):
+            if worker == self._me or worker in self._out:
+                continue
+            try:
+                link = links.connect(self._work, worker_socket(worker))
+            except OSError:
+                continue
+            self._out[worker] = link
+            self._watch(link, self._from_peer)
+            self._send(link, links.HELLO, pack(self._me))
+            for frame in self._wheel.frames_for(worker):
+                if self._out.get(worker) is link:
+                    self._send(link, links.FRAME, encode_frame(frame))
+
+    def _from_peer(self, link: Link, kind: int, payload: bytes) -> None:
+        if kind == links.HELLO:
+            self._in[unpack(payload)] = link
+        elif kind == links.FRAME:
+            self._wheel.receive(decode_frame(payload))
+        elif kind == links.ACK:
+            for worker, known in list(self._out.items()):
+                if known is link:
+                    for lane, number in unpack(payload, strict=False).items():
+                        self._wheel.acked(worker, int(lane), number)
+
+    def _from_control(self, _: Link, kind: int, payload: bytes) -> None:
+        if kind == links.MARKS:
+            self._wheel.told(unpack(payload))
+        elif kind == links.FINISH:
+            self._finishing = True
+
+    # What goes out
+
+    def _commit(self) -> None:
+        if self._done(self._committing):
+            assert self._committing is not None
+            self._committing.result()
+            self._committing = None
+            self._let_out()
+        if self._done(self._syncing):
+            assert self._syncing is not None
+            for sink, lane, numbers, place in self._syncing.result():
+                self._wheel.stored(sink, lane, numbers, place)
+                self._places.append((sink, lane, place))
+            self._syncing = None
+            self._finished = self._ending and not self._wheel.due
+        if self._committing is None:
+            changes = self._wheel.begin_commit()
+            self._places_committing, self._places = self._places, []
+            self._chunks = 0
+            if changes:
+                self._committing = self._thread.submit(self._disk.commit, changes)
+                self._committing.add_done_callback(self._wake)
+            else:
+                self._let_out()
+        self._sync()
+
+    def _let_out(self) -> None:
+        release = self._wheel.committed()
+        for worker, frame in release.frames:
+            if worker in self._out:
+                self._send(self._out[worker], links.FRAME, encode_frame(frame))
+        acks: dict[int, dict[int, int]] = {}
+        for lane, number in release.acks.items():
+            acks.setdefault(lane % self._workers, {})[lane] = number
+        for worker, of_worker in acks.items():
+            if worker in self._in:
+                self._send(self._in[worker], links.ACK, pack(of_worker))
+        for lines in release.lines:
+            self._sinks[lines.sink, self._me].append(lines)
+        for sink, lane, place in self._places_committing:
+            self._sinks[sink, lane].noted(place)
+        self._places_committing = []
+        if release.lows != self._reported:
+            self._reported = release.lows
+            self._send(self._control, links.REPORT, pack([self._me, self._sequencer, release.lows]))
+
+    def _sync(self) -> None:
+        """Files of sinks, once a second: then their lines may leave the store."""
+        now = self._clock.monotonic()
+        if self._syncing is not None or self._finished:
+            return
+        quiet = self._committing is None and not self._wheel.due and not self._wheel.unacked_bytes
+        end = self._finishing and quiet and not self._more
+        if not end and now < self._next_sync:
+            return
+        self._next_sync = now + _SYNC_S
+        waiting = [
+            (*key, files, *files.begin_sync(end))
+            for key, files in self._sinks.items()
+            if files.waiting or end
+        ]
+        if waiting:
+            self._ending = end
+            self._syncing = self._thread.submit(
+                lambda: [(sink, lane, numbers, files.sync(at)) for sink, lane, files, numbers, at in waiting]
+            )
+            self._syncing.add_done_callback(self._wake)
+
+    def _tell(self) -> None:
+        now = self._clock.monotonic()
+        if self._finished and self._committing is None and not self._places_committing and not self._places:
+            self._send(self._control, links.FINISHED, pack([self._me, self._status()]))
+            self._finishing = self._finished = False
+        elif now >= self._next_status:
+            self._next_status = now + _STATUS_S
+            self._send(self._control, links.STATUS, pack([self._me, self._status()]))
+
+    def _status(self) -> dict[str, Any]:
+        why = {name: self._wheel.why(name) for name in self._plan.sources}
+        for source in self._sources:
+            if why[source.name]["held_by"] == "injector":
+                why[source.name] |= source.why()
+        return {**self._wheel.status(), "why": why, "pid": os.getpid(), "sequencer": self._sequencer}
+
+    # At the start
+
+    def _source(self, name: str, slots: set[int], drain: bool) -> LogSource:
+        number = self._plan.injectors[name]
+        inputs = {read: self._plan.inputs[read][1] for read in self._plan.readers[name]}
+        return LogSource(
+            name,
+            number,
+            self._plan.topology.injectors[name],
+            inputs,
+            list(self._disk.scan(position_rows(number))),
+            slots.__contains__,
+            self._sequencer << 20,
+            drain,
+            self._work / f"unpacked-{self._me}-{number}",
+            self._clock,
+            self._wake,
+            lambda line: print(f"photon: {line}", flush=True),
+        )
+
+    def _open_sinks(self) -> dict[tuple[str, int], SinkFiles]:
+        sinks = {}
+        begun: dict[bytes, bytes | None] = {}
+        for name, number in self._plan.sinks.items():
+            sink = self._plan.topology.sinks.get(name) or LogSink(str(self._work / DEAD_LETTERS))
+            for lane in self._wheel.lanes:
+                row = sink_row(number, lane)
+                place = self._disk.read([row])[0]
+                left = list(self._wheel.unwritten(number, lane))
+                if place is None and lane != self._me:
+                    continue
+                sinks[name, lane] = SinkFiles(sink, name, lane, place, left)
+                if place is None:
+                    begun[row] = first_place()
+        if begun:
+            self._disk.commit(begun)
+        return sinks
+
+
+def serve(work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock) -> None:
+    """As Worker, until it is over."""
+    assert 0 <= me < workers <= SLOTS, (me, workers)
+    Worker(work, topology, me, workers, drain, clock).run()

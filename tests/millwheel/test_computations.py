@@ -1,0 +1,280 @@
+"""What a user's code may rely on (paper 4.4 to 4.6), a record and a batch at a time."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from millwheel import (
+    BatchComputation,
+    Computation,
+    Input,
+    Logs,
+    LogSink,
+    Stream,
+    Topology,
+    TopologyError,
+    node,
+)
+from millwheel.computation import NEVER
+from millwheel.testing import Bench
+from tests.millwheel.topologies import SECOND
+
+
+def of_one(computation, late="process", value="*", tries=3):
+    return Bench(
+        Topology(
+            {"clicks": Logs("logs/*", "ts")},
+            {
+                "it": node(
+                    computation,
+                    Input("clicks", key="user", value=value),
+                    Stream("out"),
+                    late=late,
+                    tries=tries,
+                )
+            },
+            {"out": LogSink("out")},
+        )
+    )
+
+
+class Sum(msgspec.Struct):
+    total: int = 0
+    calls: list[str] = []
+
+
+class Adding(Computation[Sum]):
+    state = Sum
+
+    def process_record(self, record, ctx):
+        ctx.state.total += record.value["add"]
+        ctx.set_timer("tell", record.time + SECOND)
+        if record.value["add"] < 0:
+            raise ValueError("nothing below 0")
+        ctx.produce("out", {"seen": record.value["add"]})
+
+    def process_timer(self, timer, ctx):
+        ctx.produce("out", {"key": ctx.key, "total": ctx.state.total, "at": timer.time})
+
+
+def test_state_stays_and_a_timer_fires_once_the_low_watermark_is_there():
+    bench = of_one(Adding())
+    bench.send("clicks", {"user": "ann", "ts": 0, "add": 2}, {"user": "ann", "ts": 5, "add": 3})
+    assert bench.lines("out") == [{"seen": 2}, {"seen": 3}]
+    bench.watermark(SECOND + 4)
+    assert bench.lines("out") == []
+    bench.watermark(SECOND + 5)
+    assert bench.lines("out") == [{"key": "ann", "total": 5, "at": SECOND + 5}]
+    bench.watermark(NEVER)
+    assert bench.lines("out") == []
+
+
+def test_what_raises_is_undone_alone_tried_again_and_becomes_a_dead_letter():
+    bench = of_one(Adding())
+    lines = [{"user": "ann", "ts": ts, "add": add} for ts, add in ((0, 2), (1, -1), (2, 5))]
+    bench.send("clicks", *lines)
+    assert bench.lines("out") == [{"seen": 2}, {"seen": 5}]
+    bench.watermark(NEVER)
+    assert bench.lines("out") == [{"key": "ann", "total": 7, "at": SECOND + 2}]
+    (letter,) = bench.dead_letters
+    assert letter["reason"] == "ValueError: nothing below 0"
+    assert letter["computation"] == "it"
+    assert letter["value"] == lines[1]
+
+
+def test_a_call_that_fails_for_a_moment_counts_once():
+    class Shaky(Computation[dict]):
+        failures = 2
+
+        def process_record(self, record, ctx):
+            ctx.state["n"] = ctx.state.get("n", 0) + 1
+            if Shaky.failures:
+                Shaky.failures -= 1
+                raise OSError("not now")
+            ctx.produce("out", ctx.state["n"])
+
+    bench = of_one(Shaky())
+    bench.send("clicks", {"user": "ann", "ts": 0})
+    assert bench.lines("out") == [1]
+    assert bench.dead_letters == []
+
+
+def test_timers_of_a_key_fire_by_time_also_one_that_a_timer_sets():
+    class Ticking(Computation[list]):
+        state = list
+
+        def process_record(self, record, ctx):
+            ctx.set_timer("a", 10)
+            ctx.set_timer("c", 30)
+            ctx.set_timer("never", 15)
+            ctx.drop_timer("never")
+
+        def process_timer(self, timer, ctx):
+            ctx.state.append(timer.tag)
+            if timer.tag == "a":
+                ctx.set_timer("b", 20)
+            if timer.tag == "c":
+                ctx.produce("out", ctx.state)
+
+    bench = of_one(Ticking())
+    bench.send("clicks", {"user": "ann", "ts": 0})
+    bench.watermark(100)
+    assert bench.lines("out") == [["a", "b", "c"]]
+
+
+def test_a_wall_timer_fires_by_the_wall_clock_whatever_the_low_watermark_is():
+    class Waiting(Computation[dict]):
+        def process_record(self, record, ctx):
+            ctx.set_timer("t", ctx.now + 3 * SECOND, clock="wall")
+
+        def process_timer(self, timer, ctx):
+            ctx.produce("out", timer.clock)
+
+    bench = of_one(Waiting())
+    bench.send("clicks", {"user": "ann", "ts": 0})
+    bench.wait(2.9)
+    assert bench.lines("out") == []
+    bench.wait(0.2)
+    assert bench.lines("out") == ["wall"]
+
+
+def test_a_timer_and_a_hold_hold_the_low_watermark_of_what_is_produced():
+    class Holding(Computation[dict]):
+        def process_record(self, record, ctx):
+            if record.value["do"] == "hold":
+                ctx.hold(record.time)
+            elif record.value["do"] == "timer":
+                ctx.set_timer("t", record.time + 50)
+            else:
+                ctx.produce("out", "held", time=10)
+                ctx.release()
+
+        def process_timer(self, timer, ctx):
+            pass
+
+    bench = of_one(Holding())
+    bench.send("clicks", {"user": "ann", "ts": 10, "do": "hold"}, {"user": "bob", "ts": 20, "do": "timer"})
+    bench.watermark(60)
+    assert bench.low_watermark("it") == 10
+    bench.send("clicks", {"user": "ann", "ts": 65, "do": "release"})
+    assert bench.lines("out") == ["held"]
+    assert bench.low_watermark("it") == 60
+    bench.watermark(90)
+    assert bench.low_watermark("it") == 90
+
+
+def test_what_the_low_watermark_is_past_cannot_be_produced():
+    class Early(Computation[dict]):
+        def process_record(self, record, ctx):
+            ctx.produce("out", 1, time=record.time - 1)
+
+    bench = of_one(Early(), tries=1)
+    bench.send("clicks", {"user": "ann", "ts": 10})
+    (letter,) = bench.dead_letters
+    assert "the low watermark may be past it" in letter["reason"]
+
+
+@pytest.mark.parametrize(
+    ("late", "told", "letters"), [("process", [True], 0), ("drop", [], 0), ("dead-letter", [], 1)]
+)
+def test_a_late_record_goes_where_it_is_declared_to_go(late, told, letters):
+    class Telling(Computation[dict]):
+        def process_record(self, record, ctx):
+            ctx.produce("out", record.late)
+
+    bench = of_one(Telling(), late=late)
+    bench.watermark(100)
+    bench.send("clicks", {"user": "ann", "ts": 99})
+    assert bench.lines("out") == told
+    assert len(bench.dead_letters) == letters
+    bench.send("clicks", {"user": "ann", "ts": 100})
+    assert bench.lines("out") == [False]
+
+
+class Cells(BatchComputation):
+    def process_batch(self, batch, ctx):
+        if any(value == "poison" for value in batch.values):
+            raise RuntimeError("poison")
+        names, cells = ctx.add(batch.names, batch.codes, batch.times // 10)
+        ctx.set_timers(names, cells, [cell * 10 + 10 for cell in cells])
+
+    def process_timers(self, fired, ctx):
+        counts = ctx.take(fired.names, fired.tags)
+        values = [
+            [name, tag, count] for name, tag, count in zip(fired.names, fired.tags, counts, strict=True)
+        ]
+        ctx.produce("out", fired.names, values, fired.times)
+
+
+def test_a_batch_counts_in_cells_and_a_poison_record_is_cut_out():
+    bench = of_one(Cells(), value="what")
+    bench.send(
+        "clicks",
+        *({"user": "ann", "ts": ts, "what": "poison" if ts == 4 else "click"} for ts in range(15)),
+        {"user": "bob", "ts": 3, "what": "click"},
+    )
+    bench.watermark(NEVER)
+    assert sorted(bench.lines("out")) == [["ann", 0, 9], ["ann", 1, 5], ["bob", 0, 1]]
+    (letter,) = bench.dead_letters
+    assert (letter["time"], letter["reason"], letter["value"]) == (4, "RuntimeError: poison", "poison")
+
+
+def test_numbers_travel_as_columns():
+    class Doubling(BatchComputation):
+        def process_batch(self, batch, ctx):
+            keys = [batch.names[code] for code in batch.codes.tolist()]
+            ctx.produce("doubled", keys, np.array(batch.values) * 2, batch.times)
+
+    class Telling(Computation[dict]):
+        def process_record(self, record, ctx):
+            ctx.produce("out", [ctx.key, record.value])
+
+    bench = Bench(
+        Topology(
+            {"clicks": Logs("logs/*", "ts")},
+            {
+                "double": node(Doubling(), Input("clicks", key="user", value="n"), Stream("doubled", int)),
+                "tell": node(Telling(), Input("doubled"), Stream("out")),
+            },
+            {"out": LogSink("out")},
+        )
+    )
+    bench.send("clicks", {"user": "ann", "ts": 1, "n": 4}, {"user": "bob", "ts": 2, "n": 5})
+    assert bench.lines("out") == [["ann", 8], ["bob", 10]]
+
+
+def test_lines_that_are_none_are_dead_letters_and_the_others_go_on():
+    bench = of_one(Adding())
+    bench.send(
+        "clicks",
+        b'{"user": "ann", "ts": 0, "add": 1}',
+        b"nonsense",
+        b'{"ts": 3}',
+        {"user": 7, "ts": 1, "add": 2},
+    )
+    assert bench.lines("out") == [{"seen": 1}, {"seen": 2}]
+    assert [letter["injector"] for letter in bench.dead_letters] == ["clicks", "clicks"]
+
+
+@pytest.mark.parametrize(
+    ("computations", "sinks", "message"),
+    [
+        ({"a": node(Cells(), Input("nobody", key="x"))}, {}, "which nobody produces; there are 'clicks'"),
+        ({"a": node(Cells(), Input("clicks"))}, {}, "needs a key"),
+        ({"a": node(Cells())}, {}, "reads nothing"),
+        ({"a": node(Cells, Input("clicks", key="x"))}, {}, "an instance, not the class"),
+        ({"a": node(Cells(), Input("clicks", key="x.", value=None))}, {}, "empty part"),
+        ({}, {"nowhere": LogSink("out")}, "nobody produces to that stream"),
+        (
+            {
+                "a": node(Cells(), Input("y"), Stream("x")),
+                "b": node(Cells(), Input("x"), Stream("y")),
+            },
+            {},
+            "a cycle",
+        ),
+    ],
+)
+def test_a_topology_that_cannot_be_is_refused_with_its_mend(computations, sinks, message):
+    with pytest.raises(TopologyError, match=message.replace(".", r"\.")):
+        Topology({"clicks": Logs("logs/*", "ts")}, computations, sinks)

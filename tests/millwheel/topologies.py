@@ -1,0 +1,88 @@
+"""Topologies that tests run, in memory and as processes."""
+
+from millwheel import Computation, Input, Logs, LogSink, Stream, Topology, node
+
+SECOND = 1_000_000
+
+
+class Counts(Computation[dict]):
+    """Records of a key in each second."""
+
+    def process_record(self, record, ctx):
+        if record.value == "poison":
+            raise RuntimeError("poison")
+        second = record.time // SECOND
+        ctx.state[second] = ctx.state.get(second, 0) + 1
+        ctx.set_timer(second, (second + 1) * SECOND)
+
+    def process_timer(self, timer, ctx):
+        ctx.produce("counts", {"key": ctx.key, "second": timer.tag, "count": ctx.state.pop(timer.tag)})
+        if not ctx.state:
+            ctx.forget()
+
+
+class Totals(Computation[dict]):
+    """All keys of a second together: from many key intervals to one."""
+
+    def process_record(self, record, ctx):
+        ctx.state["keys"] = ctx.state.get("keys", 0) + 1
+        ctx.state["count"] = ctx.state.get("count", 0) + record.value["count"]
+        ctx.set_timer("end", (record.value["second"] + 1) * SECOND + 1)
+
+    def process_timer(self, timer, ctx):
+        ctx.produce("totals", {"second": ctx.key, **ctx.state})
+        ctx.forget()
+
+
+def two_stages(directory="logs", out="out", **reading):
+    return Topology(
+        {"clicks": Logs(f"{directory}/*.jsonl", "ts", lateness_s=2, **reading)},
+        {
+            "windows": node(
+                Counts(), Input("clicks", key="user", value="what"), Stream("counts"), late="dead-letter"
+            ),
+            "totals": node(
+                Totals(),
+                Input("counts", key=lambda value: str(value["second"])),
+                Stream("totals"),
+                late="dead-letter",
+            ),
+        },
+        {"counts": LogSink(f"{out}/counts"), "totals": LogSink(f"{out}/totals")},
+    )
+
+
+TOPOLOGY = two_stages()
+
+
+def clicks(random, count, users=9, seconds=20):
+    """Within a second of their order by time."""
+    step = seconds * SECOND // count
+    return [
+        {
+            "user": f"user{random.randrange(users)}",
+            "ts": row * step + random.randrange(SECOND),
+            "what": "click",
+        }
+        for row in range(count)
+    ]
+
+
+def expected(lines):
+    """What the sinks must have, counted in plain Python."""
+    counts, totals = {}, {}
+    for line in lines:
+        pair = line["user"], line["ts"] // SECOND
+        counts[pair] = counts.get(pair, 0) + 1
+    for (_, second), count in counts.items():
+        total = totals.setdefault(second, {"second": str(second), "keys": 0, "count": 0})
+        total["keys"] += 1
+        total["count"] += count
+    return {
+        "counts": [{"key": key, "second": second, "count": n} for (key, second), n in counts.items()],
+        "totals": list(totals.values()),
+    }
+
+
+def in_order(lines):
+    return sorted(lines, key=lambda line: sorted((key, str(value)) for key, value in line.items()))
