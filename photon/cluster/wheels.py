@@ -1,0 +1,278 @@
+"""A run of MillWheel on this machine: worker processes, the authority of low watermarks, and who asks after
+them.
+
+The authority is in this process (paper 4.5): reports of workers come in, marks go out. A worker that ends is
+started again; one whose heartbeat stops is killed first, so that nobody waits for what it holds.
+"""
+
+import contextlib
+import importlib
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from millwheel import links
+from millwheel.computation import BEFORE, NEVER
+from millwheel.disk import Disk
+from millwheel.engine.plan import NUMBERS_ROW, Plan, numbered, pack_numbers, unpack_numbers
+from millwheel.engine.watermarks import Authority
+from millwheel.engine.wheel import summed
+from millwheel.links import Link, LostError, pack, unpack
+from millwheel.topology import Topology, load_topology
+from millwheel.worker import CONTROL
+from photon.cluster.supervisor import Supervisor
+from photon.core.disk import DirectoryLock, make_directory, storage_errors
+from photon.core.errors import PhotonError, UsageError
+from photon.logs.shares import SLOTS
+
+SILENCE_S_MAX: Final = 5.0
+"""Of a worker that began: then it is killed."""
+_POLL_S: Final = 0.05
+_STOP_S: Final = 10.0
+Tell = Callable[[str], None]
+
+
+class WheelRun:
+    """`name`: MODULE:TOPOLOGY. `follow`: the logs grow; else the run ends when all of them is worked off."""
+
+    def __init__(self, name: str, work: Path, workers: int, follow: bool, tell: Tell) -> None:
+        """UsageError, TopologyError, LockedError, StorageError."""
+        if not 1 <= workers <= SLOTS:
+            raise UsageError(f"--workers {workers}: give 1 to {SLOTS}")
+        self._name, self._work, self._workers, self._follow, self._tell = name, work, workers, follow, tell
+        topology = load_topology(name)
+        with storage_errors(work):
+            make_directory(work)
+        self._lock = DirectoryLock(work)
+        self._plan = self._number(topology)
+        self._authority = Authority(self._plan.sources, workers)
+        self._supervisor = Supervisor(work / "logs")
+        self._selector = selectors.DefaultSelector()
+        self._links: dict[int, Link] = {}
+        self._statuses: dict[int, dict[str, Any]] = {}
+        self._beats: dict[int, float] = {}
+        self._finished: set[int] = set()
+        self._ended = False
+        self._stop = self._reload = False
+        self._restarts = 0
+        """Of workers that were stopped since."""
+        self._began = time.monotonic()
+
+    def run(self) -> dict[str, Any]:
+        """Until the logs are worked off, or somebody stops it. The summary."""
+        with self._lock, links.listen(self._work, CONTROL) as listener:
+            self._selector.register(listener, selectors.EVENT_READ)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.signal(number, self._on_stop)
+            try:
+                self._start()
+                while not self._stop and len(self._finished) < self._workers:
+                    self._turn()
+                self._restarts += self._supervisor.restarts()
+                self._supervisor.stop(list(self._supervisor.children), _STOP_S)
+            finally:
+                self._supervisor.kill()
+        return self.summary()
+
+    def summary(self) -> dict[str, Any]:
+        counts = summed([status["counts"] for status in self._statuses.values()])
+        return {
+            "seconds": round(time.monotonic() - self._began, 3),
+            "workers": self._workers,
+            "ended": len(self._finished) == self._workers,
+            "restarts": self._restarts + self._supervisor.restarts(),
+            "dead_letters": sum(count["dead_letters"] for count in counts.values()),
+            "counts": counts,
+        }
+
+    def status(self) -> dict[str, Any]:
+        """As `photon millwheel status` tells it."""
+        now = time.time_ns() // 1_000
+        marks = {
+            name: {
+                "low_watermark_us": None if mark <= BEFORE or mark >= NEVER else mark,
+                "state": "not begun" if mark <= BEFORE else "ended" if mark >= NEVER else "moving",
+                "lag_s": None if mark <= BEFORE or mark >= NEVER else round((now - mark) / 1e6, 3),
+            }
+            for name, mark in self._authority.marks.items()
+        }
+        workers = {
+            worker: {key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")}
+            for worker, status in sorted(self._statuses.items())
+        }
+        return {**self.summary(), "topology": self._name, "low_watermarks": marks, "processes": workers}
+
+    def why(self, name: str) -> dict[str, Any]:
+        """What holds a low watermark, from the computation up to what does hold it."""
+        if name not in self._authority.marks:
+            return {"error": f"'{name}' has no low watermark; there are {', '.join(self._authority.marks)}"}
+        chain = []
+        while True:
+            worker = self._authority.holder(name)
+            status = self._statuses.get(worker)
+            held: dict[str, Any] = {"held_by": "worker"}
+            if status is not None:
+                held = status["why"].get(name, held)
+            chain.append(
+                {"name": name, "worker": worker, "low_watermark_us": self._authority.marks[name], **held}
+            )
+            if held.get("held_by") != "input":
+                return {"chain": chain}
+            name = held["input"]
+
+    def _number(self, topology: Topology) -> Plan:
+        """Before workers start, whose number may be another: what former ones left is for all to see, and
+        none of them commits any more."""
+        disk = Disk(self._work)
+        try:
+            disk.claim(range(SLOTS), 0, 1)
+            numbers = numbered(topology, unpack_numbers(disk.numbers(NUMBERS_ROW)))
+            disk.numbers(NUMBERS_ROW, pack_numbers(numbers))
+        finally:
+            disk.close()
+        return Plan(topology, numbers)
+
+    def _on_stop(self, *_: object) -> None:
+        self._stop = True
+
+    def _start(self) -> None:
+        for worker in range(self._workers):
+            arguments = ["millwheel", "worker", self._name, "--work", str(self._work)]
+            arguments += ["--worker", str(worker), "--workers", str(self._workers)]
+            self._supervisor.start(f"worker-{worker}", arguments + ([] if self._follow else ["--drain"]))
+
+    def _turn(self) -> None:
+        self._supervisor.poll()
+        for notice in self._supervisor.notices:
+            self._tell(notice)
+        self._supervisor.notices.clear()
+        before = time.monotonic()
+        for key, _ in self._selector.select(_POLL_S):
+            if key.data is None:
+                with contextlib.suppress(OSError):
+                    connection, _address = key.fileobj.accept()  # type: ignore[union-attr]
+                    self._selector.register(link := Link(connection), selectors.EVENT_READ, link)
+            else:
+                self._hear(key.data)
+        self._watch(before)
+        if self._reload:
+            self._reload = False
+            self._begin_anew()
+
+    def _hear(self, link: Link) -> None:
+        try:
+            for kind, payload in link.receive():
+                self._on(link, kind, unpack(payload))
+            link.flush()
+        except LostError:
+            self._lost(link)
+
+    def _lost(self, link: Link) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(link)
+        link.close()
+        for worker in [worker for worker, known in self._links.items() if known is link]:
+            del self._links[worker]
+
+    def _on(self, link: Link, kind: int, said: Any) -> None:
+        if kind == links.BEGINS:
+            worker, sequencer, marks = said
+            self._authority.begins(worker, sequencer)
+            self._links[worker] = link
+            self._beats[worker] = time.monotonic()
+            self._authority.restore(marks)
+            self._send_marks(self._links)
+            if self._ended:
+                self._send(worker, links.FINISH, b"")
+        elif kind == links.REPORT:
+            if self._authority.report(*said):
+                self._send_marks(self._links)
+            if self._authority.ended and not self._ended:
+                self._ended = True
+                for worker in list(self._links):
+                    self._send(worker, links.FINISH, b"")
+        elif kind in (links.STATUS, links.FINISHED):
+            self._statuses[said[0]] = said[1]
+            if kind == links.FINISHED:
+                self._finished.add(said[0])
+        elif kind == links.BEAT:
+            self._beats[said[0]] = time.monotonic()
+        elif kind == links.ASK:
+            link.send(links.ANSWER, pack(self._answer(said)))
+
+    def _answer(self, said: Any) -> Any:
+        match said:
+            case ["status"]:
+                return self.status()
+            case ["why", str(name)]:
+                return self.why(name)
+            case ["deploy"]:
+                self._reload = True
+                return {"ok": True}
+        return {"error": f"a question that this run does not know: {said!r}"}
+
+    def _send_marks(self, workers: Sequence[int] | dict[int, Link]) -> None:
+        marks = pack(self._authority.marks)
+        for worker in list(workers):
+            self._send(worker, links.MARKS, marks)
+
+    def _send(self, worker: int, kind: int, payload: bytes) -> None:
+        link = self._links[worker]
+        try:
+            link.send(kind, payload)
+        except LostError:
+            self._lost(link)
+
+    def _watch(self, before: float) -> None:
+        """Kill whose heartbeat stopped; time in which this process stood still itself does not count."""
+        now = time.monotonic()
+        still = now - before
+        for worker, beat in list(self._beats.items()):
+            if still > 1.0:
+                self._beats[worker] = beat + still
+            elif now - beat > SILENCE_S_MAX:
+                del self._beats[worker]
+                child = self._supervisor.children[f"worker-{worker}"]
+                if child.process is not None:
+                    self._tell(f"worker-{worker} stands still for {SILENCE_S_MAX:g} s; it is killed")
+                    child.process.kill()
+
+    def _begin_anew(self) -> None:
+        """New code, by workers that import it: what is known to be wrong with it stops nothing."""
+        self._tell("new code: the workers start again")
+        self._restarts += self._supervisor.restarts()
+        self._supervisor.stop(list(self._supervisor.children), _STOP_S)
+        marks = self._authority.marks
+        self._plan = self._number(_fresh(self._name))
+        self._authority = Authority(self._plan.sources, self._workers)
+        self._authority.restore(marks)
+        self._beats.clear()
+        self._finished.clear()
+        self._ended = False
+        self._start()
+
+
+def _fresh(name: str) -> Topology:
+    """The topology as its module is now."""
+    module = name.partition(":")[0]
+    importlib.invalidate_caches()
+    for loaded in [one for one in sys.modules if one == module or one.startswith(f"{module}.")]:
+        del sys.modules[loaded]
+    return load_topology(name)
+
+
+def ask(work: Path, *question: str) -> Any:
+    """A question to the run in this directory. PhotonError if there is none, or for its own error."""
+    try:
+        answer = links.ask(work, CONTROL, list(question))
+    except (OSError, ConnectionError) as error:
+        raise PhotonError(
+            f"{work}: no run of MillWheel answers here; `photon millwheel run` starts one"
+        ) from error
+    if "error" in answer:
+        raise UsageError(answer["error"])
+    return answer

@@ -1,0 +1,265 @@
+"""`photon millwheel` as processes: real logs, real kills, the real store."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.millwheel.topologies import SECOND, clicks, expected, in_order
+
+ROOT = Path(__file__).parents[2]
+NAME = "tests.millwheel.topologies:TOPOLOGY"
+
+
+@pytest.fixture
+def system(tmp_path):
+    running = System(tmp_path)
+    yield running
+    running.kill()
+
+
+class System:
+    """A run in a directory of its own, where the topology has logs/ and out/."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        (directory / "logs").mkdir()
+        self._process = None
+        self.environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def command(self, *words):
+        return [sys.executable, "-m", "photon", "millwheel", *words]
+
+    def write(self, name, lines, mode="w"):
+        with (self.directory / "logs" / name).open(mode) as file:
+            for line in lines:
+                file.write(line if isinstance(line, str) else json.dumps(line) + "\n")
+
+    def start(self, *words, name=NAME):
+        self._process = subprocess.Popen(
+            self.command("run", name, "--work", "work", "--json", *words),
+            cwd=self.directory,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self._process
+
+    def run(self, *words, status=0, name=NAME):
+        said, errors = self.start(*words, name=name).communicate(timeout=60)
+        assert self._process.returncode == status, (said, errors)
+        return json.loads(said) if said else errors
+
+    def ask(self, *words):
+        done = subprocess.run(
+            self.command(*words),
+            cwd=self.directory,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def status(self):
+        return json.loads(self.ask("status", "--work", "work", "--json"))
+
+    def stop(self):
+        self._process.send_signal(signal.SIGTERM)
+        said, errors = self._process.communicate(timeout=30)
+        assert self._process.returncode == 0, errors
+        return json.loads(said)
+
+    def kill(self):
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def workers(self):
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                words = path.read_bytes().split(b"\0")
+                if b"worker" in words and os.readlink(path.parent / "cwd") == str(self.directory):
+                    found.append(int(path.parent.name))
+        return found
+
+    def sinks(self):
+        return {
+            sink: [
+                json.loads(line)
+                for path in sorted((self.directory / "out" / sink).glob("*.jsonl"))
+                for line in path.open()
+            ]
+            for sink in ("counts", "totals")
+        }
+
+    def check(self, lines):
+        assert {sink: in_order(of_sink) for sink, of_sink in self.sinks().items()} == {
+            sink: in_order(of_sink) for sink, of_sink in expected(lines).items()
+        }
+
+
+def wait_for(what, timeout=30.0):
+    deadline = time.monotonic() + timeout
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_logs_are_worked_off_and_every_complete_file_is_listed(system, workers):
+    lines = clicks(random.Random(1), 5_000)
+    for part in range(3):
+        system.write(f"{part}.jsonl", lines[part::3])
+    summary = system.run("--workers", workers)
+    assert summary["ended"]
+    assert summary["counts"]["clicks"]["records"] == 5_000
+    system.check(lines)
+    listed = 0
+    for manifest in (system.directory / "out" / "counts").glob("*.manifest"):
+        listed += sum(json.loads(line)["lines"] for line in manifest.open())
+    assert listed == len(expected(lines)["counts"])
+
+
+def test_kills_of_workers_and_of_the_run_change_nothing(system):
+    dice = random.Random(2)
+    lines = clicks(dice, 60_000, users=200, seconds=60)
+    for part in range(4):
+        system.write(f"{part}.jsonl", lines[part::4])
+    for round_ in range(4):
+        process = system.start("--workers", "3" if round_ == 1 else "2")
+        deadline = time.monotonic() + dice.uniform(0.8, 1.6)
+        while time.monotonic() < deadline and process.poll() is None:
+            for pid in system.workers()[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(dice.uniform(0.05, 0.3))
+        system.kill()
+    summary = system.run("--workers", "2")
+    assert summary["counts"]["clicks"]["records"] == 60_000
+    assert summary["dead_letters"] == 0
+    system.check(lines)
+
+
+def test_a_stopped_run_goes_on_with_more_workers(system):
+    now = time.time_ns() // 1_000
+    lines = [
+        {"user": f"user{n % 50}", "ts": now - 60 * SECOND + n * 1_000, "what": "click"} for n in range(4_000)
+    ]
+    for part in range(8):
+        system.write(f"{part}.jsonl", lines[part::8])
+    system.start("--follow", "--workers", "1")
+    wait_for(lambda: len(system.sinks()["totals"]) == len(expected(lines)["totals"]))
+    system.stop()
+    assert system.run("--workers", "4")["counts"]["clicks"]["records"] == len(lines)
+    system.check(lines)
+
+
+def test_live_logs_are_followed_and_a_stopped_run_goes_on(system):
+    now = time.time_ns() // 1_000 // SECOND * SECOND
+    lines = [
+        {"user": f"user{n % 5}", "ts": now - 60 * SECOND + n * 1_000, "what": "click"} for n in range(10_000)
+    ]
+    system.write("a.jsonl", lines)
+    system.start("--follow", "--workers", "2")
+    wait_for(lambda: len(system.sinks()["counts"]) >= 45)
+    status = system.status()
+    assert status["low_watermarks"]["clicks"]["state"] == "moving"
+    assert "clicks" in system.ask("why", "totals", "--work", "work")
+    system.stop()
+    now = time.time_ns() // 1_000
+    later = [{"user": f"user{n % 5}", "ts": now + n, "what": "click"} for n in range(100)]
+    system.write("a.jsonl", later, "a")
+    lines += later
+    system.start("--follow", "--workers", "1")
+    wait_for(lambda: len(system.sinks()["totals"]) == len(expected(lines)["totals"]))
+    system.stop()
+    system.check(lines)
+    assert dead_letters(system) == 0
+
+
+def dead_letters(system):
+    return sum(
+        len(path.read_text().splitlines())
+        for path in (system.directory / "work/dead-letters").glob("*.jsonl")
+    )
+
+
+def test_a_worker_that_stands_still_is_replaced(system):
+    now = time.time_ns() // 1_000
+    system.write("a.jsonl", [{"user": "ann", "ts": now - 60 * SECOND, "what": "click"}])
+    system.start("--follow", "--workers", "2")
+    wait_for(lambda: len(system.sinks()["totals"]) == 1)
+    stopped = wait_for(system.workers)[0]
+    os.kill(stopped, signal.SIGSTOP)
+    wait_for(lambda: len(system.workers()) == 2 and stopped not in system.workers())
+    system.write("b.jsonl", [{"user": "bob", "ts": time.time_ns() // 1_000, "what": "click"}])
+    wait_for(lambda: sum(one["count"] for one in system.sinks()["totals"]) == 2)
+    system.stop()
+
+
+def test_poison_and_nonsense_are_dead_letters_and_the_status_says_so(system):
+    lines = clicks(random.Random(5), 100)
+    system.write("a.jsonl", [*lines, {"user": "ann", "ts": 1, "what": "poison"}, "nonsense\n"])
+    summary = system.run(status=1)
+    assert summary["dead_letters"] == 2
+    system.check(lines)
+    assert dead_letters(system) == 2
+
+
+def test_new_code_is_deployed_while_records_flow(system):
+    shutil.copy(ROOT / "tests/millwheel/topologies.py", system.directory / "mine.py")
+    now = time.time_ns() // 1_000
+    system.write("a.jsonl", [{"user": "ann", "ts": now - 60 * SECOND, "what": "click"}])
+    system.start("--follow", name="mine:TOPOLOGY")
+    wait_for(lambda: len(system.sinks()["totals"]) == 1)
+    before = system.status()["low_watermarks"]["totals"]["low_watermark_us"]
+    module = system.directory / "mine.py"
+    module.write_text(
+        module.read_text().replace(
+            '"second": ctx.key, **ctx.state', '"second": ctx.key, "new": 1, **ctx.state'
+        )
+    )
+    system.ask("deploy", "--work", "work")
+    system.write("a.jsonl", [{"user": "bob", "ts": time.time_ns() // 1_000, "what": "click"}], "a")
+    wait_for(lambda: len(system.sinks()["totals"]) == 2)
+    assert [one.get("new") for one in system.sinks()["totals"]] == [None, 1]
+    assert system.status()["low_watermarks"]["totals"]["low_watermark_us"] >= before
+    system.stop()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--workers", "0"], "give 1 to 64"),
+        (["--workers", "65"], "give 1 to 64"),
+    ],
+)
+def test_a_bad_command_line_is_one_line_and_status_2(system, words, message):
+    assert message in system.run(*words, status=2)
+
+
+def test_a_topology_that_cannot_be_loaded_is_one_line_and_status_2(system):
+    assert "write MODULE:NAME" in system.run(name="nothing", status=2)
+    assert "can't be loaded" in system.run(name="nothing:T", status=2)
+
+
+def test_output_of_another_run_is_not_touched(system):
+    lines = clicks(random.Random(6), 50)
+    system.write("a.jsonl", lines)
+    system.run()
+    shutil.rmtree(system.directory / "work")
+    assert "of another run" in system.run(status=2)
+    system.check(lines)
