@@ -19,6 +19,7 @@ COPY eventstore /source/eventstore
 COPY dispatcher /source/dispatcher
 COPY joiner /source/joiner
 COPY spark /source/spark
+COPY millwheel /source/millwheel
 RUN /opt/photon/bin/pip install --quiet --no-cache-dir --disable-pip-version-check --no-deps \
       --find-links /wheels ${CA_BUNDLE:+--cert /wheels/$CA_BUNDLE} ${PIP_OPTIONS} /source
 
