@@ -16,23 +16,8 @@ TOXIPROXY = "photon-compose-test-toxiproxy"
 
 _PACKAGES = "python3,python3-venv,python3-pip,ca-certificates,iproute2"
 _SUITE = "bookworm"
-_MADE_OF = (
-    "Dockerfile",
-    ".dockerignore",
-    "docker-compose.yml",
-    "pyproject.toml",
-    "setup.cfg",
-    "README.md",
-    "LICENSE",
-    "requirements",
-    "photon",
-    "idregistry",
-    "eventstore",
-    "dispatcher",
-    "joiner",
-    "spark",
-    "deploy",
-)
+_MADE_OF = ("Dockerfile", ".dockerignore", "docker-compose.yml", "requirements", "deploy")
+"""Beside what `.dockerignore` lets through."""
 _TOXIPROXY_MODULE = "github.com/Shopify/toxiproxy/v2/cmd/server@v2.12.0"
 _CA_BUNDLES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/cert.pem", "/etc/pki/tls/certs/ca-bundle.crt")
 _FETCH_S = 900.0
@@ -92,12 +77,13 @@ def fetch_wheels(engine: Engine, cache: Path) -> Path:
 def stage(directory: Path, wheels: Path) -> None:
     """What a clean checkout has, with the wheels laid where the Dockerfile looks for them."""
     ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "*.whl")
-    for name in _MADE_OF:
+    lines = (ROOT / ".dockerignore").read_text().splitlines()
+    named = [line[1:] for line in lines if line.startswith("!")]
+    for name in dict.fromkeys((*_MADE_OF, *(name for name in named if "/" not in name))):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, directory / name, ignore=ignored)
         else:
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, directory / name)
     for wheel in wheels.glob("*.whl"):
         shutil.copy2(wheel, directory / "deploy/wheels")
