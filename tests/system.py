@@ -96,6 +96,16 @@ def children_of(pid: int) -> dict[str, int]:
     return found
 
 
+def state_of(pid: int) -> str:
+    """psutil's word for it; a process that is gone, or about to be, counts as a zombie."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
+
+
 def environment() -> dict[str, str]:
     """Of a process that is started elsewhere, and ends with the tests, however those end."""
     path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])

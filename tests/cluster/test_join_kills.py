@@ -7,9 +7,19 @@ import random
 import signal
 import time
 
+import psutil
 import pytest
 
-from tests.system import children_of, fates_add_up, join, join_arguments, joined_pairs, photon, start_photon
+from tests.system import (
+    children_of,
+    fates_add_up,
+    join,
+    join_arguments,
+    joined_pairs,
+    photon,
+    start_photon,
+    state_of,
+)
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -86,18 +96,10 @@ def test_a_killed_command_leaves_no_process_behind_and_the_next_run_takes_up_wha
         process.send_signal(signal.SIGKILL)
         process.communicate()
         deadline = time.monotonic() + 10
-        while any(running(pid) for pid in children.values()):
+        while any(state_of(pid) != psutil.STATUS_ZOMBIE for pid in children.values()):
             assert time.monotonic() < deadline, "a process outlived the command"
             time.sleep(0.02)
     assert_exact(out, truth, join(logs, out))
-
-
-def running(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.long

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from photon.cluster import supervisor as supervisor_module
 from photon.cluster.local_cluster import free_ports
 from photon.cluster.supervisor import PortTakenError, ProcessFailedError, Supervisor
 from photon.core.errors import StorageError
+from tests.system import state_of
 from tests.waiting import wait_until
 
 
@@ -254,14 +256,7 @@ time.sleep(100)
     parent.kill()
     parent.wait()
 
-    def gone():
-        try:
-            with open(f"/proc/{child}/stat") as file:
-                return file.read().split()[2] == "Z"
-        except FileNotFoundError:
-            return True
-
-    wait_until(gone)
+    wait_until(lambda: state_of(child) == psutil.STATUS_ZOMBIE)
 
 
 def test_free_ports_are_distinct_and_not_listened_on():

@@ -4,11 +4,12 @@ import os
 import shutil
 import signal
 
+import psutil
 import pytest
 
 from joiner.output_files import complete_files
 from tests.recovery.recovering import Run
-from tests.system import children_of
+from tests.system import children_of, state_of
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
@@ -112,28 +113,20 @@ def test_a_zombie_that_goes_on_after_the_release_writes_nothing(make_run):
     run = with_loss(make_run(joiner=more), "stop")
     assert run.process is not None
     joiners = {name: pid for name, pid in children_of(run.process.pid).items() if name.startswith("joiner")}
-    wait_until(lambda: "T" in map(state_of, joiners.values()))
-    (zombie,) = [pid for pid in joiners.values() if state_of(pid) == "T"]
+    wait_until(lambda: psutil.STATUS_STOPPED in map(state_of, joiners.values()))
+    (zombie,) = [pid for pid in joiners.values() if state_of(pid) == psutil.STATUS_STOPPED]
     assert lost_count(run) > 0, (run.recover(apply=False), run.joined() == run.all_once())
     status, report = run.recover()
     assert (status, report["remaining"]) == (0, 0), report
     assert report["recovered"] > 0, report
     wait_until(lambda: run.joined() == run.all_once(), what=str((report, lost_count(run))))
     os.kill(zombie, signal.SIGCONT)
-    wait_until(lambda: state_of(zombie) == "Z", what="a fenced joiner must end")
+    wait_until(lambda: state_of(zombie) == psutil.STATUS_ZOMBIE, what="a fenced joiner must end")
     run.click(EVENTS)
     wait_until(lambda: sum(run.joined().values()) >= 3 * EVENTS)
     assert run.stop()["pending"] == 0
     assert run.joined() == run.all_once()
     assert run.recover()[1]["lost"] == 0
-
-
-def state_of(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(") ")[2][0]
-    except FileNotFoundError:
-        return "Z"
 
 
 def ended(run):
