@@ -190,6 +190,7 @@ class JoinerClient:
                 group.failed(error)
                 met = error
             else:
+                group.why = ""  # a call that failed before the channel was connected may have said so later
                 return response
         # It is not the batch that makes them fail.
         whys = "; ".join(group.why or f"{group.who}: no connection" for group in self._groups)

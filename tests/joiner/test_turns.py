@@ -148,8 +148,19 @@ def test_a_cause_of_an_outage_that_is_over_is_not_told_again(start, connect):
     client = connect("somewhere:1", places=[NOWHERE, one.address])
     with pytest.raises(OverloadedError, match="unavailable"):
         client.join(batch_of(["a"]))
+    wait_until(lambda: sent(client) and not client._groups[0].why)
+
+
+def test_a_cause_that_is_said_late_of_an_outage_that_is_over_is_not_told_again(start, connect):
+    one = start()
+    client = connect("somewhere:1", places=[NOWHERE, one.address])
+    with pytest.raises(OverloadedError, match="unavailable") as met:
+        client.join(batch_of(["a"]))
     wait_until(lambda: sent(client))
-    wait_until(lambda: not client._groups[0].why)
+    client._groups[0].failed(met.value.__cause__)  # as the callback of a status call that had waited
+    assert client._groups[0].why
+    assert sent(client)
+    assert not client._groups[0].why
 
 
 def sent(client):
