@@ -11,7 +11,7 @@ from millwheel.computation import (
     Timer,
 )
 from millwheel.errors import TopologyError
-from millwheel.topology import Input, JoinedLogs, Logs, LogSink, Node, Stream, Topology, node
+from millwheel.topology import Input, JoinedLogs, Logs, LogSink, Node, Push, Stream, Topology, node
 
 __all__ = [
     "Batch",
@@ -25,6 +25,7 @@ __all__ = [
     "LogSink",
     "Logs",
     "Node",
+    "Push",
     "Record",
     "Stream",
     "Timer",

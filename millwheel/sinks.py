@@ -2,14 +2,16 @@
 
 Lines are durable in the store before a file gets them, so what a reader sees is never taken back. Once a file
 is synced past them they leave the store, in the commit that notes how far the file is; after a crash the file
-is cut to what was noted, and gets the rest again.
+gets from the store what it lacks.
 """
 
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
+import numpy as np
 
 from millwheel.engine.wheel import Lines
 from millwheel.topology import LogSink
@@ -20,34 +22,39 @@ from photon.logs.writer import LogPosition, RotatingLog
 
 _encode: Final = msgspec.msgpack.encode
 _place: Final = msgspec.msgpack.Decoder(tuple[int, int]).decode
+_json: Final = msgspec.json.Encoder()
+_BLOCK_BYTES: Final = 1 << 20
+
+
+class Complete(msgspec.Struct, frozen=True):
+    """A file that never changes again, as a manifest lists it."""
+
+    file: str
+    bytes: int
+    lines: int
+
+
+_entry: Final = msgspec.json.Decoder(Complete).decode
 
 
 class SinkFiles:
     """The files of one sink and one lane. For one thread, but for `sync`."""
 
     def __init__(
-        self, sink: LogSink, name: str, lane: int, place: bytes | None, left: Iterable[tuple[int, bytes]]
+        self, sink: LogSink, name: str, lane: int, place: bytes, left: Iterable[tuple[int, bytes]]
     ) -> None:
-        """`place`: as noted, None for a run that begins; `left`: lines in the store by number.
-
-        UsageError for a directory in which another run has written.
-        """
+        """`place`: as noted, at first by `begin`; `left`: lines in the store by number. StorageError."""
         self._directory = Path(sink.directory)
-        self._stem = f"{name}-{lane}"
-        if place is None and any(self._directory.glob(f"{self._stem}-*.jsonl")):
-            raise UsageError(
-                f"{self._directory}: has {self._stem}-*.jsonl of another run; move them away, "
-                "or name another directory"
-            )
-        position = LogPosition(*_place(place)) if place is not None else LogPosition(0, 0)
+        self._stem = _stem(name, lane)
+        position = LogPosition(*_place(place))
         self._log = RotatingLog(self._directory, self._stem, sink.file_bytes_max, first=position.file)
-        self._log.truncate(position)
         self._listed = -1
+        self._manifest = self._directory / f"{self._stem}.manifest"
+        listed = complete_files(self._directory, name, lane)
+        self._entries = {_number_of(entry.file): entry for entry in listed}
         self._unsynced: list[int] = []
-        if place is not None:
-            self.noted(place)  # it may have been killed before it listed them
-        for number, lines in left:
-            self._append(number, lines)
+        self.noted(place)  # it may have been killed before it listed them
+        self._take_up(position, list(left))
 
     @property
     def waiting(self) -> bool:
@@ -78,16 +85,10 @@ class SinkFiles:
         if file == self._listed:
             return
         self._listed = file
-        entries: list[dict[str, Any]] = []
-        for number in self._log.file_numbers():
-            path = self._log.path(number)
-            if number < file:
-                with storage_errors(path):
-                    data = path.read_bytes()
-                entries.append({"file": path.name, "bytes": len(data), "lines": count_lines(data)})
-        path = self._directory / f"{self._stem}.manifest"
-        with storage_errors(path):
-            write_file(path, b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+        there = [number for number in self._log.file_numbers() if number < file]
+        self._entries = {number: self._entries.get(number) or self._entry(number) for number in there}
+        with storage_errors(self._manifest):
+            write_file(self._manifest, _json.encode_lines(list(self._entries.values())))
 
     def close(self) -> None:
         self._log.close()
@@ -96,6 +97,71 @@ class SinkFiles:
         self._log.append(lines)
         self._unsynced.append(number)
 
+    def _take_up(self, position: LogPosition, left: list[tuple[int, bytes]]) -> None:
+        """What the files have of `left` stays, for a reader may be past it; what differs is cut."""
+        begun = b""
+        while left:
+            number, lines = left[0]
+            if position.offset and self._log.path(position.file + 1).exists():
+                after = LogPosition(position.file + 1, 0)
+                if self._has(position, lines) < len(lines) and self._has(after, lines):
+                    position = after
+            length = self._has(position, lines)
+            position = LogPosition(position.file, position.offset + length)
+            if length < len(lines):
+                begun = lines[:length]
+                break
+            self._unsynced.append(number)
+            del left[0]
+        self._log.truncate(position)
+        if begun:
+            number, lines = left.pop(0)
+            self._log.append(lines[len(begun) :], rotate=False)
+            self._unsynced.append(number)
+        for number, lines in left:
+            self._append(number, lines)
 
-def first_place() -> bytes:
+    def _has(self, position: LogPosition, lines: bytes) -> int:
+        """How many bytes of `lines` stand there."""
+        path = self._log.path(position.file)
+        with storage_errors(path), open(path, "rb") as file:
+            file.seek(position.offset)
+            there = file.read(len(lines))
+        if lines.startswith(there):
+            return len(there)
+        wrong = np.frombuffer(there, np.uint8) != np.frombuffer(lines, np.uint8, len(there))
+        return int(wrong.argmax())
+
+    def _entry(self, number: int) -> Complete:
+        path = self._log.path(number)
+        with storage_errors(path), open(path, "rb") as file:
+            lines = sum(count_lines(block) for block in iter(lambda: file.read(_BLOCK_BYTES), b""))
+            return Complete(path.name, file.tell(), lines)
+
+
+def begin(sink: LogSink, name: str, lane: int) -> bytes:
+    """The place that the store is to note before there is any file. UsageError for a directory in which
+    another run has written.
+    """
+    stem = _stem(name, lane)
+    if any(Path(sink.directory).glob(f"{stem}-*.jsonl")):
+        raise UsageError(
+            f"{sink.directory}: has {stem}-*.jsonl of another run; move them away, or name another directory"
+        )
     return _encode((0, 0))
+
+
+def complete_files(directory: Path, name: str, lane: int) -> list[Complete]:
+    """What the manifest lists; files that somebody took away since are among them. StorageError."""
+    manifest = directory / f"{_stem(name, lane)}.manifest"
+    with storage_errors(manifest), contextlib.suppress(FileNotFoundError):
+        return [_entry(line) for line in manifest.read_bytes().splitlines()]
+    return []
+
+
+def _number_of(file: str) -> int:
+    return int(file.rpartition("-")[2].partition(".")[0])
+
+
+def _stem(name: str, lane: int) -> str:
+    return f"{name}-{lane}"

@@ -15,7 +15,8 @@ from millwheel.computation import BEFORE, NEVER
 from millwheel.engine.lines import LineParser
 from millwheel.engine.records import Records
 from millwheel.engine.store import POSITION, Changes, position_row
-from millwheel.topology import Input, Logs
+from millwheel.sinks import complete_files
+from millwheel.topology import PUSHED, Input, Logs
 from photon.core.clock import Clock
 from photon.core.settings import Logs as Reading
 from photon.logs.files import FileState, named_files, pack_file_state, shown, unpack_file_state
@@ -84,7 +85,7 @@ class LogSource:
         self._drain = drain
         self._lateness = round(injector.lateness_s * 1e6)
         self._expected = list(injector.expected)
-        self._next_look = 0
+        self._next_look = self._next_spent = 0
         self._looked = BEFORE
         self._known: dict[int, FileState] = {state.number: state for state in states}
 
@@ -159,6 +160,17 @@ class LogSource:
             "expected": list(self._expected),
             "quiet": [] if self._injector.silent == "advance" else self._quiet(),
         }
+
+    def spent(self) -> list[Path]:
+        """Files of what was pushed that are complete and read: nobody needs them once that is durable."""
+        now = self._clock.now_us()
+        if not self._injector.listen or now < self._next_spent:
+            return []
+        self._next_spent = now + _LOOK_US
+        directory = Path(self._injector.patterns[0]).parent
+        lengths = {entry.file: entry.bytes for entry in complete_files(directory, PUSHED, 0)}
+        paths = ((Path(shown(state.name)), state.offset) for state in self._known.values())
+        return [path for path, offset in paths if lengths.get(path.name) == offset]
 
     def close(self) -> None:
         self._follower.close()

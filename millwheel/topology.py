@@ -9,21 +9,25 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from millwheel.computation import BatchComputation, Computation
 from millwheel.errors import TopologyError
+from photon.core.addresses import split_address
 from photon.core.columns import parse_path
 from photon.core.errors import SettingsError
+from photon.core.settings import Tls
 
 Late = Literal["process", "drop", "dead-letter"]
 Unit = Literal["s", "ms", "us", "ns", "rfc3339"]
 Key = str | Callable[[Any], str] | None
 DEAD_LETTERS: Final = "dead-letters"
 """The sink that every topology has."""
+PUSHED: Final = "pushed"
+"""What the files of an injector that is pushed to are called."""
 WHOLE: Final = "*"
 """As a value: the whole line."""
 
@@ -69,10 +73,26 @@ class Logs:
     lateness_s: float = 0.0
     expected: tuple[str, ...] = ()
     silent: Literal["advance", "hold"] = "advance"
+    listen: str = ""
+    """Of a `Push`."""
+    tls: Tls = field(default_factory=Tls)
+
+    def within(self, pushed: str) -> "Logs":
+        """As a run with a directory for what is pushed has it."""
+        return replace(self, paths=os.path.join(pushed, f"{PUSHED}-*.jsonl")) if self.listen else self
 
     @property
     def patterns(self) -> tuple[str, ...]:
         return (self.paths,) if isinstance(self.paths, str) else tuple(self.paths)
+
+
+def Push(listen: str, time: str, unit: Unit = "us", lateness_s: float = 0.0, tls: Tls | None = None) -> Logs:
+    """An injector that is pushed to, over gRPC on `host:port` (millwheel.push): lines of JSON.
+
+    A program that is not running pushes nothing, and what it pushes later may be late: `lateness_s` says by
+    how much it may. `tls`: beyond loopback; files as [tls] has them, of both ends.
+    """
+    return Logs((), time, unit, lateness_s, listen=listen, tls=tls or Tls())
 
 
 def JoinedLogs(out: str, time: str = "ts_us", unit: Unit = "us", lateness_s: float = 60.0) -> Logs:
@@ -205,8 +225,13 @@ def _check_node(name: str, made: Node) -> None:
 
 
 def _check_logs(name: str, injector: Logs) -> None:
-    if not injector.patterns or injector.lateness_s < 0:
-        raise TopologyError(f"injector '{name}' needs paths, and a lateness_s of 0 or more")
+    if not (injector.patterns or injector.listen) or injector.lateness_s < 0:
+        raise TopologyError(f"injector '{name}' needs paths (or listen), and a lateness_s of 0 or more")
+    if injector.listen:
+        try:
+            split_address(injector.listen, f"injector '{name}': listen")
+        except SettingsError as error:
+            raise TopologyError(str(error)) from error
     if injector.unit not in get_args(Unit):
         raise TopologyError(f"injector '{name}': unit is one of {_names(get_args(Unit))}")
     _check_path(f"time of injector '{name}'", injector.time)

@@ -21,7 +21,7 @@ from millwheel.engine.records import decode_frame, encode_frame
 from millwheel.engine.store import owners, sink_row
 from millwheel.engine.wheel import Wheel
 from millwheel.links import Link, LostError, pack, unpack
-from millwheel.sinks import SinkFiles, first_place
+from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource, position_rows
 from millwheel.topology import DEAD_LETTERS, LogSink, Topology
 from photon.core.clock import Clock
@@ -39,6 +39,11 @@ _SYNC_S: Final = 1.0
 _STATUS_S: Final = 0.5
 _CONNECT_S: Final = 0.05
 BEAT_S: Final = 0.5
+
+
+def pushed_logs(work: Path, injector: str) -> Path:
+    """Where an injector that is pushed to keeps what it got."""
+    return work / "pushed" / injector
 
 
 def worker_socket(worker: int) -> str:
@@ -69,6 +74,8 @@ class Worker:
         self._places: list[tuple[str, int, bytes]] = []
         """Of sinks, in the next commit, and in the one under way."""
         self._places_committing: list[tuple[str, int, bytes]] = []
+        self._spent: list[Path] = []
+        """Files that nobody needs once the commit under way is durable."""
         self._next_sync = self._next_status = self._next_connect = 0.0
         self._reported: dict[str, int] = {}
         self._chunks = 0
@@ -264,6 +271,7 @@ class Worker:
             self._finished = self._ending and not self._wheel.due
         if self._committing is None:
             changes = self._wheel.begin_commit()
+            self._spent = [path for source in self._sources for path in source.spent()]
             self._places_committing, self._places = self._places, []
             self._chunks = 0
             if changes:
@@ -275,6 +283,8 @@ class Worker:
 
     def _let_out(self) -> None:
         release = self._wheel.committed()
+        for path in self._spent:
+            path.unlink(missing_ok=True)
         for worker, frame in release.frames:
             if worker in self._out:
                 self._send(self._out[worker], links.FRAME, encode_frame(frame))
@@ -339,7 +349,7 @@ class Worker:
         return LogSource(
             name,
             number,
-            self._plan.topology.injectors[name],
+            self._plan.topology.injectors[name].within(str(pushed_logs(self._work, name))),
             inputs,
             list(self._disk.scan(position_rows(number))),
             slots.__contains__,
@@ -352,22 +362,27 @@ class Worker:
         )
 
     def _open_sinks(self) -> dict[tuple[str, int], SinkFiles]:
-        sinks = {}
+        places: dict[tuple[str, int], bytes] = {}
         begun: dict[bytes, bytes | None] = {}
         for name, number in self._plan.sinks.items():
-            sink = self._plan.topology.sinks.get(name) or LogSink(str(self._work / DEAD_LETTERS))
             for lane in self._wheel.lanes:
                 row = sink_row(number, lane)
                 place = self._disk.read([row])[0]
-                left = list(self._wheel.unwritten(number, lane))
-                if place is None and lane != self._me:
-                    continue
-                sinks[name, lane] = SinkFiles(sink, name, lane, place, left)
-                if place is None:
-                    begun[row] = first_place()
+                if place is None and lane == self._me:
+                    place = begun[row] = begin(self._sink(name), name, lane)
+                if place is not None:
+                    places[name, lane] = place
         if begun:
             self._disk.commit(begun)
-        return sinks
+        return {
+            (name, lane): SinkFiles(
+                self._sink(name), name, lane, place, self._wheel.unwritten(self._plan.sinks[name], lane)
+            )
+            for (name, lane), place in places.items()
+        }
+
+    def _sink(self, name: str) -> LogSink:
+        return self._plan.topology.sinks.get(name) or LogSink(str(self._work / DEAD_LETTERS))
 
 
 def serve(work: Path, topology: Topology, me: int, workers: int, drain: bool, clock: Clock) -> None:

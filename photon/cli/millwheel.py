@@ -2,12 +2,16 @@
 
 import json
 import logging
+import os
+import signal
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 from photon.cli.options import json_flag, path_option, show_time
+from photon.core.errors import UsageError
 
 
 @click.group("millwheel")
@@ -60,6 +64,56 @@ def worker(topology: str, work: Path, me: int, workers: int, drain: bool) -> Non
     serve(work, load_topology(topology), me, workers, drain, SystemClock())
 
 
+@group.command("receiver", hidden=True)
+@click.argument("topology")
+@_WORK
+@click.option("--injector", required=True)
+def receiver(topology: str, work: Path, injector: str) -> None:
+    """The process of a run that is pushed to."""
+    from millwheel.push import PushedLogs, PushServer
+    from millwheel.topology import load_topology
+    from millwheel.worker import pushed_logs
+    from photon.cluster.supervisor import die_with_parent
+    from photon.cluster.topology import network_of
+    from photon.core.clock import SystemClock
+    from photon.core.settings import Settings
+
+    die_with_parent()
+    logging.basicConfig()
+    found = load_topology(topology).injectors[injector]
+    network = network_of(Settings(tls=found.tls))
+    server = PushServer(PushedLogs(pushed_logs(work, injector), SystemClock()), found.listen, network)
+    signal.signal(signal.SIGTERM, lambda *_: server.stop())
+    server.run()
+
+
+@group.command("push")
+@click.argument("address", metavar="HOST:PORT")
+@click.argument("file", type=click.File("rb"), default="-")
+@click.option("--producer", required=True, help="Who pushes: a name that no other pusher has.")
+@path_option("--config", help="Settings (photon.toml) whose [tls] the receiver is asked with.")
+def push(address: str, file: BufferedReader, producer: str, config: Path | None) -> None:
+    """Push lines of JSON to an injector: a file's, or those of standard input.
+
+    Of a file only what this producer has not pushed yet, each line once, whatever happened to a former push.
+    """
+    from millwheel.push import Pusher
+    from photon.cluster.topology import network_of
+    from photon.core.settings import load_settings
+
+    with Pusher(address, producer, network_of(load_settings(config))) as pusher:
+        start = pusher.number
+        if file.seekable():
+            size = file.seek(0, os.SEEK_END)
+            if size < start:
+                raise UsageError(
+                    f"{producer} has pushed {start:,} bytes, of a file of {size:,}: name another producer"
+                )
+            file.seek(start)
+        pusher.push_all(file)
+        click.echo(f"pushed {pusher.number - start:,} bytes")
+
+
 @group.command("check")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
 def check(topology: str) -> None:
@@ -68,7 +122,7 @@ def check(topology: str) -> None:
 
     found = load_topology(topology)
     for name, injector in found.injectors.items():
-        click.echo(f"{name:<20} injector, {', '.join(injector.patterns)}")
+        click.echo(f"{name:<20} injector, {injector.listen or ', '.join(injector.patterns)}")
     for name in found.order():
         made = found.computations[name]
         reads = ", ".join(read.stream for read in made.inputs)

@@ -22,9 +22,11 @@ from millwheel.engine.plan import NUMBERS_ROW, Plan, numbered, pack_numbers, unp
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack, unpack
+from millwheel.push import PushedLogs
 from millwheel.topology import Topology, load_topology
-from millwheel.worker import CONTROL
+from millwheel.worker import CONTROL, pushed_logs
 from photon.cluster.supervisor import Supervisor
+from photon.core.clock import SystemClock
 from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
@@ -140,6 +142,13 @@ class WheelRun:
         self._stop = True
 
     def _start(self) -> None:
+        for name, injector in self._plan.topology.injectors.items():
+            if injector.listen:
+                # Before anybody looks: what was pushed in time must not come late because of a crash.
+                PushedLogs(pushed_logs(self._work, name), SystemClock()).close()
+                if self._follow:
+                    arguments = ["millwheel", "receiver", self._name, "--work", str(self._work)]
+                    self._supervisor.start(f"receiver-{name}", [*arguments, "--injector", name])
         for worker in range(self._workers):
             arguments = ["millwheel", "worker", self._name, "--work", str(self._work)]
             arguments += ["--worker", str(worker), "--workers", str(self._workers)]

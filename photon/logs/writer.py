@@ -79,14 +79,15 @@ class RotatingLog:
         """No write will work any more: only a restart can tell what is on disk."""
         return self._failure is not None
 
-    def append(self, data: bytes) -> LogPosition:
+    def append(self, data: bytes, rotate: bool = True) -> LogPosition:
         """Write whole lines (readable at once, durable after sync). The position after them.
 
-        They stand together in one file: `len(data)` bytes before that position. DiskFullError or
+        They stand together in one file: `len(data)` bytes before that position. `rotate`: in a new one if
+        this one would grow too large; not for what completes a line. DiskFullError or
         StorageError if they could not be written: then none of them is in the file.
         """
         with self._lock:
-            if self._size and self._size + len(data) > self._file_bytes_max:
+            if rotate and self._size and self._size + len(data) > self._file_bytes_max:
                 self._rotate(self._file + 1)
             self._write(data)
             self._size += len(data)

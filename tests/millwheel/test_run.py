@@ -6,116 +6,12 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.millwheel.topologies import SECOND, clicks, expected, in_order
-
-ROOT = Path(__file__).parents[2]
-NAME = "tests.millwheel.topologies:TOPOLOGY"
-
-
-@pytest.fixture
-def system(tmp_path):
-    running = System(tmp_path)
-    yield running
-    running.kill()
-
-
-class System:
-    """A run in a directory of its own, where the topology has logs/ and out/."""
-
-    def __init__(self, directory):
-        self.directory = directory
-        (directory / "logs").mkdir()
-        self._process = None
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-
-    def command(self, *words):
-        return [sys.executable, "-m", "photon", "millwheel", *words]
-
-    def write(self, name, lines, mode="w"):
-        with (self.directory / "logs" / name).open(mode) as file:
-            for line in lines:
-                file.write(line if isinstance(line, str) else json.dumps(line) + "\n")
-
-    def start(self, *words, name=NAME):
-        self._process = subprocess.Popen(
-            self.command("run", name, "--work", "work", "--json", *words),
-            cwd=self.directory,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        return self._process
-
-    def run(self, *words, status=0, name=NAME):
-        said, errors = self.start(*words, name=name).communicate(timeout=60)
-        assert self._process.returncode == status, (said, errors)
-        return json.loads(said) if said else errors
-
-    def ask(self, *words):
-        done = subprocess.run(
-            self.command(*words),
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def status(self):
-        return json.loads(self.ask("status", "--work", "work", "--json"))
-
-    def stop(self):
-        self._process.send_signal(signal.SIGTERM)
-        said, errors = self._process.communicate(timeout=30)
-        assert self._process.returncode == 0, errors
-        return json.loads(said)
-
-    def kill(self):
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.communicate()
-
-    def workers(self):
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().split(b"\0")
-                if b"worker" in words and os.readlink(path.parent / "cwd") == str(self.directory):
-                    found.append(int(path.parent.name))
-        return found
-
-    def sinks(self):
-        return {
-            sink: [
-                json.loads(line)
-                for path in sorted((self.directory / "out" / sink).glob("*.jsonl"))
-                for line in path.open()
-            ]
-            for sink in ("counts", "totals")
-        }
-
-    def check(self, lines):
-        assert {sink: in_order(of_sink) for sink, of_sink in self.sinks().items()} == {
-            sink: in_order(of_sink) for sink, of_sink in expected(lines).items()
-        }
-
-
-def wait_for(what, timeout=30.0):
-    deadline = time.monotonic() + timeout
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
-    return found
+from tests.millwheel.running import ROOT, wait_for
+from tests.millwheel.topologies import SECOND, clicks, expected
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -187,14 +83,7 @@ def test_live_logs_are_followed_and_a_stopped_run_goes_on(system):
     wait_for(lambda: len(system.sinks()["totals"]) == len(expected(lines)["totals"]))
     system.stop()
     system.check(lines)
-    assert dead_letters(system) == 0
-
-
-def dead_letters(system):
-    return sum(
-        len(path.read_text().splitlines())
-        for path in (system.directory / "work/dead-letters").glob("*.jsonl")
-    )
+    assert system.dead_letters() == 0
 
 
 def test_a_worker_that_stands_still_is_replaced(system):
@@ -216,7 +105,7 @@ def test_poison_and_nonsense_are_dead_letters_and_the_status_says_so(system):
     summary = system.run(status=1)
     assert summary["dead_letters"] == 2
     system.check(lines)
-    assert dead_letters(system) == 2
+    assert system.dead_letters() == 2
 
 
 def test_new_code_is_deployed_while_records_flow(system):

@@ -1,6 +1,8 @@
 """Topologies that tests run, in memory and as processes."""
 
-from millwheel import Computation, Input, Logs, LogSink, Stream, Topology, node
+import os
+
+from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node
 
 SECOND = 1_000_000
 
@@ -34,9 +36,9 @@ class Totals(Computation[dict]):
         ctx.forget()
 
 
-def two_stages(directory="logs", out="out", **reading):
+def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2)):
     return Topology(
-        {"clicks": Logs(f"{directory}/*.jsonl", "ts", lateness_s=2, **reading)},
+        {"clicks": clicks},
         {
             "windows": node(
                 Counts(), Input("clicks", key="user", value="what"), Stream("counts"), late="dead-letter"
@@ -48,11 +50,14 @@ def two_stages(directory="logs", out="out", **reading):
                 late="dead-letter",
             ),
         },
-        {"counts": LogSink(f"{out}/counts"), "totals": LogSink(f"{out}/totals")},
+        {"counts": LogSink("out/counts"), "totals": LogSink("out/totals")},
     )
 
 
 TOPOLOGY = two_stages()
+
+
+PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
 
 
 def clicks(random, count, users=9, seconds=20):

@@ -1,0 +1,242 @@
+"""What is pushed is durable before it is acknowledged, and is read once, whoever is killed meanwhile."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from millwheel import push
+from millwheel.push import BATCH_BYTES_MAX, GapError, PushedLogs, Pusher, PushServer
+from photon.core.clock import ManualClock, SystemClock
+from photon.core.errors import OverloadedError, UnavailableError, UsageError
+from photon.rpc.network import Network
+from tests.certificates import Authority
+from tests.millwheel.running import wait_for
+from tests.millwheel.topologies import clicks
+from tests.ports import free_ports
+from tests.waiting import wait_until
+
+PUSHED = "tests.millwheel.topologies:PUSHED"
+
+
+class Served:
+    """A receiver in this process."""
+
+    def __init__(self, directory, network=None):
+        self.directory = directory
+        self.address = f"127.0.0.1:{free_ports(1)[0]}"
+        self.network = network or Network()
+        self.server = PushServer(PushedLogs(directory, SystemClock()), self.address, self.network)
+        self._thread = threading.Thread(target=self.server.run)
+        self._thread.start()
+
+    def stop(self):
+        self.server.stop()
+        self._thread.join(20)
+        assert not self._thread.is_alive()
+
+    def pusher(self, producer="p", timeout_s=20.0):
+        return Pusher(self.address, producer, self.network, timeout_s)
+
+    def lines(self):
+        return b"".join(path.read_bytes() for path in sorted(self.directory.glob("pushed-0-*.jsonl")))
+
+
+@pytest.fixture
+def served(tmp_path):
+    running = Served(tmp_path)
+    yield running
+    running.stop()
+
+
+def take(logs, *batches):
+    """The numbers that producers were told, or what went wrong."""
+    made = [push._Batch(*batch, Future()) for batch in batches]
+    logs.take(made)
+    return [batch.done.exception() or batch.done.result() for batch in made]
+
+
+def test_a_batch_that_comes_again_is_acknowledged_and_not_taken_again(tmp_path):
+    logs = PushedLogs(tmp_path, ManualClock())
+    assert take(logs, ("a", 0, 7, b"1\n"), ("a", 0, 7, b"1\n"), ("b", 0, 1, b"2\n")) == [7, 7, 1]
+    logs.close()
+    logs = PushedLogs(tmp_path, ManualClock())
+    assert take(logs, ("a", 0, 7, b"1\n"), ("a", 7, 9, b"3\n"), ("a", 0, 0, b"")) == [9, 9, 9]
+    logs.close()
+    assert (tmp_path / "pushed-0-000000.jsonl").read_bytes() == b"1\n2\n3\n"
+
+
+def test_a_start_that_was_killed_before_there_was_anything_is_gone_on_with(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        real = push.SinkFiles
+        patched.setattr(push, "SinkFiles", lambda *arguments: (real(*arguments).close(), die()))
+        PushedLogs(tmp_path, ManualClock())
+    logs = PushedLogs(tmp_path, ManualClock())
+    assert take(logs, ("a", 0, 1, b"1\n")) == [1]
+    logs.close()
+
+
+def die():
+    raise KeyboardInterrupt
+
+
+def test_a_gap_is_refused(tmp_path):
+    logs = PushedLogs(tmp_path, ManualClock())
+    (gap,) = take(logs, ("a", 5, 6, b"2\n"))
+    assert isinstance(gap, GapError)
+    _, overlap = take(logs, ("a", 0, 5, b"1\n"), ("a", 3, 8, b"2\n"))
+    assert isinstance(overlap, GapError)
+    logs.close()
+    assert (tmp_path / "pushed-0-000000.jsonl").read_bytes() == b"1\n"
+
+
+def test_a_producer_makes_room_when_it_was_silent_for_a_week(tmp_path, monkeypatch):
+    monkeypatch.setattr(push, "PRODUCERS_MAX", 2)
+    clock = ManualClock()
+    logs = PushedLogs(tmp_path, clock)
+    assert take(logs, ("a", 0, 1, b"1\n"), ("b", 0, 1, b"1\n")) == [1, 1]
+    assert isinstance(take(logs, ("c", 0, 1, b"1\n"))[0], OverloadedError)
+    clock.advance(push.FORGET_S + 1)
+    assert take(logs, ("b", 1, 2, b"2\n"), ("c", 0, 1, b"3\n"), ("a", 1, 2, b"4\n"))[:2] == [2, 1]
+    logs.close()
+    assert (tmp_path / "pushed-0-000000.jsonl").read_bytes() == b"1\n1\n2\n3\n"
+
+
+def test_many_producers_at_a_time_each_in_its_order(served):
+    def one(name):
+        with served.pusher(name) as pusher:
+            for n in range(50):
+                pusher.push(b'"%s %d"\n' % (name.encode(), n))
+
+    threads = [threading.Thread(target=one, args=(f"p{n}",)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    lines = [json.loads(line).split() for line in served.lines().splitlines()]
+    for name in (f"p{n}" for n in range(8)):
+        assert [int(number) for producer, number in lines if producer == name] == list(range(50))
+    assert len(lines) == 400
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [(b"1", "newline"), (b"1\n" * (BATCH_BYTES_MAX // 2) + b"1\n", "at most 4 MiB"), (b"", "newline")],
+)
+def test_a_batch_that_is_none_is_refused_and_the_next_one_is_taken(served, lines, message):
+    with served.pusher() as pusher:
+        with pytest.raises(UsageError, match=message):
+            pusher.push(lines)
+        pusher.push(b"1\n")
+    assert served.lines() == b"1\n"
+
+
+def test_nobody_there_is_told_in_time():
+    with pytest.raises(UnavailableError):
+        Pusher(f"127.0.0.1:{free_ports(1)[0]}", "p", timeout_s=0.3)
+
+
+def test_a_stopped_receiver_answers_who_waits(tmp_path):
+    served = Served(tmp_path)
+    pusher = served.pusher(timeout_s=1.0)
+    pusher.push(b"1\n")
+    served.stop()
+    with pytest.raises(UnavailableError), pusher:
+        pusher.push(b"2\n")
+    assert served.lines() == b"1\n"
+
+
+def test_pushing_with_tls_and_not_without(tmp_path):
+    authority = Authority(tmp_path / "ca")
+    served = Served(tmp_path / "pushed", Network(authority.issue("node", tls_name="photon")))
+    with served.pusher() as pusher:
+        pusher.push(b"1\n")
+    with pytest.raises(UnavailableError):
+        Pusher(served.address, "q", timeout_s=1.0)
+    served.stop()
+    assert served.lines() == b"1\n"
+
+
+def test_kills_of_receivers_and_of_workers_while_lines_are_pushed_change_nothing(system):
+    dice = random.Random(4)
+    now = time.time_ns() // 1_000
+    lines = [line | {"ts": line["ts"] + now} for line in clicks(dice, 20_000, users=100, seconds=60)]
+    system.start("--follow", "--workers", "2", name=PUSHED)
+
+    done = []
+
+    def one(producer):
+        with Pusher(system.listen, producer) as pusher:
+            mine = lines[int(producer) :: 2]
+            for start in range(0, len(mine), 50):
+                pusher.push(b"".join(json.dumps(line).encode() + b"\n" for line in mine[start : start + 50]))
+                done.append(start)
+                time.sleep(0.005)
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in "01"]
+    for thread in threads:
+        thread.start()
+    kills = 0
+    while any(thread.is_alive() for thread in threads):
+        before = len(done)
+        wait_until(lambda: len(done) >= before + 40 or not any(map(threading.Thread.is_alive, threads)))
+        for kind in dice.choice([[b"receiver"], [b"receiver", b"worker"], [b"worker"]]):
+            for pid in system.workers(kind)[:1]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                    kills += kind == b"receiver"
+    assert kills >= 3
+    assert len(done) == 400
+    wait_for(lambda: system.status()["counts"]["clicks"]["records"] >= 1)
+    system.stop()
+    system.run("--workers", "2", name=PUSHED)
+    system.check(lines)
+    assert system.dead_letters() == 0
+
+
+def test_a_file_is_pushed_and_what_it_grew_by_and_the_disk_does_not_fill(system):
+    now = time.time_ns() // 1_000
+    pad = "x" * 200_000
+    lines = [{"user": f"u{n % 7}", "ts": now + n, "what": "click", "pad": pad} for n in range(400)]
+    system.write("a.jsonl", lines[:390])
+    system.start("--follow", name=PUSHED)
+    wait_until(lambda: system.workers(b"receiver"))
+    assert "bytes" in system.push(system.listen, "logs/a.jsonl")
+    assert system.push(system.listen, "logs/a.jsonl") == "pushed 0 bytes\n"
+    system.write("a.jsonl", lines[390:], "a")
+    system.push(system.listen, "logs/a.jsonl")
+    pushed = system.directory / "work/pushed/clicks"
+    wait_until(lambda: [path.name for path in pushed.glob("*.jsonl")] == ["pushed-0-000001.jsonl"])
+    system.stop()
+    system.run(name=PUSHED)
+    system.check(lines)
+
+
+def test_another_file_of_the_same_producer_is_refused(system):
+    system.write("a.jsonl", clicks(random.Random(1), 100))
+    system.write("b.jsonl", clicks(random.Random(1), 10))
+    system.start("--follow", name=PUSHED)
+    system.push(system.listen, "logs/a.jsonl")
+    with pytest.raises(AssertionError, match="name another producer"):
+        system.push(system.listen, "logs/b.jsonl")
+
+
+def test_standard_input_is_pushed_as_it_comes(system):
+    system.start("--follow", name=PUSHED)
+    command = system.command("push", system.listen, "--producer", "p")
+    with subprocess.Popen(command, env=system.environment, stdin=subprocess.PIPE) as process:
+        process.stdin.write(b'{"user": "u", "ts": 1}\n{"user"')
+        process.stdin.flush()
+        pushed = system.directory / "work/pushed/clicks/pushed-0-000000.jsonl"
+        wait_until(lambda: pushed.exists() and pushed.read_bytes() == b'{"user": "u", "ts": 1}\n')
+        process.stdin.write(b': "u", "ts": 2}')
+        process.stdin.close()
+        assert process.wait(20) == 0
+    assert pushed.read_bytes() == b'{"user": "u", "ts": 1}\n{"user": "u", "ts": 2}\n'
