@@ -16,6 +16,7 @@ import photon
 from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
+MILLWHEEL_PARTS: Final = ("throughput", "latency")
 REGISTRY_PARTS: Final = ("throughput", "etcd", "wan", "failover")
 PEERS: Final = ("spark", "pathway", "duckdb")
 
@@ -53,6 +54,15 @@ _REGISTRY: Final[list[click.Parameter]] = [
     _option("--etcd", default="etcd", help="etcd's program."),
     _JSON,
 ]
+_MILLWHEEL: Final[list[click.Parameter]] = [
+    _option("--dir", "directory", **_OUT, help="For logs and output: on the disk that is meant."),
+    _option("--only", multiple=True, type=click.Choice(MILLWHEEL_PARTS), help="This part; may be repeated."),
+    _option("--lines", default=1_000_000, help="Of a log."),
+    _option("--runs", default=3, help="Of each; medians are told."),
+    _option("--live-seconds", default=15.0),
+    click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
+    _JSON,
+]
 
 
 def _measuring(what: str) -> None:
@@ -85,6 +95,17 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
+def _millwheel(only: Sequence[str], as_json: bool, **plan: Any) -> None:
+    """Measure MillWheel: log lines to sink files, start included, every output checked.
+
+    throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several
+    shapes, also while workers are killed. latency: 1,000 lines/s, from a line's write to the sink's line.
+    """
+    benchmark = load_benchmarks("millwheel")
+    report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
+    click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
+
+
 @click.pass_context
 def _all(context: click.Context, /, **given: Any) -> None:
     """Measure this machine: all of `photon bench join`, or one of the commands below."""
@@ -97,6 +118,9 @@ command: Final = click.Group(
 )
 command.add_command(click.Command("join", callback=_join, params=_JOIN, help=_join.__doc__))
 command.add_command(click.Command("registry", callback=_registry, params=_REGISTRY, help=_registry.__doc__))
+command.add_command(
+    click.Command("millwheel", callback=_millwheel, params=_MILLWHEEL, help=_millwheel.__doc__)
+)
 
 
 def load_benchmarks(name: str) -> Any:

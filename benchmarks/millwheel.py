@@ -1,0 +1,361 @@
+"""`photon bench millwheel`: computations measured from log lines to sink files, every output checked."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from benchmarks.measuring import (
+    ROOT,
+    BenchError,
+    ProcessTree,
+    Row,
+    Usage,
+    describe_machine,
+    fresh,
+    percentiles,
+)
+from photon.cluster.wheels import ask
+from photon.core.errors import PhotonError
+
+SEED: Final = 11
+SECOND_US: Final = 1_000_000
+LINES_A_SECOND: Final = 10_000
+"""Of event time."""
+LIVE_LINES_PER_S: Final = 1_000
+KILLS: Final = 5
+START_S_MAX: Final = 30.0
+Found = Counter[tuple[str, int, int]]
+"""Key, second, count: of each line in the sink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """`keys`: how many there are to choose from; `skew`: of Zipf's law, 0 for keys that are all alike;
+    `pad`: bytes of a line beside key and time."""
+
+    keys: int
+    skew: float = 0.0
+    pad: int = 0
+
+
+SHAPES: Final = {
+    "few keys": Shape(500),
+    "skewed": Shape(5_000, skew=1.0, pad=300),
+    "many keys": Shape(300_000, pad=100),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`lines`: of a log; `runs`: of which the median is told."""
+
+    directory: Path
+    lines: int = 1_000_000
+    runs: int = 3
+    live_seconds: float = 15.0
+
+    @classmethod
+    def of(cls, directory: Path, quick: bool, lines: int, **given: Any) -> Self:
+        """As asked for; `quick`: a twentieth of it, once."""
+        return (
+            cls(directory, lines // 20, runs=1, live_seconds=2.0) if quick else cls(directory, lines, **given)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Logs and what is in them: keys by number and their times."""
+
+    directory: Path
+    codes: npt.NDArray[np.int64]
+    times: npt.NDArray[np.int64]
+
+    def counts(self) -> Found:
+        """By key and second."""
+        pairs = np.stack([self.codes, self.times // SECOND_US], axis=1)
+        distinct, counts = np.unique(pairs, axis=0, return_counts=True)
+        return Counter(
+            (f"key-{code}", second * SECOND_US, count)
+            for (code, second), count in zip(distinct.tolist(), counts.tolist(), strict=True)
+        )
+
+
+def written(directory: Path, shape: Shape, lines: int) -> Written:
+    """Four files whose lines are within a second of their order by time; the same ones each time."""
+    random = np.random.default_rng(SEED)
+    if shape.skew:
+        weights = 1 / np.arange(1, shape.keys + 1) ** shape.skew
+        codes = random.choice(shape.keys, lines, p=weights / weights.sum())
+    else:
+        codes = random.integers(shape.keys, size=lines)
+    begin = 1_700_000_000 * SECOND_US
+    times = begin + np.arange(lines) * SECOND_US // LINES_A_SECOND + random.integers(SECOND_US, size=lines)
+    pad = f', "page": "{"x" * shape.pad}"' if shape.pad else ""
+    logs = fresh(directory / "logs")
+    rows = list(zip(codes.tolist(), times.tolist(), strict=True))
+    for part in range(4):
+        (logs / f"{part}.jsonl").write_text(
+            "".join([f'{{"key": "key-{code}", "ts_us": {ts}{pad}}}\n' for code, ts in rows[part::4]])
+        )
+    return Written(directory, codes, times)
+
+
+@contextmanager
+def running(directory: Path, topology: str, workers: int, *options: str) -> Any:
+    """The command over a new work directory; killed in the end if it still runs."""
+    for name in ("work", "out"):
+        shutil.rmtree(directory / name, ignore_errors=True)
+    name = f"benchmarks.millwheel_topologies:{topology}"
+    command = [sys.executable, "-m", "photon.cli.main", "millwheel", "run", name, "--work", "work", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--workers", str(workers), *options],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finish(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
+    """Its summary. BenchError for another status than 0."""
+    said, _ = process.communicate()
+    if process.returncode != 0:
+        raise BenchError(f"photon millwheel run ended with status {process.returncode}")
+    summary: dict[str, Any] = json.loads(said)
+    return summary
+
+
+def drained(logs: Written, topology: str, workers: int, kills: int = 0) -> tuple[float, Usage, int]:
+    """Wall seconds, start included, over logs that grow no more; its cost; how many workers were killed."""
+    began = time.monotonic()
+    killed = 0
+    with running(logs.directory, topology, workers) as process:
+        tree = ProcessTree(process.pid)
+        while killed < kills and process.poll() is None:
+            time.sleep(0.4)
+            for child in psutil.Process(process.pid).children()[-1:]:
+                child.send_signal(signal.SIGKILL)
+                killed += 1
+        process.wait()
+        seconds = time.monotonic() - began
+        usage = tree.stop()
+        finish(process)
+    return seconds, usage, killed
+
+
+def check_counts(logs: Written, truth: Found) -> None:
+    """BenchError unless each count is there once."""
+    found: Found = Counter()
+    for path in sorted((logs.directory / "out" / "counts").glob("*.jsonl")):
+        with path.open("rb") as file:
+            for line in map(json.loads, file):
+                found[line["key"], line["start_us"], line["count"]] += 1
+    if found != truth:
+        raise BenchError(
+            f"wrong output: {(truth - found).total():,} counts are missing, "
+            f"{(found - truth).total():,} are too many"
+        )
+
+
+def odd_ones(counts: Found, learn: int = 20, sigmas: float = 3.0, row: int = 3) -> Counter[str]:
+    """What Zeitgeist tells, computed anew: key by key over all of its seconds."""
+    by_key: dict[str, dict[int, int]] = {}
+    for key, start, number in counts:
+        by_key.setdefault(key, {})[start // SECOND_US] = number
+    found: Counter[str] = Counter()
+    for key, seconds in by_key.items():
+        last = max(seconds)
+        mean = variance = 0.0
+        windows = odd = 0
+        for second in count(min(seconds)):
+            known = windows and (mean > 0.05 or windows < learn)
+            if second > last and not known:
+                break
+            if not known:
+                mean, variance, windows, odd = 0.0, 0.0, 0, 0
+                if second not in seconds:
+                    continue
+            off = seconds.get(second, 0) - mean
+            bound = sigmas * max(1.0, variance**0.5)
+            side = 0 if windows < learn else (off > bound) - (off < -bound)
+            odd = odd + side if side * odd > 0 else side
+            if side and abs(odd) == row:
+                found[f"{key} {'spike' if side > 0 else 'dip'} {second * SECOND_US}"] += 1
+            rate = max(1 / (windows + 1), 0.02)
+            variance = (1 - rate) * (variance + rate * off * off)
+            mean += rate * off
+            windows += 1
+    return found
+
+
+def check_odd(logs: Written, truth: Counter[str]) -> None:
+    """BenchError unless all that is odd was told once."""
+    found: Counter[str] = Counter()
+    for path in (logs.directory / "out" / "odd").glob("*.jsonl"):
+        with path.open("rb") as file:
+            found.update(f"{line['key']} {line['kind']} {line['start_us']}" for line in map(json.loads, file))
+    if found != truth:
+        raise BenchError(f"wrong output: of {truth.total()} odd seconds, {(truth & found).total()} were told")
+
+
+# --- the parts
+
+
+def throughput(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
+    """Logs that grow no more, from start to end."""
+    rows = []
+    for name, shape in SHAPES.items():
+        logs = written(plan.directory, shape, plan.lines)
+        truth = logs.counts()
+        jobs = [("WINDOWS", 2, 0), ("WINDOWS", 1, 0), ("RECORDS", 1, 0), ("WINDOWS", 2, KILLS)]
+        # A key that comes now and then costs Zeitgeist a timer a second: that is another benchmark.
+        jobs += [("ZEITGEIST", 2, 0)] if shape.keys < 10_000 else []
+        for topology, workers, kills in jobs:
+            tell(f"{name}, {topology.lower()}, {workers} workers{', kills' if kills else ''}")
+            runs = []
+            for _ in range(plan.runs):
+                runs.append(drained(logs, topology, workers, kills))
+                check_counts(logs, truth)
+                if topology == "ZEITGEIST":
+                    check_odd(logs, odd_ones(truth))
+            seconds, usage, killed = sorted(runs, key=lambda run: run[0])[len(runs) // 2]
+            row: Row = {"shape": name, "job": topology.lower(), "workers": workers, "kills": killed}
+            row |= {"lines": plan.lines, "seconds": round(seconds, 2)}
+            row |= {"lines_per_s": round(plan.lines / seconds), "cpu_s": usage.cpu_s}
+            rows.append(row | {"peak_mib": usage.peak_mib})
+    return rows
+
+
+def latency(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
+    """Lines that come one by one, from the write of each to its line readable in the sink; beside the paper's
+    figures for a single stage on 200 CPUs. `watermark`: how far the last stage's is behind the source's."""
+    paper = {"engine": "MillWheel, paper 6.3", "stages": 1, "p50_ms": 33.7, "p95_ms": 93.8}
+    rows: list[Row] = [paper]
+    for topology, stages, workers in (("STAGE", 1, 1), ("STAGE", 1, 2), ("STAGES", 3, 1), ("STAGES", 3, 2)):
+        tell(f"latency, {stages} stages, {workers} workers")
+        directory = fresh(plan.directory / "live")
+        (directory / "logs").mkdir()
+        last = "echo" if stages == 1 else "third"
+        with running(directory, topology, workers, "--follow") as process:
+            live = Live(directory)
+            live.run(plan.live_seconds, last)
+            process.send_signal(signal.SIGTERM)
+            finish(process)
+        row: Row = {"engine": "here", "stages": stages, "workers": workers, "lines": len(live.sent)}
+        row |= percentiles(live.latencies_ms(), (50, 95, 99))
+        rows.append(
+            row | {f"watermark_{key}": value for key, value in percentiles(live.lags_ms, (50, 95)).items()}
+        )
+    return rows
+
+
+class Live:
+    """A log that grows by a line each millisecond, and the sink's files, read as they grow."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.sent: list[int] = []
+        self._got: dict[int, int] = {}
+        self.lags_ms: list[float] = []
+        self._over = threading.Event()
+
+    def run(self, seconds: float, last: str) -> None:
+        """BenchError unless each line arrives once. The first second is no part of the figures."""
+        watcher = threading.Thread(target=self._watch, args=(last,))
+        with (self._directory / "logs" / "a.jsonl").open("wb", buffering=0) as log:
+            self._await_start(log)
+            watcher.start()
+            reader = threading.Thread(target=self._read)
+            reader.start()
+            try:
+                began = time.monotonic()
+                for n in range(round(seconds * LIVE_LINES_PER_S)):
+                    time.sleep(max(0.0, began + n / LIVE_LINES_PER_S - time.monotonic()))
+                    now = time.time_ns()
+                    log.write(b'{"key": "key-%d", "ts_us": %d, "n": %d}\n' % (n % 500, now // 1_000, n))
+                    self.sent.append(now)
+                deadline = time.monotonic() + START_S_MAX
+                while len(self._got) < len(self.sent) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+            finally:
+                self._over.set()
+                reader.join()
+                watcher.join()
+        if self._got.keys() != set(range(len(self.sent))):
+            raise BenchError(f"{len(self.sent) - len(self._got)} lines did not arrive")
+
+    def latencies_ms(self) -> list[float]:
+        return [(self._got[n] - sent) / 1e6 for n, sent in enumerate(self.sent) if n >= LIVE_LINES_PER_S]
+
+    def _await_start(self, log: Any) -> None:
+        """Until a line of its own came through."""
+        log.write(b'{"key": "first", "ts_us": %d, "n": -1}\n' % (time.time_ns() // 1_000))
+        deadline = time.monotonic() + START_S_MAX
+        while not any(path.stat().st_size for path in self._files()):
+            if time.monotonic() > deadline:
+                raise BenchError("photon millwheel run does not start")
+            time.sleep(0.05)
+
+    def _files(self) -> list[Path]:
+        return sorted((self._directory / "out" / "echoed").glob("*.jsonl"))
+
+    def _read(self) -> None:
+        with ExitStack() as held:
+            files = {path: held.enter_context(path.open("rb", buffering=0)) for path in self._files()}
+            begun = dict.fromkeys(files, b"")
+            while not self._over.is_set():
+                for path, file in files.items():
+                    if data := file.read(1 << 20):
+                        now = time.time_ns()
+                        *whole, begun[path] = (begun[path] + data).split(b"\n")
+                        for n in map(int, whole):
+                            if n in self._got:
+                                raise BenchError(f"line {n} arrived twice")
+                            if n >= 0:
+                                self._got[n] = now
+                time.sleep(0.0002)
+
+    def _watch(self, last: str) -> None:
+        while not self._over.wait(0.1):
+            try:
+                marks = ask(self._directory / "work", "status")["low_watermarks"]
+            except PhotonError:
+                continue
+            source, stage = marks["events"]["low_watermark_us"], marks[last]["low_watermark_us"]
+            if source is not None and stage is not None:
+                self.lags_ms.append((source - stage) / 1_000)
+
+
+PARTS: Final[dict[str, Callable[[Plan, Callable[[str], object]], list[Row]]]] = {
+    "throughput": throughput,
+    "latency": latency,
+}
+
+
+def run(plan: Plan, only: Sequence[str], tell: Callable[[str], object]) -> dict[str, Any]:
+    """The machine and the rows of each part. BenchError for a wrong output."""
+    report: dict[str, Any] = {"machine": {**describe_machine(), "load": round(os.getloadavg()[0], 1)}}
+    for name, part in PARTS.items():
+        if not only or name in only:
+            report[name] = part(plan, tell)
+    return report

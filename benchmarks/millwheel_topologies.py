@@ -1,0 +1,73 @@
+"""What `photon bench millwheel` runs, in a directory with logs/ and, later, out/."""
+
+from typing import Any
+
+from millwheel import Computation, Context, Input, Logs, LogSink, Record, Stream, Timer, Topology, node
+from millwheel.ready import WindowCounts, Zeitgeist
+
+SECOND_US = 1_000_000
+
+
+class Counts(Computation[dict[int, int]]):
+    """As WindowCounts of a second, a record at a time."""
+
+    def process_record(self, record: Record, ctx: Context[dict[int, int]]) -> None:
+        second = record.time // SECOND_US
+        if second not in ctx.state:
+            ctx.set_timer(second, (second + 1) * SECOND_US)
+        ctx.state[second] = ctx.state.get(second, 0) + 1
+
+    def process_timer(self, timer: Timer, ctx: Context[dict[int, int]]) -> None:
+        start = timer.tag * SECOND_US
+        value = {"key": ctx.key, "start_us": start, "end_us": start + SECOND_US}
+        ctx.produce("counts", value | {"count": ctx.state.pop(timer.tag)})
+        if not ctx.state:
+            ctx.forget()
+
+
+class Echo(Computation[int]):
+    """Hands on what it gets, and counts it."""
+
+    state = int
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+
+    def process_record(self, record: Record, ctx: Context[int]) -> None:
+        ctx.state += 1
+        ctx.produce(self._stream, record.value)
+
+
+def _logs(lateness_s: float) -> dict[str, Logs]:
+    return {"events": Logs("logs/*.jsonl", "ts_us", lateness_s=lateness_s)}
+
+
+def _counting(computation: Any) -> Any:
+    return node(computation, Input("events", key="key", value=None), Stream("counts"))
+
+
+_COUNTS = {"counts": LogSink("out/counts")}
+WINDOWS = Topology(_logs(1), {"windows": _counting(WindowCounts("counts", 1.0))}, _COUNTS)
+RECORDS = Topology(_logs(1), {"windows": _counting(Counts())}, _COUNTS)
+ZEITGEIST = Topology(
+    _logs(1),
+    {
+        "windows": _counting(WindowCounts("counts", 1.0)),
+        "zeitgeist": node(Zeitgeist("odd", 1.0), Input("counts"), Stream("odd")),
+    },
+    _COUNTS | {"odd": LogSink("out/odd")},
+)
+STAGE = Topology(
+    _logs(0),
+    {"echo": node(Echo("echoed"), Input("events", key="key", value="n"), Stream("echoed"))},
+    {"echoed": LogSink("out/echoed")},
+)
+STAGES = Topology(
+    _logs(0),
+    {
+        "first": node(Echo("a"), Input("events", key="key", value="n"), Stream("a")),
+        "second": node(Echo("b"), Input("a", key=lambda n: f"x{n % 1_000}"), Stream("b")),
+        "third": node(Echo("echoed"), Input("b", key=lambda n: f"y{n % 997}"), Stream("echoed")),
+    },
+    {"echoed": LogSink("out/echoed")},
+)

@@ -1,0 +1,98 @@
+"""The benchmark of MillWheel: what its figures rest on. The figures themselves are no test."""
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from benchmarks import millwheel
+from benchmarks.measuring import BenchError, text
+from benchmarks.millwheel import Plan, Shape, Written, check_counts, check_odd, drained, odd_ones, written
+from millwheel import Input, Logs, LogSink, Stream, Topology, node
+from millwheel.ready import WindowCounts, Zeitgeist
+from millwheel.testing import oracle
+from photon.cli import bench
+
+
+def lines_of(logs):
+    return [json.loads(line) for path in sorted((logs.directory / "logs").iterdir()) for line in path.open()]
+
+
+@pytest.mark.parametrize("shape", [Shape(5), Shape(50, skew=1.0, pad=10)])
+def test_what_is_written_is_what_is_counted(tmp_path, shape):
+    logs = written(tmp_path, shape, 1_000)
+    lines = lines_of(logs)
+    assert len(lines) == 1_000
+    counted = Counter((line["key"], line["ts_us"] // 1_000_000 * 1_000_000) for line in lines)
+    assert logs.counts() == Counter((*window, count) for window, count in counted.items())
+
+
+def test_what_is_odd_is_what_zeitgeist_tells(tmp_path):
+    spiky = [9] * 40 + [40] * 5 + [9] * 300 + [0] * 9 + [9] * 3
+    times = [second * 1_000_000 + n for second, count in enumerate(spiky) for n in range(count)]
+    lines = [{"key": key, "ts_us": ts} for ts in times for key in ("a", "b")]
+    lines = [line for n, line in enumerate(lines) if line["key"] == "a" or n % 3]
+    topology = Topology(
+        {"events": Logs("logs/*.jsonl", "ts_us", lateness_s=1)},
+        {
+            "windows": node(
+                WindowCounts("counts", 1.0), Input("events", key="key", value=None), Stream("counts")
+            ),
+            "zeitgeist": node(Zeitgeist("odd", 1.0), Input("counts"), Stream("odd")),
+        },
+        {"odd": LogSink("out/odd")},
+    )
+    told = Counter(
+        f"{odd['key']} {odd['kind']} {odd['start_us']}" for odd in oracle(topology, {"events": lines})["odd"]
+    )
+    seconds = Counter((line["key"], line["ts_us"] // 1_000_000 * 1_000_000) for line in lines)
+    assert odd_ones(Counter((*window, count) for window, count in seconds.items())) == told
+    assert {"spike", "dip"} == {one.split()[1] for one in told}
+
+
+@pytest.mark.parametrize("wrong", ["missing", "twice", "other"])
+def test_a_wrong_count_is_an_error(tmp_path, wrong):
+    logs = written(tmp_path, Shape(5), 1_000)
+    truth = logs.counts()
+    lines = [{"key": key, "start_us": start, "count": count} for key, start, count in truth]
+    out = tmp_path / "out" / "counts"
+    out.mkdir(parents=True)
+    file = out / "counts-0-000000.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    check_counts(logs, truth)
+    changed = {"missing": lines[1:], "twice": [*lines, lines[0]]}
+    changed["other"] = [lines[0] | {"count": 0}, *lines[1:]]
+    file.write_text("".join(json.dumps(line) + "\n" for line in changed[wrong]))
+    with pytest.raises(BenchError, match="wrong output"):
+        check_counts(logs, truth)
+
+
+def test_an_odd_second_that_was_not_told_is_an_error(tmp_path):
+    logs = Written(tmp_path, None, None)
+    with pytest.raises(BenchError, match="of 1 odd seconds, 0 were told"):
+        check_odd(logs, Counter(["a spike 1"]))
+
+
+@pytest.mark.parametrize(("topology", "kills"), [("WINDOWS", 1), ("RECORDS", 0), ("ZEITGEIST", 0)])
+def test_a_run_is_measured_and_its_output_is_true(tmp_path, topology, kills):
+    logs = written(tmp_path, Shape(5), 2_000)
+    seconds, usage, killed = drained(logs, topology, 2, kills)
+    assert seconds > 0
+    assert usage.cpu_s > 0
+    assert killed == kills
+    check_counts(logs, logs.counts())
+
+
+@pytest.mark.long
+def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
+    monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)
+    plan = replace(Plan(tmp_path), live_seconds=2.0)
+    rows = millwheel.latency(plan, lambda _: None)
+    assert [row.get("lines") for row in rows] == [None, 200, 200, 200, 200]
+    assert all(row["p50_ms"] > 0 for row in rows)
+    assert "watermark" in text({"latency": rows})
+
+
+def test_the_command_has_each_part():
+    assert tuple(millwheel.PARTS) == bench.MILLWHEEL_PARTS
