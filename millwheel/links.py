@@ -7,6 +7,7 @@ again.
 
 import contextlib
 import os
+import selectors
 import socket
 from pathlib import Path
 from typing import Any, Final
@@ -40,8 +41,9 @@ class Link:
         return self._socket.fileno()
 
     @property
-    def unsent(self) -> bool:
-        return bool(self._unsent)
+    def events(self) -> int:
+        """What a selector is to wait for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
 
     def send(self, kind: int, payload: bytes) -> None:
         """LostError."""

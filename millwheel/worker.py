@@ -188,7 +188,7 @@ class Worker:
             try:
                 if events & selectors.EVENT_WRITE:
                     link.flush()
-                    self._selector.modify(link, selectors.EVENT_READ, news)
+                    self._selector.modify(link, link.events, news)
                 if events & selectors.EVENT_READ:
                     for kind, payload in link.receive():
                         on_news(link, kind, payload)
@@ -203,9 +203,9 @@ class Worker:
         except LostError:
             self._lost(link)
             return
-        if link.unsent:
-            key = self._selector.get_key(link)
-            self._selector.modify(link, selectors.EVENT_READ | selectors.EVENT_WRITE, key.data)
+        key = self._selector.get_key(link)
+        if key.events != link.events:
+            self._selector.modify(link, link.events, key.data)
 
     def _lost(self, link: Link) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -49,6 +49,14 @@ def test_kills_of_workers_and_of_the_run_change_nothing(system):
     system.check(lines)
 
 
+def test_more_than_links_and_buffers_hold_is_worked_off(system):
+    lines = [line | {"pad": "x" * 100_000} for line in clicks(random.Random(6), 3_000)]
+    system.write("a.jsonl", lines[::2])
+    system.write("b.jsonl", lines[1::2])
+    system.run("--workers", "2", name="tests.millwheel.topologies:WHOLE_LINES")
+    system.check(lines)
+
+
 def test_a_stopped_run_goes_on_with_more_workers(system):
     now = time.time_ns() // 1_000
     lines = [

@@ -36,12 +36,12 @@ class Totals(Computation[dict]):
         ctx.forget()
 
 
-def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2)):
+def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what"):
     return Topology(
         {"clicks": clicks},
         {
             "windows": node(
-                Counts(), Input("clicks", key="user", value="what"), Stream("counts"), late="dead-letter"
+                Counts(), Input("clicks", key="user", value=value), Stream("counts"), late="dead-letter"
             ),
             "totals": node(
                 Totals(),
@@ -55,6 +55,7 @@ def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2)):
 
 
 TOPOLOGY = two_stages()
+WHOLE_LINES = two_stages(value="*")
 
 
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
