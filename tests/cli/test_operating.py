@@ -56,6 +56,12 @@ def running(tmp_path_factory):
     process = start_photon(*join_arguments(logs, out, "--follow", "--config", home / "photon.toml"))
     try:
         wait_until(lambda: len(joined_pairs(out)) == 40 and read_lines(out / "dead-letters"), 60)
+        # A dispatcher notes the fates of what was joined in its next checkpoint.
+        counted = ["status", "--work", out / ".photon", "--json"]
+        wait_until(
+            lambda: json.loads(photon(*counted).stdout)["fates"]["east"]["foreign_events"] == 42,
+            what="all events counted",
+        )
         yield process, logs, out
     finally:
         process.send_signal(signal.SIGINT)
