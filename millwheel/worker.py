@@ -153,7 +153,7 @@ class Worker:
         return future is not None and future.done()
 
     def _patience(self) -> float:
-        wait = _TICK_S if any(stage.due.pending for stage in self._wheel.stages.values()) else _IDLE_TICK_S
+        wait = _TICK_S if any(len(stage.due) for stage in self._wheel.stages.values()) else _IDLE_TICK_S
         timer = self._wheel.next_wall_timer
         if timer is not None:
             wait = min(wait, max(0.0, (timer - self._clock.now_us()) / 1e6))

@@ -59,9 +59,9 @@ class Columnar(Stage):
 
     def _fire(self, clock: int, firing: list[Firing]) -> None:
         for one in firing:
-            self._timers_before.setdefault(
-                one.key, {**self.due.pending.get(one.key, {}), (clock, one.tag): one.time}
-            )[clock, one.tag] = one.time
+            self._timers_before.setdefault(one.key, {**self.due.of(one.key), (clock, one.tag): one.time})[
+                clock, one.tag
+            ] = one.time
         try:
             times = np.array([one.time for one in firing], np.int64)
             fired = Fired([one.key for one in firing], [one.tag for one in firing], times)

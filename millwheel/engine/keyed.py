@@ -83,7 +83,7 @@ class Keyed(Stage):
             ctx.agenda = None
 
         def call(one: Firing) -> None:
-            if self.due.pending.get(one.key, {}).get((clock, one.tag)) != one.time:
+            if self.due.time_of(one.key, clock, one.tag) != one.time:
                 return  # dropped or set anew by a timer before it
             self._timers_of(one.key)
             self.due.drop(one.key, clock, one.tag)
@@ -229,8 +229,7 @@ class KeyContext:
         columns[2].append(wire(value))
 
     def _check_time(self, what: str, time: int) -> None:
-        held = self._due.pending.get(self.key, {}).get((HOLD, ""), self.floor)
-        if time < min(held, self.floor):
-            raise ValueError(
-                f"{what} at {time}, before {min(held, self.floor)}: the low watermark may be past it"
-            )
+        held = self._due.time_of(self.key, HOLD, "")
+        least = self.floor if held is None else min(held, self.floor)
+        if time < least:
+            raise ValueError(f"{what} at {time}, before {least}: the low watermark may be past it")

@@ -157,7 +157,7 @@ class Stage:
     def _timers_of(self, key: str) -> None:
         """Note the key's timers before they change."""
         if key not in self._timers_before:
-            self._timers_before[key] = dict(self.due.pending.get(key, ()))
+            self._timers_before[key] = self.due.of(key)
 
     def _settle(self) -> None:
         """What was done stands."""
@@ -173,9 +173,8 @@ class Stage:
         self._touched.clear()
         if self._timers_before:
             keys = list(self._timers_before)
-            pending = self.due.pending
             for key, slot in zip(keys, self._slots.of(keys).tolist(), strict=True):
-                timers = pending.get(key)
+                timers = self.due.of(key)
                 changes[key_row(TIMERS, self.number, slot, key)] = (
                     pack_timers(key, timers) if timers else None
                 )

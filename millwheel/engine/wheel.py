@@ -278,7 +278,7 @@ class Wheel:
     def status(self) -> dict[str, Any]:
         return {
             "counts": summed([self._counts(), *self._counts_of_others]),
-            "timers": {name: len(stage.due.pending) for name, stage in self.stages.items()},
+            "timers": {name: len(stage.due) for name, stage in self.stages.items()},
             "unacked_bytes": self.unacked_bytes,
         }
 

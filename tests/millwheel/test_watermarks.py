@@ -1,8 +1,11 @@
 """The authority's rules (paper 4.5), and timers."""
 
+import random
+
 from millwheel.computation import BEFORE, NEVER
-from millwheel.engine.due import HOLD, WATERMARK, Due
+from millwheel.engine.due import HOLD, WALL, WATERMARK, Due
 from millwheel.engine.watermarks import Authority, of_inputs
+from tests.seeds import seeds
 
 
 def authority():
@@ -70,4 +73,56 @@ def test_a_timer_that_was_set_back_fires_once():
     for time in (10, 20, 10):
         due.set("ann", WATERMARK, 1, time)
     assert len(due.take(WATERMARK, 30, 100)) == 1
-    assert due.pending == {}
+    assert len(due) == 0
+
+
+class Naive:
+    """All timers, looked through each time."""
+
+    def __init__(self):
+        self.timers = {}
+
+    def take(self, clock, upto):
+        due = sorted(
+            (time, key, type(tag) is str, tag)
+            for (key, its, tag), time in self.timers.items()
+            if its == clock and time <= upto
+        )
+        for _, key, _, tag in due:
+            del self.timers[key, clock, tag]
+        return due
+
+    def earliest(self, clock):
+        return min((time for (_, its, _), time in self.timers.items() if its == clock), default=None)
+
+
+@seeds(20, 200, 2_000)
+def test_timers_are_those_of_a_list_that_is_looked_through(seed):
+    dice = random.Random(seed)
+    due, naive = Due(), Naive()
+    keys, tags = "abcd"[: dice.randrange(1, 5)], [1, 2, "x", "y"][: dice.randrange(1, 5)]
+    for _ in range(300):
+        key, tag, clock = dice.choice(keys), dice.choice(tags), dice.choice([WATERMARK, WALL])
+        time = dice.randrange(12)
+        match dice.randrange(6):
+            case 0 | 1 | 2:
+                due.set(key, clock, tag, time)
+                naive.timers[key, clock, tag] = time
+            case 3:
+                due.drop(key, clock, tag)
+                naive.timers.pop((key, clock, tag), None)
+            case 4:
+                assert [tuple(one) for one in due.take(clock, time, 1_000)] == naive.take(clock, time)
+            case 5:
+                timers = {(clock, tag): time}
+                due.restore(key, timers)
+                for old in [old for old in naive.timers if old[0] == key]:
+                    del naive.timers[old]
+                naive.timers[key, clock, tag] = time
+        assert due.earliest(clock) == naive.earliest(clock)
+        which = due.which(clock)
+        assert which is None or naive.timers[which[1], clock, which[2]] == which[0] == due.earliest(clock)
+        of_key = {(its, tag): at for (name, its, tag), at in naive.timers.items() if name == key}
+        assert due.of(key) == of_key
+        assert due.time_of(key, clock, tag) == of_key.get((clock, tag))
+        assert len(due) == len({name for name, _, _ in naive.timers})
