@@ -60,8 +60,8 @@ def test_a_timer_that_was_set_again_fires_at_its_last_time():
     due = Due()
     due.set("ann", WATERMARK, "t", 10)
     due.set("ann", WATERMARK, "t", 20)
-    due.set("ann", HOLD, "", 3)
     assert due.take(WATERMARK, 15, 100) == []
+    due.set("ann", HOLD, "", 3)
     assert due.earliest(WATERMARK) == 20
     assert [(one.time, one.tag) for one in due.take(WATERMARK, 20, 100)] == [(20, "t")]
     assert due.take(WATERMARK, 100, 100) == []
