@@ -83,7 +83,7 @@ class LogSource:
             first=first,
         )
         self._drain = drain
-        self._lateness = round(injector.lateness_s * 1e6)
+        self._lateness, self._skew = round(injector.lateness_s * 1e6), round(injector.skew_max_s * 1e6)
         self._expected = list(injector.expected)
         self._next_look = self._next_spent = 0
         self._looked = BEFORE
@@ -126,8 +126,9 @@ class LogSource:
             records = parsed.records
             for bad in parsed.malformed:
                 letters.append(self._letter(state, chunk.start + bad.start, bad.reason, bad.line))
-            if len(parsed.times):
-                newest = max(newest, int(parsed.times.max()))
+            credible = parsed.times[parsed.times <= self._clock.now_us() + self._skew]
+            if len(credible):
+                newest = max(newest, int(credible.max()))
         self._newest[state.number] = newest
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
         row = position_row(self._number, state.number)

@@ -64,7 +64,8 @@ class Logs:
     behind the wall clock once a file is read to its end, an event may be; what is further behind is late.
     `expected`: files (globs) of which each must match one before the low watermark moves at all. `silent`:
     what a file that was read to its end says: "advance", that all up to now was read; "hold", nothing more
-    than its last line.
+    than its last line. `skew_max_s`: a line that is further ahead of the clock says nothing of how far its
+    file is.
     """
 
     paths: str | tuple[str, ...]
@@ -73,6 +74,7 @@ class Logs:
     lateness_s: float = 0.0
     expected: tuple[str, ...] = ()
     silent: Literal["advance", "hold"] = "advance"
+    skew_max_s: float = 3_600.0
     listen: str = ""
     """Of a `Push`."""
     tls: Tls = field(default_factory=Tls)

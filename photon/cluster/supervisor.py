@@ -28,6 +28,10 @@ _ENVIRONMENT: Final = {
 }
 
 
+_WORD_BYTES: Final = 4096
+"""Room that a last word needs."""
+
+
 class Process(Protocol):
     """As a subprocess.Popen: `poll` and `wait` give the exit status, negative for a signal."""
 
@@ -270,6 +274,9 @@ def last_message(log: Path, start: int = 0) -> str:
                 return line.removeprefix("photon: ")
         if lines:
             return f"{lines[-1]} (see {log})"
+    with contextlib.suppress(OSError):
+        if shutil.disk_usage(log.parent).free < _WORD_BYTES:
+            return f"ended without a word, for the disk of {log} is full: make room"
     return f"ended without a word (see {log})"
 
 

@@ -1,6 +1,7 @@
 import errno
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -278,6 +279,12 @@ def test_the_words_of_an_earlier_process_are_not_taken_for_those_of_a_later_one(
     with log.open("a") as file:
         file.write("photon: the port is taken\n")
     assert supervisor_module.last_message(log, start) == "the port is taken"
+
+
+def test_who_could_not_say_why_for_want_of_room_is_told_so(tmp_path, monkeypatch):
+    full = shutil.disk_usage(tmp_path)._replace(free=0)
+    monkeypatch.setattr(supervisor_module.shutil, "disk_usage", lambda _: full)
+    assert "is full: make room" in supervisor_module.last_message(tmp_path / "a.log")
 
 
 def test_processes_that_are_held_down_stay_down_until_they_are_let_up(sleepers):

@@ -1,0 +1,154 @@
+"""The bound of an injector: what it promises not to bring any more (paper 4.5, 5.2)."""
+
+import json
+
+import pytest
+
+from millwheel import Input, Logs
+from millwheel.computation import BEFORE, NEVER
+from millwheel.sinks import SinkFiles, begin
+from millwheel.sources import LogSource
+from millwheel.topology import LogSink
+from photon.core.clock import ManualClock
+
+SECOND = 1_000_000
+
+
+class Read:
+    """A source in a directory of its own, whose clock stands."""
+
+    def __init__(self, directory, drain=False, **how):
+        self.directory, self._drain = directory, drain
+        self._injector = Logs(f"{directory}/*.jsonl", "ts", **how)
+        self.clock = ManualClock()
+        self._rows = {}
+        self.source = self._opened(self._injector)
+
+    def _opened(self, injector):
+        return LogSource(
+            "e", 0, injector, {0: Input("e", key="k", value=None)}, self._rows.items(), lambda _: True, 1,
+            self._drain, self.directory / "spool", self.clock, lambda: None, lambda _: None,
+        )  # fmt: skip
+
+    def write(self, name, *seconds):
+        """Lines of so many seconds after now."""
+        with (self.directory / name).open("a") as file:
+            for second in seconds:
+                file.write(json.dumps({"k": "k", "ts": self.now + round(second * SECOND)}) + "\n")
+
+    @property
+    def now(self):
+        return self.clock.now_us()
+
+    def read(self):
+        """All there is; the bound then, in seconds after now."""
+        records = 0
+        for _ in range(20):
+            self.clock.advance(1.0)
+            self._rows |= self.source.look()
+            while (found := self.source.read()) is not None:
+                records += sum(map(len, found.records.values()))
+                self._rows |= found.positions
+        return records
+
+    @property
+    def bound(self):
+        bound = self.source.bound()
+        return NEVER if bound == NEVER else BEFORE if bound <= BEFORE else (bound - self.now) / SECOND
+
+
+def test_logs_that_were_read_to_their_end_are_as_far_as_the_last_look(tmp_path):
+    read = Read(tmp_path, lateness_s=5)
+    read.write("a.jsonl", -100, -90)
+    assert read.read() == 2
+    assert read.bound == -5
+
+
+def test_a_file_that_is_not_read_to_its_end_holds_the_bound(tmp_path):
+    read = Read(tmp_path, lateness_s=5)
+    read.write("a.jsonl", -100)
+    read.write("b.jsonl", -50)
+    assert read.read() == 2
+    read.clock.advance(1)
+    before = read.now
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write((json.dumps({"k": "k", "ts": before}) + "\n") * 40_000)
+    read.clock.advance(1)
+    read.source.look()
+    assert read.source.read() is not None
+    assert read.source.bound() == before - 5 * SECOND
+    assert "a.jsonl" in read.source.why()["least_far"][0]
+
+
+def test_a_silent_writer_holds_the_bound_where_it_is_told_to(tmp_path):
+    read = Read(tmp_path, silent="hold")
+    read.write("a.jsonl", -100)
+    read.write("b.jsonl", -50)
+    read.read()
+    assert read.bound == -100 - 20
+    assert "a.jsonl" in read.source.why()["quiet"][0]
+    read.write("a.jsonl", -3)
+    read.read()
+    assert read.bound == -50 - 40
+
+
+def test_a_line_from_the_future_moves_no_bound(tmp_path):
+    for how in ({"silent": "hold"}, {"drain": True}):
+        read = Read(tmp_path / how.get("silent", "drain"), **how)
+        read.directory.mkdir()
+        read.write("a.jsonl", -100, 40 * 365 * 86_400, -90)
+        with (read.directory / "a.jsonl").open("a") as file:
+            file.write(json.dumps({"k": "x" * 600_000, "ts": read.now}) + "\n")  # in the next chunk
+        read.clock.advance(1)
+        read.source.look()
+        assert read.source.read() is not None
+        assert read.bound == -90 - 1
+        read.read()
+
+
+def test_logs_that_grow_no_more_end(tmp_path):
+    read = Read(tmp_path, drain=True, lateness_s=5)
+    read.write("a.jsonl", -100)
+    assert read.bound == BEFORE
+    read.read()
+    assert read.bound == NEVER
+
+
+def test_a_file_that_is_expected_is_waited_for(tmp_path):
+    read = Read(tmp_path, expected=(f"{tmp_path}/b*.jsonl",))
+    read.write("a.jsonl", -100)
+    read.read()
+    assert read.bound == BEFORE
+    assert read.source.why()["expected"] == [f"{tmp_path}/b*.jsonl"]
+    read.write("b1.jsonl", -3)
+    read.read()
+    assert read.bound == 0
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_restart_goes_on_where_it_was_and_knows_how_far_that_is(tmp_path, drain):
+    read = Read(tmp_path, drain, silent="hold", lateness_s=5)
+    read.write("a.jsonl", -100)
+    read.read()
+    read.source.close()
+    read.source = read._opened(read._injector)
+    assert read.read() == 0
+    assert read.bound == (NEVER if drain else -105 - 40)
+
+
+def test_what_was_pushed_and_read_is_spent_once_its_file_is_complete(tmp_path):
+    sink = LogSink(str(tmp_path / "x"), file_bytes_max=100)
+    place = begin(sink, "pushed", 0)
+    files = SinkFiles(sink, "pushed", 0, place, [])
+    read = Read(tmp_path)
+    read.source = read._opened(Logs((), "ts", listen="127.0.0.1:1").within(str(tmp_path / "x")))
+    for number in range(3):
+        files._append(number, b'{"k": "%060d", "ts": 1}\n' % number)
+    assert read.read() == 3
+    assert read.source.spent() == []
+    place = files.sync(files.begin_sync()[1])
+    assert read.source.spent() == []
+    files.noted(place)
+    read.clock.advance(2)
+    assert [path.name for path in read.source.spent()] == ["pushed-0-000000.jsonl", "pushed-0-000001.jsonl"]
+    files.close()
