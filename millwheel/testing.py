@@ -7,7 +7,8 @@
         assert bench.lines("visits") == [{"user": "ann", "pages": 1}]
 
 `run` takes whole inputs. With `workers` and `seed` it plays several workers whose links stall and which are
-killed at any step; what reaches the sinks must be the same as without.
+killed at any step; what reaches the sinks must be the same as without. Under pytest an argument
+`millwheel_seed` is one seed after the other (millwheel.pytest_plugin).
 """
 
 import random
@@ -29,6 +30,7 @@ from photon.logs.shares import SLOTS
 
 Lines = Mapping[str, Sequence[Any]]
 """By injector, what stands in its log: objects, or lines as bytes."""
+_in_json: Final = msgspec.json.Encoder(order="deterministic").encode
 _STEPS_MAX: Final = 1_000_000
 _BATCH: Final = 7
 """Lines that are injected at a time, at most: small, so that much lies between two of them."""
@@ -62,6 +64,11 @@ def oracle(topology: Topology, lines: Lines) -> dict[str, list[Any]]:
         bench.send(name, line)
     bench.watermark(NEVER)
     return bench.sinks
+
+
+def in_order(sinks: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+    """Each sink's lines in an order of their own: to compare runs that wrote them in another."""
+    return {name: sorted(lines, key=_in_json) for name, lines in sinks.items()}
 
 
 class Bench:

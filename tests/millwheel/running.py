@@ -9,7 +9,8 @@ import sys
 import time
 from pathlib import Path
 
-from tests.millwheel.topologies import expected, in_order
+from millwheel.testing import in_order
+from tests.millwheel.topologies import expected
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -103,9 +104,7 @@ class System:
         }
 
     def check(self, lines):
-        assert {sink: in_order(of_sink) for sink, of_sink in self.sinks().items()} == {
-            sink: in_order(of_sink) for sink, of_sink in expected(lines).items()
-        }
+        assert in_order(self.sinks()) == in_order(expected(lines))
 
 
 def wait_for(what, timeout=30.0):

@@ -7,8 +7,8 @@ import pytest
 from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.computation import NEVER
 from millwheel.ready import Attribution, Deduplicate, Sessions, Unmatched, WindowCounts, Zeitgeist
-from millwheel.testing import Bench, run
-from tests.millwheel.topologies import SECOND, clicks, in_order
+from millwheel.testing import Bench, in_order, run
+from tests.millwheel.topologies import SECOND, clicks
 
 
 def with_one(computation, *inputs):
@@ -47,7 +47,7 @@ def test_sessions():
                 spans.append({"key": user, "start_us": time, "end_us": time, "count": 1})
         wanted += spans
     found = run(with_one(Sessions("out", 8), CLICKS), {"clicks": lines}, workers=2, seed=6)
-    assert in_order(found["out"]) == in_order(wanted)
+    assert in_order({"out": found["out"]}) == in_order({"out": wanted})
 
 
 def test_zeitgeist_finds_what_was_planted_and_nothing_else():

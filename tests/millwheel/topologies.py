@@ -88,7 +88,3 @@ def expected(lines):
         "counts": [{"key": key, "second": second, "count": n} for (key, second), n in counts.items()],
         "totals": list(totals.values()),
     }
-
-
-def in_order(lines):
-    return sorted(lines, key=lambda line: sorted((key, str(value)) for key, value in line.items()))
