@@ -45,12 +45,12 @@ class SinkFiles:
     ) -> None:
         """`place`: as noted, at first by `begin`; `left`: lines in the store by number. StorageError."""
         self._directory = Path(sink.directory)
-        self._stem = _stem(name, lane)
+        self._stem = f"{name}-{lane}"
         position = LogPosition(*_place(place))
         self._log = RotatingLog(self._directory, self._stem, sink.file_bytes_max, first=position.file)
         self._listed = -1
         self._manifest = self._directory / f"{self._stem}.manifest"
-        listed = complete_files(self._directory, name, lane)
+        listed = complete_files(self._manifest)
         self._entries = {_number_of(entry.file): entry for entry in listed}
         self._unsynced: list[int] = []
         self.noted(place)  # it may have been killed before it listed them
@@ -143,7 +143,7 @@ def begin(sink: LogSink, name: str, lane: int) -> bytes:
     """The place that the store is to note before there is any file. UsageError for a directory in which
     another run has written.
     """
-    stem = _stem(name, lane)
+    stem = f"{name}-{lane}"
     if any(Path(sink.directory).glob(f"{stem}-*.jsonl")):
         raise UsageError(
             f"{sink.directory}: has {stem}-*.jsonl of another run; move them away, or name another directory"
@@ -151,9 +151,8 @@ def begin(sink: LogSink, name: str, lane: int) -> bytes:
     return _encode((0, 0))
 
 
-def complete_files(directory: Path, name: str, lane: int) -> list[Complete]:
-    """What the manifest lists; files that somebody took away since are among them. StorageError."""
-    manifest = directory / f"{_stem(name, lane)}.manifest"
+def complete_files(manifest: Path) -> list[Complete]:
+    """What it lists; files that somebody took away since are among them. StorageError."""
     with storage_errors(manifest), contextlib.suppress(FileNotFoundError):
         return [_entry(line) for line in manifest.read_bytes().splitlines()]
     return []
@@ -161,7 +160,3 @@ def complete_files(directory: Path, name: str, lane: int) -> list[Complete]:
 
 def _number_of(file: str) -> int:
     return int(file.rpartition("-")[2].partition(".")[0])
-
-
-def _stem(name: str, lane: int) -> str:
-    return f"{name}-{lane}"

@@ -38,6 +38,27 @@ class Injection(NamedTuple):
     bytes: int
 
 
+class Listed:
+    """Which files a manifest beside them lists (`a-000007.jsonl`: `a.manifest`): they never change again."""
+
+    def __init__(self) -> None:
+        self._names: dict[Path, tuple[tuple[int, int, int], set[str]]] = {}
+
+    def has(self, path: str) -> bool:
+        """StorageError for a manifest that can't be read."""
+        manifest = Path(path).parent / f"{Path(path).name.rpartition('-')[0]}.manifest"
+        try:
+            stat = manifest.stat()
+        except OSError:
+            return False
+        version = stat.st_ino, stat.st_mtime_ns, stat.st_size
+        known = self._names.get(manifest)
+        if known is None or known[0] != version:
+            names = {entry.file for entry in complete_files(manifest)}
+            known = self._names[manifest] = version, names
+        return Path(path).name in known[1]
+
+
 class LogSource:
     """The files of one injector that are this worker's. For one thread."""
 
@@ -59,6 +80,7 @@ class LogSource:
         """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new."""
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
         self._mine: Callable[[str], bool] = lambda path: mine(slot_of(path))
+        self._listed = Listed() if injector.listed else None
         self._parser = LineParser(injector, inputs)
         self._newest: dict[int, int] = {}
         states = []
@@ -76,7 +98,7 @@ class LogSource:
             states,
             drain,
             notice,
-            self._mine,
+            self._is_read,
             wake,
             keep_copies=False,
             order=lambda number: self._newest.get(number, BEFORE),
@@ -169,12 +191,15 @@ class LogSource:
             return []
         self._next_spent = now + _LOOK_US
         directory = Path(self._injector.patterns[0]).parent
-        lengths = {entry.file: entry.bytes for entry in complete_files(directory, PUSHED, 0)}
+        lengths = {entry.file: entry.bytes for entry in complete_files(directory / f"{PUSHED}-0.manifest")}
         paths = ((Path(shown(state.name)), state.offset) for state in self._known.values())
         return [path for path, offset in paths if lengths.get(path.name) == offset]
 
     def close(self) -> None:
         self._follower.close()
+
+    def _is_read(self, path: str) -> bool:
+        return self._mine(path) and (self._listed is None or self._listed.has(path))
 
     def _quiet(self) -> list[str]:
         """The files that said least."""
@@ -190,7 +215,7 @@ class LogSource:
                 glob
                 for glob in self._expected
                 if not (names := named_files([glob]))
-                or any(self._mine(name) and name not in known for name in names)
+                or any(self._is_read(name) and name not in known for name in names)
             ]
         return bool(self._expected)
 

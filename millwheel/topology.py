@@ -65,7 +65,7 @@ class Logs:
     `expected`: files (globs) of which each must match one before the low watermark moves at all. `silent`:
     what a file that was read to its end says: "advance", that all up to now was read; "hold", nothing more
     than its last line. `skew_max_s`: a line that is further ahead of the clock says nothing of how far its
-    file is.
+    file is. `listed`: read only files that a manifest beside them lists, as of joined logs and sinks.
     """
 
     paths: str | tuple[str, ...]
@@ -75,6 +75,7 @@ class Logs:
     expected: tuple[str, ...] = ()
     silent: Literal["advance", "hold"] = "advance"
     skew_max_s: float = 3_600.0
+    listed: bool = False
     listen: str = ""
     """Of a `Push`."""
     tls: Tls = field(default_factory=Tls)
@@ -97,14 +98,18 @@ def Push(listen: str, time: str, unit: Unit = "us", lateness_s: float = 0.0, tls
     return Logs((), time, unit, lateness_s, listen=listen, tls=tls or Tls())
 
 
-def JoinedLogs(out: str, time: str = "ts_us", unit: Unit = "us", lateness_s: float = 60.0) -> Logs:
+def JoinedLogs(
+    out: str, time: str = "ts_us", unit: Unit = "us", lateness_s: float = 60.0, listed: bool = False
+) -> Logs:
     """The joined logs of a `photon join`, `dev` or service: OUT/joined of all its datacenters.
 
     A foreign event may wait long for its primary, so it may be late by as much: choose `lateness_s` by it.
-    Where a joiner can be killed, put `millwheel.ready.Deduplicate` behind it: the last lines of a growing
-    file may come twice (docs/output.md).
+    Where a joiner can be killed, the last lines of a growing file may come twice (docs/output.md): put
+    `millwheel.ready.Deduplicate` behind it, or read only files that are complete (`listed`), as late as
+    joiner.output_file_s says.
     """
-    return Logs((os.path.join(out, "joined", "*", "*.jsonl"),), time, unit, lateness_s)
+    paths = os.path.join(out, "joined", "*", "*.jsonl")
+    return Logs(paths, time, unit, lateness_s, listed=listed)
 
 
 @dataclass(frozen=True, slots=True)

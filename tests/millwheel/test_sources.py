@@ -126,6 +126,24 @@ def test_a_file_that_is_expected_is_waited_for(tmp_path):
 
 
 @pytest.mark.parametrize("drain", [False, True])
+def test_only_files_that_a_manifest_lists_are_read_where_it_is_asked_for(tmp_path, drain):
+    def listing(*names):
+        entries = [{"file": name, "bytes": 1, "lines": 1, "crc32": "0"} for name in names]
+        (tmp_path / "j-0.manifest").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+
+    read = Read(tmp_path, drain, listed=True)
+    read.write("j-0-000000.jsonl", -100)
+    read.write("j-0-000001.jsonl", -90, -80)
+    read.write("other-000000.jsonl", -70)
+    listing("j-0-000000.jsonl")
+    assert read.read() == 1
+    if not drain:
+        listing("j-0-000000.jsonl", "j-0-000001.jsonl")
+        assert read.read() == 2
+        assert read.read() == 0
+
+
+@pytest.mark.parametrize("drain", [False, True])
 def test_a_restart_goes_on_where_it_was_and_knows_how_far_that_is(tmp_path, drain):
     read = Read(tmp_path, drain, silent="hold", lateness_s=5)
     read.write("a.jsonl", -100)
