@@ -12,6 +12,7 @@ from millwheel.computation import (
 )
 from millwheel.errors import TopologyError
 from millwheel.topology import Input, JoinedLogs, Logs, LogSink, Node, Push, Stream, Topology, node
+from photon.core.settings import Tls
 
 __all__ = [
     "Batch",
@@ -29,6 +30,7 @@ __all__ = [
     "Record",
     "Stream",
     "Timer",
+    "Tls",
     "Topology",
     "TopologyError",
     "node",

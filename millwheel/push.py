@@ -239,7 +239,8 @@ class Pusher:
     """Pushes batches of lines as one producer, each until it is durable. For one thread.
 
     Batches have ascending numbers. `number` is that of the last one that is durable over there: who numbers
-    by the offset in his log at which a batch ends knows by it where to go on after a crash.
+    by the offset in his log at which a batch ends knows by it where to go on after a crash. With TLS:
+    `network=Network(load_tls(cert, key, ca, "photon"))`, both of photon.rpc.network.
     """
 
     def __init__(
