@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import json_flag, logs_option, path_option
+from photon.cli.options import json_flag, logs_option, path_option, work_option
 from photon.cluster.registry_access import Named, asked_registry, notice
 from photon.cluster.statuses import working
 from photon.core.errors import UsageError
@@ -34,7 +34,7 @@ _KILL_AT: Final = "PHOTON_BACKFILL_KILL_AT"
 @logs_option("primary")
 @logs_option("foreign")
 @path_option("--out", required=True, help="The --out of `photon join`.")
-@path_option("--work", help="Work directory of the run; without --registry OUT/.photon, where that is there.")
+@work_option("Work directory of the run; without --registry OUT/.photon, where that is there.")
 @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
 @path_option("--config", help="Settings (photon.toml) of that run, or system.")
 @click.option("--datacenter", default="backfill", show_default=True, help="Names the output's directory.")

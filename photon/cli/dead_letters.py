@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from photon.cli.options import json_flag, path_option
+from photon.cli.options import json_flag, path_option, work_option
 from photon.cluster.dead_letters import REPLAYED, Filter, Letter, count_letters, read_letters, replay
 from photon.cluster.topology import Topology, read_topology
 from photon.core.errors import UsageError
@@ -27,7 +27,7 @@ def _which(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
         click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
         click.option("--datacenter", help="Only of this one  [default: all]"),
-        path_option("--work", help="State of the run  [default: OUT/.photon]"),
+        work_option("State of the run  [default: OUT/.photon]"),
         path_option("--out", required=True, help="Output of the run."),
     ):
         command = option(command)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from photon.cli.options import path_option
+from photon.cli.options import path_option, work_option
 from photon.cluster.registry_access import notice
 from photon.cluster.topology import find_system
 from photon.core.errors import PhotonError, UsageError
@@ -28,7 +28,7 @@ _FILES_SHOWN: Final = 20
     required=True,
     help="The logs' ends, the first event of a time (ISO 8601, or seconds since 1970), or their starts.",
 )
-@path_option("--work", help="Work directory of a run here (OUT/.photon).")
+@work_option("Work directory of a run here (OUT/.photon).")
 @click.option("--datacenter", help="Only of this one  [default: all]")
 @click.option(
     "--foreign", multiple=True, metavar="GLOB", help="Where WORK is new: the foreign logs; repeatable."

@@ -1,5 +1,6 @@
 """The `photon` command. Each subcommand is imported when it is called."""
 
+import difflib
 import importlib
 import os
 import sys
@@ -67,7 +68,12 @@ class LazyGroup(click.Group):
             # itself. In the log of a server that is started by itself it is the only word of whom it refused;
             # those that `join` and `dev` start have it from photon.cluster.supervisor and are quiet too.
             os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-        return super().resolve_command(ctx, args)
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if near := difflib.get_close_matches(args[0], _COMMANDS, 1):
+                raise click.UsageError(f"{error.message} Did you mean {near[0]}?", ctx) from error
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -86,12 +92,15 @@ def main(arguments: list[str] | None = None) -> None:
         status: Any = photon.main(arguments, prog_name="photon", standalone_mode=False)
     except click.exceptions.Exit as end:
         status = end.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        status = 0
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         where = f" (see `{context.command_path} --help`)" if context is not None else ""
         message = error.format_message()
         if "unexpected extra argument" in message:
-            message += " Put globs in quotes, or the shell makes several arguments of one."
+            message += ". Put globs in quotes, or the shell makes several arguments of one."
         click.echo(f"photon: {message}{where}", err=True)
         status = 2
     except click.Abort:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
 
@@ -12,6 +12,7 @@ from photon.cluster.registry_access import Named
 from photon.core.errors import UsageError
 from photon.core.settings import load_settings
 
+_PLAN: Final = "topology.json"
 _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -19,6 +20,17 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 def path_option(*names: str, **given: Any) -> Callable[[_Command], _Command]:
     """An option that is a path, or None."""
     return click.option(*names, type=click.Path(path_type=Path), **given)
+
+
+def work_option(text: str) -> Callable[[_Command], _Command]:
+    """--work of a run that there is; its OUT does as well."""
+
+    def of_run(_: click.Context, __: click.Parameter, work: Path | None) -> Path | None:
+        if work is not None and not (work / _PLAN).exists() and (work / ".photon" / _PLAN).exists():
+            return work / ".photon"
+        return work
+
+    return path_option("--work", help=text, callback=of_run)
 
 
 def json_flag(text: str) -> Callable[[_Command], _Command]:
@@ -37,14 +49,14 @@ def system_options(command: _Command) -> _Command:
     config = path_option(
         "--config", help="Settings (photon.toml) that name the system's processes: [replicas], [datacenters]."
     )
-    work = path_option("--work", help="Work directory of a `photon join` or `photon dev` (OUT/.photon).")
+    work = work_option("Work directory of a `photon join` or `photon dev` (OUT/.photon).")
     return work(config(command))
 
 
 def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
     """--work, --registry and --config become one argument, `named`."""
 
-    @path_option("--work", help="Work directory of the run (OUT/.photon).")
+    @work_option("Work directory of the run (OUT/.photon).")
     @click.option("--registry", "addresses", metavar="ADDR,...", help="gRPC addresses of its replicas.")
     @path_option(
         "--config",

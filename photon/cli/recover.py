@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from photon.cli.options import json_flag, logs_option, path_option
+from photon.cli.options import json_flag, logs_option, path_option, work_option
 from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, load_alike, read_topology
 from photon.core.clock import SystemClock
@@ -53,7 +53,7 @@ class Options:
     help="The --out of `photon join`, of every datacenter; repeatable. Also where complete files were moved "
     "to  [default: that of --work]",
 )
-@path_option("--work", help="State of the run (OUT/.photon).")
+@work_option("State of the run (OUT/.photon).")
 @click.option("--registry", metavar="HOST:PORT,...", help="The registry's replicas, instead of --work.")
 @path_option(
     "--config",

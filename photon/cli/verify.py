@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from photon.cli.options import json_flag, logs_option, parse_time_us, path_option
+from photon.cli.options import json_flag, logs_option, parse_time_us, path_option, work_option
 from photon.cluster.registry_access import Asked, Named, asked_registry
 from photon.cluster.statuses import working
 from photon.cluster.topology import Topology, load_alike, read_topology
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     help="Primary logs; repeatable. With them: which events could have been joined, and are the primaries "
     "inside those of the logs?",
 )
-@path_option("--work", help="State of the run: settings, registry, ledgers  [default: OUT/.photon, if there]")
+@work_option("State of the run: settings, registry, ledgers  [default: OUT/.photon, if there]")
 @click.option("--registry", metavar="HOST:PORT,...", help="Ask the registry whose replicas answer there.")
 @click.option("--export", default="", metavar="DIR", help="Ask an export of the registry.")
 @click.option("--from", "start", metavar="TIME", help="Only events of this time or later.")

@@ -70,7 +70,8 @@ REPLACE = "registry replace r1 --registry h:1"
             "verify --foreign a.jsonl b.jsonl c.jsonl --out out",
             r"arguments \(b.jsonl c.jsonl\).*globs in quotes",
         ),
-        ("jion", "jion"),
+        ("jion", "jion.*Did you mean join"),
+        ("zzz", "No such command 'zzz'"),
         ("reshard 3", "say which registry"),
         ("reshard 3 --work nowhere", "nowhere"),
         ("reshard 0 --registry 127.0.0.1:1", "0 is not in the range"),
@@ -107,6 +108,14 @@ def test_help_lists_the_commands(command):
     assert done.status == 0
     for name in COMMANDS.split():
         assert name in done.out
+
+
+@pytest.mark.parametrize("words", ["", "registry", "dead-letters", "millwheel"])
+def test_a_group_alone_tells_what_it_has(command, words):
+    done = command(*words.split())
+    assert (done.status, done.err) == (0, "")
+    assert done.out.startswith(f"Usage: photon {words}".rstrip())
+    assert "Commands:" in done.out
 
 
 def test_a_disk_that_is_full_before_anything_runs_is_one_line(monkeypatch, capsys):

@@ -78,7 +78,7 @@ def test_every_process_of_every_role_runs_and_the_fates_of_the_whole_add_up(runn
     row = shown["fates"]["east"]
     assert (row["foreign_events"], row["adds_up"]) == (42, True)
     assert (row["fates"]["joined"], row["fates"]["malformed"], row["fates"]["pending"]) == (40, 1, 1)
-    text = command("status", "--work", out / ".photon").out
+    text = command("status", "--work", out).out  # the run's OUT does as well
     assert "42 foreign events = joined 40 + malformed 1 + pending 1" in text
     assert "cache: " in text
 
