@@ -46,19 +46,21 @@ def write_lines(path: Path, events: Iterable[Mapping[str, Any] | bytes]) -> None
             file.write(event if isinstance(event, bytes) else json.dumps(event).encode() + b"\n")
 
 
-def read_lines(directory: Path) -> list[dict[str, Any]]:
+def read_lines(directory: Path, growing: bool = False) -> list[dict[str, Any]]:
+    """The lines of all files below it; while they are `growing`, without one that is half written."""
     if not directory.exists():
         return []
     return [
         json.loads(line)
         for path in sorted(directory.rglob("*.jsonl"))
-        for line in path.read_bytes().splitlines()
+        for line in path.read_bytes().splitlines(keepends=True)
+        if line.endswith(b"\n") or not growing
     ]
 
 
-def joined_pairs(out: Path) -> Counter[tuple[str, str]]:
+def joined_pairs(out: Path, growing: bool = False) -> Counter[tuple[str, str]]:
     """(primary id, foreign id) -> times, over the joined logs of all datacenters."""
-    return Counter((str(e["primary"]["id"]), str(e["id"])) for e in read_lines(out / "joined"))
+    return Counter((str(e["primary"]["id"]), str(e["id"])) for e in read_lines(out / "joined", growing))
 
 
 def fates_add_up(summary: Mapping[str, Any]) -> bool:

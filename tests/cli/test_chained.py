@@ -108,7 +108,9 @@ def test_three_streams_are_joined_once_each_though_processes_of_both_joins_are_k
             late.append((queries, query)) if rng.random() < 0.1 else queries.write(query)
             clicks.write({"id": f"c{number}", "primary_id": query["id"], "ts_us": T0 + number})
             if number % 200 == 199:
-                wait_until(lambda enough=0.6 * number: len(read_lines(clicked / "joined")) > enough)
+                wait_until(
+                    lambda enough=0.6 * number: len(read_lines(clicked / "joined", growing=True)) > enough
+                )
                 which, role = next(kills)
                 victims = [pid for name, pid in children_of(runs[which].pid).items() if name.startswith(role)]
                 if victims:
@@ -118,7 +120,7 @@ def test_three_streams_are_joined_once_each_though_processes_of_both_joins_are_k
                     log.write(event)
         for log, event in late:
             log.write(event)
-        wait_until(lambda: len(read_lines(known / "joined")) >= 1_200, 60)
+        wait_until(lambda: len(read_lines(known / "joined", growing=True)) >= 1_200, 60)
         summaries = []
         for run in runs:
             run.send_signal(signal.SIGINT)

@@ -173,9 +173,9 @@ def test_following_joins_what_is_written_ends_cleanly_when_told_and_can_not_be_c
         second = photon(*join_arguments(logs, out, "--follow"))
         assert second.returncode != 0 and "another photon runs" in second.stderr
         (logs / "queries" / "q.jsonl").write_bytes(b'{"id":"q1","ts_us":1}\n')
-        wait_until(lambda: ("q1", "early") in joined_pairs(out))
+        wait_until(lambda: ("q1", "early") in joined_pairs(out, growing=True))
         clicks.write(b'ary_id":"q1","ts_us":2}\n')
-        wait_until(lambda: ("q1", "torn") in joined_pairs(out))
+        wait_until(lambda: ("q1", "torn") in joined_pairs(out, growing=True))
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=30)
     finally:

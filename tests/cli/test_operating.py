@@ -55,7 +55,12 @@ def running(tmp_path_factory):
     (home / "photon.toml").write_text(SETTINGS)
     process = start_photon(*join_arguments(logs, out, "--follow", "--config", home / "photon.toml"))
     try:
-        wait_until(lambda: len(joined_pairs(out)) == 40 and read_lines(out / "dead-letters"), 60)
+        wait_until(
+            lambda: (
+                len(joined_pairs(out, growing=True)) == 40 and read_lines(out / "dead-letters", growing=True)
+            ),
+            60,
+        )
         # A dispatcher notes the fates of what was joined in its next checkpoint.
         counted = ["status", "--work", out / ".photon", "--json"]
         wait_until(
@@ -145,7 +150,7 @@ def test_explain_says_where_an_event_is_and_why_it_waits(running, command):
     nowhere = command("explain", "nobody", "--work", out / ".photon")
     assert nowhere.out.startswith("nobody: not seen")
     write_lines(logs / "queries" / "late.jsonl", [{"id": "q-late", "ts_us": 1}])
-    wait_until(lambda: ("q-late", "early") in joined_pairs(out), 30)
+    wait_until(lambda: ("q-late", "early") in joined_pairs(out, growing=True), 30)
 
 
 @pytest.mark.cluster

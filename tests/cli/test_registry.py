@@ -103,13 +103,13 @@ def test_a_disk_lost_during_a_run_is_told_of_and_replaced_by_the_next(tmp_path: 
     with errors.open("w") as stderr:
         process = start_photon(*join_arguments(logs, out, "--follow"), stderr=stderr)
         try:
-            wait_until(lambda: len(joined_pairs(out)) == 200, 60.0)
+            wait_until(lambda: len(joined_pairs(out, growing=True)) == 200, 60.0)
             shutil.rmtree(work / "registry" / "r0")
             os.kill(children_of(process.pid)["registry-r0"], signal.SIGKILL)
             wait_until(lambda: "run the same command again: it will be replaced" in errors.read_text(), 20.0)
             wait_until(lambda: "killed by signal 9); not started again" in errors.read_text(), 20.0)
             write_lines(logs / "clicks" / "d.jsonl", [{"id": "d", "primary_id": "q", "ts_us": 1}])
-            wait_until(lambda: len(joined_pairs(out)) == 201, 60.0)
+            wait_until(lambda: len(joined_pairs(out, growing=True)) == 201, 60.0)
             assert not (work / "registry" / "r0").exists()
         finally:
             process.terminate()
@@ -210,7 +210,7 @@ def test_roles_may_open_all_files_they_can_and_no_resharding_needs_more(tmp_path
     limited = ["prlimit", "--nofile=200:300", *PHOTON, *map(str, join_arguments(logs, out, "--follow"))]
     process = subprocess.Popen(limited, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: len(joined_pairs(out)) == 200, 60.0)
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == 200, 60.0)
         role = psutil.Process(children_of(process.pid)["registry-r0"])
         assert role.rlimit(psutil.RLIMIT_NOFILE) == (300, 300)
         refused = photon("reshard", 86, "--work", out / ".photon")

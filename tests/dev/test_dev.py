@@ -183,7 +183,7 @@ def test_a_system_of_settings_is_looked_at_by_its_settings_and_stops_when_told(t
     write_lines(tmp_path / "c.jsonl", [click, {**click, "id": "d", "primary_id": "later"}])
     process = start_photon("dev", "--config", config)
     try:
-        wait_until(lambda: out.exists() and joined_pairs(out) == {("q", "c"): 1}, 90)
+        wait_until(lambda: out.exists() and joined_pairs(out, growing=True) == {("q", "c"): 1}, 90)
         shown = json.loads(photon("status", "--config", config, "--json").stdout)
         assert shown.keys() == {f"{role}-attic" for role in ROLES[1:]} | {"registry-lone", "fates"}
         assert shown["fates"]["attic"]["fates"]["joined"] == 1

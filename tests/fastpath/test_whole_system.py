@@ -82,7 +82,7 @@ def test_what_the_adapter_filters_is_left_to_the_log_path_which_writes_one_dead_
     assert read_lines(run.out / "dead-letters") == []
     run.clicks.write(click("c", "q"))
     run.clicks.write(click("skipped", "free"))
-    wait_until(lambda: read_lines(run.out / "dead-letters"))
+    wait_until(lambda: read_lines(run.out / "dead-letters", growing=True))
     summary = run.stop()
     assert (summary["joined"], summary["filtered"], summary["foreign_events"]) == (1, 1, 2)
     (letter,) = read_lines(run.out / "dead-letters")

@@ -9,9 +9,11 @@ from contextlib import nullcontext
 import pytest
 
 from photon.cli.main import main
+from photon.cluster import local_cluster
 from photon.core.errors import UsageError
 from spark.options import SparkOptions, check_requirements
 from spark.session import open_session
+from tests.ports import free_ports
 from tests.spark.cluster import NO_CODEGEN, QUICK_JAVA, running_cluster
 from tests.spark.real_registry import RealRegistry
 
@@ -57,8 +59,10 @@ def on_session(session, monkeypatch):
 
 
 @pytest.fixture
-def photon(capfd):
+def photon(capfd, monkeypatch):
     """Runs a command in this process -> its exit status, what it printed, what it complained of."""
+    # Never those of a system that starts in another worker: the command would say that it starts again.
+    monkeypatch.setattr(local_cluster, "free_ports", lambda count, rng: free_ports(count))
 
     def photon(*arguments):
         capfd.readouterr()

@@ -178,7 +178,7 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(ses
     pipeline = start_photon(*join_arguments(live, out, "--follow"))
     feeder = threading.Thread(target=feed)
     try:
-        wait_for(lambda: read_lines(out / "joined"), "the live pipeline's first line", pipeline)
+        wait_for(lambda: read_lines(out / "joined", growing=True), "the live pipeline's first line", pipeline)
         feeder.start()
         topology = json.loads((out / ".photon/topology.json").read_text())
         order = Order(
@@ -193,7 +193,7 @@ def test_beside_a_live_pipeline_over_the_same_logs_each_event_is_joined_once(ses
         done.set()
         feeder.join()
         expected = truth["distinct_joined_pairs"]
-        wait_for(lambda: len(read_lines(out / "joined")) >= expected, "all pairs", pipeline)
+        wait_for(lambda: len(read_lines(out / "joined", growing=True)) >= expected, "all pairs", pipeline)
     finally:
         done.set()
         pipeline.send_signal(signal.SIGINT)
