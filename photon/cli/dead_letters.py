@@ -11,7 +11,7 @@ import click
 
 from photon.cli.options import json_flag, path_option, work_option
 from photon.cluster.dead_letters import REPLAYED, Filter, Letter, count_letters, read_letters, replay
-from photon.cluster.topology import Topology, read_topology
+from photon.cluster.topology import Topology, find_system
 from photon.core.errors import UsageError
 from photon.core.fates import LETTERS, Fate
 
@@ -27,8 +27,9 @@ def _which(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--reason", default="", metavar="SUBSTRING", help="Only those whose reason has it."),
         click.option("--fate", "fates", multiple=True, type=click.Choice(_FATES), help="Repeatable."),
         click.option("--datacenter", help="Only of this one  [default: all]"),
-        work_option("State of the run  [default: OUT/.photon]"),
-        path_option("--out", required=True, help="Output of the run."),
+        path_option("--config", help="Settings (photon.toml) that name the system's [datacenters]."),
+        work_option("Work directory of a run here  [default: OUT/.photon]"),
+        path_option("--out", help="Output of the run  [default: that of --work or --config]"),
     ):
         command = option(command)
     return command
@@ -93,6 +94,8 @@ def show_letters(as_json: bool, limit: int | None, **which: Any) -> None:
 def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
     """Put events before the dispatchers again: at once where a run is under way, else in the next one.
 
+    Of a system on several machines: on each that has dispatchers, for its own datacenter.
+
     Without --fate, malformed lines are left out. An event is joined once, however often it is replayed; it
     counts as one more event read, and what is replayed once is left out the next time.
     """
@@ -101,9 +104,12 @@ def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
     chosen = _filter({**which, "fates": which["fates"] or [fate.value for fate in REPLAYED]})
     counts = {}
     for directory in _directories(which):
-        pipeline = topology.pipeline(directory.name)
-        inbox = pipeline.home("dispatcher") / "inbox"
-        counts[directory.name] = replay(directory, inbox, name, chosen, again)
+        home = topology.pipeline(directory.name).home("dispatcher")
+        if not home.is_dir():
+            raise UsageError(
+                f"{home}: the dispatchers of '{directory.name}' run elsewhere; replay its letters there"
+            )
+        counts[directory.name] = replay(directory, home / "inbox", name, chosen, again)
     if as_json:
         click.echo(json.dumps(counts))
         return
@@ -113,7 +119,7 @@ def replay_letters(as_json: bool, again: bool, **which: Any) -> None:
 
 def _directories(which: dict[str, Any]) -> Iterator[Path]:
     """Of the letters of each datacenter that is meant. UsageError if there is none."""
-    home = which["out"] / "dead-letters"
+    home = (which["out"] or Path(_topology(which).output)) / "dead-letters"
     names = sorted(path.name for path in home.glob("*") if path.is_dir())
     if not names:
         raise UsageError(f"{home}: no dead letters are kept there; name the --out of a run")
@@ -132,4 +138,9 @@ def _filter(which: dict[str, Any]) -> Filter:
 
 
 def _topology(which: dict[str, Any]) -> Topology:
-    return read_topology((which["work"] or which["out"] / ".photon") / "topology.json")
+    out, work, config = which["out"], which["work"], which["config"]
+    if out is work is config is None:
+        raise UsageError(
+            "name the system by one of --out, --work (of a run here) and --config (its photon.toml)"
+        )
+    return find_system(out / ".photon" if out and work is config is None else work, config)

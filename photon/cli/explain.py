@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from photon.cli.options import json_flag, show_time, system_options
+from photon.cluster.registry_access import RESUME, has_ended, notice
 from photon.cluster.topology import find_system
 from photon.core.errors import UsageError
 
@@ -22,14 +23,18 @@ def command(
 ) -> None:
     """Say all that is known of the foreign event EVENT_ID: joined, given up, waiting, or unseen, and why.
 
-    Works on a running system and, as far as its files tell, on one that has stopped. Joined logs and dead
-    letters are looked through where they are on this machine.
+    Works on a running system, and on a run that has ended, whose registry is started for the question. Joined
+    logs and dead letters are looked through where they are on this machine.
     """
     for name, given in (("EVENT_ID", event_id), ("--primary-id", primary_id)):
         _check_id(name, given)
     from photon.cluster.explain import explain
 
-    found = explain(find_system(work, config), event_id, primary_id)
+    topology = find_system(work, config)
+    ended = work if work is not None and has_ended(work) else None
+    if ended is not None:
+        notice(f"the run in {work} has ended; {RESUME}")
+    found = explain(topology, event_id, primary_id, ended)
     if as_json:
         click.echo(json.dumps(found))
         return

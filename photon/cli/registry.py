@@ -191,11 +191,11 @@ def scan(shard: int, address: str | None, fresh: bool, timeout: float, named: Na
     """Print all that a shard holds, a line an id: id, hour (us since 1970), token (hex).
 
     Behind an id that it only guards, because another copy of the event may come with an earlier time, stands
-    the word guard.
+    the word guard. Of a run that is over (--work) the replicas are started meanwhile.
     """
     from photon.core.columns import split_ids, unpack_times
 
-    with named.at().client(TIMEOUT_S) as client:
+    with asked_registry(named) as asked, asked.registry.client(TIMEOUT_S) as client:
         for part in client.scan(shard, address, timeout, fresh):
             times = unpack_times(part.times).tolist()
             ends = ["\n", " guard\n"]

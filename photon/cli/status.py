@@ -4,13 +4,14 @@ import contextlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
 from photon.cli.options import json_flag, system_options
+from photon.cluster.registry_access import RESUME, has_ended
 from photon.cluster.statuses import fates_of, percentiles_ms, whole
-from photon.cluster.topology import find_system
+from photon.cluster.topology import Topology, find_system
 
 Status = Mapping[str, Any]
 
@@ -24,11 +25,15 @@ _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
 
-    Status 1 if one does not answer, or the fates of a datacenter do not add up to the events read.
+    Of a run that has ended, the fates that it left. Status 1 if it has, if a process does not answer, or if
+    the fates of a datacenter do not add up to the events read.
     """
     from photon.cluster.statuses import StatusReader
 
-    with contextlib.closing(StatusReader(find_system(work, config))) as reader:
+    topology = find_system(work, config)
+    if work is not None and has_ended(work):
+        _tell_of_ended(topology, work, as_json)
+    with contextlib.closing(StatusReader(topology)) as reader:
         sample = reader.read()
     statuses, silent = sample.answered(), sample.silent()
     fates = {status["datacenter"]: fates_of(status) for status in whole(sample.of("dispatcher"))}
@@ -40,10 +45,26 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
         for name in silent:
             why = f" ({reader.why_silent[name]})" if name in reader.why_silent else ""
             click.echo(f"{name:<{_WIDTH}}does not answer{why}")
-        for datacenter, row in fates.items():
-            click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
+        _show_fates(fates)
     wrong = any(not row["adds_up"] for row in fates.values())
     raise SystemExit(1 if silent or wrong else 0)
+
+
+def _tell_of_ended(topology: Topology, work: Path, as_json: bool) -> NoReturn:
+    from photon.cluster.ledgers import ledger_of
+
+    fates = {p.datacenter: fates_of(ledger_of(topology, p)) for p in topology.pipelines}
+    if as_json:
+        click.echo(json.dumps({**dict.fromkeys(topology.titles()), "ended": True, "fates": fates}))
+    else:
+        click.echo(f"the run in {work} has ended; {RESUME}")
+        _show_fates(fates)
+    raise SystemExit(1)
+
+
+def _show_fates(fates: Mapping[str, Status]) -> None:
+    for datacenter, row in fates.items():
+        click.echo(f"{'fates ' + datacenter:<{_WIDTH}}{fates_line(row)}")
 
 
 def fates_line(row: Status) -> str:

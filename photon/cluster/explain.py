@@ -1,12 +1,13 @@
 """All that is known of one foreign event: registry, dispatchers, dead letters, joined logs, event stores.
 
-Each source is asked by itself; one that does not answer (a stopped run has only its files) is said to be
-silent, and the others still tell.
+Each source is asked by itself; one that does not answer is said to be silent, and the others still tell. Of a
+run that has ended its files tell.
 """
 
 import json
 import re
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,8 @@ from eventstore.client import EventStoreClient
 from joiner.joined_lines import blocks_of, joined_files
 from joiner.output_files import PARQUET
 from photon.cluster.dead_letters import Filter, read_letters, text_at
-from photon.cluster.registry_access import registry_of
+from photon.cluster.ledgers import waiting_in
+from photon.cluster.registry_access import Named, asked_registry, registry_of
 from photon.cluster.topology import Pipeline, Topology
 from photon.core.errors import PhotonError, UnavailableError
 from photon.core.fates import Found
@@ -44,11 +46,15 @@ class Asked:
     primary_path: str
 
 
-def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[str, Any]:
+def explain(
+    topology: Topology, event_id: str, primary_id: str | None, ended: Path | None = None
+) -> dict[str, Any]:
     """Plain values: {id, joined, dead_letters, unreadable, not_here, registry, pending, primary}.
 
-    `unreadable`: joined logs that can't be read, and why; `not_here`: directories of joined logs and dead
-    letters that are not on this machine; the others as their functions say.
+    `ended`: the work directory of a run that has ended: then its ledgers are read, its registry is started
+    for the question, and its event stores are not asked. `unreadable`: joined logs that can't be read, and
+    why; `not_here`: directories of joined logs and dead letters that are not on this machine; the others as
+    their functions say.
     """
     settings = topology.settings
     packer = IdPacker(settings.ids.key.encode())
@@ -57,7 +63,8 @@ def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[s
     joined = list(joined_lines(Path(topology.output) / "joined", asked, unreadable))[:_PLACES_MAX]
     letters = list(letters_of(Path(topology.output) / "dead-letters", asked))[:_PLACES_MAX]
     network = topology.network("")
-    waiting = {p.datacenter: _answer(partial(pending, p, asked.packed, network)) for p in topology.pipelines}
+    ask = partial(pending, network=network) if ended is None else partial(waiting_in, topology)
+    waiting = {p.datacenter: _answer(partial(ask, p, packed=asked.packed)) for p in topology.pipelines}
     if primary_id is None:
         lines = [row["line"] for row in joined] + [row["event"] for row in letters]
         lines += [row["line"] for row in waiting.values() if row is not None and "line" in row]
@@ -68,11 +75,11 @@ def explain(topology: Topology, event_id: str, primary_id: str | None) -> dict[s
         "dead_letters": letters,
         "unreadable": unreadable,
         "not_here": not_here(topology),
-        "registry": _answer(partial(registered, topology, asked.packed)),
+        "registry": _answer(partial(registered, topology, asked.packed, ended)),
         "pending": waiting,
         "primary": None
         if primary_id is None
-        else primary_in(topology, primary_id, packer.pack([primary_id]), network),
+        else primary_in(topology, primary_id, packer.pack([primary_id]), network, ended),
     }
 
 
@@ -96,13 +103,17 @@ def _answer(ask: Callable[[], Any]) -> Any:
         return {"silent": str(error)}
 
 
-def registered(topology: Topology, packed: bytes) -> dict[str, Any] | None:
+def registered(topology: Topology, packed: bytes, ended: Path | None = None) -> dict[str, Any] | None:
     """{shard, joiner, process, incarnation, time_us} of the token that registered the id; None if none has.
 
     Reads whole shards, while they go on: an id registered meanwhile may be missed. UnavailableError.
     """
     guarded = None
-    with registry_of(topology).client(TIMEOUT_S) as client:
+    with ExitStack() as held:
+        registry = registry_of(topology)
+        if ended is not None:
+            registry = held.enter_context(asked_registry(Named(ended))).registry
+        client = held.enter_context(registry.client(TIMEOUT_S))
         for shard in range(client.configuration().shards):
             for part in client.scan(shard, timeout_s=SCAN_S_MAX):
                 row = _row_of(part.ids, packed)
@@ -148,10 +159,12 @@ def pending(pipeline: Pipeline, packed: bytes, network: Network = LOOPBACK) -> d
 
 
 def primary_in(
-    topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK
+    topology: Topology, primary_id: str, packed: bytes, network: Network = LOOPBACK, ended: Path | None = None
 ) -> dict[str, Any]:
     """{id, datacenters: {name: {outcome, line}}}: what each event store answers."""
-
+    if ended is not None:
+        silent = {"silent": "the run has ended"}
+        return {"id": primary_id, "datacenters": {p.datacenter: silent for p in topology.pipelines}}
     answers = {
         p.datacenter: _answer(partial(_look_up, p.eventstores[0], packed, network))
         for p in topology.pipelines

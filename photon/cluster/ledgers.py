@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dispatcher.ledger import LedgerFile
+from dispatcher.ledger import Ledger, LedgerFile
 from dispatcher.rules.events import unpack_id
-from dispatcher.workers import worker_directories
+from dispatcher.workers import read_totals, worker_directories
 from joiner.joined_lines import blocks_of
-from photon.cluster.topology import Topology
+from photon.cluster.topology import Pipeline, Topology
 from photon.core.ids import IdPacker
 from photon.core.settings import Settings
 from photon.logs.files import FileState
@@ -66,6 +67,25 @@ def read_ledgers(topology: Topology, work: Path) -> Ledgers | None:
             waiting.append(ids)
         files.append(states)
     return Ledgers(waiting, files)
+
+
+def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
+    """What the dispatcher of a run that has ended counted, however it ended. LockedError, CorruptStateError,
+    StorageError."""
+    letters = topology.dead_letters_directory(pipeline.datacenter)
+    return read_totals(pipeline.home("dispatcher"), letters, topology.settings.dispatcher.state_bytes_max)
+
+
+def waiting_in(topology: Topology, pipeline: Pipeline, packed: bytes) -> dict[str, Any] | None:
+    """What the ledgers of a run that has ended say of an event that waits (Ledger.find_waiting); None of
+    another. LockedError, CorruptStateError, StorageError."""
+    letters = topology.dead_letters_directory(pipeline.datacenter)
+    for worker, directory in worker_directories(pipeline.home("dispatcher")).items():
+        bytes_max = topology.settings.dispatcher.state_bytes_max
+        with closing(Ledger(directory, letters, bytes_max, worker)) as ledger:
+            if (found := ledger.find_waiting(packed)[0]) is not None:
+                return found
+    return None
 
 
 def _identity(state: FileState) -> tuple[int, int]:

@@ -106,6 +106,7 @@ def placed(
             )
             for name in datacenters
         ],
+        run=f"{rng.getrandbits(64):016x}",
     )
     return replace(here, metrics=dict(zip(here.titles(), addresses, strict=False)))
 

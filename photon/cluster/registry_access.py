@@ -31,6 +31,7 @@ START_S_MAX: Final = 60.0
 _POLL_S: Final = 0.05
 _ASK_S: Final = 2.0
 _TOPOLOGY: Final = "topology-registry.json"
+RESUME: Final = "the command that began it resumes it"
 _WHICH: Final = (
     "say which registry: either --work DIR or --registry HOST:PORT,..., or a --config that names [replicas]"
 )
@@ -52,18 +53,36 @@ class Named:
             raise UsageError(_WHICH)
 
     def at(self) -> "RegistryAt":
-        """UsageError; SettingsError for TLS files that can't be used."""
+        """UsageError; UnavailableError for a run that has ended; SettingsError for TLS files that can't be
+        used."""
         from idregistry.client import RegistryAt
 
         self.check()
         if self.work is not None:
-            return registry_of(read_topology(self.work / "topology.json"))
+            return registry_of(running_topology(self.work))
         known = tuple(replica.grpc for replica in self.settings.replicas.values())
         if self.addresses is not None:
             known = tuple(address for address in self.addresses.split(",") if address)
         if not known:
             raise UsageError("--registry names no address; give HOST:PORT,...")
         return RegistryAt(known, network_of(self.settings))
+
+
+def has_ended(work: Path) -> bool:
+    """Whether no run is on in it, nor a command that has started the run's registry for itself."""
+    try:
+        DirectoryLock(work).release()
+    except LockedError:
+        return False
+    return True
+
+
+def running_topology(work: Path) -> Topology:
+    """UnavailableError if the run has ended; UsageError if there was none."""
+    topology = read_topology(work / "topology.json")
+    if has_ended(work):
+        raise UnavailableError(f"{work}: the run has ended, and its registry with it; {RESUME}")
+    return topology
 
 
 def notice(text: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from joiner.output_files import count_joined
+from photon.cluster.ledgers import ledger_of
 from photon.cluster.local_cluster import Backlog, LocalCluster, on_free_ports, placed, unlisted_files
 from photon.cluster.nursery import Nursery
 from photon.cluster.preflight import (
@@ -36,7 +37,6 @@ from photon.cluster.topology import (
     DATACENTER_NAMES,
     JOINER_FILES,
     REGISTRY,
-    Pipeline,
     Topology,
     absolute,
     with_absolute_paths,
@@ -237,14 +237,6 @@ def why_stalled(reader: StatusReader, seconds: float) -> str:
         f"nothing has moved for {seconds:.0f} s ({'; '.join(reasons) or 'no reason known'}); "
         "nothing is lost: mend the cause and run the same command again"
     )
-
-
-def ledger_of(topology: Topology, pipeline: Pipeline) -> dict[str, Any]:
-    """What a dispatcher that has ended left on disk: the truth, however it ended."""
-    from dispatcher.workers import read_totals
-
-    letters = topology.dead_letters_directory(pipeline.datacenter)
-    return read_totals(pipeline.home("dispatcher"), letters, topology.settings.dispatcher.state_bytes_max)
 
 
 def joined_lines(out: Path) -> dict[str, int]:

@@ -115,10 +115,12 @@ class Topology:
     """Process (`joiner-east`) -> where it answers Prometheus."""
     regions: dict[str, str] = field(default_factory=dict)
     """Datacenter -> region."""
+    run: str = ""
+    """Of one on this machine, whose ports are another's when it has ended."""
 
     def network(self, datacenter: str) -> Network:
         """As a process in the datacenter sees it. SettingsError for TLS files that can't be used."""
-        return network_of(self.settings, datacenter)
+        return replace(network_of(self.settings, datacenter), run=self.run)
 
     def nearest_first(self, datacenter: str) -> list[Replica]:
         """The replicas as a client in the datacenter asks them: its own, its region's, the others."""

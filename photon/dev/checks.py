@@ -10,7 +10,8 @@ import click
 import msgspec
 
 from photon.cluster.dead_letters import replayed_digests
-from photon.cluster.run import joined_lines, ledger_of
+from photon.cluster.ledgers import ledger_of
+from photon.cluster.run import joined_lines
 from photon.cluster.statuses import fates_of, percentiles_ms, run_summary
 from photon.cluster.topology import Topology
 from photon.core.fates import Fate

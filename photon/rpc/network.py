@@ -238,6 +238,9 @@ PING_TIMEOUT_MS: Final = 3_000
 """A server that is silent for so long while it owes an answer is pinged, and without an answer to that the
 connection is given up, and calls fail: a machine that vanished sends no end of a connection."""
 
+MEANT_FOR: Final = "photon-run/"
+"""Begins the user agent of calls that are meant for one run."""
+
 _CHANNEL: Final = [
     *SIZES,
     # A server that restarts is found again in milliseconds, not after gRPC's default second.
@@ -268,6 +271,9 @@ class Network:
     """Host to bind in place of the advertised one's."""
     insecure_beyond_loopback: bool = False
     """Whoever reaches a port may use it, though it is not of loopback and there is no TLS."""
+    run: str = ""
+    """Which run on this machine its calls are meant for: a server of another one refuses them, as it may have
+    got the port of a process that has ended."""
     server_credentials: grpc.ServerCredentials | None = field(init=False, repr=False, compare=False)
     _credentials: grpc.ChannelCredentials | None = field(init=False, repr=False, compare=False)
     """Of the files of `tls`, read once: a process goes on with what it started with."""
@@ -280,7 +286,7 @@ class Network:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Without the key: it is read from the same path where this arrives."""
-        return type(self), (self.tls, self.via, self.bind, self.insecure_beyond_loopback)
+        return type(self), (self.tls, self.via, self.bind, self.insecure_beyond_loopback, self.run)
 
     def open(
         self, address: str, options: Sequence[tuple[str, Any]] = (), advertised: str = ""
@@ -298,6 +304,9 @@ class Network:
 
     def _open(self, dialed: str, host: str, options: Sequence[tuple[str, Any]]) -> grpc.Channel:
         """`host`: the one to be looked for in the certificate, if not the one dialed."""
+        if self.run:
+            # In each call's headers, at no cost to it.
+            options = [*options, ("grpc.primary_user_agent", f"{MEANT_FOR}{self.run}")]
         if self.tls is None:
             return grpc.insecure_channel(dialed, options=[*_CHANNEL, *options])
         name = self.tls.name or host

@@ -12,7 +12,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -22,7 +22,15 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from photon.core.errors import AddressInUseError, OverloadedError, UnavailableError
-from photon.rpc.network import KEEPALIVE_MS, LOOPBACK, MESSAGE_BYTES_MAX, SIZES, Network, failure_of
+from photon.rpc.network import (
+    KEEPALIVE_MS,
+    LOOPBACK,
+    MEANT_FOR,
+    MESSAGE_BYTES_MAX,
+    SIZES,
+    Network,
+    failure_of,
+)
 
 HEALTH_POLL_S: Final = 0.2
 """So often a server looks whether it can do its work."""
@@ -70,9 +78,10 @@ _NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Intake(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Of one server; handlers are looked up once for each method."""
+    """Of one server of this run; handlers are looked up once for each method."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: str = "") -> None:
+        self._run = run
         self._complaints = Complaints()
         self._streams = threading.BoundedSemaphore(STREAMS_MAX)
         self._handlers: dict[int, Any] = {}
@@ -81,11 +90,20 @@ class Intake(grpc.ServerInterceptor):  # type: ignore[misc]
         handler = continuation(details)
         if handler is None:
             return None
+        if self._is_anothers(details.invocation_metadata):
+            return _refusing(handler)
         # The generated code makes each handler once, and the server keeps them all.
         known = self._handlers.get(id(handler))
         if known is None:
             known = self._handlers[id(handler)] = self._guarded(handler, details.method)
         return known
+
+    def _is_anothers(self, metadata: Sequence[tuple[str, str]]) -> bool:
+        """Whether the call is meant for a server of another run."""
+        for key, value in metadata:
+            if key == "user-agent":
+                return value.startswith(MEANT_FOR) and value.split(" ", 1)[0] != MEANT_FOR + self._run
+        return False
 
     def _guarded(self, handler: Any, method: str) -> Any:
         guarded = handler._replace(request_deserializer=self._reading(handler.request_deserializer, method))
@@ -123,6 +141,16 @@ class Intake(grpc.ServerInterceptor):  # type: ignore[misc]
             return serve(requests, context)
 
         return bounded
+
+
+def _refusing(handler: Any) -> Any:
+    """It, for a call that another server was to get."""
+
+    def refuse(_request: Any, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "this address is another run's by now")
+
+    kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+    return handler._replace(**{kind: refuse for kind in kinds if getattr(handler, kind)})
 
 
 class Complaints:
@@ -211,7 +239,7 @@ class Server:
         self._pool = futures.ThreadPoolExecutor(workers, thread_name_prefix="rpc")
         self._server = grpc.server(
             self._pool,
-            interceptors=[Intake()],
+            interceptors=[Intake(network.run)],
             options=[
                 ("grpc.max_receive_message_length", request_bytes_max),
                 *_SERVER,

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from photon.cli.status import fates_line, line_of
+from photon.core.disk import DirectoryLock
 from photon.rpc.metrics import FAMILIES
 from tests.system import (
     children_of,
@@ -191,6 +192,74 @@ def test_a_run_that_follows_its_logs_is_not_called_undrained():
 def test_fates_that_do_not_add_up_stand_out():
     row = {"foreign_events": 5, "fates": {"joined": 3, "pending": 1}, "adds_up": False}
     assert fates_line(row) == "5 foreign events != (DOES NOT ADD UP) joined 3 + pending 1"
+
+
+@pytest.mark.cluster
+def test_a_run_whose_ports_are_anothers_by_now_neither_sees_nor_changes_it(running, tmp_path, command):
+    _, _, out = running
+    work = tmp_path / "work"
+    work.mkdir()
+    topology = json.loads((out / ".photon" / "topology.json").read_bytes())
+    (work / "topology.json").write_text(json.dumps({**topology, "run": "0123456789abcdef"}))
+    with DirectoryLock(work):  # it is on, and each of its processes has just been killed
+        shown = command("status", "--work", work)
+        assert (shown.status, shown.out.count("does not answer"), len(shown.out.splitlines())) == (1, 9, 9)
+        assert shown.out.count("another run's by now") == 9
+        resharded = command("reshard", 2, "--work", work)
+        assert (resharded.status, resharded.out) == (1, "")
+        assert "another run's by now" in resharded.err
+    registry = json.loads(command("status", "--work", out, "--json").out)["registry-r0"]
+    assert (registry["version"], registry["directory"]["resharding"]) == (1, None)
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_of_a_run_that_has_ended_its_files_tell(tmp_path, command):
+    logs, out = tmp_path / "logs", tmp_path / "out"
+    write_lines(logs / "queries" / "q.jsonl", [{"id": f"q{n}", "ts_us": n} for n in range(20)])
+    clicks = [{"id": f"c{n}", "primary_id": f"q{n}", "ts_us": n} for n in range(20)]
+    write_lines(logs / "clicks" / "c.jsonl", [*clicks, {"id": "early", "primary_id": "late", "ts_us": 1}])
+    run = start_photon(*join_arguments(logs, out, "--follow"))
+    try:
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == 20, 60)
+        tried = ["explain", "early", "--work", out, "--json"]
+        wait_until(lambda: json.loads(command(*tried).out)["pending"]["east"])
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.communicate(timeout=30)
+    shown = command("status", "--work", out)
+    ended, fates = shown.out.splitlines()
+    assert (shown.status, shown.err) == (1, "") and "has ended" in ended
+    assert fates.endswith("21 foreign events = joined 20 + pending 1")
+    told = json.loads(command("status", "--work", out, "--json").out)
+    assert told["ended"] and told["fates"]["east"]["adds_up"] and told["joiner-east"] is None
+    waits = json.loads(command(*tried).out)
+    assert waits["pending"]["east"]["file"] == str(logs / "clicks" / "c.jsonl")
+    assert (waits["registry"], waits["joined"]) == (None, [])
+    joined = command("explain", "c3", "--work", out)
+    assert joined.out.startswith("c3: joined\n  registry       registered in shard 0 by joiner-east")
+    assert joined.err.count("\n") == 1 and "has ended" in joined.err
+    refused = command("reshard", 2, "--work", out)
+    assert (refused.status, refused.out) == (1, "") and "the run has ended" in refused.err
+    assert command("registry", "scan", 0, "--work", out).out.count("\n") == 20
+
+
+@pytest.mark.cluster
+def test_dead_letters_of_a_system_are_found_by_its_settings(running, tmp_path, command):
+    """As in a deployment: with a photon.toml, and without a topology.json."""
+    _, _, out = running
+    config = tmp_path / "photon.toml"
+    place = '[datacenters.east]\neventstores = ["h:1"]\njoiners = ["h:2"]\ndispatchers = ["h:3"]\nprimary = ["q"]\nforeign = ["c"]\n'
+    system = f'[system]\nwork = "{out / ".photon"}"\nout = "{out}"\n'
+    config.write_text(f'{system}[replicas.r0]\ndatacenter = "east"\ngrpc = "h:4"\nraft = "h:5"\n{place}')
+    (listed,) = json.loads(command("dead-letters", "list", "--config", config, "--json").out)
+    assert (listed["datacenter"], listed["fate"], listed["count"]) == ("east", "malformed", 1)
+    replayed = command("dead-letters", "replay", "--config", config, "--fate", "unjoinable", "--json")
+    assert json.loads(replayed.out) == {"east": 0}, replayed.err
+    config.write_text(config.read_text().replace('photon"', 'photon-elsewhere"'))
+    done = command("dead-letters", "replay", "--config", config)
+    assert (done.status, done.out) == (2, "") and "run elsewhere" in done.err
+    assert command("dead-letters", "list").status == 2
 
 
 @pytest.mark.cluster

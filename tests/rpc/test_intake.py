@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from photon.rpc import dispatcher_pb2 as pb
 from photon.rpc import dispatcher_pb2_grpc
 from photon.rpc import servers as rpc
-from photon.rpc.network import LOOPBACK
+from photon.rpc.network import LOOPBACK, Network
 from photon.rpc.servers import STREAMS_MAX, Complaints
 
 TIMEOUT_S = 30.0
@@ -42,6 +42,21 @@ def open_stream(channel: grpc.Channel, stack: ExitStack) -> Iterator[object]:
     stack.callback(call.cancel)
     next(call)
     return call  # type: ignore[no-any-return]
+
+
+def test_a_call_that_is_meant_for_another_run_is_refused(serve) -> None:  # type: ignore[no-untyped-def]
+    """The port of a process that ended is soon another one's."""
+    server = serve(network=Network(run="a"))
+    for network in (Network(run="a"), LOOPBACK, Network(via={"of-old:1": server.listen})):
+        with network.open(server.listen) as channel:
+            assert ask(channel) == b'{"answers": true}'
+    for listen in (server.listen, serve().listen):
+        with Network(run="b").open(listen) as channel:
+            with pytest.raises(grpc.RpcError, match="another run's") as caught:
+                ask(channel)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+            with ExitStack() as stack, pytest.raises(grpc.RpcError, match="another run's"):
+                open_stream(channel, stack)
 
 
 def test_streams_that_nobody_ends_leave_threads_for_others(channel: grpc.Channel) -> None:
