@@ -14,11 +14,19 @@ import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from photon.core.clock import Background, Clock
-from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import (
+    CorruptStateError,
+    FencedError,
+    OverloadedError,
+    PhotonError,
+    SettingsMismatchError,
+)
 from photon.core.ids import Token
 
 if TYPE_CHECKING:
@@ -96,14 +104,17 @@ class LeaseKeeper:
         notice: Callable[[str], None],
         on_fatal: Callable[[BaseException], None],
         settings: bytes = b"",
+        home: Path | None = None,
     ) -> None:
         """`on_fatal` is told, once, that `own` is fenced, or that no lease is to be had with these `settings`
-        (core.settings_identity.identity_digest).
+        (core.settings_identity.identity_digest), or of this registry, which `home` does not remember.
         """
         self.own = own
-        self.refused: SettingsMismatchError | None = None
+        self.refused: PhotonError | None = None
         """Why no lease is ever to be had: none is asked for any more. What is under way is not given up."""
         self._settings = settings
+        self._home = home
+        """Until the registry is known to be the one that it remembers."""
         self._registry = registry
         self._monotonic = clock.monotonic
         self._notice = notice
@@ -183,12 +194,15 @@ class LeaseKeeper:
         }
 
     def _renew(self, lease: Lease) -> None:
-        asked_s = self._monotonic()
         try:
+            if self._home is not None:
+                check_registry(self._home, self._registry.identity())
+                self._home = None
+            asked_s = self._monotonic()
             self._registry.keep_alive(lease.address, lease.incarnation, lease.lease_s, self._settings)
         except FencedError as error:
             self.fenced(lease, error)
-        except SettingsMismatchError as error:
+        except (SettingsMismatchError, CorruptStateError) as error:
             # The registry keeps what it was founded with: the answer is the same for every lease, for ever.
             self.refused, self._trouble = error, str(error)
             if not self._work.stopping:
@@ -202,3 +216,19 @@ class LeaseKeeper:
         else:
             lease.granted(asked_s)
             self._trouble = None
+
+
+def check_registry(home: Path, identity: str) -> None:
+    """The first registry that a joiner of this `home` gets a lease of is remembered, durably. Raises
+    CorruptStateError for another one: it would let everything be joined again. StorageError."""
+    path = home / "registry"
+    with storage_errors(path):
+        if not path.exists():
+            write_file(path, identity.encode())
+        known = path.read_text("ascii", "replace")
+    if known != identity:
+        raise CorruptStateError(
+            f"{path}: it registers with registry {known[:8]}, and this is {identity[:8]}, which was founded "
+            "anew and knows nothing of what is joined: restore the directories of its replicas, or begin with "
+            "empty ones and an empty output"
+        )

@@ -133,7 +133,8 @@ class Worker:
             on_fatal(error)
 
         self._gate = StorageGate(clock, end)
-        self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end, identity_digest(settings))
+        digest = identity_digest(settings)
+        self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end, digest, home.directory)
         with contextlib.ExitStack() as opened:
             opened.enter_context(DirectoryLock(home.directory))
             guard = None if keeps_default_line(adapter) else Guard(home.directory, settings.adapter.timeout_s)

@@ -39,6 +39,8 @@ class FakeRegistry:
         self.asked_leases: list[tuple[str, int, float]] = []
         self.failures: list[str] = []
         """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
+        self.founded = "0" * 32
+        """Its identity."""
         self.down = False
         self.silent_to_leases = False
         self.before: Callable[[str, int], None] = lambda call, incarnation: None
@@ -83,6 +85,9 @@ class FakeRegistry:
         if self.fails is not None:
             raise self.fails
         return bytes(map(self._registered, split_ids(ids)))
+
+    def identity(self) -> str:
+        return self.founded
 
     def keep_alive(self, token_address: str, incarnation: int, lease_s: float, settings: bytes = b"") -> None:
         self.before("lease", incarnation)

@@ -4,6 +4,7 @@ One system of two datacenters and three registry replicas for all tests; each le
 """
 
 import random
+import shutil
 import signal
 import urllib.request
 
@@ -12,6 +13,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from dispatcher.client import DispatcherClient
 from joiner.client import JoinerClient
+from photon.cluster.supervisor import CORRUPT_STATUS
 from photon.rpc.network import LOOPBACK
 from tests.cluster.roles_kit import METRICS_OFFSET, Roles, Truth
 from tests.health import NOT_SERVING, SERVING, await_health
@@ -193,3 +195,20 @@ def test_all_that_are_told_to_end_at_once_end_well(roles, truth):
     assert roles.terminate(*roles.all) == [0] * len(roles.all)
     joined = truth.joined()
     assert set(joined) <= truth.pairs and set(joined.values()) == {1}
+
+
+@pytest.mark.long
+def test_joiners_end_at_a_registry_that_was_founded_anew(roles, truth):
+    """All replicas lost their disks, and somebody started them again: nothing is joined a second time."""
+    replicas, joiners = ([who for who in roles.all if who[0] == role] for role in ("registry", "joiner"))
+    roles.kill()
+    before = truth.joined()
+    shutil.rmtree(roles.root / "work" / "registry")
+    for dispatcher in (roles.root / "work").glob("*/dispatcher*"):
+        shutil.rmtree(dispatcher)  # so all logs are read again
+    roles.start()
+    roles.await_health(SERVING, *replicas)
+    for who in joiners:
+        assert roles.ended(who) == CORRUPT_STATUS
+        assert "founded anew" in roles.said(who).splitlines()[-1]
+    assert truth.joined() == before

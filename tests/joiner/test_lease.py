@@ -10,7 +10,7 @@ import pytest
 
 from joiner.leases import RETRY_S_MAX, Lease, LeaseKeeper, TokenSource
 from photon.core.clock import ManualClock, SystemClock
-from photon.core.errors import FencedError, OverloadedError, SettingsMismatchError
+from photon.core.errors import CorruptStateError, FencedError, OverloadedError, SettingsMismatchError
 from photon.core.ids import Token, parse_token
 from tests.fake_registry import FakeRegistry
 
@@ -152,6 +152,27 @@ def test_a_joiner_with_other_settings_is_ended_once_and_gives_nothing_up(registr
         with pytest.raises(OverloadedError):
             keeper.check(lease)
     assert "other" in keeper.status()["trouble"]
+
+
+def test_a_joiner_ends_at_a_registry_that_was_founded_anew(registry, clock, notices, fatal, tmp_path):
+    """It knows nothing of what is joined, and all of that would be joined again."""
+
+    def start():
+        return LeaseKeeper(registry, Lease("a:1", 7, 9.0), clock, notices.append, fatal.append, home=tmp_path)
+
+    for _ in range(2):
+        keeper = start()
+        run(keeper, clock, 4)
+        keeper.check(keeper.own)
+    registry.founded = "1" * 32
+    asked = len(registry.calls)
+    keeper = start()
+    run(keeper, clock, 30)
+    assert [type(error) for error in fatal] == [CorruptStateError]
+    assert "founded anew" in str(fatal[0])
+    assert len(registry.calls) == asked
+    with pytest.raises(OverloadedError):
+        keeper.check(keeper.own)
 
 
 def test_the_settings_are_told_with_every_lease(registry, clock, notices, fatal):
