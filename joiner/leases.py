@@ -229,6 +229,6 @@ def check_registry(home: Path, identity: str) -> None:
     if known != identity:
         raise CorruptStateError(
             f"{path}: it registers with registry {known[:8]}, and this is {identity[:8]}, which was founded "
-            "anew and knows nothing of what is joined: restore the directories of its replicas, or begin with "
+            "anew and knows nothing of what is joined: restore the replicas' directories, or begin with "
             "empty ones and an empty output"
         )
