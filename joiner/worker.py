@@ -10,12 +10,13 @@ registers them again, with the same token, and writes the winners, from the inte
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from joiner import rules
 from joiner.adapter import BatchAdapter, keeps_default_line, load_adapter
@@ -24,6 +25,7 @@ from joiner.completion import Completer
 from joiner.guard import Guard
 from joiner.intents import Intent, IntentJournal
 from joiner.leases import Lease, LeaseKeeper, TokenSource
+from joiner.marks import Marker
 from joiner.output import Checkpoint, JoinedLog
 from joiner.output_files import Life, check_new, note_life, open_roots, output_directories, write_known
 from joiner.parquet import check_installed
@@ -91,6 +93,16 @@ class _Candidates:
     repeats: dict[int, int]
     """Rows of the batch whose id stands at an earlier candidate -> that one's row."""
 
+    def part(self, rows: rules.Rows, mask: npt.NDArray[np.bool_]) -> "_Candidates":
+        """The chosen ones of K, which are these rows; the repeats of all."""
+        return _Candidates(
+            rows[mask],
+            take_ids(self.ids, mask),
+            take_times(self.times, mask),
+            rules.take_lines(self.lines, mask),
+            self.repeats,
+        )
+
 
 class Worker:
     """Joins batches, several at a time; writes `joined/<datacenter>/<name>-NNNNNN.jsonl` in each output root.
@@ -134,6 +146,7 @@ class Worker:
 
         self._gate = StorageGate(clock, end)
         digest = identity_digest(settings)
+        self._marker = Marker(registry, settings) if wanted.mark_matched else None
         self.leases = LeaseKeeper(registry, own, clock, self._notices.tell, end, digest, home.directory)
         with contextlib.ExitStack() as opened:
             opened.enter_context(DirectoryLock(home.directory))
@@ -193,8 +206,11 @@ class Worker:
             self._checkpoint("looked up")
             outcomes, reasons = rules.outcomes_of_lookup(found, batch, self.settings.joiner, self.home.drain)
             candidates = self._adapt(batch, found, primaries, outcomes, reasons)
+            if candidates.ids and self._marker is not None:
+                candidates = self._mark(candidates, batch.primary_ids, primaries, outcomes, reasons)
             if candidates.ids:
                 _place(candidates, self._register(candidates, deadline), outcomes, reasons)
+            _repeat(candidates.repeats, outcomes, reasons)
             return JoinOutcomes(outcomes.tobytes(), reasons)
 
     def stop(self, grace_s: float) -> bool:
@@ -306,6 +322,30 @@ class Worker:
             rows, ids, times = places[kept], take_ids(ids, kept), take_times(times, kept)
         return _once_each(_Candidates(rows, ids, times, adapted.lines, {}), len(batch))
 
+    def _mark(
+        self,
+        candidates: _Candidates,
+        primary_ids: bytes,
+        primaries: list[bytes],
+        outcomes: rules.Outcomes,
+        reasons: dict[int, str],
+    ) -> _Candidates:
+        """Those whose primary event is matched now, and may not be called unmatched any more."""
+        assert self._marker is not None
+        rows = np.arange(len(primaries)) if candidates.rows is None else candidates.rows
+        mask = np.ones(len(rows), np.bool_)
+        try:
+            told = self._marker.mark(take_ids(primary_ids, rows), [primaries[row] for row in rows])
+        except UnavailableError:
+            outcomes[rows] = Joined.RETRY_UNAVAILABLE
+            mask[:] = False
+        else:
+            self._checkpoint("marked")
+            for row, (outcome, why) in told.items():
+                outcomes[rows[row]], reasons[int(rows[row])] = outcome, why
+            mask[list(told)] = False
+        return candidates if mask.all() else candidates.part(rows, mask)
+
     def _register(self, candidates: _Candidates, deadline: Deadline) -> bytes | None:
         """Intend, register, write. K core.fates.Committed; None where the outcome will be known later."""
         batch: Unended | None = None
@@ -351,7 +391,11 @@ def _place(
         if Committed.EXPIRED in committed:
             expired = np.flatnonzero(outcomes == Joined.EXPIRED)
             reasons.update(dict.fromkeys(expired.tolist(), rules.EXPIRED_REASON))
-    for row, original in candidates.repeats.items():
+
+
+def _repeat(repeats: dict[int, int], outcomes: rules.Outcomes, reasons: dict[int, str]) -> None:
+    """What became of an id's first row is said of its others."""
+    for row, original in repeats.items():
         joined = outcomes[original] == Joined.JOINED
         outcomes[row] = Joined.DUPLICATE if joined else outcomes[original]
         if original in reasons:
@@ -366,10 +410,5 @@ def _once_each(candidates: _Candidates, batch_events: int) -> _Candidates:
     rows = np.arange(batch_events) if candidates.rows is None else candidates.rows
     mask = np.ones(len(rows), np.bool_)
     mask[list(repeats)] = False
-    return _Candidates(
-        rows[mask],
-        take_ids(candidates.ids, mask),
-        take_times(candidates.times, mask),
-        rules.take_lines(candidates.lines, mask),
-        {int(rows[row]): int(rows[original]) for row, original in repeats.items()},
-    )
+    repeated = {int(rows[row]): int(rows[original]) for row, original in repeats.items()}
+    return replace(candidates, repeats=repeated).part(rows, mask)

@@ -25,6 +25,7 @@ from photon.core.columns import take_ids, take_times
 from photon.core.errors import UnavailableError, UsageError
 from photon.core.fates import Registered
 from photon.core.ids import parse_token
+from photon.core.marks import ADDRESSES
 from spark.options import SCAN_TIMEOUT_S
 from spark.reading.lines import fixed_binary
 from spark.reading.paths import is_uri
@@ -114,7 +115,10 @@ def _scan(registry: RegistryAt, shard: int, timeout_s: float) -> Generator[Scann
 
 
 def to_arrow(scanned: Scanned, shard: int) -> Any:
-    """One piece of a scan as columns of SCHEMA. Python work for each distinct token, not for each id."""
+    """One piece of a scan as columns of SCHEMA, but for marks, which are of no foreign event.
+
+    Python work for each distinct token, not for each id.
+    """
     holders = list(map(parse_token, scanned.holders))
     rows = pa.array(scanned.holder_of)
     address = pa.array([holder.address for holder in holders], pa.string())
@@ -128,7 +132,9 @@ def to_arrow(scanned: Scanned, shard: int) -> Any:
         "token_us": pa.array(scanned.token_times),
         "shard": pa.repeat(pa.scalar(shard, pa.int32()), len(scanned.holder_of)),
     }
-    return pa.RecordBatch.from_pydict(columns)
+    found = pa.RecordBatch.from_pydict(columns)
+    marks = [number for number, holder in enumerate(holders) if holder.address in ADDRESSES]
+    return found.filter(pa.array(~np.isin(scanned.holder_of, marks))) if marks else found
 
 
 def joiner_columns() -> "list[Column]":

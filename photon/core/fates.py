@@ -24,6 +24,8 @@ class Fate(StrEnum):
     ADAPTER_ERROR = "adapter_error"
     """The adapter raised, hung, killed its joiner, or returned what is no joined line."""
     EXPIRED = "expired"
+    LATE = "late"
+    """Its primary event was said to be unmatched before."""
     MALFORMED = "malformed"
     PENDING = "pending"
 
@@ -86,9 +88,10 @@ class Joined(IntEnum):
     EXPIRED = 3
     UNJOINABLE = 4
     ADAPTER_ERROR = 5
-    RETRY_ABSENT = 6
+    LATE = 6
+    RETRY_ABSENT = 7
     """The primary event is not there yet."""
-    RETRY_UNAVAILABLE = 7
+    RETRY_UNAVAILABLE = 8
     """A server on the way could not answer; the outcome is unknown or nothing was done."""
 
 
@@ -147,6 +150,7 @@ FATE_OF_VERDICT: Final[Mapping[int, Fate]] = {
     Verdict.REGISTERED: Fate.DUPLICATE,
     Joined.FILTERED: Fate.FILTERED,
     Joined.ADAPTER_ERROR: Fate.ADAPTER_ERROR,
+    Joined.LATE: Fate.LATE,
     Joined.EXPIRED: Fate.EXPIRED,
     Verdict.TOO_OLD: Fate.EXPIRED,
     Joined.UNJOINABLE: Fate.UNJOINABLE,
@@ -160,6 +164,7 @@ LETTER_REASONS: Final[Mapping[Fate, str]] = {
     Fate.FILTERED: "the adapter skipped it",
     Fate.ADAPTER_ERROR: "the adapter failed at it",
     Fate.EXPIRED: "older than the registry remembers: a duplicate could not be told",
+    Fate.LATE: "its primary event was said to be unmatched before",
 }
 """Fates that another try may change, and the reason of their dead letters where nobody gave a better one."""
 

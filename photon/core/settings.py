@@ -236,6 +236,8 @@ class Joiner:
     output_format: str = _one_of("jsonl", OUTPUT_FORMATS)
     """In which complete files are kept."""
     fsync: bool = True
+    mark_matched: bool = False
+    """Register with each event that its primary event is matched, which then nobody can call unmatched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,26 +452,35 @@ _KEY_DIGEST_BYTES: Final = 8
 _READING_DIGEST_BYTES: Final = 12
 
 
+_MARKS: Final = "joiner.mark_matched"
+
+
 def identity_settings(settings: Settings) -> dict[str, Any]:
     """By which an event is the same event on two machines; of the key its digest.
 
     Ids are digests under `ids.key` of what the fields of [foreign] hold. Where two processes of a system
-    differ in any of that, the registry takes one event for two, and it is joined twice.
+    differ in any of that, the registry takes one event for two, and it is joined twice. Where joiners mark
+    primary events all must, and find the same id and time.
     """
+    document = to_document(settings)
     key = hashlib.blake2b(settings.ids.key.encode(), digest_size=_KEY_DIGEST_BYTES)
     return {
         "ids.key (digest)": key.hexdigest(),
-        **{f"foreign.{name}": value for name, value in to_document(settings)["foreign"].items()},
+        **{f"foreign.{name}": value for name, value in document["foreign"].items()},
+        _MARKS: settings.joiner.mark_matched and document["primary"],
     }
 
 
 def identity_digest(settings: Settings) -> bytes:
     """16 bytes, the same only where the settings are, in every version of this program.
 
-    A registry keeps it for its whole life: a setting that is ever added to [foreign] must be left out here
-    while it has its default.
+    A registry keeps it for its whole life: a setting that is ever added must be left out here while it has
+    its default.
     """
-    facts = json.dumps(identity_settings(settings), sort_keys=True, ensure_ascii=False).encode()
+    found = identity_settings(settings)
+    if not found[_MARKS]:
+        del found[_MARKS]
+    facts = json.dumps(found, sort_keys=True, ensure_ascii=False).encode()
     return hashlib.blake2b(facts, digest_size=IDENTITY_DIGEST_BYTES).digest()
 
 

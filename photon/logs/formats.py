@@ -73,6 +73,12 @@ class JsonLines:
         self._time_field = foreign.time
         self._primary, columns = decoder_of("PrimaryEvent", {"id": Field(parse_path(primary.id), _ID)})
         self._primary_id = columns["id"]
+        self._primary_unit = primary.time_unit
+        self._timed, columns = decoder_of(
+            "TimedPrimaryEvent",
+            {"time": Field(parse_path(primary.time), time_type(primary.time_unit), optional=True)},
+        )
+        self._primary_time = columns["time"]
         self._foreign, columns = decoder_of(
             "ForeignEvent",
             {
@@ -86,6 +92,28 @@ class JsonLines:
     def parse_primary(self, chunk: bytes) -> PrimaryBatch:
         events, lines, starts, malformed = _events(self._primary, chunk)
         return PrimaryBatch(self._packer.pack(self._primary_id(events)), lines, starts, malformed)
+
+    def primary_times(self, ids: bytes, lines: Sequence[bytes]) -> tuple[bytes, dict[int, str]]:
+        """Of N primary events: 8 x N times (us), 0 of those that have none; and why, by row."""
+        try:
+            found = event_times(ids, self._times_in(lines), self._primary_unit)
+            if isinstance(found, bytes):
+                return found, {}
+        except msgspec.DecodeError:
+            pass
+        times, wrong = [], {}
+        for row, line in enumerate(lines):
+            try:
+                one = event_times(ids[16 * row : 16 * row + 16], self._times_in([line]), self._primary_unit)
+            except msgspec.DecodeError as error:
+                one = str(error)
+            if isinstance(one, str):
+                wrong[row] = one
+            times.append(pack_times([0]) if isinstance(one, str) else one)
+        return b"".join(times), wrong
+
+    def _times_in(self, lines: Sequence[bytes]) -> list[Any]:
+        return self._primary_time(self._timed.decode_lines(b"\n".join(lines)))
 
     def parse_foreign(self, chunk: bytes) -> ForeignBatch:
         events, lines, starts, malformed = _events(self._foreign, chunk)

@@ -70,7 +70,14 @@ ROW: Final = ", ".join(f"{name} {kind}" for name, (_, kind) in _KINDS.items())
 """`known`: the primary is in the logs; `same`: with that content. The ids are packed, 16 bytes."""
 ROW_SCHEMA: Final = pa.schema([(name, kind) for name, (kind, _) in _KINDS.items()])
 
-_FATES: Final = (Fate.FILTERED, Fate.ADAPTER_ERROR, Fate.EXPIRED, Fate.UNJOINABLE, Fate.MALFORMED)
+_FATES: Final = (
+    Fate.FILTERED,
+    Fate.ADAPTER_ERROR,
+    Fate.EXPIRED,
+    Fate.LATE,
+    Fate.UNJOINABLE,
+    Fate.MALFORMED,
+)
 _COUNTS: Final = ("events", "lines", "joined", "letters", "differing", *(fate.value for fate in _FATES))
 _ACCOUNT: Final[Mapping[str, tuple[Any, str]]] = {
     "id": (pa.string(), "string"),
@@ -147,7 +154,7 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
     rows = _Rows(bucket, terms.span)
     lines, joined = rows.count(rows.asked), rows.count(rows.joined)
     fates = [rows.count(rows.fate == fate.value) for fate in _FATES]
-    filtered, failed, expired, unjoinable, malformed = (count > 0 for count in fates)
+    filtered, failed, expired, late, unjoinable, malformed = (count > 0 for count in fates)
     held, settling, holders = _holders(rows, terms)
     known, same = _flags(rows.table["known"], False), _flags(rows.table["same"], True)
     joinable = rows.any(rows.foreign & known)
@@ -164,7 +171,7 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
     missing = there & (lines > 0) & ~held & terms.asked & (rows.times >= terms.boundary_us)
     absent = missing & _absent(rows, missing, ask)
     unregistered = Verdict.NOT_IN_EXPORT if terms.from_export else Verdict.UNREGISTERED
-    has_letter = filtered | failed | expired | unjoinable | malformed
+    has_letter = filtered | failed | expired | late | unjoinable | malformed
     verdicts: list[tuple[Column, Verdict]] = [
         ((lines == 0) & there, Verdict.ALIEN),
         (lines == 0, Verdict.OTHER_INPUTS),
@@ -179,6 +186,7 @@ def judged(bucket: Any, terms: Terms, ask: Ask | None = None) -> Any:
         (filtered, Verdict.FILTERED),
         (failed, Verdict.ADAPTER_ERROR),
         (expired, Verdict.EXPIRED),
+        (late, Verdict.LATE),
         (unjoinable & joinable, Verdict.LOST_UNJOINABLE),
         (unjoinable, Verdict.UNJOINABLE),
         (malformed, Verdict.MALFORMED),

@@ -32,6 +32,7 @@ class Verdict(StrEnum):
     FILTERED = "filtered"
     ADAPTER_ERROR = "adapter_error"
     EXPIRED = "expired"
+    LATE = "late"
     PENDING = "pending"
     PENDING_JOINABLE = "pending_joinable"
     LOST_PENDING = "lost_pending"
@@ -63,6 +64,7 @@ MEANINGS: Final[Mapping[str, str]] = {
     Verdict.FILTERED: "dead letters: the adapter skipped them",
     Verdict.ADAPTER_ERROR: "dead letters: the adapter failed at them",
     Verdict.EXPIRED: "dead letters: older than the registry remembers",
+    Verdict.LATE: "dead letters: their primary event was said to be unmatched before",
     Verdict.NOT_IN_EXPORT: "joined, not in the export of the registry: joined since, or never registered",
     Verdict.PENDING: "in no output yet",
     Verdict.IN_FLIGHT: "registered a moment ago, in no joined log yet: ask again",

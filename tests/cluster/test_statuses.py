@@ -18,6 +18,7 @@ from photon.cluster.run import RunLoop
 from photon.cluster.statuses import Sample, StatusReader
 from photon.cluster.supervisor import Supervisor
 from photon.cluster.topology import Pipeline, Replica, Topology, write_topology
+from photon.core.disk import DirectoryLock
 from photon.core.errors import UnavailableError
 from photon.core.settings import Settings, load_settings
 from photon.rpc import network as failures
@@ -72,9 +73,16 @@ def test_only_an_event_store_has_caches_beside_it():
     assert line_of({"members": ["127.0.0.1:3"]}) == "1 cache processes beside"
 
 
-def test_a_person_is_told_why_a_process_does_not_answer(tmp_path):
-    write_topology(system(), tmp_path / "topology.json")
-    told = CliRunner().invoke(command, ["--work", str(tmp_path)])
+@pytest.fixture
+def work(tmp_path):
+    """Of a run that is on."""
+    with DirectoryLock(tmp_path):
+        yield tmp_path
+
+
+def test_a_person_is_told_why_a_process_does_not_answer(work):
+    write_topology(system(), work / "topology.json")
+    told = CliRunner().invoke(command, ["--work", str(work)])
     lines = {line.split()[0]: line for line in told.output.splitlines()}
     assert told.exit_code == 1 and not any(t.name.startswith("status") for t in threading.enumerate())
     assert "does not answer (" in lines["joiner-east"] and "127.0.0.1:4" in lines["joiner-east"]
@@ -102,7 +110,7 @@ def test_how_to_mend_tls_is_told_whole_whatever_grpc_adds(mend, monkeypatch):
 
 
 @pytest.mark.parametrize("ill", ["other CA", "no TLS"])
-def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path, ill):
+def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path, work, ill):
     ours, theirs = (Authority(tmp_path / who).issue("node", tls_name="photon") for who in ("ours", "theirs"))
     (tmp_path / "photon.toml").write_text(
         f'[tls]\ncert = "{ours.cert}"\nkey = "{ours.key}"\nca = "{ours.ca}"\n', "utf-8"
@@ -111,15 +119,15 @@ def test_photon_status_says_how_to_mend_tls_and_nothing_of_grpc_beside(tmp_path,
     server = Server("127.0.0.1:0", 1, network=Network(tls=theirs) if ill == "other CA" else Network())
     server.start()
     planned = dataclasses.replace(system(joiner=server.listen), settings=settings)
-    write_topology(planned, tmp_path / "topology.json")
-    done = photon("status", "--work", tmp_path)
+    write_topology(planned, work / "topology.json")
+    done = photon("status", "--work", work)
     server.stop(0)
     line = next(line for line in done.stdout.splitlines() if line.startswith("joiner-east"))
     assert ("take both from one CA" if ill == "other CA" else "set [tls] at both ends or at none") in line
     assert done.returncode == 1 and done.stderr == ""
 
 
-def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(tmp_path, monkeypatch):
+def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(work, monkeypatch):
     def status(events):
         return {"datacenter": "east", "foreign_events": events, "fates": {"joined": events}, "pending": 0}
 
@@ -128,8 +136,8 @@ def test_the_counts_of_the_workers_of_a_datacenter_are_shown_together(tmp_path, 
             return Sample(0.0, {"dispatcher-east": status(9), "dispatcher-east-1": status(5)})
 
     monkeypatch.setattr(statuses, "StatusReader", Workers)
-    write_topology(system(), tmp_path / "topology.json")
-    told = CliRunner().invoke(command, ["--work", str(tmp_path), "--json"])
+    write_topology(system(), work / "topology.json")
+    told = CliRunner().invoke(command, ["--work", str(work), "--json"])
     assert json.loads(told.output)["fates"]["east"]["foreign_events"] == 14
 
 

@@ -9,7 +9,7 @@ def test_one_datacenter_counts_add_up_to_the_events_read():
     counts = merge_fates([ledger(10, joined=6, duplicate=1, unjoinable=2)], joined=6)
     assert counts == {
         "foreign_events": 10, "joined": 6, "duplicate": 1, "unjoinable": 2,
-        "filtered": 0, "adapter_error": 0, "expired": 0, "malformed": 0, "pending": 1,
+        "filtered": 0, "adapter_error": 0, "expired": 0, "late": 0, "malformed": 0, "pending": 1,
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ EVENTS = {
     name: foreign(name, "q")
     for name in (
         *("joined", "repeated", "joined_elsewhere", "twice", "twice_in_one", "altered", "lost_unjoinable"),
-        *("joinable", "filtered", "adapter_error", "expired", "unsure", "too_long"),
+        *("joinable", "filtered", "adapter_error", "expired", "late", "unsure", "too_long"),
     )
 }
 ORPHANS = {name: foreign(name, "gone") for name in ("unjoinable", "pending", "of_no_log")}
@@ -52,7 +52,10 @@ def broken_run(tmp_path_factory):
     )
     logs.letters(
         "dc1",
-        *(letter(fate, events[fate]) for fate in ("filtered", "adapter_error", "expired", "unjoinable")),
+        *(
+            letter(fate, events[fate])
+            for fate in ("filtered", "adapter_error", "expired", "late", "unjoinable")
+        ),
         letter("unjoinable", events["joined_elsewhere"]),
         letter("unjoinable", events["lost_unjoinable"]),
         letter("unjoinable", events["unsure"]),
@@ -92,6 +95,7 @@ def answer(place, broken_run):
         ("unsure", "filtered"),
         ("adapter_error", "adapter_error"),
         ("expired", "expired"),
+        ("late", "late"),
         ("pending", "pending"),
         ("joinable", "pending_joinable"),
         ("lost_unjoinable", "lost_unjoinable"),
