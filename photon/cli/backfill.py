@@ -128,12 +128,19 @@ def _abandon(place: "Place", registry: "RegistryAt", as_json: bool) -> int:
 
 def _settings(config: Path | None, work: Path | None) -> Settings:
     """Those of the run, where it is known: events that are read otherwise would be joined twice."""
-    if work is None:
-        return load_settings(config)
     from photon.cluster.topology import load_alike, read_topology
 
-    runs = read_topology(work / "topology.json").settings
-    return runs if config is None else load_alike(config, runs, work)
+    if work is None:
+        settings = load_settings(config)
+    else:
+        runs = read_topology(work / "topology.json").settings
+        settings = runs if config is None else load_alike(config, runs, work)
+    if settings.joiner.mark_matched:
+        raise UsageError(
+            "'joiner.mark_matched' is set, and a backfill marks nothing: what it joins could be called "
+            "unmatched; join these logs by `photon join` or the running system"
+        )
+    return settings
 
 
 def _patient(options: SparkOptions) -> SparkOptions:
