@@ -16,6 +16,7 @@ from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.computation import NEVER
 from millwheel.ready import Unmatched
 from millwheel.testing import Bench
+from photon.cli import backfill
 from photon.cluster.declared import Declared
 from photon.core.columns import pack_times
 from photon.core.errors import SettingsMismatchError, UsageError
@@ -106,6 +107,8 @@ def test_joiners_that_do_not_mark_or_mark_otherwise_are_told_of(registry, config
         bench.watermark(NEVER)
     with pytest.raises(UsageError, match="one of work= "):
         Declared("out")
+    with pytest.raises(UsageError, match="a backfill marks nothing"):
+        backfill._settings(config, None)
 
 
 TOPOLOGY = """

@@ -388,3 +388,18 @@ def test_many_events_without_a_time_are_each_malformed_and_in_order() -> None:
     assert unpack_times(batch.times).tolist() == list(range(0, 30, 3))
     assert len(batch.malformed) == 21
     assert [bad.start for bad in batch.malformed] == sorted(bad.start for bad in batch.malformed)
+
+
+def test_times_of_primary_events_are_read_by_their_own_field_and_unit():
+    lines = JsonLines(Primary("meta.id", "at", "s"), Foreign(), IdPacker())
+    events = [
+        b'{"meta":{"id":"a"},"at":1.5,"ts_us":9}',
+        b'{"at":2,"meta":{"id":"10.0.0.1:7:1700000000000000"}}',
+    ]
+    ids = lines.parse_primary(b"\n".join(events)).ids
+    times, wrong = lines.primary_times(ids, events)
+    assert (unpack_times(times).tolist(), wrong) == ([1_500_000, 1_700_000_000_000_000], {})
+    odd = [b'{"at":null}', b'{"at":"soon"}', b'{"at":1e300}']
+    times, wrong = lines.primary_times(ids[:16] * 3 + ids[16:], [*odd, events[1]])
+    assert unpack_times(times).tolist() == [0, 0, 0, 1_700_000_000_000_000]
+    assert wrong.keys() == {0, 1, 2} and "missing" in wrong[0] and "str" in wrong[1] and "range" in wrong[2]
