@@ -33,6 +33,7 @@ FATES = (
     "filtered",
     "adapter_error",
     "expired",
+    "late",
     "malformed",
     "pending",
 )
