@@ -68,10 +68,23 @@ def test_a_registry_that_lost_most_replicas_is_not_asked_what_was_joined(
 
 
 @pytest.mark.long
-def test_a_registry_whose_journals_were_cut_short_is_found_to_remember_too_little(attacked: Path) -> None:
-    for journal in (attacked / "out" / ".photon" / "registry").rglob("journal-*.log"):
+@pytest.mark.parametrize(
+    ("cut", "told"),
+    [
+        pytest.param("group-0001", "remembers 0 ids, but 200 joined lines", id="a shard's"),
+        pytest.param(
+            "group-*", "which was founded anew and knows nothing of what is joined", id="the directory's too"
+        ),
+    ],
+)
+def test_a_registry_whose_journals_were_cut_short_is_found_to_have_forgotten(
+    attacked: Path, cut: str, told: str
+) -> None:
+    journals = list((attacked / "out" / ".photon" / "registry").glob(f"r*/{cut}/journal-*.log"))
+    assert len(journals) >= 3
+    for journal in journals:
         os.truncate(journal, 100)
-    assert "remembers 0 ids, but 200 joined lines" in refusal(attacked)
+    assert told in refusal(attacked)
 
 
 def test_output_of_a_run_that_the_work_directory_knows_nothing_of_is_refused(attacked: Path) -> None:
