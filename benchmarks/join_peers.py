@@ -1,37 +1,20 @@
 """`photon bench join --peers`: what users would take instead, on the same logs in the same run.
 
-Each peer of benchmarks.peers is a process of its own, run by an interpreter that has it. What it wrote is
-compared with the truth as ours is, and what it lost is counted.
+The peers are those of benchmarks.peers. What they wrote is compared with the truth as ours is, and what they
+lost is counted.
 """
 
 import json
-import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from benchmarks.measuring import ROOT, ProcessTree, Row, Usage, fresh
+from benchmarks.measuring import ROOT, Row, Usage
+from benchmarks.peer_runs import PEER_S_MAX, Peer, interpreters, missing, run_peer
 from joiner.joined_lines import blocks_of
-from photon.core.errors import UsageError
 from photon.dev.pairs import pairs_sha256
-
-PEER_S_MAX: Final = 900.0
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """`needs`: what its interpreter must be able to import."""
-
-    needs: str
-    what: str
-    java: bool = False
-
 
 PEERS: Final = {
     "spark": Peer("pyspark", "Spark Structured Streaming, checkpoint, 25 h range", java=True),
@@ -56,59 +39,27 @@ def beside_us(
 
     `pythons`: NAME=PATH, the interpreter of a peer. UsageError for one that is none.
     """
-    interpreters = _interpreters(pythons)
+    pythons_of = interpreters(pythons, PEERS)
     rows = []
     for name, peer in PEERS.items():
         tell(peer.what)
-        python = interpreters.get(name, sys.executable)
-        if missing := _missing(peer, python):
-            rows.append({"engine": peer.what, "remark": missing})
+        python = pythons_of[name]
+        if why := missing(peer, python):
+            rows.append({"engine": peer.what, "remark": why})
             continue
         done = [_run(name, python, logs, out) for _ in range(runs)]
         rows.append(min(done, key=lambda row: float(row.get("seconds", PEER_S_MAX))))
     return rows
 
 
-def _interpreters(pythons: Sequence[str]) -> dict[str, str]:
-    found = {}
-    for text in pythons:
-        name, equals, path = text.partition("=")
-        if not equals or name not in PEERS or not shutil.which(path):
-            raise UsageError(
-                f"--peer-python {text}: give NAME=PATH, a name of {', '.join(PEERS)} and a Python's path"
-            )
-        found[name] = path
-    return found
-
-
-def _missing(peer: Peer, python: str) -> str:
-    """Why this peer can't run; empty if it can."""
-    if peer.java and not shutil.which("java"):
-        return "no Java on PATH"
-    found = subprocess.run([python, "-c", f"import {peer.needs}"], check=False, capture_output=True)
-    return f"{python} has no {peer.needs}" if found.returncode else ""
-
-
 def _run(name: str, python: str, logs: Path, out: Path, root: Path = ROOT) -> Row:
-    peer = PEERS[name]
-    fresh(out)
-    arguments = [python, "-m", "benchmarks.peers", name, str(logs.absolute())]
-    with (out / "log").open("wb") as log:
-        began = time.monotonic()
-        process = subprocess.Popen([*arguments, str(out.absolute())], cwd=root, stdout=log, stderr=log)
-        tree = ProcessTree(process.pid)
-        try:
-            process.wait(PEER_S_MAX)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        seconds = time.monotonic() - began
-        usage = tree.stop()
-    if process.returncode != 0:
-        return {"engine": peer.what, "remark": f"ended with status {process.returncode}; see {out / 'log'}"}
+    what = PEERS[name].what
+    run = run_peer("benchmarks.peers", name, python, logs, out, root=root)
+    if run.status != 0:
+        return {"engine": what, "remark": f"ended with status {run.status}; see {out / 'log'}"}
     truth = json.loads((logs / "truth.json").read_bytes())
     wrote = what_it_wrote(out / "joined", truth)
-    return figures(peer.what, seconds, usage, truth["distinct_joined_pairs"] - wrote["lost"]) | wrote
+    return figures(what, run.seconds, run.usage, truth["distinct_joined_pairs"] - wrote["lost"]) | wrote
 
 
 def figures(engine: str, seconds: float, usage: Usage, joined: int) -> Row:

@@ -30,6 +30,7 @@ from benchmarks.measuring import (
     fresh,
     percentiles,
 )
+from benchmarks.peer_runs import Peer, PeerRun, interpreters, missing, run_peer
 from photon.cluster.wheels import ask
 from photon.core.errors import PhotonError
 
@@ -40,6 +41,8 @@ LINES_A_SECOND: Final = 10_000
 LIVE_LINES_PER_S: Final = 1_000
 KILLS: Final = 5
 START_S_MAX: Final = 30.0
+END: Final = "end"
+"""The key of the line that ends a peer's log."""
 Found = Counter[tuple[str, int, int]]
 """Key, second, count: of each line in the sink."""
 
@@ -346,16 +349,100 @@ class Live:
                 self.lags_ms.append((source - stage) / 1_000)
 
 
+PEERS: Final = {
+    "photon": Peer("photon", "MillWheel here, in columns, 2 workers"),
+    "duckdb": Peer("duckdb", "DuckDB, one aggregation (the floor)"),
+    "pathway": Peer("pathway", "Pathway, no persistence"),
+    "bytewax": Peer("bytewax", "Bytewax, recovery"),
+    "spark": Peer("pyspark", "Spark Structured Streaming, windows, checkpoint", java=True),
+    "spark-state": Peer("pyspark", "Spark transformWithState, checkpoint", java=True),
+    "flink": Peer("pyflink", "Flink SQL, windows, checkpoint", java=True),
+}
+"""Of benchmarks.millwheel_peers."""
+
+
+def beside_us(plan: Plan, pythons: Sequence[str], tell: Callable[[str], object]) -> list[Row]:
+    """A row for each shape of log and peer, ours among them, from files to files; its best run. Then the same
+    with a SIGKILL of all its processes half way, after which it is started again: `killed_...`.
+
+    `missing`, `extra`: counts that are not there once, of those that are right.
+    """
+    pythons_of = interpreters(pythons, PEERS)
+    lacking = {name: missing(peer, pythons_of[name]) for name, peer in PEERS.items()}
+    rows: list[Row] = [{"engine": PEERS[name].what, "remark": why} for name, why in lacking.items() if why]
+    for shape_name, shape in SHAPES.items():
+        logs = written(plan.directory / "beside", shape, plan.lines)
+        end = int(logs.times.max()) + 3_600 * SECOND_US
+        with (logs.directory / "logs" / "3.jsonl").open("a") as last:
+            last.write(f'{{"key": "{END}", "ts_us": {end}}}\n')
+        truth = logs.counts()
+        for name, peer in PEERS.items():
+            if not lacking[name]:
+                tell(f"{shape_name}, {peer.what}")
+                row = {"shape": shape_name, "engine": peer.what, "lines": plan.lines}
+                rows.append(row | _peer_figures(plan, name, pythons_of[name], logs, truth))
+    return rows
+
+
+def _peer_figures(plan: Plan, name: str, python: str, logs: Written, truth: Found) -> Row:
+    out = plan.directory / "beside" / "peer"
+
+    def run(kill_after_s: float | None = None) -> PeerRun:
+        return run_peer(
+            "benchmarks.millwheel_peers", name, python, logs.directory / "logs", out, kill_after_s
+        )
+
+    runs = []
+    for _ in range(plan.runs):
+        runs.append(run())
+        if runs[-1].status != 0:
+            return {"remark": f"ended with status {runs[-1].status}; see {out / 'log'}"}
+    best = min(runs, key=lambda one: one.seconds)
+    row: Row = {"seconds": round(best.seconds, 2), "lines_per_s": round(plan.lines / best.seconds)}
+    row |= {"cpu_s": best.usage.cpu_s, "peak_mib": best.usage.peak_mib, **_wrong(out, truth)}
+    killed = run(best.seconds / 2)
+    if killed.status != 0:
+        return row | {"remark": f"killed, it ended with status {killed.status}; see {out / 'log'}"}
+    after = {"seconds": round(killed.seconds, 2), **_wrong(out, truth)}
+    return row | {f"killed_{key}": value for key, value in after.items()}
+
+
+def _wrong(out: Path, truth: Found) -> Row:
+    found: Found = Counter()
+    for path in _whole_files(out / "counts"):
+        with path.open("rb") as file:
+            for line in map(json.loads, file):
+                found[line["key"], line["start_us"], line["count"]] += line.get("diff", 1)
+    found = Counter({row: times for row, times in found.items() if row[0] != END})
+    return {"missing": (truth - found).total(), "extra": (found - truth).total()}
+
+
+def _whole_files(counts: Path) -> list[Path]:
+    """What a reader may read: of Spark's, those that its sink's log lists."""
+    listed = [entry.read_text() for entry in (counts / "_spark_metadata").glob("[0-9]*")]
+    if listed:
+        names = {json.loads(line)["path"] for text in listed for line in text.splitlines()[1:]}
+        return [counts / Path(name).name for name in sorted(names)]
+    files = (
+        path for path in counts.rglob("*") if path.is_file() and path.suffix not in (".manifest", ".crc")
+    )
+    return sorted(path for path in files if not path.name.startswith((".", "_")))
+
+
 PARTS: Final[dict[str, Callable[[Plan, Callable[[str], object]], list[Row]]]] = {
     "throughput": throughput,
     "latency": latency,
 }
 
 
-def run(plan: Plan, only: Sequence[str], tell: Callable[[str], object]) -> dict[str, Any]:
-    """The machine and the rows of each part. BenchError for a wrong output."""
+def run(
+    plan: Plan, only: Sequence[str], peers: bool, pythons: Sequence[str], tell: Callable[[str], object]
+) -> dict[str, Any]:
+    """The machine and the rows of each part, and of the `peers`. BenchError for a wrong output of ours."""
     report: dict[str, Any] = {"machine": {**describe_machine(), "load": round(os.getloadavg()[0], 1)}}
     for name, part in PARTS.items():
         if not only or name in only:
             report[name] = part(plan, tell)
+    if peers:
+        report["peers"] = beside_us(plan, pythons, tell)
     return report

@@ -19,6 +19,7 @@ JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
 MILLWHEEL_PARTS: Final = ("throughput", "latency")
 REGISTRY_PARTS: Final = ("throughput", "etcd", "wan", "failover")
 PEERS: Final = ("spark", "pathway", "duckdb")
+MILLWHEEL_PEERS: Final = ("photon", "duckdb", "pathway", "bytewax", "spark", "spark-state", "flink")
 
 
 def _option(*names: str, default: Any = None, **given: Any) -> click.Option:
@@ -27,7 +28,16 @@ def _option(*names: str, default: Any = None, **given: Any) -> click.Option:
 
 _OUT: Final[dict[str, Any]] = {"type": click.Path(path_type=Path), "default": Path("bench-out")}
 _JSON: Final = click.Option(["--json", "as_json"], is_flag=True)
-_PEER_PYTHON: Final = f"The interpreter that has a peer ({', '.join(PEERS)}); this one if not given."
+
+
+def _peers(names: Sequence[str]) -> list[click.Parameter]:
+    python = f"The interpreter that has a peer ({', '.join(names)}); this one if not given."
+    return [
+        click.Option(["--peers"], is_flag=True, help="Also what users would take instead, where installed."),
+        _option("--peer-python", "pythons", multiple=True, metavar="NAME=PATH", help=python),
+    ]
+
+
 _JOIN: Final[list[click.Parameter]] = [
     _option("--dir", "directory", **_OUT, help="For logs and output: on the disk that is meant."),
     _option("--only", multiple=True, type=click.Choice(JOIN_PARTS), help="This part; may be repeated."),
@@ -36,8 +46,7 @@ _JOIN: Final[list[click.Parameter]] = [
     _option("--runs", default=3, help="Of each; medians are told."),
     _option("--live-seconds", default=30.0),
     click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
-    click.Option(["--peers"], is_flag=True, help="Also what users would take instead, where installed."),
-    _option("--peer-python", "pythons", multiple=True, metavar="NAME=PATH", help=_PEER_PYTHON),
+    *_peers(PEERS),
     _JSON,
 ]
 _REGISTRY: Final[list[click.Parameter]] = [
@@ -61,6 +70,7 @@ _MILLWHEEL: Final[list[click.Parameter]] = [
     _option("--runs", default=3, help="Of each; medians are told."),
     _option("--live-seconds", default=15.0),
     click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
+    *_peers(MILLWHEEL_PEERS),
     _JSON,
 ]
 
@@ -95,14 +105,15 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
-def _millwheel(only: Sequence[str], as_json: bool, **plan: Any) -> None:
+def _millwheel(only: Sequence[str], peers: bool, pythons: Sequence[str], as_json: bool, **plan: Any) -> None:
     """Measure MillWheel: log lines to sink files, start included, every output checked.
 
     throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several
     shapes, also while workers are killed. latency: 1,000 lines/s, from a line's write to the sink's line.
+    --peers: the same counts by other engines, and by them after a SIGKILL half way.
     """
     benchmark = load_benchmarks("millwheel")
-    report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
+    report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, _measuring)
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 

@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks import join, join_peers, peers
 from benchmarks.join import PARTS, Drain, Plan, check, drain, generated, live, run, wait_for_start
-from benchmarks.join_peers import PEERS, Peer, beside_us, what_it_wrote
+from benchmarks.join_peers import PEERS, beside_us, what_it_wrote
 from benchmarks.measuring import BenchError, ProcessTree, Usage, memory_of, table, text
+from benchmarks.peer_runs import Peer
 from photon.cli import bench
 from photon.cluster.statuses import Sample, StatusReader
 from photon.cluster.topology import write_topology

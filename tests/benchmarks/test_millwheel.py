@@ -9,6 +9,7 @@ import pytest
 from benchmarks import millwheel
 from benchmarks.measuring import BenchError, text
 from benchmarks.millwheel import Plan, Shape, Written, check_counts, check_odd, drained, odd_ones, written
+from benchmarks.peer_runs import Peer
 from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.ready import WindowCounts, Zeitgeist
 from millwheel.testing import oracle
@@ -94,5 +95,46 @@ def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
     assert "watermark" in text({"latency": rows})
 
 
-def test_the_command_has_each_part():
+def test_the_command_has_each_part_and_peer():
     assert tuple(millwheel.PARTS) == bench.MILLWHEEL_PARTS
+    assert tuple(millwheel.PEERS) == bench.MILLWHEEL_PEERS
+
+
+@pytest.mark.long
+def test_ours_counts_right_beside_peers_after_a_kill_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(millwheel, "SHAPES", {"few keys": Shape(5)})
+    monkeypatch.setattr(
+        millwheel, "PEERS", {"photon": millwheel.PEERS["photon"], "none": Peer("no_such", "none")}
+    )
+    absent, ours = millwheel.beside_us(Plan(tmp_path, lines=2_000, runs=1), [], lambda _: None)
+    assert "no_such" in absent["remark"]
+    wrong = ("missing", "extra", "killed_missing", "killed_extra")
+    assert [ours[key] for key in wrong] == [0, 0, 0, 0]
+
+
+def counts_of(out, lines, name="part-0.json"):
+    path = out / "counts" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_what_a_peer_misses_doubles_and_takes_back_is_counted(tmp_path):
+    truth = Counter([("a", 0, 3), ("b", 0, 1)])
+    a, b = ({"key": key, "start_us": 0, "count": count} for key, _, count in truth)
+    counts_of(tmp_path, [a, b, {"key": "end", "start_us": 9, "count": 1}])
+    assert millwheel._wrong(tmp_path, truth) == {"missing": 0, "extra": 0}
+    counts_of(tmp_path, [a, a, b | {"count": 2}])
+    assert millwheel._wrong(tmp_path, truth) == {"missing": 1, "extra": 2}
+    counts_of(tmp_path, [a, b | {"count": 2}, b | {"count": 2, "diff": -1}, b])
+    assert millwheel._wrong(tmp_path, truth) == {"missing": 0, "extra": 0}
+
+
+def test_of_a_sink_with_a_log_only_listed_files_are_read(tmp_path):
+    line = {"key": "a", "start_us": 0, "count": 3}
+    kept = counts_of(tmp_path, [line])
+    counts_of(tmp_path, [line], "part-of-a-killed-attempt.json")
+    entry = tmp_path / "counts" / "_spark_metadata" / "0"
+    entry.parent.mkdir()
+    entry.write_text("v1\n" + json.dumps({"path": kept.as_uri()}) + "\n")
+    assert millwheel._wrong(tmp_path, Counter([("a", 0, 3)])) == {"missing": 0, "extra": 0}
