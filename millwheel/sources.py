@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.lateness import Lateness
 from millwheel.engine.lines import LineParser
 from millwheel.engine.records import Records
 from millwheel.engine.store import POSITION, Changes, position_row
@@ -76,8 +77,11 @@ class LogSource:
         clock: Clock,
         wake: Callable[[], None],
         notice: Callable[[str], None],
+        lateness: tuple[bytes, Lateness] | None = None,
     ) -> None:
-        """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new."""
+        """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new.
+        `lateness`: what counts lines for the percentile, and its row.
+        """
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
         self._mine: Callable[[str], bool] = lambda path: mine(slot_of(path))
         self._listed = Listed() if injector.listed else None
@@ -109,6 +113,9 @@ class LogSource:
         self._expected = list(injector.expected)
         self._next_look = self._next_spent = 0
         self._looked = BEFORE
+        self._counted = lateness
+        self._promised: dict[int, int] = {}
+        """When a file that is not read to its end was last seen to be."""
         self._known: dict[int, FileState] = {state.number: state for state in states}
 
     @property
@@ -117,7 +124,7 @@ class LogSource:
 
     def look(self) -> Changes:
         """Find files and growth. Rows of files that are new, renamed or gone."""
-        self._looked = self._clock.now_us()
+        before, self._looked = self._looked, self._clock.now_us()
         changes: Changes = {}
         for state in self._follower.scan_if_due():
             row = position_row(self._number, state.number)
@@ -130,7 +137,18 @@ class LogSource:
                 self._known[state.number] = state
                 changes[row] = self._packed(state)
         self._follower.poll()
+        if self._counted is not None and self._trusts_silence:
+            behind = [state.number for state in self._follower.behind()]
+            self._promised = {number: self._promised.get(number, before) for number in behind}
         return changes
+
+    def allow(self, lateness_us: int) -> None:
+        """How far behind the bound stays from now on."""
+        self._lateness = lateness_us
+
+    def late(self) -> bytes | None:
+        """Lines read lately, by lateness, where a percentile is wanted."""
+        return None if self._counted is None else self._counted[1].packed()
 
     def read(self) -> Injection | None:
         """The next lines of the file that is least far."""
@@ -141,6 +159,7 @@ class LogSource:
         letters = []
         records: dict[int, Records] = {}
         newest = self._newest.get(state.number, BEFORE)
+        rows: Changes = {}
         if chunk.oversized:
             letters.append(self._letter(state, chunk.start, "the line is longer than 4 MiB", None))
         else:
@@ -148,13 +167,18 @@ class LogSource:
             records = parsed.records
             for bad in parsed.malformed:
                 letters.append(self._letter(state, chunk.start + bad.start, bad.reason, bad.line))
-            credible = parsed.times[parsed.times <= self._clock.now_us() + self._skew]
+            upto = self._clock.now_us() + self._skew
+            credible = parsed.times[parsed.times <= upto]
+            if self._counted is not None:
+                row, lateness = self._counted
+                lateness.saw(parsed.times, max(newest, self._promised.get(state.number, BEFORE)), upto)
+                rows[row] = lateness.packed()
             if len(credible):
                 newest = max(newest, int(credible.max()))
         self._newest[state.number] = newest
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
-        row = position_row(self._number, state.number)
-        return Injection(records, {row: self._packed(state)}, letters, chunk.end - chunk.start)
+        rows[position_row(self._number, state.number)] = self._packed(state)
+        return Injection(records, rows, letters, chunk.end - chunk.start)
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""
@@ -182,6 +206,8 @@ class LogSource:
             "unreadable": self._follower.unreadable,
             "expected": list(self._expected),
             "quiet": [] if self._injector.silent == "advance" else self._quiet(),
+            "lateness_s": self._lateness / 1e6,
+            "percentile": self._injector.percentile,
         }
 
     def spent(self) -> list[Path]:
@@ -197,6 +223,11 @@ class LogSource:
 
     def close(self) -> None:
         self._follower.close()
+
+    @property
+    def _trusts_silence(self) -> bool:
+        """A file that was read to its end says that all up to the last look was read."""
+        return not self._drain and self._injector.silent == "advance"
 
     def _is_read(self, path: str) -> bool:
         return self._mine(path) and (self._listed is None or self._listed.has(path))
