@@ -114,8 +114,10 @@ class LogSource:
         self._next_look = self._next_spent = 0
         self._looked = BEFORE
         self._counted = lateness
-        self._promised: dict[int, int] = {}
-        """When a file that is not read to its end was last seen to be."""
+        self._trusted = BEFORE
+        """The look by which the last bound took files for read to their end."""
+        self._behind_since: dict[int, int] = {}
+        """Files that it did not, and the look by which they had been."""
         self._known: dict[int, FileState] = {state.number: state for state in states}
 
     @property
@@ -124,7 +126,7 @@ class LogSource:
 
     def look(self) -> Changes:
         """Find files and growth. Rows of files that are new, renamed or gone."""
-        before, self._looked = self._looked, self._clock.now_us()
+        self._looked = self._clock.now_us()
         changes: Changes = {}
         for state in self._follower.scan_if_due():
             row = position_row(self._number, state.number)
@@ -137,9 +139,6 @@ class LogSource:
                 self._known[state.number] = state
                 changes[row] = self._packed(state)
         self._follower.poll()
-        if self._counted is not None and self._trusts_silence:
-            behind = [state.number for state in self._follower.behind()]
-            self._promised = {number: self._promised.get(number, before) for number in behind}
         return changes
 
     def allow(self, lateness_us: int) -> None:
@@ -171,7 +170,8 @@ class LogSource:
             credible = parsed.times[parsed.times <= upto]
             if self._counted is not None:
                 row, lateness = self._counted
-                lateness.saw(parsed.times, max(newest, self._promised.get(state.number, BEFORE)), upto)
+                promised = max(newest, self._behind_since.get(state.number, self._trusted))
+                lateness.saw(parsed.times, promised, upto)
                 rows[row] = lateness.packed()
             if len(credible):
                 newest = max(newest, int(credible.max()))
@@ -192,6 +192,8 @@ class LogSource:
             files = self._known if self._injector.silent == "hold" and not self._drain else behind
             bounds = [self._newest.get(number, BEFORE) for number in files]
             return min(bounds, default=BEFORE if self._drain else self._looked) - self._lateness
+        self._behind_since = {number: self._behind_since.get(number, self._trusted) for number in behind}
+        self._trusted = self._looked
         bounds = [self._newest.get(number, BEFORE) for number in behind]
         return min([self._looked, *bounds]) - self._lateness
 
@@ -223,11 +225,6 @@ class LogSource:
 
     def close(self) -> None:
         self._follower.close()
-
-    @property
-    def _trusts_silence(self) -> bool:
-        """A file that was read to its end says that all up to the last look was read."""
-        return not self._drain and self._injector.silent == "advance"
 
     def _is_read(self, path: str) -> bool:
         return self._mine(path) and (self._listed is None or self._listed.has(path))

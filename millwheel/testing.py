@@ -14,6 +14,7 @@ still to come, so none is late, except of injectors with a percentile: they leav
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Final
 
 import msgspec
@@ -161,6 +162,11 @@ class World:
         self.sequencer = 0
         self.files = {name: [list(all_[w::workers]) for w in range(workers)] for name, all_ in lines.items()}
         self.parsers = _parsers(self.plan)
+        self.least = {
+            name: [_least([self.time_of(name, line) for line in file]) for file in files]
+            for name, files in self.files.items()
+        }
+        """Of the times of a file's lines, from each line on."""
         self.sinks: dict[str, list[Any]] = {name: [] for name in self.plan.sinks}
         self.written: set[tuple[int, int]] = set()
         self.steps = 0
@@ -271,7 +277,7 @@ class _Worker:
                 self.wheel.inject(name, parsed.records, changes, letters)
                 self.read[name] = at
                 self.turn()
-            bound = min((self.world.time_of(name, line) for line in mine[at:]), default=NEVER)
+            bound = self.world.least[name][self.me][at] if mine else NEVER
             if name in self.newest:
                 bound = max(bound, self.newest[name] - self.world.stragglers.lateness_us[name])
             self.wheel.bound(name, bound)
@@ -380,6 +386,10 @@ def _packed(lines: Iterable[Any]) -> bytes:
         (line.rstrip(b"\n") if isinstance(line, bytes) else msgspec.json.encode(line)) + b"\n"
         for line in lines
     )
+
+
+def _least(times: list[int]) -> list[int]:
+    return list(accumulate(reversed(times), min, initial=NEVER))[::-1]
 
 
 def _objects(lines: bytes) -> list[Any]:
