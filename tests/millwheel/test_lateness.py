@@ -79,7 +79,7 @@ def test_a_worker_with_few_lines_goes_by_what_others_saw():
 def test_what_was_long_ago_is_forgotten():
     counted = saw([10 * SECOND, 0] * 1_000)
     assert allowed(counted) >= 10 * SECOND
-    for _ in range(20):
+    for _ in range(5):
         counted.saw(np.arange(10_000), BEFORE, NEVER)
     assert allowed(counted) == 0
     assert len(counted.packed()) < 100
