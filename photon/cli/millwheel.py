@@ -212,7 +212,7 @@ def _because(held: dict[str, Any]) -> str:
                 + (f" ({missing}: {files})" if files else " (read to their end)")
                 + unreadable
                 + (
-                    f"; {percentile:g} % of its lines are within {held['lateness_s']:,.3f} s"
+                    f"; lines more than {held['lateness_s']:,.3f} s late are left behind ({percentile:g} %)"
                     if percentile
                     else ""
                 )

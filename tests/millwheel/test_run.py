@@ -175,7 +175,7 @@ def test_a_percentile_closes_windows_that_the_longest_lateness_would_keep_open(s
     wait_for(lambda: len(system.sinks()["totals"]) >= len(expected(lines)["totals"]))
     assert system.status()["low_watermarks"]["clicks"]["lateness_s"] < 1
     assert "stragglers" in system.ask("status", "--work", "work")
-    wait_for(lambda: "99 % of its lines" in system.ask("why", "clicks", "--work", "work"))
+    wait_for(lambda: "left behind (99 %)" in system.ask("why", "clicks", "--work", "work"))
     again = late | {"user": "user2"}
     system.write("a.jsonl", [again], "a")
     wait_for(lambda: system.dead_letters() >= 1)
