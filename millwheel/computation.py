@@ -87,7 +87,7 @@ class Context(Protocol[S]):
     def state(self, state: S) -> None: ...
 
     def forget(self) -> None:
-        """Keep no state of this key."""
+        """Keep no state of this key. Its timers and its hold stay: `drop_timer`, `release`."""
 
     def set_timer(self, tag: Tag, time: int, clock: Clock = "watermark") -> None:
         """Call `process_timer` once the clock has reached the time; the same tag and clock replace a timer.

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER, BEAT = range(12)
+HELLO, FRAME, ACK, BEGINS, REPORT, MARKS, STATUS, FINISH, FINISHED, ASK, ANSWER, BEAT, LATENESS = range(13)
 """Kinds: of workers to each other, of workers and the authority, of commands and the run."""
 
 _HEAD: Final = 5

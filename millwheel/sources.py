@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.lateness import Lateness
 from millwheel.engine.lines import LineParser
 from millwheel.engine.records import Records
 from millwheel.engine.store import POSITION, Changes, position_row
@@ -76,8 +77,11 @@ class LogSource:
         clock: Clock,
         wake: Callable[[], None],
         notice: Callable[[str], None],
+        lateness: tuple[bytes, Lateness] | None = None,
     ) -> None:
-        """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new."""
+        """`rows`: positions from the store. `mine`: of a slot. `first`: number for a file that is new.
+        `lateness`: what counts lines for the percentile, and its row.
+        """
         self.name, self._number, self._injector, self._clock = name, number, injector, clock
         self._mine: Callable[[str], bool] = lambda path: mine(slot_of(path))
         self._listed = Listed() if injector.listed else None
@@ -109,6 +113,11 @@ class LogSource:
         self._expected = list(injector.expected)
         self._next_look = self._next_spent = 0
         self._looked = BEFORE
+        self._counted = lateness
+        self._trusted = BEFORE
+        """The look by which the last bound took files for read to their end."""
+        self._behind_since: dict[int, int] = {}
+        """Files that it did not, and the look by which they had been."""
         self._known: dict[int, FileState] = {state.number: state for state in states}
 
     @property
@@ -132,6 +141,14 @@ class LogSource:
         self._follower.poll()
         return changes
 
+    def allow(self, lateness_us: int) -> None:
+        """How far behind the bound stays from now on."""
+        self._lateness = lateness_us
+
+    def late(self) -> bytes | None:
+        """Lines read lately, by lateness, where a percentile is wanted."""
+        return None if self._counted is None else self._counted[1].packed()
+
     def read(self) -> Injection | None:
         """The next lines of the file that is least far."""
         found = self._follower.next_chunk()
@@ -141,6 +158,7 @@ class LogSource:
         letters = []
         records: dict[int, Records] = {}
         newest = self._newest.get(state.number, BEFORE)
+        rows: Changes = {}
         if chunk.oversized:
             letters.append(self._letter(state, chunk.start, "the line is longer than 4 MiB", None))
         else:
@@ -148,13 +166,19 @@ class LogSource:
             records = parsed.records
             for bad in parsed.malformed:
                 letters.append(self._letter(state, chunk.start + bad.start, bad.reason, bad.line))
-            credible = parsed.times[parsed.times <= self._clock.now_us() + self._skew]
+            upto = self._clock.now_us() + self._skew
+            credible = parsed.times[parsed.times <= upto]
+            if self._counted is not None:
+                row, lateness = self._counted
+                promised = max(newest, self._behind_since.get(state.number, self._trusted))
+                lateness.saw(parsed.times, promised, upto)
+                rows[row] = lateness.packed()
             if len(credible):
                 newest = max(newest, int(credible.max()))
         self._newest[state.number] = newest
         state = self._known[state.number] = self._follower.advanced(state.number, chunk.end)
-        row = position_row(self._number, state.number)
-        return Injection(records, {row: self._packed(state)}, letters, chunk.end - chunk.start)
+        rows[position_row(self._number, state.number)] = self._packed(state)
+        return Injection(records, rows, letters, chunk.end - chunk.start)
 
     def bound(self) -> int:
         """Nothing older will come that is not late."""
@@ -168,6 +192,8 @@ class LogSource:
             files = self._known if self._injector.silent == "hold" and not self._drain else behind
             bounds = [self._newest.get(number, BEFORE) for number in files]
             return min(bounds, default=BEFORE if self._drain else self._looked) - self._lateness
+        self._behind_since = {number: self._behind_since.get(number, self._trusted) for number in behind}
+        self._trusted = self._looked
         bounds = [self._newest.get(number, BEFORE) for number in behind]
         return min([self._looked, *bounds]) - self._lateness
 
@@ -182,6 +208,8 @@ class LogSource:
             "unreadable": self._follower.unreadable,
             "expected": list(self._expected),
             "quiet": [] if self._injector.silent == "advance" else self._quiet(),
+            "lateness_s": self._lateness / 1e6,
+            "percentile": self._injector.percentile,
         }
 
     def spent(self) -> list[Path]:

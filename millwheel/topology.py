@@ -66,6 +66,8 @@ class Logs:
     what a file that was read to its end says: "advance", that all up to now was read; "hold", nothing more
     than its last line. `skew_max_s`: a line that is further ahead of the clock says nothing of how far its
     file is. `listed`: read only files that a manifest beside them lists, as of joined logs and sinks.
+    `percentile`: the low watermark stays as far behind as this share of recent lines was late, so with 99.9
+    about one line of a thousand is late; `lateness_s` is the most, and what counts until enough was seen.
     """
 
     paths: str | tuple[str, ...]
@@ -76,6 +78,7 @@ class Logs:
     silent: Literal["advance", "hold"] = "advance"
     skew_max_s: float = 3_600.0
     listed: bool = False
+    percentile: float | None = None
     listen: str = ""
     """Of a `Push`."""
     tls: Tls = field(default_factory=Tls)
@@ -89,17 +92,29 @@ class Logs:
         return (self.paths,) if isinstance(self.paths, str) else tuple(self.paths)
 
 
-def Push(listen: str, time: str, unit: Unit = "us", lateness_s: float = 0.0, tls: Tls | None = None) -> Logs:
+def Push(
+    listen: str,
+    time: str,
+    unit: Unit = "us",
+    lateness_s: float = 0.0,
+    tls: Tls | None = None,
+    percentile: float | None = None,
+) -> Logs:
     """An injector that is pushed to, over gRPC on `host:port` (millwheel.push): lines of JSON.
 
     A program that is not running pushes nothing, and what it pushes later may be late: `lateness_s` says by
     how much it may. `tls`: beyond loopback; files as [tls] has them, of both ends.
     """
-    return Logs((), time, unit, lateness_s, listen=listen, tls=tls or Tls())
+    return Logs((), time, unit, lateness_s, percentile=percentile, listen=listen, tls=tls or Tls())
 
 
 def JoinedLogs(
-    out: str, time: str = "ts_us", unit: Unit = "us", lateness_s: float = 60.0, listed: bool = False
+    out: str,
+    time: str = "ts_us",
+    unit: Unit = "us",
+    lateness_s: float = 60.0,
+    listed: bool = False,
+    percentile: float | None = None,
 ) -> Logs:
     """The joined logs of a `photon join`, `dev` or service: OUT/joined of all its datacenters.
 
@@ -109,7 +124,7 @@ def JoinedLogs(
     joiner.output_file_s says.
     """
     paths = os.path.join(out, "joined", "*", "*.jsonl")
-    return Logs(paths, time, unit, lateness_s, listed=listed)
+    return Logs(paths, time, unit, lateness_s, listed=listed, percentile=percentile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +249,11 @@ def _check_node(name: str, made: Node) -> None:
 def _check_logs(name: str, injector: Logs) -> None:
     if not (injector.patterns or injector.listen) or injector.lateness_s < 0:
         raise TopologyError(f"injector '{name}' needs paths (or listen), and a lateness_s of 0 or more")
+    if injector.percentile is not None and not (0 < injector.percentile < 100 and injector.lateness_s > 0):
+        raise TopologyError(
+            f"injector '{name}': a percentile is between 0 and 100 (99.9), and lateness_s the most that it "
+            "waits, more than 0"
+        )
     if injector.listen:
         try:
             split_address(injector.listen, f"injector '{name}': listen")

@@ -16,9 +16,10 @@ from typing import Any, Final
 
 from millwheel import links
 from millwheel.disk import Disk
+from millwheel.engine.lateness import Lateness
 from millwheel.engine.plan import NUMBERS_ROW, Plan, unpack_numbers
 from millwheel.engine.records import decode_frame, encode_frame
-from millwheel.engine.store import owners, sink_row
+from millwheel.engine.store import lateness_row, owners, sink_row
 from millwheel.engine.wheel import Wheel
 from millwheel.links import Link, LostError, pack, unpack
 from millwheel.sinks import SinkFiles, begin
@@ -251,6 +252,11 @@ class Worker:
     def _from_control(self, _: Link, kind: int, payload: bytes) -> None:
         if kind == links.MARKS:
             self._wheel.told(unpack(payload))
+        elif kind == links.LATENESS:
+            allowed: dict[str, int] = unpack(payload)
+            for source in self._sources:
+                if source.name in allowed:
+                    source.allow(allowed[source.name])
         elif kind == links.FINISH:
             self._finishing = True
 
@@ -339,17 +345,23 @@ class Worker:
         for source in self._sources:
             if why[source.name]["held_by"] == "injector":
                 why[source.name] |= source.why()
-        return {**self._wheel.status(), "why": why, "pid": os.getpid(), "sequencer": self._sequencer}
+        late = {source.name: late for source in self._sources if (late := source.late()) is not None}
+        told = {"why": why, "late": late, "pid": os.getpid(), "sequencer": self._sequencer}
+        return {**self._wheel.status(), **told}
 
     # At the start
 
     def _source(self, name: str, slots: set[int], drain: bool) -> LogSource:
         number = self._plan.injectors[name]
         inputs = {read: self._plan.inputs[read][1] for read in self._plan.readers[name]}
+        injector = self._plan.topology.injectors[name]
+        row, counted = lateness_row(number, self._me), None
+        if injector.percentile is not None:
+            counted = row, Lateness(injector.percentile, self._disk.read([row])[0])
         return LogSource(
             name,
             number,
-            self._plan.topology.injectors[name].within(str(pushed_logs(self._work, name))),
+            injector.within(str(pushed_logs(self._work, name))),
             inputs,
             list(self._disk.scan(position_rows(number))),
             slots.__contains__,
@@ -359,6 +371,7 @@ class Worker:
             self._clock,
             self._wake,
             lambda line: print(f"photon: {line}", flush=True),
+            counted,
         )
 
     def _open_sinks(self) -> dict[tuple[str, int], SinkFiles]:

@@ -19,7 +19,7 @@ Changes = dict[bytes, bytes | None]
 """Rows to be put; None: to be deleted."""
 
 _KEY_BYTES_MAX: Final = 400
-STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES = (
+STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS = (
     b"s",
     b"t",
     b"h",
@@ -29,6 +29,7 @@ STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES = (
     b"l",
     b"o",
     b"n",
+    b"q",
 )
 _encode: Final = msgspec.msgpack.encode
 
@@ -86,6 +87,10 @@ def lane_row(lane: int) -> bytes:
 
 def position_row(injector: int, number: int) -> bytes:
     return POSITION + injector.to_bytes(2, "big") + number.to_bytes(8, "big")
+
+
+def lateness_row(injector: int, worker: int) -> bytes:
+    return LATENESS + injector.to_bytes(2, "big") + bytes((worker,))
 
 
 def sink_row(sink: int, lane: int) -> bytes:

@@ -106,6 +106,8 @@ class Wheel:
             for name, mark in known.marks.items():
                 self.marks[name] = max(mark, self.marks.get(name, BEFORE))
         self._bounds = dict.fromkeys(plan.topology.injectors, BEFORE)
+        self._promised: dict[str, int] = {}
+        """What a source promised but for productions under way."""
         self._injected = {
             name: {"records": 0, "dead_letters": 0, **self._lane.counts.get(name, {})}
             for name in self._bounds
@@ -395,7 +397,10 @@ class Wheel:
             else:
                 parts, lows = self._outgoing.setdefault(worker, ([], {}))
                 parts.append(Part.of(number, theirs))
-                lows[source] = min(lows.get(source, NEVER), int(theirs.times.min()))
+                # What is behind its source's own promise is late whatever waits for it. Held back by it, a
+                # low watermark would stand for as long as there is always some straggler under way.
+                low = max(int(theirs.times.min()), self._promised.get(source, BEFORE))
+                lows[source] = min(lows.get(source, NEVER), low)
 
     def _take_frames(self) -> list[tuple[int, Frame]]:
         frames = []
@@ -422,16 +427,23 @@ class Wheel:
 
     def _low(self, name: str) -> int:
         """What is promised for an injector or a computation: nothing older comes of it from this worker."""
-        low = self._bounds[name] if name in self._bounds else self.stages[name].low_watermark
+        low = self._own_low(name)
         for sent in self._unacked.values():
             for frame in sent.values():
                 low = min(low, frame.lows.get(name, NEVER))
-        if name in self.stages:
-            work = self.stages[name].oldest_work()
-            low = low if work is None else min(low, work)
         return low
 
+    def _own_low(self, name: str) -> int:
+        """As _low, but for productions under way."""
+        if name in self._bounds:
+            return self._bounds[name]
+        stage = self.stages[name]
+        work = stage.oldest_work()
+        return stage.low_watermark if work is None else min(stage.low_watermark, work)
+
     def _lows(self) -> dict[str, int]:
+        for name in self.plan.sources:
+            self._promised[name] = max(self._own_low(name), self._promised.get(name, BEFORE))
         return {name: self._low(name) for name in self.plan.sources}
 
 

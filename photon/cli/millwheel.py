@@ -151,6 +151,7 @@ def status(work: Path, as_json: bool) -> None:
         counts = told["counts"].get(name, {})
         low = mark["low_watermark_us"]
         shown = mark["state"] if low is None else f"{show_time(low)}, {mark['lag_s']:,.3f} s behind now"
+        shown += f", leaves stragglers after {mark['lateness_s']:,.3f} s" if "lateness_s" in mark else ""
         columns = (counts.get("records", 0), counts.get("produced", 0))
         click.echo(
             f"{name:<20} {columns[0]:>12,} {columns[1]:>12,} {counts.get('late', 0):>8,} "
@@ -204,11 +205,17 @@ def _because(held: dict[str, Any]) -> str:
         case "injector":
             files = ", ".join(held.get("expected") or held.get("least_far") or held.get("quiet") or [])
             missing = "expected and not there" if held.get("expected") else "read least far"
+            percentile = held.get("percentile")
             unreadable = "".join(f"; {file}: {why}" for file, why in held.get("unreadable", {}).items())
             return (
                 f"{where}, its logs"
                 + (f" ({missing}: {files})" if files else " (read to their end)")
                 + unreadable
+                + (
+                    f"; lines more than {held['lateness_s']:,.3f} s late are left behind ({percentile:g} %)"
+                    if percentile
+                    else ""
+                )
             )
     return f"{where}, which has not begun"
 

@@ -18,6 +18,7 @@ from typing import Any, Final
 from millwheel import links
 from millwheel.computation import BEFORE, NEVER
 from millwheel.disk import Disk
+from millwheel.engine.lateness import Stragglers
 from millwheel.engine.plan import NUMBERS_ROW, Plan, numbered, pack_numbers, unpack_numbers
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
@@ -52,6 +53,7 @@ class WheelRun:
         self._lock = DirectoryLock(work)
         self._plan = self._number(topology)
         self._authority = Authority(self._plan.sources, workers)
+        self._stragglers = Stragglers(topology.injectors)
         self._supervisor = Supervisor(work / "logs")
         self._selector = selectors.DefaultSelector()
         self._links: dict[int, Link] = {}
@@ -102,6 +104,8 @@ class WheelRun:
             }
             for name, mark in self._authority.marks.items()
         }
+        for name, lateness in self._stragglers.lateness_us.items():
+            marks[name]["lateness_s"] = lateness / 1e6
         workers = {
             worker: {key: status[key] for key in ("pid", "sequencer", "timers", "unacked_bytes")}
             for worker, status in sorted(self._statuses.items())
@@ -195,6 +199,7 @@ class WheelRun:
             self._beats[worker] = time.monotonic()
             self._authority.restore(marks)
             self._send_marks(self._links)
+            self._send(worker, links.LATENESS, pack(self._stragglers.lateness_us))
             if self._ended:
                 self._send(worker, links.FINISH, b"")
         elif kind == links.REPORT:
@@ -206,6 +211,9 @@ class WheelRun:
                     self._send(worker, links.FINISH, b"")
         elif kind in (links.STATUS, links.FINISHED):
             self._statuses[said[0]] = said[1]
+            if self._stragglers.report(said[0], said[1]["late"]):
+                for worker in list(self._links):
+                    self._send(worker, links.LATENESS, pack(self._stragglers.lateness_us))
             if kind == links.FINISHED:
                 self._finished.add(said[0])
         elif kind == links.BEAT:
@@ -230,7 +238,9 @@ class WheelRun:
             self._send(worker, links.MARKS, marks)
 
     def _send(self, worker: int, kind: int, payload: bytes) -> None:
-        link = self._links[worker]
+        link = self._links.get(worker)
+        if link is None:
+            return  # lost just now
         try:
             link.send(kind, payload)
         except LostError:
@@ -259,6 +269,7 @@ class WheelRun:
         self._plan = self._number(_fresh(self._name))
         self._authority = Authority(self._plan.sources, self._workers)
         self._authority.restore(marks)
+        self._stragglers = Stragglers(self._plan.topology.injectors)
         self._beats.clear()
         self._finished.clear()
         self._ended = False

@@ -160,3 +160,30 @@ def test_output_of_another_run_is_not_touched(system):
     shutil.rmtree(system.directory / "work")
     assert "of another run" in system.run(status=2)
     system.check(lines)
+
+
+def test_a_percentile_closes_windows_that_the_longest_lateness_would_keep_open(system):
+    """Two workers and one file: the one without lines goes by what the other saw."""
+    now = time.time_ns() // 1_000 // SECOND * SECOND
+    lines = [
+        {"user": f"user{n % 5}", "ts": now - 60 * SECOND + n * 10_000, "what": "click"} for n in range(3_000)
+    ]
+    late = {"user": "user1", "ts": now - 300 * SECOND, "what": "click"}
+    system.write("a.jsonl", [*lines, late])
+    name = "tests.millwheel.topologies:PERCENTILE"
+    system.start("--follow", "--workers", "2", name=name)
+    wait_for(lambda: len(system.sinks()["totals"]) >= len(expected(lines)["totals"]))
+    assert system.status()["low_watermarks"]["clicks"]["lateness_s"] < 1
+    assert "stragglers" in system.ask("status", "--work", "work")
+    wait_for(lambda: "left behind (99 %)" in system.ask("why", "clicks", "--work", "work"))
+    again = late | {"user": "user2"}
+    system.write("a.jsonl", [again], "a")
+    wait_for(lambda: system.dead_letters() >= 1)
+    refused = system.dead_letters()
+    system.kill()
+    system.start("--follow", "--workers", "1", name=name)
+    system.write("a.jsonl", [again], "a")
+    wait_for(lambda: system.dead_letters() > refused)
+    system.kill()
+    counted = sum(count["count"] for count in system.sinks()["counts"])
+    assert counted + system.dead_letters() == len(lines) + 3

@@ -6,6 +6,8 @@ import pytest
 
 from millwheel import Input, Logs
 from millwheel.computation import BEFORE, NEVER
+from millwheel.engine.lateness import Lateness, Stragglers
+from millwheel.engine.store import POSITION, lateness_row
 from millwheel.sinks import SinkFiles, begin
 from millwheel.sources import LogSource
 from millwheel.topology import LogSink
@@ -24,10 +26,11 @@ class Read:
         self._rows = {}
         self.source = self._opened(self._injector)
 
-    def _opened(self, injector):
+    def _opened(self, injector, lateness=None):
+        rows = [(row, packed) for row, packed in self._rows.items() if packed and row.startswith(POSITION)]
         return LogSource(
-            "e", 0, injector, {0: Input("e", key="k", value=None)}, self._rows.items(), lambda _: True, 1,
-            self._drain, self.directory / "spool", self.clock, lambda: None, lambda _: None,
+            "e", 0, injector, {0: Input("e", key="k", value=None)}, rows, lambda _: True, 1,
+            self._drain, self.directory / "spool", self.clock, lambda: None, lambda _: None, lateness,
         )  # fmt: skip
 
     def write(self, name, *seconds):
@@ -170,3 +173,50 @@ def test_what_was_pushed_and_read_is_spent_once_its_file_is_complete(tmp_path):
     read.clock.advance(2)
     assert [path.name for path in read.source.spent()] == ["pushed-0-000000.jsonl", "pushed-0-000001.jsonl"]
     files.close()
+
+
+def percentile_of(read):
+    """As the authority has it of this worker alone."""
+    made = Stragglers({"e": read._injector})
+    made.report(0, {"e": read.source.late()})
+    read.source.allow(made.lateness_us["e"])
+    return made.lateness_us["e"] / SECOND
+
+
+def counting(read):
+    row = lateness_row(0, 0)
+    read.source.close()
+    read.source = read._opened(read._injector, (row, Lateness(99.0, read._rows.get(row))))
+
+
+def test_a_line_that_was_written_late_is_late_by_the_clock(tmp_path):
+    """A writer that flushes in order, 30 s after the lines' times: an idle file's bound covers that."""
+    read = Read(tmp_path, lateness_s=600, percentile=99)
+    counting(read)
+    read.write("a.jsonl", -500)
+    read.read()
+    assert percentile_of(read) == 600
+    assert read.bound == -600
+    for _ in range(1_100):
+        read.write("a.jsonl", -30)
+        read.clock.advance(1.0)
+        read._rows |= read.source.look()
+        while (found := read.source.read()) is not None:
+            read._rows |= found.positions
+        read.source.bound()
+    assert 29 <= percentile_of(read) <= 36
+    assert -36 <= read.source.bound() / SECOND - read.now / SECOND <= -29
+    assert read.source.why()["percentile"] == 99
+    counting(read)
+    assert 29 <= percentile_of(read) <= 36
+
+
+def test_logs_in_order_that_are_there_at_the_start_are_not_late(tmp_path):
+    for how in ({}, {"silent": "hold"}, {"drain": True}):
+        read = Read(tmp_path / "-".join(how), lateness_s=600, percentile=99, **how)
+        read.directory.mkdir(exist_ok=True)
+        counting(read)
+        read.write("a.jsonl", *range(-5_000, -3_000))
+        read.write("b.jsonl", *range(-3_000, -1_000))
+        assert read.read() == 4_000
+        assert percentile_of(read) == 0

@@ -56,6 +56,7 @@ def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what"):
 
 TOPOLOGY = two_stages()
 WHOLE_LINES = two_stages(value="*")
+PERCENTILE = two_stages(Logs("logs/*.jsonl", "ts", lateness_s=3600, percentile=99))
 
 
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
