@@ -187,12 +187,13 @@ def flink(logs: Path, out: Path) -> None:
         configuration.set_string(name, value)
     environment = EnvironmentSettings.new_instance().in_streaming_mode().with_configuration(configuration)
     tables = TableEnvironment.create(environment.build())
-    # Its readers take one file after the other, and what comes behind the watermark would be dropped.
+    # Its readers take one file after the other, that with the end perhaps first, and drop what is behind the
+    # watermark.
     tables.execute_sql(
         f"""
         CREATE TABLE lines (
             `key` STRING, ts_us BIGINT, logged AS TO_TIMESTAMP_LTZ(ts_us / 1000, 3),
-            WATERMARK FOR logged AS logged - INTERVAL '1' HOUR
+            WATERMARK FOR logged AS logged - INTERVAL '2' HOUR
         ) WITH ('connector' = 'filesystem', 'path' = '{logs.as_uri()}', 'format' = 'json')
         """
     )
