@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from joiner.adapter import Adapter, Event, Result, Skip, splice
     from joiner.output_files import complete_files, count_joined, read_lives
+    from photon.cluster.declared import Declared
     from photon.cluster.run import join
     from photon.core.clock import Clock, SystemClock
     from photon.core.errors import (
@@ -32,6 +33,7 @@ __version__ = "0.1.0"
 _HOMES: Final = {
     "joiner.adapter": ("Adapter", "Event", "Result", "Skip", "splice"),
     "joiner.output_files": ("complete_files", "count_joined", "read_lives"),
+    "photon.cluster.declared": ("Declared",),
     "photon.cluster.run": ("join",),
     "photon.core.clock": ("Clock", "SystemClock"),
     "photon.core.errors": (
@@ -55,6 +57,7 @@ __all__ = [
     "Adapter",
     "AdapterError",
     "Clock",
+    "Declared",
     "Event",
     "EventIdGenerator",
     "FastPath",

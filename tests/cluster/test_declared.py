@@ -16,8 +16,8 @@ from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.computation import NEVER
 from millwheel.ready import Unmatched
 from millwheel.testing import Bench
+from photon import Declared
 from photon.cli import backfill
-from photon.cluster.declared import Declared
 from photon.core.columns import pack_times
 from photon.core.errors import SettingsMismatchError, UsageError
 from photon.core.fates import Committed
@@ -114,7 +114,7 @@ def test_joiners_that_do_not_mark_or_mark_otherwise_are_told_of(registry, config
 TOPOLOGY = """
 from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.ready import Unmatched
-from photon.cluster.declared import Declared
+from photon import Declared
 
 LOGS = {name: Logs(f"logs/{name}/*", "ts_us", lateness_s=0.2) for name in ("queries", "clicks")}
 SHOWN, CLICKS = Input("queries", key="id"), Input("clicks", key="primary_id", value=None)
