@@ -11,7 +11,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError
 
 _AGAIN: Final = Backoff(0.05, 2.0)
-_GATHER_S: Final = 0.01
+_GATHER_S: Final = 0.02
 """Arrivals that follow within this time are told of together."""
 
 

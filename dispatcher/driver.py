@@ -15,6 +15,8 @@ resolved  the sender    each event has a fate or waits; fresh    the same
                         are resolved, too
 recorded  the recorder  its transaction is on disk               it counts; what waits is in the retry queue
 
+A thread of its own hears of arrivals (arrivals.py) and makes the reader look into the retry queue.
+
 A batch is in flight from when it is read until it is recorded, and only so many are: when joiners or the
 disk are slow, reading stops.
 """

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.rules.awaited import Awaited
+from dispatcher.rules.awaited import AWAITED_MAX, Awaited
 from dispatcher.rules.events import (
     Events,
     RetryBatch,
@@ -443,14 +443,9 @@ class RetryQueue:
     def take_woken(self, count_max: int) -> RetryBatch | None:
         """Likewise, of those whose primary events have arrived, due or not."""
         with self._mutex:
-
-            def free() -> Iterator[bytes]:
-                for key in list(itertools.islice(self._woken, count_max)):
-                    del self._woken[key]
-                    if key not in self._in_flight:
-                        yield key
-
-            found = self._ledger.retries_at(free(), self._bytes_max) if self._woken else []
+            found: list[tuple[bytes, bytes]] = []
+            while self._woken and not found:
+                found = self._ledger.retries_at(self._next_woken(count_max), self._bytes_max)
             if not found:
                 return None
             self._fly(found)
@@ -460,8 +455,17 @@ class RetryQueue:
     def arrive(self, primary_ids: Sequence[bytes]) -> bool:
         """These can be found now. True if events wait for them, which `take_woken` gives then."""
         with self._mutex:
-            self._woken.update(dict.fromkeys(self._awaited.arrive(primary_ids)))
+            self._wake(self._awaited.arrive(primary_ids))
             return bool(self._woken)
+
+    def _wake(self, keys: Sequence[bytes]) -> None:
+        self._woken.update(dict.fromkeys(keys[: AWAITED_MAX - len(self._woken)]))
+
+    def _next_woken(self, count_max: int) -> Iterator[bytes]:
+        for key in list(itertools.islice(self._woken, count_max)):
+            del self._woken[key]
+            if key not in self._in_flight:
+                yield key
 
     def _fly(self, found: Sequence[tuple[bytes, bytes]]) -> None:
         self._in_flight.update((key, unpack_primary_id(value)) for key, value in found)
@@ -474,8 +478,7 @@ class RetryQueue:
         with self._mutex:
             for key in removed:
                 self._awaited.drop(key, self._in_flight.pop(key))
-            woken = self._awaited.add(added, list(map(unpack_primary_id, values)))
-            self._woken.update(dict.fromkeys(woken))
+            self._wake(self._awaited.add(added, list(map(unpack_primary_id, values))))
             first = min(added, default=None)
             if first is None:
                 return

@@ -24,7 +24,7 @@ class Awaited:
         self._arrived_half = arrived_max // 2
         self._newer: _Waiting = {}
         self._older: _Waiting = {}
-        self._added = 0
+        self._in_newer = 0
         self._arrived: set[bytes] = set()
         self._arrived_before: set[bytes] = set()
 
@@ -41,9 +41,9 @@ class Awaited:
             if primary_id in arrived:
                 woken.append(key)
                 continue
-            if self._added >= self._awaited_half:
-                self._older, self._newer, self._added = self._newer, {}, 0
-            self._added += 1
+            if self._in_newer >= self._awaited_half:
+                self._older, self._newer, self._in_newer = self._newer, {}, 0
+            self._in_newer += 1
             held = self._newer.get(primary_id)
             if held is None:
                 self._newer[primary_id] = key
@@ -57,10 +57,13 @@ class Awaited:
         """It waits no more."""
         for waiting in (self._newer, self._older):
             held = waiting.get(primary_id)
-            if isinstance(held, set):
-                held.discard(key)
+            if isinstance(held, set) and key in held:
+                held.remove(key)
+            elif held != key:
+                continue
+            self._in_newer -= waiting is self._newer
             if not held or held == key:
-                waiting.pop(primary_id, None)
+                del waiting[primary_id]
 
     def arrive(self, primary_ids: Sequence[bytes]) -> list[bytes]:
         """Keys of events that wait for these."""
@@ -73,5 +76,7 @@ class Awaited:
             for waiting in (self._newer, self._older):
                 held = waiting.pop(primary_id, None)
                 if held is not None:
-                    woken += held if isinstance(held, set) else [held]
+                    keys = held if isinstance(held, set) else [held]
+                    self._in_newer -= len(keys) * (waiting is self._newer)
+                    woken += keys
         return woken

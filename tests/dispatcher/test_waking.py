@@ -62,6 +62,18 @@ def test_of_too_many_the_newest_are_known():
     assert awaited.add(keys(0, 100), primaries(0, 100)) == keys(90, 100)
 
 
+def test_events_that_are_tried_again_and_again_push_out_none_that_waits_longer():
+    awaited = Awaited(awaited_max=20)
+    awaited.add(keys(0, 5), primaries(0, 5))
+    for number in range(10, 100):
+        awaited.add(keys(number, number + 1), primaries(10, 11))
+        awaited.add(keys(number + 100, number + 101), primaries(10, 11))
+        awaited.drop(keys(number, number + 1)[0], primaries(10, 11)[0])
+        assert awaited.arrive(primaries(10, 11)) == keys(number + 100, number + 101)
+        awaited.add(keys(number, number + 1), primaries(10, 11))  # it remembers that arrival once
+    assert sorted(awaited.arrive(primaries(0, 5))) == keys(0, 5)
+
+
 @pytest.fixture
 def queue(tmp_path):
     queue = Queue(tmp_path)

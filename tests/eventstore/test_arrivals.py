@@ -177,7 +177,7 @@ def test_open_calls_keep_no_lookup_waiting_and_a_stop_ends_them_at_once(root):
     wait_until(lambda: len(server._arrivals._listeners) == 1)
     began = time.monotonic()
     server.stop(grace_s=60.0)
-    assert time.monotonic() - began < 30.0  # not the grace
+    assert time.monotonic() - began < 10.0  # neither the grace, nor what a call waits
     for thread, answers in calls:
         thread.join(30)
         assert isinstance(answers[0], UnavailableError)
