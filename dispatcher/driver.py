@@ -15,6 +15,8 @@ resolved  the sender    each event has a fate or waits; fresh    the same
                         are resolved, too
 recorded  the recorder  its transaction is on disk               it counts; what waits is in the retry queue
 
+A thread of its own hears of arrivals (arrivals.py) and makes the reader look into the retry queue.
+
 A batch is in flight from when it is read until it is recorded, and only so many are: when joiners or the
 disk are slow, reading stops.
 """
@@ -106,6 +108,16 @@ class Driver:
             return pacing.fresh_events + pacing.retry_events
 
     @property
+    def woken(self) -> int:
+        """Events tried again because their primary events had arrived."""
+        return self._retries.woken_events
+
+    def arrive(self, primary_ids: Sequence[bytes]) -> None:
+        """Try those events at once that wait for these. From any thread."""
+        if self._retries.arrive(primary_ids):
+            self._wake.set()
+
+    @property
     def idle(self) -> bool:
         """All whole lines that are there are read, and each event has its fate, on disk."""
         with self._gate.pacing() as pacing:
@@ -152,7 +164,8 @@ class Driver:
             self._wake.clear()
             if self._reader.look():
                 self._finished.put([])
-            sent = self._send_retries()
+            sent = self._send_woken()
+            sent = self._send_retries() or sent
             sent = self._send_fresh() or sent
             if not sent:
                 self._wake.wait(self._wait_s())
@@ -200,6 +213,20 @@ class Driver:
             self.paused = None
         return may is Reading.READ
 
+    def _send_woken(self) -> bool:
+        with self._gate.pacing() as pacing:
+            may = pacing.may_wake()
+        batch = self._retries.take_woken(self._settings.batch_events_max) if may else None
+        if batch is None:
+            return False
+        self._send_again(batch)
+        return True
+
+    def _send_again(self, batch: RetryBatch) -> None:
+        with self._gate.pacing() as pacing:
+            pacing.taken(len(batch.events), batch.woken)
+        self._to_send.put(batch)
+
     def _send_retries(self) -> bool:
         sent = False
         while not self._stopping.is_set():
@@ -215,9 +242,7 @@ class Driver:
             if batch is None:
                 break
             sent = True
-            with self._gate.pacing() as pacing:
-                pacing.taken(len(batch.events))
-            self._to_send.put(batch)
+            self._send_again(batch)
         return sent
 
     # The sending threads.
@@ -273,14 +298,14 @@ class Driver:
         with self._gate.pacing() as pacing:
             for batch in recorded:
                 if isinstance(batch, RetryBatch):
-                    pacing.retry_recorded(len(batch.events))
+                    pacing.retry_recorded(len(batch.events), batch.woken)
                 else:
                     pacing.recorded(batch.count, batch.size, now)
             for batch, resolved in group:
                 again = 0 if resolved.retries is None else len(resolved.retries)
                 if isinstance(batch, FreshBatch):
                     pacing.resolved(len(batch.events), again)
-                else:
+                elif not batch.woken:  # those tell nothing of others
                     pacing.retried(len(batch.events), again, batch.early, now)
             self._to_send.in_order = pacing.in_order
 
@@ -313,7 +338,7 @@ class Recorder:
         keys = self._commit(entry)
         if keys is None:
             return []
-        self._retries.settled(entry.retries_removed, keys)
+        self._retries.settled(entry.retries_removed, keys, entry.retries)
         self._recorded(entry.files)
         return [batch for batch, _ in ready]
 

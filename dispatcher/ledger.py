@@ -10,11 +10,13 @@ In LMDB:
     retries due us (8) | sequence (8) -> an event (rules/events)
 
 Events that wait for their retry (3.2.1) are on disk in the order they fall due. In memory are only the keys
-of those being sent, so that none is sent twice at a time.
+of those being sent, so that none is sent twice at a time, and of those that an arrival would wake
+(rules/awaited).
 """
 
 import contextlib
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -24,7 +26,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.rules.events import Events, RetryBatch, due_us_of, pack_keys, unpack_id, unpack_values
+from dispatcher.rules.awaited import AWAITED_MAX, Awaited
+from dispatcher.rules.events import (
+    Events,
+    RetryBatch,
+    due_us_of,
+    pack_keys,
+    unpack_id,
+    unpack_primary_id,
+    unpack_values,
+)
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.columns import split_ids
 from photon.core.disk import DirectoryLock, LmdbFile, stays
@@ -113,6 +124,10 @@ class Rows:
     def retries(self) -> Any:
         """A cursor over the entries; to be closed."""
         return self._txn.cursor(self._db["retries"])
+
+    def retry(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._txn.get(key, db=self._db["retries"])
+        return value
 
     def drop_retry(self, key: bytes) -> bool:
         dropped: bool = self._txn.delete(key, db=self._db["retries"])
@@ -241,6 +256,20 @@ class Ledger:
                 more = cursor.next()
         return found
 
+    def retries_at(self, keys: Iterable[bytes], bytes_max: int) -> list[tuple[bytes, bytes]]:
+        """The entries of those that are there, up to the one that reaches `bytes_max`."""
+        found: list[tuple[bytes, bytes]] = []
+        size = 0
+        with self.file.read() as rows:
+            for key in keys:
+                value = rows.retry(key)
+                if value is not None:
+                    found.append((key, value))
+                    size += len(value)
+                    if size >= bytes_max:
+                        break
+        return found
+
     def find_waiting(self, ids: bytes) -> list[dict[str, Any] | None]:
         """16 x N ids -> of each that waits, what its entry says; None of others.
 
@@ -365,7 +394,12 @@ class RetryQueue:
         self._wait_us_max = 2 * delay_us_max + GATHER_US
         self._bytes_max = bytes_max
         self._mutex = threading.Lock()
-        self._in_flight: set[bytes] = set()
+        self._in_flight: dict[bytes, bytes] = {}
+        """Key -> primary id."""
+        self._awaited = Awaited()
+        self._woken: dict[bytes, None] = {}
+        self.woken_events = 0
+        """Taken because their primary events had arrived."""
         self._position = b""  # before it, all is in flight
         self.next_due_us: int | None = 0
         """When to ask again, not later than the next entry falls due; None while nothing waits."""
@@ -403,14 +437,48 @@ class RetryQueue:
             self.next_due_us = next_due_us
             if not found:
                 return None
-            keys = [key for key, _ in found]
-            self._in_flight.update(keys)
-        return RetryBatch(keys, self._ledger.unpack([value for _, value in found]), early)
+            self._fly(found)
+        return RetryBatch([key for key, _ in found], self._unpack(found), early)
 
-    def settled(self, removed: Iterable[bytes], added: Iterable[bytes]) -> None:
-        """The ledger has recorded what became of these, and has new ones."""
+    def take_woken(self, count_max: int) -> RetryBatch | None:
+        """Likewise, of those whose primary events have arrived, due or not."""
         with self._mutex:
-            self._in_flight.difference_update(removed)
+            found: list[tuple[bytes, bytes]] = []
+            while self._woken and not found:
+                found = self._ledger.retries_at(self._next_woken(count_max), self._bytes_max)
+            if not found:
+                return None
+            self._fly(found)
+            self.woken_events += len(found)
+        return RetryBatch([key for key, _ in found], self._unpack(found), early=True, woken=True)
+
+    def arrive(self, primary_ids: Sequence[bytes]) -> bool:
+        """These can be found now. True if events wait for them, which `take_woken` gives then."""
+        with self._mutex:
+            self._wake(self._awaited.arrive(primary_ids))
+            return bool(self._woken)
+
+    def _wake(self, keys: Sequence[bytes]) -> None:
+        self._woken.update(dict.fromkeys(keys[: AWAITED_MAX - len(self._woken)]))
+
+    def _next_woken(self, count_max: int) -> Iterator[bytes]:
+        for key in list(itertools.islice(self._woken, count_max)):
+            del self._woken[key]
+            if key not in self._in_flight:
+                yield key
+
+    def _fly(self, found: Sequence[tuple[bytes, bytes]]) -> None:
+        self._in_flight.update((key, unpack_primary_id(value)) for key, value in found)
+
+    def _unpack(self, found: Sequence[tuple[bytes, bytes]]) -> Events:
+        return self._ledger.unpack([value for _, value in found])
+
+    def settled(self, removed: Iterable[bytes], added: Sequence[bytes], values: Sequence[bytes]) -> None:
+        """The ledger has recorded what became of these, and has new ones: keys and values."""
+        with self._mutex:
+            for key in removed:
+                self._awaited.drop(key, self._in_flight.pop(key))
+            self._wake(self._awaited.add(added, list(map(unpack_primary_id, values))))
             first = min(added, default=None)
             if first is None:
                 return

@@ -11,12 +11,14 @@ from typing import Any, Final
 import grpc
 import msgspec
 
+from dispatcher.arrivals import Listener
 from dispatcher.driver import Driver
 from dispatcher.ledger import Ledger
 from dispatcher.reader import LogReader
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import Gate, Sender
 from dispatcher.workers import Inbox, counted, fix_workers, mine_of, worker_directory
+from eventstore.client import EventStoreClient
 from idregistry.client import RegistryClient
 from joiner.client import JoinerClient
 from photon.core.clock import Clock
@@ -67,7 +69,8 @@ class DispatcherServer:
     """Reads the foreign logs that match `patterns` and sends their events to `joiner`.
 
     `directory` is of the datacenter's `workers` dispatchers, each of which reads the files whose names say
-    so (paper 3.2); the state of this one, the `worker`th, is within. `dead_letters` gets the events that end
+    so (paper 3.2); the state of this one, the `worker`th, is within. `eventstore`, which it closes, tells of
+    arrivals; without it waiting events have their backoff alone. `dead_letters` gets the events that end
     otherwise than joined or duplicate; `drain`: the logs will grow no more. Constructing opens the state:
     UsageError for a pattern that can never match, SettingsError for another number of workers, LockedError,
     CorruptStateError, DiskFullError.
@@ -90,6 +93,7 @@ class DispatcherServer:
         network: Network = LOOPBACK,
         worker: int = 0,
         workers: int = 1,
+        eventstore: EventStoreClient | None = None,
     ) -> None:
         check_patterns(patterns)
         own = settings.dispatcher
@@ -131,6 +135,7 @@ class DispatcherServer:
             sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered)
             self._driver = Driver(settings, self._ledger, self._reader, sender, self._gate, wake, inbox.sweep)
             undo.pop_all()
+        self._listener = Listener(eventstore, self._gate, self._driver.arrive) if eventstore else None
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
         self._rpc.serve_while(lambda: self._driver.storage_error is None)
         self._rpc.add(
@@ -148,6 +153,8 @@ class DispatcherServer:
         """Serve and work. AddressInUseError before anything is read."""
         self._rpc.start()
         self._driver.start()
+        if self._listener:
+            self._listener.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """True once it was stopped; False after the timeout. Raises what ended it before, if anything did."""
@@ -163,6 +170,8 @@ class DispatcherServer:
         self._stopped = True
         self._rpc.drain()
         self._driver.stop()
+        if self._listener:
+            self._listener.stop()
         self._reader.follower.close()
         self._rpc.stop()
         self._ledger.close()
@@ -174,6 +183,7 @@ class DispatcherServer:
             **counted(self._ledger.totals),
             "backlog": self._reader.backlog(),
             "in_flight": self._driver.in_flight,
+            "woken": self._driver.woken,
             "requests_max": self._gate.size,
             "drained": self._drain and self._driver.idle,
             "paused": self._driver.paused,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from eventstore.rules.ring import HOME, Ring
 from photon.core.clock import Backoff, Pause
 from photon.core.columns import join_lines, split_lines, take_ids
+from photon.core.errors import UnavailableError
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
 from photon.rpc import eventstore_pb2 as pb
@@ -22,6 +23,8 @@ from photon.rpc.servers import ask_status, to_photon_error
 
 CACHE_TIMEOUT_S: Final = 0.5
 """A cache that takes longer is passed by: home has the answer."""
+ARRIVALS_S_MAX: Final = 30.0
+"""Home answers long before, if it can."""
 _REFRESH_S: Final = 1.0
 _LEFT_OUT: Final = Backoff(0.5, 8.0)
 
@@ -87,6 +90,21 @@ class EventStoreClient:
             with suppress(grpc.RpcError, grpc.FutureCancelledError, ValueError):
                 if call.result().version not in (0, view.version):
                     self._refresh()
+
+    def arrivals(self, after: int) -> tuple[int, bytes]:
+        """Ids (16 x N bytes) that lookups asked for before and that have arrived since, and the position now.
+
+        `after`: the position of the last answer, 0 at first. Waits for some seconds if there are none. The
+        call ends with `close`. UnavailableError, OverloadedError: ask again later.
+        """
+        request = pb.ArrivalsRequest(after=after)
+        try:
+            response = self._stub.Arrivals(request, timeout=ARRIVALS_S_MAX)
+        except grpc.RpcError as error:
+            raise to_photon_error(error, f"event store {self._address}") from error
+        except ValueError as error:
+            raise UnavailableError(f"event store {self._address}: this client is closed") from error
+        return response.position, response.ids
 
     def status(self) -> dict[str, Any]:
         """What the server says of itself. UnavailableError if it does not answer."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple, cast
 
+from eventstore.arrivals import Arrivals
 from eventstore.cache import CacheEventStore, Fill
 from eventstore.log_file_map import LogFileMap
 from eventstore.reader import Reader, ReadOn, first_lines
@@ -273,8 +274,8 @@ _FINEST_CACHE_US: Final = 1.0
 class EventLookup:
     """Thread-safe. `fill` gets what the logs gave.
 
-    `read_on` is asked for what neither cache nor map have while the reader is behind. The latencies are of
-    each call's look into the cache, and of its search in the logs, if it needed one.
+    `read_on` is asked for what neither cache nor map have while the reader is behind; `arrivals` remembers
+    what was not found. The latencies are of each call's look into the cache, and of its search in the logs.
     """
 
     cache: CacheEventStore
@@ -283,6 +284,7 @@ class EventLookup:
     clock: Clock
     fill: Fill
     read_on: ReadOn
+    arrivals: Arrivals = field(default_factory=Arrivals)
     cache_latency: Histogram = field(default_factory=lambda: Histogram(_FINEST_CACHE_US))
     logs_latency: Histogram = field(default_factory=Histogram)
 
@@ -313,6 +315,7 @@ class EventLookup:
         caught_up, unread = self.reader.caught_up, bool(self.reader.unreadable)
         missed = [row for row, line in enumerate(lines) if line is None]
         wanted = list(dict.fromkeys([keys[row] for row in missed]))
+        self.arrivals.expect(wanted)
         in_logs, doubtful = self.logs.get_many(wanted)
         found = {key: line for key, line in zip(wanted, in_logs, strict=True) if line is not None}
         unreadable = {key for key, doubt in zip(wanted, doubtful, strict=True) if doubt}
@@ -321,6 +324,8 @@ class EventLookup:
         if not caught_up and len(found) < len(wanted):
             # Not for the caches: the reader itself fills them when it comes by, the first of repeated ones.
             found |= self.read_on.get_many([key for key in wanted if key not in found])
+        if found:
+            self.arrivals.forget(found)
         absent = (Found.UNREADABLE if unread else Found.ABSENT) if caught_up else Found.BEHIND
         for row in missed:
             key = keys[row]

@@ -12,6 +12,7 @@ from typing import Any, Final
 import grpc
 import msgspec
 
+from eventstore.arrivals import Arrivals
 from eventstore.cache import ANNOUNCE_EVERY_S, SILENT_S_MAX, CacheEventStore, CacheShare, Filling, Members
 from eventstore.log_file_map import LogFileMap
 from eventstore.lookup import EventLookup, LogsEventStore, bounded
@@ -21,7 +22,7 @@ from photon.core.addresses import mistake
 from photon.core.clock import Background, Clock
 from photon.core.columns import join_lines, split_ids, split_lines
 from photon.core.disk import storage_errors
-from photon.core.errors import PhotonError
+from photon.core.errors import OverloadedError, PhotonError, UnavailableError
 from photon.core.fates import Found
 from photon.core.ids import ID_BYTES
 from photon.core.settings import MIB, Settings
@@ -37,6 +38,9 @@ from photon.rpc.servers import Server
 SERVICE_NAME: Final = pb.DESCRIPTOR.services_by_name["EventStore"].full_name
 _WORKERS: Final = 8
 _IN_FLIGHT_MAX: Final = 256
+_ARRIVALS_WAIT_S: Final = 15.0
+_LISTENERS_A_DISPATCHER: Final = 2
+"""One listens; of one that was killed, a call may not have ended yet."""
 _DEAD_LETTER_FILE_BYTES_MAX: Final = 256 * MIB
 
 
@@ -62,7 +66,11 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         """CorruptStateError, LockedError, SettingsError, StorageError, UsageError."""
         own = settings.eventstore
         self._virtual_nodes = own.virtual_nodes
-        self._server = Server(listen, _WORKERS, in_flight_max=_IN_FLIGHT_MAX, network=network)
+        listeners = _LISTENERS_A_DISPATCHER * settings.dispatcher.workers
+        self._arrivals = Arrivals(listeners)
+        # Each that waits for arrivals has a thread; as many are left to lookups.
+        workers = _WORKERS + listeners
+        self._server = Server(listen, workers, in_flight_max=_IN_FLIGHT_MAX, network=network)
         self._map = LogFileMap(directory / "map", own, identity_of(settings))
         self._cache = CacheEventStore(own.cache_bytes)
         self._notices = Notices("eventstore")
@@ -87,7 +95,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         self._reader = Reader(
             follower,
             self._map,
-            self._filling.put_many,
+            self._put,
             json_lines(settings),
             self._dead_letters,
             settings.logs,
@@ -99,7 +107,13 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
         self._logs = LogsEventStore(self._map, lambda: json_lines(settings), self._notices.tell)
         self._read_on = ReadOn(self._reader, self._map, json_lines(settings), own.read_on_bytes_max, clock)
         self._lookup = EventLookup(
-            self._cache, self._logs, self._reader, clock, self._filling.put_many, self._read_on
+            self._cache,
+            self._logs,
+            self._reader,
+            clock,
+            self._filling.put_many,
+            self._read_on,
+            self._arrivals,
         )
         self._server.serve_while(lambda: self._reader.storage_error is None)
         self._server.add(eventstore_pb2_grpc.add_EventStoreServicer_to_server, self, SERVICE_NAME)
@@ -116,6 +130,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
 
     def stop(self, grace_s: float = 5.0) -> None:
         """Let lookups and the reader's transaction end. What is not on disk is read again next time."""
+        self._arrivals.close()
         self._server.stop(grace_s)
         self._reader.stop()
         self._filling.close()
@@ -140,6 +155,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
                 "cache": self._lookup.cache_latency.status(),
                 "logs": self._lookup.logs_latency.status(),
             },
+            "arrivals": {"awaited": self._arrivals.awaited, "arrived": self._arrivals.count},
             "members": self._members.membership().caches,
             "fill": self._filling.status(),
             "map_bytes": self._map.disk_bytes,
@@ -164,8 +180,25 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
     def Put(self, request: pb.PutRequest, context: grpc.ServicerContext) -> pb.PutResponse:
         lines = _check_put(request, context)
         if request.store in (b"", self._map.store):
-            self._filling.put_many(split_ids(request.ids), lines)
+            self._put(split_ids(request.ids), lines)
         return pb.PutResponse(version=self._members.membership().version)
+
+    def _put(self, keys: Sequence[bytes], lines: Sequence[bytes]) -> None:
+        """New events: the map has them, or they were sent past the logs."""
+        self._filling.put_many(keys, lines)
+        self._arrivals.arrive(keys)
+
+    def Arrivals(self, request: pb.ArrivalsRequest, context: grpc.ServicerContext) -> pb.ArrivalsResponse:
+        ended = threading.Event()
+        if not context.add_callback(ended.set):
+            ended.set()
+        try:
+            position, ids = self._arrivals.after(request.after, ended, _ARRIVALS_WAIT_S)
+        except OverloadedError as error:
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        except UnavailableError as error:
+            context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+        return pb.ArrivalsResponse(ids=ids, position=position)
 
     def Members(self, request: pb.MembersRequest, context: grpc.ServicerContext) -> pb.MembersResponse:
         membership = self._members.membership()

@@ -122,6 +122,10 @@ def unpack_id(value: bytes) -> bytes:
     return value[:ID_BYTES]
 
 
+def unpack_primary_id(value: bytes) -> bytes:
+    return value[ID_BYTES : 2 * ID_BYTES]
+
+
 def pack_values(events: Events) -> list[bytes]:
     """Values of N entries."""
     count = len(events)
@@ -266,11 +270,13 @@ class FreshBatch:
 
 @dataclass(frozen=True, slots=True)
 class RetryBatch:
-    """Events that waited; `keys`: their entries in the ledger, row by row. `early`: not due yet."""
+    """Events that waited; `keys`: their entries in the ledger, row by row. `early`: not due yet;
+    `woken`: early because their primary events have arrived."""
 
     keys: list[bytes]
     events: Events
     early: bool = False
+    woken: bool = False
 
     @property
     def due_us(self) -> npt.NDArray[np.int64]:

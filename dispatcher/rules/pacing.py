@@ -25,6 +25,7 @@ What is asked         answer
 --------------------  ----------------------------------------------------------------------------------------
 may_read              AHEAD: enough is under way. FULL: no more events may wait. BEHIND. Else READ
 may_retry, wait_s     whether, and in how many seconds, due retries may be sent
+may_wake              whether woken ones may: each sender can take one, whatever else is under way
 early                 how many may be tried before their time
 in_order              whether fresh batches go in the order of the logs: their primaries come in it. In random
                       order most of what one datacenter sends another has done before, and the lookup says so
@@ -95,7 +96,7 @@ class Pacing:
         self._bytes = self._unanswered = 0
         self._moved_at = _NEVER
         self.fresh_batches = self.fresh_events = 0
-        self.retry_batches = self.retry_events = 0
+        self.retry_batches = self.retry_events = self._woken_batches = 0
         """Under way: read, or taken for a retry, and not recorded."""
         self._resolved = self._again = 0.0
         self._probe_at = self._retry_at = _NEVER
@@ -143,13 +144,15 @@ class Pacing:
 
     # Retries.
 
-    def taken(self, events: int) -> None:
+    def taken(self, events: int, woken: bool = False) -> None:
         self.retry_batches += 1
         self.retry_events += events
+        self._woken_batches += woken
 
-    def retry_recorded(self, events: int) -> None:
+    def retry_recorded(self, events: int, woken: bool = False) -> None:
         self.retry_batches -= 1
         self.retry_events -= events
+        self._woken_batches -= woken
 
     def retried(self, events: int, again: int, early: bool, now: float) -> None:
         """Of a batch so many must be tried once more. `early`: it was sent before its time."""
@@ -170,9 +173,12 @@ class Pacing:
 
     def wait_s(self, now: float) -> float | None:
         """None: not before some are recorded."""
-        if self.retry_batches >= max(1, self._senders // 2):
+        if self.retry_batches - self._woken_batches >= max(1, self._senders // 2):
             return None
         return max(0.0, self._retry_at - now)
+
+    def may_wake(self) -> bool:
+        return self._woken_batches < self._senders
 
     def early(self, now: float) -> int:
         """Asked once: then 0, until more have joined."""

@@ -3,9 +3,9 @@
 A batch's verdicts are a byte an event: a core.fates.Joined or a core.fates.Verdict.
 
 An event without a fate waits for its next try (3.2.1), with jitter and a cap. After a failure the wait
-doubles (photon.core.clock.Backoff). What waits for its primary is tried again when half its age has passed
-once more: an event early by T seconds is joined T/2 after its primary at the latest, be that a moment or
-hours.
+doubles (photon.core.clock.Backoff). What waits for its primary, and is not woken by its arrival
+(rules/awaited), is tried again when half its age has passed once more: an event early by T seconds is joined
+T/2 after its primary at the latest, be that a moment or hours.
 """
 
 import dataclasses

@@ -238,6 +238,7 @@ def _joiner(topology: "Topology", process: "Process", network: "Network", fail: 
 
 def _dispatcher(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
     from dispatcher.server import DispatcherServer
+    from eventstore.client import EventStoreClient
     from joiner.client import JoinerClient
 
     settings, pipeline = topology.settings, topology.pipeline(process.datacenter)
@@ -263,6 +264,9 @@ def _dispatcher(topology: "Topology", process: "Process", network: "Network", fa
         network=network,
         worker=process.number,
         workers=len(pipeline.dispatchers),
+        eventstore=EventStoreClient(
+            pipeline.eventstores[0], settings.eventstore.request_timeout_s, network=network
+        ),
     )
     return _Watched(server, fail)
 
@@ -346,7 +350,13 @@ _ROWS: Final = (
     Role(
         name="dispatcher",
         text="The dispatcher: reads foreign events and keeps them until joined.",
-        imports=("photon.cluster.topology", "idregistry.client", "joiner.client", "dispatcher.server"),
+        imports=(
+            "photon.cluster.topology",
+            "eventstore.client",
+            "idregistry.client",
+            "joiner.client",
+            "dispatcher.server",
+        ),
         make=_dispatcher,
         stops=0,
         reads_on=True,

@@ -66,6 +66,20 @@ class AnnounceRequest(_message.Message):
     leaving: bool
     def __init__(self, address: _Optional[str] = ..., leaving: _Optional[bool] = ...) -> None: ...
 
+class ArrivalsRequest(_message.Message):
+    __slots__ = ("after",)
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    after: int
+    def __init__(self, after: _Optional[int] = ...) -> None: ...
+
+class ArrivalsResponse(_message.Message):
+    __slots__ = ("ids", "position")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    position: int
+    def __init__(self, ids: _Optional[bytes] = ..., position: _Optional[int] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

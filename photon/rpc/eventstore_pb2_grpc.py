@@ -55,6 +55,11 @@ class EventStoreStub:
                 request_serializer=photon_dot_rpc_dot_eventstore__pb2.AnnounceRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_eventstore__pb2.MembersResponse.FromString,
                 _registered_method=True)
+        self.Arrivals = channel.unary_unary(
+                '/photon.eventstore.v1.EventStore/Arrivals',
+                request_serializer=photon_dot_rpc_dot_eventstore__pb2.ArrivalsRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_eventstore__pb2.ArrivalsResponse.FromString,
+                _registered_method=True)
         self.Status = channel.unary_unary(
                 '/photon.eventstore.v1.EventStore/Status',
                 request_serializer=photon_dot_rpc_dot_eventstore__pb2.StatusRequest.SerializeToString,
@@ -93,6 +98,13 @@ class EventStoreServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Arrivals(self, request, context):
+        """Home only: answers once an event arrives that a lookup asked for before, or after some seconds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Status(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -121,6 +133,11 @@ def add_EventStoreServicer_to_server(servicer, server):
                     servicer.Announce,
                     request_deserializer=photon_dot_rpc_dot_eventstore__pb2.AnnounceRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_eventstore__pb2.MembersResponse.SerializeToString,
+            ),
+            'Arrivals': grpc.unary_unary_rpc_method_handler(
+                    servicer.Arrivals,
+                    request_deserializer=photon_dot_rpc_dot_eventstore__pb2.ArrivalsRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_eventstore__pb2.ArrivalsResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
@@ -237,6 +254,33 @@ class EventStore:
             '/photon.eventstore.v1.EventStore/Announce',
             photon_dot_rpc_dot_eventstore__pb2.AnnounceRequest.SerializeToString,
             photon_dot_rpc_dot_eventstore__pb2.MembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Arrivals(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.eventstore.v1.EventStore/Arrivals',
+            photon_dot_rpc_dot_eventstore__pb2.ArrivalsRequest.SerializeToString,
+            photon_dot_rpc_dot_eventstore__pb2.ArrivalsResponse.FromString,
             options,
             channel_credentials,
             insecure,

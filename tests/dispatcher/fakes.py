@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -155,6 +156,7 @@ class Site:
         drain: bool = False,
         patterns: Sequence[str] | None = None,
         seed: int = 1,
+        eventstore: Any = None,
     ) -> DispatcherServer:
         return DispatcherServer(
             settings or fast_settings(),
@@ -169,6 +171,7 @@ class Site:
             SystemClock(),
             random.Random(seed),
             drain,
+            eventstore=eventstore,
         )
 
     def drain(

@@ -33,14 +33,15 @@ class Queue:
         due = np.full(len(events), due_us) if isinstance(due_us, int) else np.array(due_us)
         fresh = 0 if removed else len(events)
         added = Totals(fresh, {}, 0, [0] * BUCKETS)
-        keys = self.ledger.record(Entry([], added, b"", removed, due, pack_values(events)))
-        self.queue.settled(removed, keys)
+        values = pack_values(events)
+        keys = self.ledger.record(Entry([], added, b"", removed, due, values))
+        self.queue.settled(removed, keys, values)
 
     def joined(self, batch) -> None:
         self.ledger.record(
             Entry([], Totals(0, {Fate.JOINED: len(batch.keys)}, 0, [0] * BUCKETS), b"", batch.keys)
         )
-        self.queue.settled(batch.keys, [])
+        self.queue.settled(batch.keys, [], [])
 
 
 @pytest.fixture

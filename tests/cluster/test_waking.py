@@ -1,0 +1,75 @@
+"""Whole systems in which clicks come before their queries: the event store wakes them (paper 3.2.1)."""
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.system import join_arguments, joined_pairs, photon, start_photon
+from tests.waiting import wait_until
+
+CLICKS = 40
+SLOW = """
+[dispatcher]
+retry_delay_ms_min = 5000
+"""
+"""Few would be tried by backoff before they are woken; what failed on a busy machine is tried again."""
+MANY_PROCESSES = SLOW + "workers = 2\n[eventstore]\nprocesses = 2\n"
+
+
+def append(path: Path, low: int, high: int, kind: str) -> None:
+    with path.open("a") as file:
+        for n in range(low, high):
+            event = {"id": f"q{n}"} if kind == "q" else {"id": f"c{n}", "primary_id": f"q{n}"}
+            file.write(json.dumps(event | {"ts_us": time.time_ns() // 1000}) + "\n")
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls, several processes"])
+def test_clicks_that_precede_their_queries_are_joined_by_an_arrival(tmp_path: Path, tls: bool) -> None:
+    logs, out, config = tmp_path / "logs", tmp_path / "out", tmp_path / "photon.toml"
+    for name in ("queries", "clicks"):
+        (logs / name).mkdir(parents=True)
+    settings = SLOW
+    if tls:
+        made = photon("certs", "--out", tmp_path / "certs", "--name", "here")
+        assert made.returncode == 0, made.stderr
+        settings = made.stdout + MANY_PROCESSES
+    config.write_text(settings, "utf-8")
+    process = start_photon(
+        *join_arguments(logs, out, "--follow", "--config", config), stderr=subprocess.DEVNULL
+    )
+
+    def statuses(role: str) -> list[dict]:
+        done = photon("status", "--work", out / ".photon", "--json")
+        shown = json.loads(done.stdout) if done.stdout.startswith("{") else {}
+        return [status for name, status in shown.items() if name.startswith(role) and status]
+
+    def total(count: str) -> int:
+        return sum(status[count] for status in statuses("dispatcher-"))
+
+    def awaited() -> int:
+        return sum(
+            status["arrivals"]["awaited"] for status in statuses("eventstore-") if "arrivals" in status
+        )
+
+    try:
+        wait_until(lambda: (out / ".photon" / "topology.json").exists(), 60)
+        for half in ("a", "b"):
+            append(logs / "clicks" / f"{half}.jsonl", *((0, 20) if half == "a" else (20, CLICKS)), "c")
+        wait_until(lambda: total("pending") == CLICKS and awaited() >= CLICKS, 60, "all clicks wait")
+        append(logs / "queries" / "q.jsonl", 0, 1, "q")
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == 1, 60, "the first one is joined")
+        append(logs / "queries" / "q.jsonl", 1, CLICKS, "q")
+        wait_until(lambda: len(joined_pairs(out, growing=True)) == CLICKS, 60, "all are joined")
+        wait_until(lambda: not total("pending"), 60, "and counted")
+        assert total("woken") > CLICKS / 2
+    finally:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    summary = json.loads(output)
+    assert (process.returncode, summary["joined"], summary["pending"]) == (0, CLICKS, 0)
+    assert joined_pairs(out) == {(f"q{n}", f"c{n}"): 1 for n in range(CLICKS)}
