@@ -60,6 +60,7 @@ def initialise(
             with file.read() as rows:
                 known = rows.files()
             woken = threading.Event()
+            inbox = Inbox(directory, file.sync)
             follower = LogFollower(
                 patterns,
                 place / "spool",
@@ -69,15 +70,17 @@ def initialise(
                 notice=notice,
                 mine=mine_of(worker, workers),
                 wake=woken.set,
+                by_name=inbox.holds,
             )
             with contextlib.closing(follower):
                 known += _all_scanned(follower, clock, woken)
             for name, reason in follower.unreadable.items():
                 where = "a dispatcher begins where it ended before, or at its start"
                 notice(f"{name} is left as it was ({reason}): {where}")
-            inbox = Inbox(directory, file.sync)
             states = {state.number: state for state in known}
-            for state in [state for state in states.values() if not state.gone and not inbox.holds(state)]:
+            for state in [
+                state for state in states.values() if not state.gone and not inbox.holds(state.path)
+            ]:
                 try:
                     offset = _offset(state, start, settings)
                     states[state.number] = follower.passed_over(state.number, offset)

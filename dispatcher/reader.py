@@ -46,8 +46,9 @@ class LogReader:
         notice: Callable[[str], None],
         mine: Callable[[str], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
+        by_name: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`states`: of the files as the ledger knows them; `mine` and `wake` as LogFollower's."""
+        """`states`: of the files as the ledger knows them; `mine`, `wake` and `by_name` as LogFollower's."""
         self._tracker = OffsetTracker({state.number: state.offset for state in states})
         self._mutex = threading.Lock()  # over the tracker, `_changed` and `_lost_bytes`
         self.follower = LogFollower(
@@ -61,6 +62,7 @@ class LogReader:
             mine,
             wake,
             keep_copies=False,
+            by_name=by_name,
         )
         self._format = log_format
         self._settings = settings

@@ -123,6 +123,7 @@ class DispatcherServer:
                 inbox.notices(self._notices.tell),
                 mine_of(worker, workers),
                 wake.set,
+                inbox.holds,
             )
             pacing = Pacing(
                 own.batches_in_flight_max,

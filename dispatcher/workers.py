@@ -181,11 +181,12 @@ class Inbox:
         directory, base = os.path.split(name)
         return base.startswith(RECOVERED) and directory == str(self._path)
 
-    def holds(self, state: FileState) -> bool:
-        return os.path.dirname(state.path) == str(self._path)
+    def holds(self, path: str) -> bool:
+        """A file in here is known by its name: the same events again mean that they are to be tried again."""
+        return os.path.dirname(path) == str(self._path)
 
     def _is_done(self, state: FileState) -> bool:
-        if state.gone or not self.holds(state):
+        if state.gone or not self.holds(state.path):
             return False
         try:
             status = os.stat(state.path)

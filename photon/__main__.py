@@ -1,10 +1,19 @@
 """The entry of the `photon` command, also as `python -m photon`: small, to be there before a Ctrl-C is."""
 
 import sys
+from typing import Final
+
+_OPTIMIZED: Final = (
+    "photon: Python runs with -O or PYTHONOPTIMIZE, so without the assertions that stop a replica whose log "
+    "is not what it must be; run it without"
+)
 
 
 def main() -> None:
     """As photon.cli.main.main; 130 without a word if interrupted while that is imported."""
+    if sys.flags.optimize:
+        print(_OPTIMIZED, file=sys.stderr)
+        sys.exit(2)
     try:
         from photon.cli import main as cli
 

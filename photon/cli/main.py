@@ -24,7 +24,7 @@ _COMMANDS: Final = {
     "health": ("photon.cli.health", "Ask one process whether it serves."),
     "explain": ("photon.cli.explain", "Say all that is known of one foreign event."),
     "dead-letters": ("photon.cli.dead_letters:dead_letters", "List, show and replay what was not joined."),
-    "verify": ("photon.cli.verify", "Account for every foreign event of a run (needs Java)."),
+    "verify": ("photon.cli.verify", "Account for every foreign event of a run (large logs: Java)."),
     "recover": ("photon.cli.recover", "Bring back what dead joiners registered and lost (needs Java)."),
     "backfill": ("photon.cli.backfill", "Join old logs as a Spark job (needs Java)."),
     "logmap": ("photon.cli.logmap:logmap", "Build log file maps with Spark, load them (needs Java)."),

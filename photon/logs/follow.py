@@ -31,7 +31,8 @@ class LogFollower:
     `mine`: by its name, whether a file is read here; None is all. `wake` is called, from another thread, when
     there is something to `poll` for. `keep_copies`: False deletes the unpacked copy of an archive that is
     read and recorded. `order`: by its number, a rank of each file: of those with something unread the one of
-    the lowest rank is read next. `first`: files that are found get numbers from here on.
+    the lowest rank is read next. `first`: files that are found get numbers from here on. `by_name`: as
+    Inventory.
     For one thread, but for `advanced`.
     """
 
@@ -49,6 +50,7 @@ class LogFollower:
         keep_copies: bool = True,
         order: Callable[[int], int] | None = None,
         first: int = 0,
+        by_name: Callable[[str], bool] = lambda _: False,
     ) -> None:
         def tell(line: str) -> None:
             notice(shown(line))
@@ -59,7 +61,9 @@ class LogFollower:
         self._notice = tell
         self._mine = mine
         bound = settings.spool_bytes_max
-        self._inventory = Inventory(spool, bound, clock, states, keep_copies, drain, tell, wake, first)
+        self._inventory = Inventory(
+            spool, bound, clock, states, keep_copies, drain, tell, wake, first, by_name
+        )
         self._order = order
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)

@@ -173,8 +173,12 @@ class Inventory:
         notice: Callable[[str], None],
         wake: Callable[[], None],
         first: int = 0,
+        by_name: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker."""
+        """`keep_copies`: unpacked copies stay though they are read and recorded; `wake`: as Unpacker.
+        `by_name`: of a path, whether the file is known by that alone, so that another one is read, whatever
+        it holds and whichever inode it got.
+        """
         self._spool = Spool(spool, spool_bytes_max)
         self.unpacker = Unpacker(self._spool, wake)
         self._clock = clock
@@ -198,6 +202,7 @@ class Inventory:
         """Of files that were deleted, cut or written anew before they were read."""
         self._held: dict[int, Followed] = {}  # by descriptor, the one that grew longest ago first
         self._next_number = first
+        self._by_name = by_name
         for state in states:
             self._next_number = max(self._next_number, state.number + 1)
             file = Followed(state, state.offset, size=state.size)
@@ -330,6 +335,8 @@ class Inventory:
                 known = None  # else the same inode by the same path: only the device has another number now
         if known is None or file.size < known.read:
             return None
+        if self._by_name(file.path) and path_key(file.path) != path_key(known.state.path):
+            return None
         try:
             return known if goes_on(file, known.state_now, known.read) else None
         except OSError:
@@ -352,7 +359,7 @@ class Inventory:
     def _adopt(self, file: SeenFile, lost: list[tuple[Followed, str]]) -> None:
         """A file that nothing is known of goes on where one with the same content ended, or is a new one."""
         with contextlib.suppress(OSError):  # reading will tell the reason
-            for row, (old, _) in enumerate(lost):
+            for row, (old, _) in enumerate([] if self._by_name(file.path) else lost):
                 if same_content(file, old.state_now):
                     del lost[row]
                     self._refresh(old, file)
@@ -392,7 +399,8 @@ class Inventory:
             if file.identity in elsewhere:
                 missing.append((file, _ELSEWHERE))
                 continue
-            if size is None and (path := renamed_to(file, listings)) is not None:
+            renamed = size is None and not self._by_name(file.state.path)
+            if renamed and (path := renamed_to(file, listings)) is not None:
                 self._unindex(file)
                 self._changed.append(self._change(file, path=path, name=path))
                 self._index(file)

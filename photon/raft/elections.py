@@ -148,7 +148,9 @@ class Elections:
 
     def _counts(self, peer: str, term: int) -> bool:
         """The library counts messages, whoever they are of: only a voter's first one shall count."""
-        if self._voted[0] != term:
+        if term < self._voted[0]:
+            return False  # late, and no reason to forget who has voted since
+        if term > self._voted[0]:
             self._voted = (term, set())
         counts = peer in self._core.members.voters and peer not in self._voted[1]
         self._voted[1].add(peer)

@@ -161,6 +161,20 @@ def test_the_command_that_is_installed_is_python_m_photon():
     assert setup["options.entry_points"]["console_scripts"].split() == ["photon", "=", "photon.__main__:main"]
 
 
+def test_python_without_assertions_is_refused():
+    done = subprocess.run(
+        [sys.executable, "-O", "-m", "photon", "--version"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "PYTHONOPTIMIZE" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
 def test_ctrl_c_while_the_command_is_imported_ends_it_without_a_word(tmp_path):
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt\n")  # as where it is not ignored
     repository = Path(__file__).parents[2]

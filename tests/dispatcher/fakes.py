@@ -157,6 +157,8 @@ class Site:
         patterns: Sequence[str] | None = None,
         seed: int = 1,
         eventstore: Any = None,
+        worker: int = 0,
+        workers: int = 1,
     ) -> DispatcherServer:
         return DispatcherServer(
             settings or fast_settings(),
@@ -171,6 +173,8 @@ class Site:
             SystemClock(),
             random.Random(seed),
             drain,
+            worker=worker,
+            workers=workers,
             eventstore=eventstore,
         )
 

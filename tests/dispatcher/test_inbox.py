@@ -42,6 +42,37 @@ def test_what_is_put_into_the_inbox_is_read_and_the_file_is_deleted_when_all_of_
     assert server.status()["notices"] == []
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("stopped", [False, True], ids=["live", "stopped between"])
+def test_the_same_events_that_are_fed_in_again_are_tried_again(tmp_path, workers, stopped):
+    """Their file has the bytes of the last one, and often its inode: only its name is another."""
+    site = Site(tmp_path)
+
+    def start():
+        return [site.server(worker=worker, workers=workers) for worker in range(workers)]
+
+    def counted():
+        return sum(server.status()["foreign_events"] for server in servers)
+
+    servers = start()
+    for server in servers:
+        server.start()
+    try:
+        for times in (1, 2, 3, 4):
+            path = feed(site, f"replay-{times}.jsonl", clicks(0, 100))
+            wait_until(lambda path=path: not path.exists())
+            if stopped:
+                for server in servers:
+                    server.stop()
+                servers = start()
+                for server in servers:
+                    server.start()
+            wait_until(lambda times=times: counted() == 100 * times, 20, f"time {times}")
+    finally:
+        for server in servers:
+            server.stop()
+
+
 @pytest.mark.parametrize(
     "what", ["is gone; it was read to its end", "shrank to 7 bytes; x", "was overwritten; x"]
 )

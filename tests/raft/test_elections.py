@@ -123,6 +123,20 @@ def test_a_vote_counts_once_however_often_it_comes(make: Make) -> None:
     assert lone.replica.is_leader
 
 
+def test_a_late_vote_of_an_earlier_term_has_none_of_this_one_counted_twice(make: Make) -> None:
+    lone = make(peers="bcde")
+    lone.pre_vote()
+    for helper in "bc":
+        lone.hear(helper, type="response_pre_vote", term=0, round=1)
+    lone.turn()
+    term = lone.replica.core.term
+    for helper, its in (("b", term), ("c", term - 1), ("b", term)):
+        lone.hear(helper, type="response_vote", term=its)
+    assert not lone.replica.is_leader
+    lone.hear("c", type="response_vote", term=term)
+    assert lone.replica.is_leader
+
+
 def entry(command: bytes, index: int = 2, term: int = 1, commit: int = 1) -> dict[str, object]:
     """An append_entries with one entry right behind the first."""
     return {
