@@ -199,7 +199,7 @@ def _because(held: dict[str, Any]) -> str:
                 f"{where}, a timer of key {held['key']!r}, tag {held['tag']!r}, at {show_time(held['low'])}"
             )
         case "hold":
-            return f"{where}, a hold of key {held['key']!r}, at {held['low']}"
+            return f"{where}, a hold of key {held['key']!r}, at {show_time(held['low'])}"
         case "production":
             return f"{where}, records that worker {held['for_worker']} has not taken yet"
         case "injector":

@@ -10,7 +10,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -454,7 +454,7 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
             f"{len(unlisted)} files with joined events are not complete yet (in no manifest, {unlisted[0]} "
             "first); the same command completes them"
         )
-    return {
+    summary = {
         **run_summary(ledgers, run.eventstores, joined, joined_before, run.seconds),
         "joined_by_datacenter": per_datacenter,
         "primary_events": max((e.get("primary_events", 0) for e in run.eventstores), default=0),
@@ -463,3 +463,21 @@ def _summary(topology: Topology, run: _Draining, joined_before: int, display: Ru
         "unlisted_files": [str(path) for path in unlisted],
         "restarts": run.restarts,
     }
+    _tell_misnamed(display, Path(topology.output) / "dead-letters", summary)
+    return summary
+
+
+def _tell_misnamed(display: RunDisplay, letters: Path, summary: Mapping[str, Any]) -> None:
+    """Where no event at all could be read, its fields have other names than the settings say."""
+    primary = summary["primary_events"], summary["primary_malformed"]
+    foreign = summary["foreign_events"] - summary["malformed"], summary["malformed"]
+    for side, (good, bad) in {"primary": primary, "foreign": foreign}.items():
+        files = sorted(letters.glob(f"*/{side}-*.jsonl")) if bad and not good else []
+        if files:
+            with files[0].open("rb") as file:
+                first = json.loads(file.readline())
+            display.notice(
+                f"no {side} event could be read: {first['file']} at {first['offset']}: {first['reason']}. "
+                f"Name the fields in a photon.toml, [{side}] (docs/configuration.md), and give it as "
+                "--config, with another --out"
+            )

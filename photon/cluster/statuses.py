@@ -273,6 +273,11 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         click.echo(f"{name.replace('_', ' '):<16}{summary[name]:>14,}")
     latency = summary["latency_ms"]
     click.echo(f"{'wasted joins':<16}{summary['wasted_joins']:>14,}")
+    if summary.get("primary_malformed"):
+        click.echo(
+            f"{'no primary':<16}{summary['primary_malformed']:>14,}  malformed lines of primary logs, in the "
+            "dead letters (primary-*.jsonl)"
+        )
     if summary["lost_bytes"]:
         click.echo(
             f"{'LOST bytes':<16}{summary['lost_bytes']:>14,}  of logs that were gone before they were read"

@@ -115,6 +115,19 @@ def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
     assert json.loads(run.stdout)["joined"] == 10
 
 
+def test_fields_by_other_names_are_told_of_with_the_setting_that_names_them(tmp_path: Path) -> None:
+    write_lines(tmp_path / "queries" / "q.jsonl", [{"query_id": "q1", "ts_us": 1}])
+    write_lines(tmp_path / "clicks" / "c.jsonl", [{"id": "c1", "query": "q1", "ts_us": 2}])
+    run = photon(*join_arguments(tmp_path, tmp_path / "out"))
+    assert run.returncode == 0
+    assert json.loads(run.stdout)["primary_malformed"] == json.loads(run.stdout)["malformed"] == 1
+    for side, file, field in (("primary", "q.jsonl", "`id`"), ("foreign", "c.jsonl", "`primary_id`")):
+        (told,) = [line for line in run.stderr.splitlines() if f"no {side} event could be read" in line]
+        assert f"{file} at 0: " in told
+        assert field in told
+        assert f"[{side}]" in told
+
+
 def test_two_runs_at_once_do_not_write_one_output(tmp_path: Path) -> None:
     logs = make_logs(tmp_path / "logs")
     with DirectoryLock(tmp_path / "out" / "joined"):

@@ -299,6 +299,11 @@ def test_a_file_that_is_renamed_while_its_tail_is_read_is_not_taken_for_another(
 GONE = {
     "deleted": lambda log: log.unlink(),
     "moved out of sight": lambda log: log.rename(log.parent.parent / "elsewhere"),
+    "linked to another": lambda log: (
+        log.parent.with_name("other").write_bytes(b"new\n"),
+        log.with_name("link").symlink_to(log.parent.with_name("other")),
+        log.with_name("link").rename(log),
+    ),
     "replaced": lambda log: (log.with_name("new").write_bytes(b"new\n"), log.with_name("new").rename(log)),
 }
 
@@ -307,6 +312,8 @@ GONE = {
 def test_a_log_that_goes_while_it_is_read_is_read_to_its_end(logs, following, gone):
     settings = Logs(chunk_bytes=4096, line_bytes_max=4096)
     lines = b"".join(b'{"n": %04d}\n' % n for n in range(1000))
+    if gone == "linked to another":
+        (logs / "a.log").symlink_to(logs.with_name("first"))
     append(logs / "a.log", lines)
     it = following(logs / "*.log", settings=settings)
     it.keep(it.follower.scan_if_due())
@@ -319,7 +326,8 @@ def test_a_log_that_goes_while_it_is_read_is_read_to_its_end(logs, following, go
             writer.write(late)
             writer.flush()
             read += b"".join(it.read(scans=1).values())
-        writer.write(b"2}" + b"\n" * (gone == "moved out of sight"))
+        # Where it has a name still, somebody may write on.
+        writer.write(b"2}" + b"\n" * (gone in ("moved out of sight", "linked to another")))
     for _ in range(3):
         read += b"".join(it.read().values())
     assert read.replace(b"new\n", b"") == lines + b'{"late": 1}\n{"later": 2}\n'
