@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -33,6 +32,7 @@ from benchmarks.measuring import (
 from benchmarks.peer_runs import Peer, PeerRun, interpreters, missing, run_peer
 from photon.cluster.wheels import ask
 from photon.core.errors import PhotonError
+from photon.dev.departures import odd_windows
 
 SEED: Final = 11
 SECOND_US: Final = 1_000_000
@@ -185,30 +185,11 @@ def odd_ones(counts: Found, learn: int = 20, sigmas: float = 3.0, row: int = 3) 
     by_key: dict[str, dict[int, int]] = {}
     for key, start, number in counts:
         by_key.setdefault(key, {})[start // SECOND_US] = number
-    found: Counter[str] = Counter()
-    for key, seconds in by_key.items():
-        last = max(seconds)
-        mean = variance = 0.0
-        windows = odd = 0
-        for second in count(min(seconds)):
-            known = windows and (mean > 0.05 or windows < learn)
-            if second > last and not known:
-                break
-            if not known:
-                mean, variance, windows, odd = 0.0, 0.0, 0, 0
-                if second not in seconds:
-                    continue
-            off = seconds.get(second, 0) - mean
-            bound = sigmas * max(1.0, variance**0.5)
-            side = 0 if windows < learn else (off > bound) - (off < -bound)
-            odd = odd + side if side * odd > 0 else side
-            if side and abs(odd) == row:
-                found[f"{key} {'spike' if side > 0 else 'dip'} {second * SECOND_US}"] += 1
-            rate = max(1 / (windows + 1), 0.02)
-            variance = (1 - rate) * (variance + rate * off * off)
-            mean += rate * off
-            windows += 1
-    return found
+    return Counter(
+        f"{key} {kind} {second * SECOND_US}"
+        for key, seconds in by_key.items()
+        for second, kind in odd_windows(seconds, learn, sigmas, row)
+    )
 
 
 def check_odd(logs: Written, truth: Counter[str]) -> None:

@@ -68,5 +68,10 @@ def _count(out: Path) -> list[str]:
     click.echo(
         f"ok     departures in {len(counts):,} windows of an airport and hour are those of plain Python"
     )
-    click.echo(f"odd    {', '.join(departures.odd_days(out))}")
+    odd, odd_anew = departures.odd_days(out), departures.odd_days_anew(out)
+    if odd != odd_anew:
+        problem = f"{len(odd)} odd days found, {len(odd_anew)} by plain Python, or not the same ones"
+        click.echo(f"WRONG  {problem}")
+        return [problem]
+    click.echo(f"ok     odd days are those of plain Python: {', '.join(departures.by_date(odd))}")
     return []
