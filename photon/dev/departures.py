@@ -21,7 +21,7 @@ _HOUR_US: Final = 3_600_000_000
 _DAY_S: Final = 86_400
 _DAY_US: Final = _DAY_S * 1_000_000
 _LATENESS_S: Final = 400 * _DAY_S
-"""All of the year: a catch-up joins a month in half a second, and what is tried again comes as late as that."""
+"""All of the year: a catch-up joins a month in half a second, and what it tries again comes as late."""
 _LEARN: Final = 28
 _SIGMAS: Final = 2.5
 
