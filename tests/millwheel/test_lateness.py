@@ -115,10 +115,10 @@ def straggling(dice, count):
 
 
 def halfway(percentile, lines, workers, seed):
-    """The world when some worker has read four fifths of its lines, and how many windows are out by then."""
+    """The world when each worker has read four fifths of its lines, and how many windows are out by then."""
     world = World(topology(percentile), {"clicks": lines}, workers, seed)
     marks = dict(world.authority.marks)
-    while max(node.read["clicks"] for node in world.nodes) < len(lines) * 4 // 5 // workers:
+    while min(node.read["clicks"] for node in world.nodes) < len(lines) * 4 // 5 // workers:
         world.step()
         assert all(world.authority.marks[name] >= mark for name, mark in marks.items())
         marks = dict(world.authority.marks)
