@@ -305,9 +305,15 @@ class Live:
 
     def _read(self) -> None:
         with ExitStack() as held:
-            files = {path: held.enter_context(path.open("rb", buffering=0)) for path in self._files()}
-            begun = dict.fromkeys(files, b"")
+            files: dict[Path, Any] = {}
+            begun: dict[Path, bytes] = {}
+            look_s = 0.0
             while not self._over.is_set():
+                if time.monotonic() >= look_s:  # each worker makes its file when it has something for it
+                    look_s = time.monotonic() + 0.1
+                    for path in self._files():
+                        if path not in files:
+                            files[path], begun[path] = held.enter_context(path.open("rb", buffering=0)), b""
                 for path, file in files.items():
                     if data := file.read(1 << 20):
                         now = time.time_ns()

@@ -1,6 +1,7 @@
 """The benchmark of MillWheel: what its figures rest on. The figures themselves are no test."""
 
 import json
+import threading
 from collections import Counter
 from dataclasses import replace
 
@@ -8,12 +9,23 @@ import pytest
 
 from benchmarks import millwheel
 from benchmarks.measuring import BenchError, text
-from benchmarks.millwheel import Plan, Shape, Written, check_counts, check_odd, drained, odd_ones, written
+from benchmarks.millwheel import (
+    Live,
+    Plan,
+    Shape,
+    Written,
+    check_counts,
+    check_odd,
+    drained,
+    odd_ones,
+    written,
+)
 from benchmarks.peer_runs import Peer
 from millwheel import Input, Logs, LogSink, Stream, Topology, node
 from millwheel.ready import WindowCounts, Zeitgeist
 from millwheel.testing import oracle
 from photon.cli import bench
+from tests.waiting import wait_until
 
 
 def lines_of(logs):
@@ -93,6 +105,22 @@ def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
     assert [row.get("lines") for row in rows] == [None, 200, 200, 200, 200]
     assert all(row["p50_ms"] > 0 for row in rows)
     assert "watermark" in text({"latency": rows})
+
+
+def test_a_sink_file_that_comes_later_is_read_too(tmp_path):
+    live = Live(tmp_path)
+    out = tmp_path / "out" / "echoed"
+    out.mkdir(parents=True)
+    (out / "echoed-0-000000.jsonl").write_text("1\n")
+    reader = threading.Thread(target=live._read)
+    reader.start()
+    try:
+        wait_until(lambda: 1 in live._got)
+        (out / "echoed-1-000000.jsonl").write_text("2\n")
+        wait_until(lambda: 2 in live._got, 10)
+    finally:
+        live._over.set()
+        reader.join()
 
 
 def test_the_command_has_each_part_and_peer():
