@@ -87,20 +87,6 @@ def test_those_who_wait_are_bounded_and_all_end_when_it_closes():
     assert answers == ["the event store stops; ask again later"] * 2
 
 
-@pytest.fixture
-def home(root):
-    server = serve(root)
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def client(home):
-    client = EventStoreClient(home.listen, 10.0)
-    yield client
-    client.close()
-
-
 def listening(client, position):
     """A call under way; its answer is put into the list."""
     answers = []

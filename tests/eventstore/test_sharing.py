@@ -36,20 +36,6 @@ def serve_cache(home):
     return cache
 
 
-@pytest.fixture
-def home(root):
-    server = serve(root)
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def client(home):
-    client = EventStoreClient(home.listen, 10.0)
-    yield client
-    client.close()
-
-
 def events(count, start=0):
     idents = [f"10.0.0.{n % 5}:1:{n}" if n % 2 else f"opaque-{n}" for n in range(start, start + count)]
     return idents, [line(ident, "x" * 50) for ident in idents]

@@ -125,10 +125,7 @@ def test_a_vote_counts_once_however_often_it_comes(make: Make) -> None:
 
 def test_a_late_vote_of_an_earlier_term_has_none_of_this_one_counted_twice(make: Make) -> None:
     lone = make(peers="bcde")
-    lone.pre_vote()
-    for helper in "bc":
-        lone.hear(helper, type="response_pre_vote", term=0, round=1)
-    lone.turn()
+    lone.stand("b", "c")
     term = lone.replica.core.term
     for helper, its in (("b", term), ("c", term - 1), ("b", term)):
         lone.hear(helper, type="response_vote", term=its)
