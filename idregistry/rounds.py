@@ -282,13 +282,17 @@ class Rounds:
         return None
 
     def newer_configuration(self, version: int, fetch: bool = False) -> Configuration:
-        """The newest that replicas know, where one newer than `version` is of interest. UnavailableError."""
-        newest = self.routes.fetch(version, self._timeout_s, always=fetch)
-        if newest is None:
-            raise NoQuorumError(
-                "the registry has no sharding configuration yet: its replicas are starting; retry"
-            )
-        return newest
+        """The newest that replicas know, where one newer than `version` is of interest; waited for while a
+        registry that starts has none. UnavailableError.
+        """
+        for left_s in self.attempts():
+            newest = self.routes.fetch(version, left_s, always=fetch)
+            if newest is not None:
+                return newest
+        raise NoQuorumError(
+            f"no sharding configuration of the registry within {self._timeout_s:g} s: its replicas are "
+            "starting; retry"
+        )
 
     def _configuration(self, attempts: Attempts) -> Configuration:
         """What to route by: fetched where there is none, or a newer one."""

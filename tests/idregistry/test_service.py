@@ -18,6 +18,7 @@ from idregistry.rules.commands import (
     Release,
     encode,
 )
+from idregistry.rules.directory import View
 from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX, LOOKUP_PART, LOOKUPS_MAX
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
@@ -441,3 +442,30 @@ def test_a_lookup_of_many_ids_is_answered_in_their_order_whatever_its_parts(ense
     assert client.commit(event_ids(*range(0, count, 3)), same_times(len(range(0, count, 3))), token("a"))
     expected = bytes(ABSENT if n % 3 else PRESENT for n in range(count))
     assert client.lookup(event_ids(*range(count)), same_times(count)) == expected
+
+
+def test_a_registry_that_has_no_configuration_yet_is_waited_for(
+    ensemble: Ensemble, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (node,) = ensemble.add(1, shards=2)
+    founded, node.directory.view = node.directory.view, View()
+    client = ensemble.client()
+    ask, asked = client._rounds.routes.ask, []
+
+    def asks(*words: object) -> object:
+        answer = ask(*words)  # type: ignore[arg-type]
+        asked.append(answer)
+        if len(asked) == 2:
+            node.directory.view = founded
+        return answer
+
+    monkeypatch.setattr(client._rounds.routes, "ask", asks)
+    assert client.configuration().shards == 2
+    assert len(asked) == 3
+
+
+def test_one_that_never_has_any_is_told(ensemble: Ensemble) -> None:
+    (node,) = ensemble.add(1)
+    node.directory.view = View()
+    with pytest.raises(NoQuorumError, match=r"no sharding configuration of the registry within 0\.3 s"):
+        ensemble.client(0.3).configuration()
