@@ -36,6 +36,7 @@ MARKS = "[joiner]\nmark_matched = true\n"
 @pytest.fixture
 def registry(tmp_path):
     made = RealRegistry(tmp_path / "registry")
+    made.client.identity()  # it has started
     yield made
     made.close()
 
