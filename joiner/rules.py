@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import count_lines, join_lines, split_ids, split_lines
+from photon.core.columns import count_lines, join_lines, split_ids, split_lines, unpack_times
 from photon.core.errors import UsageError
 from photon.core.fates import JOINED_OF_COMMITTED, JOINED_OF_FOUND, Committed, Found, Joined
 from photon.core.ids import ID_BYTES
@@ -91,14 +91,18 @@ def outcomes_of_lookup(
     return outcomes, reasons
 
 
-def repeated_rows(ids: bytes) -> dict[int, int]:
-    """Rows whose id stands earlier in the column -> the row where it first stands."""
+def repeated_rows(ids: bytes, times: bytes) -> dict[int, int]:
+    """Rows of an id that stands more than once -> the one that is registered: the youngest, which may be
+    taken where the others are expired, and the first of those."""
     keys = split_ids(ids)
     if len(set(keys)) == len(keys):
         return {}
-    first: dict[bytes, int] = {}
-    earlier = [(row, first.setdefault(key, row)) for row, key in enumerate(keys)]
-    return {row: original for row, original in earlier if row != original}
+    time_us = unpack_times(times)
+    youngest: dict[bytes, int] = {}
+    for row, key in enumerate(keys):
+        if time_us[row] > time_us[youngest.setdefault(key, row)]:
+            youngest[key] = row
+    return {row: youngest[key] for row, key in enumerate(keys) if row != youngest[key]}
 
 
 def outcomes_of_commit(committed: bytes) -> bytes:

@@ -91,7 +91,7 @@ class _Candidates:
     times: bytes
     lines: bytes
     repeats: dict[int, int]
-    """Rows of the batch whose id stands at an earlier candidate -> that one's row."""
+    """Rows of the batch whose id stands at a candidate, too -> that one's row."""
 
     def part(self, rows: rules.Rows, mask: npt.NDArray[np.bool_]) -> "_Candidates":
         """The chosen ones of K, which are these rows; the repeats of all."""
@@ -394,7 +394,7 @@ def _place(
 
 
 def _repeat(repeats: dict[int, int], outcomes: rules.Outcomes, reasons: dict[int, str]) -> None:
-    """What became of an id's first row is said of its others."""
+    """What became of an id's chosen row is said of its others."""
     for row, original in repeats.items():
         joined = outcomes[original] == Joined.JOINED
         outcomes[row] = Joined.DUPLICATE if joined else outcomes[original]
@@ -403,8 +403,8 @@ def _repeat(repeats: dict[int, int], outcomes: rules.Outcomes, reasons: dict[int
 
 
 def _once_each(candidates: _Candidates, batch_events: int) -> _Candidates:
-    """An id can win only once with one token: later candidates of the same id go with the first."""
-    repeats = rules.repeated_rows(candidates.ids)
+    """An id can win only once with one token: its other candidates go with the chosen one."""
+    repeats = rules.repeated_rows(candidates.ids, candidates.times)
     if not repeats:
         return candidates
     rows = np.arange(batch_events) if candidates.rows is None else candidates.rows

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from photon.core.columns import split_ids
+from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import parse_token
@@ -24,6 +24,8 @@ class FakeRegistry:
         """`path`: where the state is that several processes share."""
         self.tokens: dict[bytes, bytes] = {}
         self.expired: set[bytes] = set()
+        self.boundary_us = -(1 << 63)
+        """No event before it is registered."""
         self.fences: set[int] = set()
         self.leases: dict[int, float] = {}
         """Incarnation -> until when it has its lease, by the machine's clock."""
@@ -61,10 +63,15 @@ class FakeRegistry:
             keys = split_ids(ids)
             if incarnation in self.fences:
                 return bytes([Committed.FENCED]) * len(keys)
+            expired = {
+                key
+                for key, time_us in zip(keys, unpack_times(times).tolist(), strict=True)
+                if key in self.expired or time_us < self.boundary_us
+            }
             for key in keys:
-                if key not in self.expired:
+                if key not in expired:
                     self.tokens.setdefault(key, token)
-            answer = bytes(self._outcome(key, token) for key in keys)
+            answer = bytes(Committed.EXPIRED if key in expired else self._outcome(key, token) for key in keys)
         if failure == "after":
             raise UnavailableError("registry: the answer was lost")
         return answer
@@ -129,8 +136,6 @@ class FakeRegistry:
             return token is not None and self._released(key, token) is Released.RELEASED
 
     def _outcome(self, key: bytes, token: bytes) -> Committed:
-        if key in self.expired:
-            return Committed.EXPIRED
         return Committed.WON if self.tokens[key] == token else Committed.DUPLICATE
 
     def _released(self, key: bytes, token: bytes) -> Released:

@@ -50,6 +50,7 @@ def batch_of(
     events: Sequence[bytes] | None = None,
     tries: int = 0,
     age_us: int = 0,
+    times_us: Sequence[int] | None = None,
 ) -> ForeignColumns:
     """Events of these names; each one's primary is `q-<name>` unless it is given."""
     count = len(names)
@@ -58,7 +59,7 @@ def batch_of(
     return ForeignColumns(
         ids=b"".join(map(packed_id, names)),
         primary_ids=b"".join(map(packed_id, primaries)),
-        times=pack_times([NOW_US] * count),
+        times=pack_times(times_us or [NOW_US] * count),
         events=join_lines(events),
         tries=np.full(count, tries, "<u4").tobytes(),
         ages=pack_times([age_us] * count),

@@ -18,6 +18,7 @@ from photon.core.errors import (
 )
 from photon.core.fates import Found
 from tests.joiner.fakes import (
+    NOW_US,
     FailingWrites,
     batch_of,
     end_all,
@@ -27,6 +28,7 @@ from tests.joiner.fakes import (
     lines_of,
     output_lines,
     packed_id,
+    primary_line,
 )
 from tests.waiting import wait_until
 
@@ -112,6 +114,16 @@ def test_no_clock_of_another_machine_has_a_say_in_what_is_unjoinable(make, store
     clock.advance(86_400)
     worker = make()
     assert fates(worker.join(sent)) == ["RETRY_ABSENT"]
+
+
+def test_a_fresh_row_is_joined_behind_an_expired_one_of_the_same_id(make, registry, tmp_path):
+    registry.boundary_us = NOW_US
+    times = [NOW_US - 1, NOW_US, NOW_US + 1, NOW_US - 1, NOW_US - 1]
+    events = [b'{"id":"a","n":%d}' % n for n in range(3)] + [b'{"id":"b"}'] * 2
+    answer = make().join(batch_of("aaabb", primaries=["q"] * 5, events=events, times_us=times))
+    assert fates(answer) == ["DUPLICATE", "DUPLICATE", "JOINED", "EXPIRED", "EXPIRED"]
+    assert answer.reasons == dict.fromkeys((3, 4), EXPIRED)
+    assert output_lines(tmp_path) == Counter([events[2][:-1] + b',"primary":' + primary_line("q") + b"}"])
 
 
 def test_while_the_event_store_is_away_all_are_tried_again(make, store, registry):
