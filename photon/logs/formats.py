@@ -25,6 +25,8 @@ _EMPTY_ID: Final = "Expected `str` of length >= 1"
 _BRACES: Final = b"{}"
 _BLANK: Final = b" \t\n\r\v\f\0"
 _BYTE_ORDER_MARK: Final = "\ufeff".encode()
+_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)")
+"""The group: half of a surrogate pair that stands alone."""
 _PLACE: Final = re.compile(r" - at `\$\[[^\]]*\]\.?(.*)`$")
 RFC3339: Final = "rfc3339"
 _UNIT_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1}
@@ -236,7 +238,7 @@ def decode(decoder: Any, chunk: bytes, found: Lines) -> tuple[list[Any], list[in
                 raise msgspec.DecodeError("not one JSON object")
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if high - low == 1:
-                malformed.append(Malformed(int(starts[low]), lines[low], _reason(error)))
+                malformed.append(Malformed(int(starts[low]), lines[low], _reason(error, lines[low])))
             else:
                 middle = (low + high) // 2
                 pending += [(middle, high), (low, middle)]
@@ -256,9 +258,12 @@ def _check_text(text: bytes) -> None:
     text.isascii() or text.decode("utf-8")
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, line: bytes) -> str:
     if isinstance(error, UnicodeDecodeError):
         return f"not UTF-8: byte 0x{error.object[error.start]:02x} at {error.start}"
+    lone = next(filter(None, (escape[1] for escape in _ESCAPE.finditer(line))), None)
+    if lone is not None and not isinstance(error, msgspec.ValidationError):
+        return f"not a valid event: \\{lone.decode('utf-8', 'replace')} is half a character, which is no text"
     place = _PLACE.search(str(error))
     where = f" in `{place[1]}`" if place and place[1] else ""
     why = _PLACE.sub("", str(error)).replace(_EMPTY_ID, "an empty id")

@@ -32,6 +32,8 @@ def times_of(unit: str, *values: object) -> list[int]:
     return unpack_times(batch.times).tolist()
 
 
+HALF = " is half a character, which is no text"
+
 # What is in a line: any JSON, in many spellings, or something that is none.
 json_values = st.recursive(
     st.none()
@@ -195,6 +197,19 @@ def test_every_bad_line_of_many_is_found_and_no_good_one_is_lost() -> None:
         (b'{"id":"c","primary_id":"q"}', "field 'ts_us' is missing (an opaque id needs its event's time)"),
         (b'{"id":"c","primary_id":"q","ts_us":1e30}', "field 'ts_us' is out of range"),
         (b'{"id":"c","primary_id":"q","ts_us":1,"x":"\xff"}', "not UTF-8: byte 0xff at 42"),
+        *(
+            (b'{"id":"c","primary_id":"q","ts_us":1,"x":"%s"}' % text, f"not a valid event: {half}{HALF}")
+            for text, half in [
+                (rb"\ud800", r"\ud800"),
+                (rb"\ud83d\ude00\\\uDC00 and more", r"\uDC00"),
+                (rb"\ud800\u0041", r"\ud800"),
+            ]
+        ),
+        (rb'{"id":"\ud83d\ude00\\ud800"', "not a valid event: Input data was truncated"),
+        (
+            rb'{"id":"c","primary_id":7.5,"ts_us":1,"x":"\ud800"}',
+            "not a valid event: Expected `int | str`, got `float` in `primary_id`",
+        ),
         (b'{"id":"c","primary_id":"q","ts_us":1}' * 2, "not a valid event: not one JSON object"),
     ],
 )
