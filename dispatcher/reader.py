@@ -16,7 +16,7 @@ from photon.core.clock import Clock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
-from photon.logs.files import Chunk, FileState
+from photon.logs.files import Chunk, FileState, shown
 from photon.logs.follow import LogFollower
 from photon.logs.formats import ForeignBatch, JsonLines
 from photon.logs.writer import DeadLetter
@@ -212,7 +212,7 @@ class LogReader:
                 head = os.pread(file.fileno(), _OVERSIZED_BYTES_KEPT, chunk.start)
         except OSError as error:
             head, reason = b"", f"{reason}, but they can't be read again ({error.strerror})"
-        letter = DeadLetter(Fate.MALFORMED, reason, head, _shown(state.name), chunk.start)
+        letter = DeadLetter(Fate.MALFORMED, reason, head, shown(state.name), chunk.start)
         span = Span(state.number, chunk.start, chunk.end)
         return FreshBatch(self._number(), NO_EVENTS, [letter], (span,))
 
@@ -229,7 +229,7 @@ class _Layout:
         lengths = [len(chunk.data) for _, chunk in parts]
         self._ends: Starts = np.cumsum(lengths, dtype=np.int64)
         self._bases = self._ends - lengths
-        self._names = [_shown(state.name) for state, _ in parts]
+        self._names = [shown(state.name) for state, _ in parts]
         self._shift: Starts = np.array([chunk.start for _, chunk in parts], np.int64) - self._bases
 
     def offsets(self, starts: Starts) -> Starts:
@@ -288,8 +288,3 @@ def _slice(
         names=names,
         name_from=name_from,
     )
-
-
-def _shown(name: str) -> str:
-    """A file's name as text; bytes that are no UTF-8 are replaced."""
-    return name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -120,7 +120,7 @@ class DispatcherServer:
                 clock,
                 states,
                 drain,
-                inbox.notices(self._notices.tell),
+                self._notices.tell,
                 mine_of(worker, workers),
                 wake.set,
                 inbox.holds,

@@ -118,9 +118,6 @@ def read_totals(directory: Path, dead_letters: Path, bytes_max: int) -> dict[str
 RECOVERED: Final = "recovered-"
 """What the names of recovery's files begin with."""
 
-_DELETED: Final = " is gone;", " shrank to ", " was overwritten;"
-"""What is told of a file that is no more; its inode may be that of the next file by now."""
-
 
 def put(lines: Path, inbox: Path, name: str, partly: Callable[[], None] = lambda: None) -> None:
     """Copy a file of events into an inbox, durably, as `name`: whole or not at all. StorageError.
@@ -156,15 +153,6 @@ class Inbox:
     @property
     def pattern(self) -> str:
         return f"{glob.escape(str(self._path))}/*.jsonl"
-
-    def notices(self, tell: Callable[[str], None]) -> Callable[[str], None]:
-        """`tell`, but for what is said of files that were deleted here: that is as it should be."""
-
-        def heed(line: str) -> None:
-            if not line.startswith(f"{self._path}{os.sep}") or not any(what in line for what in _DELETED):
-                tell(line)
-
-        return heed
 
     def sweep(self, states: Iterable[FileState]) -> None:
         """Delete those of these files that are recorded to their end, as their states in the ledger say."""

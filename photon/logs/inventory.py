@@ -423,6 +423,8 @@ class Inventory:
         if lost:
             became = what or "was deleted"
             self._notice(f"{file.state.name} {became} before it was read: {lost} bytes of it are lost")
+        elif self._by_name(file.state.path):
+            pass  # deleted when it was read; another file may have its inode by now
         elif not self._keep_copies and file.packed and file.state.offset >= file.state.unpacked:
             pass  # as is to be expected of an archive that is read
         elif what:

@@ -215,13 +215,13 @@ def test_malformed_lines_are_dead_letters_with_file_and_offset_and_the_rest_goes
     assert "ts_us" in letters[3]["reason"]
 
 
-def test_a_file_name_that_is_no_utf8_does_no_harm(site):
+def test_a_file_whose_name_is_no_utf8_is_read_and_its_letters_name_it_as_the_status_does(site):
     with open(os.fsencode(site.logs) + b"/\xff.jsonl", "wb") as file:
         file.write(clicks(0, 3) + b"bad\n")
     site.joiner.answer = lambda _line, tries: (Joined.RETRY_ABSENT if tries < 2 else Joined.FILTERED, None)
     status = site.drain()
     assert (status["fates"]["filtered"], status["fates"]["malformed"]) == (3, 1)
-    assert {letter["file"][-7:] for letter in site.letters()} == {"\ufffd.jsonl"}
+    assert {letter["file"] for letter in site.letters()} == {rf"{site.logs}/\xff.jsonl"}
     assert site.drain()["foreign_events"] == 4
 
 

@@ -73,20 +73,6 @@ def test_the_same_events_that_are_fed_in_again_are_tried_again(tmp_path, workers
             server.stop()
 
 
-@pytest.mark.parametrize(
-    "what", ["is gone; it was read to its end", "shrank to 7 bytes; x", "was overwritten; x"]
-)
-def test_of_a_deleted_file_nothing_is_told_though_the_next_file_got_its_inode(tmp_path, what):
-    told = []
-    heed = Inbox(tmp_path, lambda: None).notices(told.append)
-    heed(f"{tmp_path}/inbox/again.jsonl {what}")
-    assert told == []
-    amiss = [f"{tmp_path}/clicks/a.jsonl {what}", f"{tmp_path}/inbox/again.jsonl can't be read"]
-    for line in amiss:
-        heed(line)
-    assert told == amiss
-
-
 def test_a_file_in_the_inbox_stays_while_any_of_it_is_unrecorded_and_an_empty_one_goes(site, running):
     def refuse(_events):
         raise UnavailableError("gone")

@@ -61,6 +61,22 @@ def test_a_file_renamed_to_a_name_that_is_no_utf_8_is_read_on(logs, following):
     assert list(it.read().values()) == [b'{"n":1}\n']
 
 
+def test_of_a_file_that_is_known_by_its_name_nothing_is_told_when_it_is_read_and_gone(logs, following):
+    it = following(by_name=lambda path: "/fed-" in path)
+    append(logs / "fed-1", b"1\n")
+    append(logs / "plain", b"1\n")
+    it.read()
+    (logs / "fed-1").write_bytes(b"2\n")
+    (logs / "fed-1").rename(logs / "fed-2")  # another file has its inode
+    assert it.read() == {"fed-2": b"2\n"}
+    (logs / "fed-2").unlink()
+    it.read()
+    assert it.notices == []
+    (logs / "plain").unlink()
+    it.read()
+    assert it.notices == [f"{logs}/plain is gone; it was read to its end"]
+
+
 def test_what_an_earlier_program_could_not_note_of_a_broken_archive_is_found_out_anew(
     logs, following, tmp_path
 ):
