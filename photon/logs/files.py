@@ -74,13 +74,14 @@ def read_chunk(
     identity: Identity | None = None,
     head: Head | None = None,
     tail: bytes = b"",
+    searched: int = -1,
 ) -> Chunk | None:
     """The whole lines from `offset` on, at most `chunk_bytes` (a longer one comes alone), or None.
 
     A partly written last line is left until it is whole. The chunk starts later where a hole is before the
-    line. OSError as `open` and `read` raise it; ESTALE if `identity` is given and `path` names another file,
-    if `head` is given and the file no longer begins so, if `tail` does not stand before `offset`, or if the
-    file is shorter than that.
+    line. `searched`: no newline stands between `offset` and there. OSError as `open` and `read` raise it;
+    ESTALE if `identity` is given and `path` names another file, if `head` is given and the file no longer
+    begins so, if `tail` does not stand before `offset`, or if the file is shorter than that.
     """
     step = min(chunk_bytes, line_bytes_max)  # so that a longer line never hides in a chunk
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -91,6 +92,8 @@ def read_chunk(
         # Room for what is there, not for a whole chunk: most growth is little.
         data = os.pread(fd, step if size is None else min(step, size - offset), offset)
         end = whole_lines(data)
+        if not end and searched > offset + step and not _has_newline(fd, searched, step):
+            return None  # what was looked through before is not read at each growth of a long line
         if end:
             more = len(data) == step or end < len(data)
             return Chunk(offset, offset + end, data[:end] if end < len(data) else data, more=more)
@@ -129,6 +132,14 @@ def _check(fd: int, path: str, offset: int, identity: Identity | None, head: Hea
     if head is not None and head[0] and digest(os.pread(fd, head[0], 0)) != head[1]:
         raise OSError(errno.ESTALE, "the file was overwritten", path)
     return status.st_size
+
+
+def _has_newline(fd: int, start: int, chunk_bytes: int) -> bool:
+    while data := os.pread(fd, chunk_bytes, start):
+        if b"\n" in data:
+            return True
+        start += len(data)
+    return False
 
 
 def _long_line(fd: int, offset: int, data: bytes, chunk_bytes: int, line_bytes_max: int) -> Chunk | None:

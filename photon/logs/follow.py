@@ -301,6 +301,7 @@ class LogFollower:
     def _read_on(self, file: Followed) -> Chunk | None:
         state, settings = file.state, self._settings
         head = (state.head_bytes, state.head)
+        size = file_size(file.path, file.identity) or 0  # what comes after it is read next
         try:
             chunk = read_chunk(
                 file.path,
@@ -310,6 +311,7 @@ class LogFollower:
                 file.identity,
                 head,
                 file.last if file.tail_at == file.read else b"",
+                -1 if file.failed else file.stalled_at,
             )
             if chunk is None and (self.drain or file.packed or file.adrift):
                 chunk = _last_line(file.path, file.read, settings.line_bytes_max, file.identity)
@@ -324,7 +326,7 @@ class LogFollower:
             file.failed = ""
             self._failed.discard(file)
         if chunk is None:
-            file.stalled_at = file_size(file.path, file.identity) or 0
+            file.stalled_at = size
         return chunk
 
     def _fail(self, file: Followed, reason: str) -> None:

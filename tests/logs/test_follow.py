@@ -7,6 +7,7 @@ import os
 import pytest
 
 from photon.core.settings import Logs
+from photon.logs import follow
 from tests.logs.following import Following, append
 
 
@@ -29,6 +30,49 @@ def test_growth_is_found_by_poll_without_a_scan(logs, following):
     append(logs / "a.jsonl", b"3\n")
     assert it.read(scan=False) == {"a.jsonl": b"33\n"}
     assert it.follower.caught_up
+
+
+def test_a_line_that_ends_while_its_end_is_looked_for_is_read_at_the_next_poll(logs, following, monkeypatch):
+    real = follow.read_chunk
+
+    def read_chunk(*arguments):
+        chunk = real(*arguments)
+        if chunk is None and not late:
+            late.append(True)
+            append(logs / "a.jsonl", b"\n")
+        return chunk
+
+    late = []
+    monkeypatch.setattr(follow, "read_chunk", read_chunk)
+    append(logs / "a.jsonl", b"1")
+    it = following()
+    assert it.read(scans=1) == {}
+    assert it.read(scan=False) == {"a.jsonl": b"1\n"}
+
+
+@pytest.mark.parametrize("line_bytes_max", [1 << 20, 1 << 10], ids=["taken", "oversized"])
+def test_a_long_line_that_grows_is_read_a_few_times_not_at_each_growth(
+    logs, following, monkeypatch, line_bytes_max
+):
+    real, read = os.pread, []
+
+    def pread(fd, length, offset):
+        data = real(fd, length, offset)
+        read.append(len(data))
+        return data
+
+    settings = Logs(chunk_bytes=1 << 12, line_bytes_max=line_bytes_max)
+    append(logs / "a.jsonl", b"0\n")
+    it = following(settings=settings)
+    it.read()
+    monkeypatch.setattr(os, "pread", pread)
+    for _ in range(200):
+        append(logs / "a.jsonl", b"x" * 1000)
+        assert it.read(scan=False) == {}
+    append(logs / "a.jsonl", b"\n1\n")
+    assert it.read(scan=False)["a.jsonl"][-4:] == (b"1\n" if line_bytes_max < 2000 else b"x\n1\n")
+    # Each look also reads the file's head, and the start of the line.
+    assert sum(read) < 5 * 200_000 + 200 * 2 * (settings.chunk_bytes + 1024)
 
 
 def test_a_file_that_was_empty_when_found_is_polled_too(logs, following):
