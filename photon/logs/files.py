@@ -56,6 +56,13 @@ def digest(data: bytes) -> bytes:
     return blake2b(data, digest_size=_DIGEST_BYTES).digest()
 
 
+def tail_of(data: bytes) -> bytes:
+    """What a place is known by, of what stands before it: the last line, as long ones may end alike, and
+    TAIL_BYTES at least; at most TAIL_BYTES_MAX."""
+    line = data.rfind(b"\n", 0, -1) + 1
+    return data[-min(TAIL_BYTES_MAX, max(TAIL_BYTES, len(data) - line)) :]
+
+
 def read_at(path: str, start: int, length: int, identity: Identity | None = None) -> bytes:
     """Up to `length` bytes from `start` on. OSError; ESTALE as read_chunk."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -284,6 +291,7 @@ def _files_below(
 
 
 TAIL_BYTES: Final = 1024
+TAIL_BYTES_MAX: Final = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +318,9 @@ class FileState:
     """What a reader remembers of a file; `offset` is the next byte to read, always at the start of a record.
 
     `head` is the digest of the first `head_bytes` bytes. `gone`: replaced, truncated or deleted since.
-    `source` as in SeenFile. `tail`: digest of up to TAIL_BYTES bytes before `tail_at`, a place that was read
-    up to. Of an archive: `version` of its content, and the bytes in it (0: not unpacked yet). `size`: the
-    most that it was known to hold when this was recorded.
+    `source` as in SeenFile. `tail`: digest of up to `tail_bytes` bytes before `tail_at`, a place that was
+    read up to. Of an archive: `version` of its content, and the bytes in it (0: not unpacked yet). `size`:
+    the most that it was known to hold when this was recorded.
     """
 
     number: int
@@ -330,6 +338,7 @@ class FileState:
     version: str = ""
     unpacked: int = 0
     size: int = 0
+    tail_bytes: int = TAIL_BYTES
 
 
 def shown(text: str) -> str:
@@ -394,7 +403,7 @@ def goes_on(seen: SeenFile, state: FileState, read: int) -> bool:
     """
     if seen.size < max(read, state.tail_at, state.head_bytes):
         return False
-    start = max(0, state.tail_at - TAIL_BYTES)
+    start = max(0, state.tail_at - state.tail_bytes)
     if state.tail_at and digest(read_at(seen.path, start, state.tail_at - start)) != state.tail:
         return False
     return not state.head_bytes or digest(read_at(seen.path, 0, state.head_bytes)) == state.head

@@ -16,7 +16,18 @@ import msgspec
 
 from photon.core.clock import Clock
 from photon.core.settings import Logs
-from photon.logs.files import HEAD_BYTES, TAIL_BYTES, Chunk, FileState, digest, read_at, read_chunk, shown
+from photon.logs.files import (
+    HEAD_BYTES,
+    TAIL_BYTES,
+    TAIL_BYTES_MAX,
+    Chunk,
+    FileState,
+    digest,
+    read_at,
+    read_chunk,
+    shown,
+    tail_of,
+)
 from photon.logs.inventory import Followed, Inventory, file_size
 from photon.logs.watch import Finder, Polling
 
@@ -345,7 +356,7 @@ class LogFollower:
         file.read, file.stalled_at = chunk.end, -1
         file.size = max(file.size, chunk.end)
         file.tail_at = chunk.end
-        file.last = data[-TAIL_BYTES:] if len(data) >= TAIL_BYTES else (known + data)[-TAIL_BYTES:]
+        file.last = tail_of(data if len(data) >= TAIL_BYTES else known + data)
         with contextlib.suppress(OSError):  # renamed or deleted meanwhile: the next scan says so
             if len(file.last) < min(TAIL_BYTES, chunk.end) or chunk.oversized:
                 file.last = b""
@@ -367,9 +378,9 @@ class LogFollower:
 
 
 def _read_tail(file: Followed, offset: int) -> bytes:
-    """The last bytes before the offset. OSError."""
-    start = max(0, offset - TAIL_BYTES)
-    return read_at(file.path, start, offset - start, file.identity)
+    """Followed.last at the offset. OSError."""
+    start = max(0, offset - TAIL_BYTES_MAX)
+    return tail_of(read_at(file.path, start, offset - start, file.identity))
 
 
 def _last_line(path: str, offset: int, line_bytes_max: int, identity: tuple[int, int]) -> Chunk | None:

@@ -32,7 +32,7 @@ class Followed:
     state: FileState
     read: int
     tail_at: int = 0
-    last: bytes = b""  # before tail_at: up to TAIL_BYTES bytes, or none if that was before the start
+    last: bytes = b""  # tail_of what stands before tail_at, or none if that was before the start
     seen: SeenFile | None = None  # as the last scan found it
     linked: bool = True  # it may be written through a name elsewhere
     size: int = 0  # the most that it was seen to hold
@@ -55,9 +55,14 @@ class Followed:
     @property
     def state_now(self) -> FileState:
         """With what was read, though it is not yet recorded."""
+        return dataclasses.replace(self.state, **self.tail)
+
+    @property
+    def tail(self) -> dict[str, Any]:
+        """The fields of FileState that say what was read last, if anything was."""
         if not self.last:
-            return self.state
-        return dataclasses.replace(self.state, tail_at=self.tail_at, tail=digest(self.last))
+            return {}
+        return {"tail_at": self.tail_at, "tail": digest(self.last), "tail_bytes": len(self.last)}
 
     @property
     def path(self) -> str:
@@ -214,10 +219,8 @@ class Inventory:
         """As LogFollower.advanced. Any thread."""
         with self._mutex:
             file = self.files[number]
-            values: dict[str, Any] = {"offset": offset, "size": max(file.size, offset)}
-            if file.last:
-                values |= {"tail_at": file.tail_at, "tail": digest(file.last)}
-            file.state = dataclasses.replace(file.state, **values)
+            size = max(file.size, offset)
+            file.state = dataclasses.replace(file.state, offset=offset, size=size, **file.tail)
             return file.state
 
     def hold(self, file: Followed) -> None:

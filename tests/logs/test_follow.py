@@ -288,6 +288,25 @@ def test_a_file_that_was_cut_and_has_regrown_while_nobody_read_it_is_read_from_i
     assert any("overwritten" in notice for notice in it.notices)
 
 
+@pytest.mark.parametrize("restarted", [True, False])
+def test_a_file_that_begins_and_ends_like_the_one_that_was_read_is_another_if_its_last_line_is(
+    logs, following, restarted
+):
+    def records(numbers):
+        """Of one width, behind a header; only the number tells them apart."""
+        return b"h" * 1100 + b"\n" + b"".join(b"%08d" % n + b"x" * 3000 + b"\n" for n in numbers)
+
+    path = logs / "a.jsonl"
+    path.write_bytes(records(range(3)))
+    it = following()
+    it.read()
+    if restarted:
+        it = following(states=it.states.values())
+        it.read()
+    path.write_bytes(records(range(7, 12)))
+    assert it.read() == {"a.jsonl": path.read_bytes()}
+
+
 def overwritten(path):
     """With as much as there was, and it looks old."""
     path.write_bytes(BODY[::-1].lstrip() + b"\n")
