@@ -9,8 +9,8 @@ A file is listed in the manifest when it will never change again: a reader that 
 nothing twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of
 a root.
 
-`<directory>/roots`, in the joiner's own directory, names the roots that the life before wrote to, in a JSON
-array.
+`<directory>/roots`, in the joiner's own directory, names the roots that the life before wrote to beside the
+output, in a JSON array.
 """
 
 import contextlib
@@ -303,12 +303,13 @@ def same_directory(root: str, other: str) -> SettingsError:
 
 def open_roots(state: Path, directories: Sequence[Path], stem: str) -> list[Root]:
     """The first directory is never new. LockedError, CorruptStateError, StorageError."""
-    known = _read_known(state)
+    before = _read_known(state)
+    known = before or []
     roots: list[Root] = []
     try:
-        roots.append(_open_root(directories[0], stem, False, 0))
-        for directory in (d for d in directories[1:] if str(d) in known):
-            _check_there(directory, stem)
+        for directory in (d for d in directories if d is directories[0] or str(d) in known):
+            if before is not None:
+                _check_there(directory, stem, state)
             roots.append(_open_root(directory, stem, False, 0))
         number = max(root.log.position.file for root in roots)  # new ones come in where the others are
         for directory in (d for d in directories[1:] if str(d) not in known):
@@ -333,12 +334,12 @@ def _open_root(directory: Path, stem: str, is_new: bool, first: int) -> Root:
         raise
 
 
-def _read_known(state: Path) -> list[str]:
-    """The additional directories that the life before wrote to."""
+def _read_known(state: Path) -> list[str] | None:
+    """The additional directories that the life before wrote to; None if there was none."""
     path = state / _NAME
     with storage_errors(path):
         if not path.exists():
-            return []
+            return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=list[str])
         except msgspec.DecodeError as error:
@@ -356,7 +357,7 @@ def write_known(state: Path, roots: Sequence[Root]) -> None:
             write_file(path, msgspec.json.encode(known))
 
 
-def _check_there(directory: Path, stem: str) -> None:
+def _check_there(directory: Path, stem: str, state: Path) -> None:
     """CorruptStateError if a root that was written to holds nothing: its disk is not mounted, perhaps."""
     with storage_errors(directory):
         names = os.listdir(directory)
@@ -364,7 +365,7 @@ def _check_there(directory: Path, stem: str) -> None:
     if not any(map(ours.fullmatch, names)):
         raise CorruptStateError(
             f"{directory}: this joiner wrote here, and nothing of it is there; mount the disk or bring the "
-            "files back, or take the root out of joiner.output_roots for one start"
+            f"files back, or, if they are gone for good, delete {state / _NAME}"
         )
 
 

@@ -107,8 +107,21 @@ def test_facts_of_the_registry_that_are_no_facts_are_told_in_a_line(attacked: Pa
     assert "run.json: cannot be read" in refusal(attacked)
 
 
-def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
+def test_an_output_that_is_empty_though_the_run_has_written_to_it_stops_the_start(attacked: Path) -> None:
+    """Its disk is not mounted, perhaps: what is written below the mount is hidden later."""
     shutil.rmtree(attacked / "out" / "joined")
+    told = refusal(attacked)
+    assert "nothing of it is there; mount the disk" in told
+    assert refusal(attacked) == told
+    known = told.split(" delete ")[1].strip()
+    assert known == str(attacked / "out" / ".photon" / "east" / "joiner" / "roots")
+    Path(known).unlink()
+    assert join(attacked / "logs", attacked / "out")["joined"] == 10
+
+
+def test_joined_lines_that_are_there_no_more_are_told(attacked: Path) -> None:
+    for path in (attacked / "out" / "joined").glob("*/*.jsonl"):
+        path.unlink()
     run = photon(*join_arguments(attacked / "logs", attacked / "out"))
     assert run.returncode == 0
     assert "200 joined lines are not in" in run.stderr

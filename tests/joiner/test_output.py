@@ -221,6 +221,7 @@ def test_a_start_cuts_what_was_left_off_every_root_and_gives_no_place_out_again(
     """Whatever stands there, in one root or the other; what stands before is never touched."""
     for name, files in (("a", left), ("b", [b"done\nx\ny\n"])):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "j.manifest").touch()
         for number, data in enumerate(files):
             (tmp_path / name / f"j-{number:06}.jsonl").write_bytes(data)
     (tmp_path / "state").mkdir()
