@@ -119,30 +119,38 @@ class Sender:
         joiner: JoinerClient,
         gate: Gate,
         is_recovered: Callable[[str], bool],
+        recognise: Callable[[], None],
     ) -> None:
         """`registry`: None to send without looking up first. `is_recovered`: whether the file of that name
-        holds what recovery released (dispatcher.workers)."""
+        holds what recovery released (dispatcher.workers). `recognise`: raises where the registry is not the
+        one that this dispatcher knows (idregistry.client.check_registry)."""
         self._registry = registry
         self._joiner = joiner
         self._gate = gate
         self._clock = gate.clock
         self._is_recovered = is_recovered
+        self._recognise = recognise
         self._lookup_at = float("-inf")
 
     def agree(self) -> bool:
-        """Ask, before anything is read, until a joiner says that it makes the same ids of the same events.
+        """Ask, before anything is read, until the registry is known to be the one it was, and until a joiner
+        says that it makes the same ids of the same events.
 
         By other settings all lines may be malformed; they would be passed over before any batch was sent.
-        False if it was time to stop before. SettingsMismatchError if a joiner refuses.
+        False if it was time to stop before. CorruptStateError for another registry; SettingsMismatchError if
+        a joiner refuses.
         """
+        return self._told("registry", self._recognise) and self._told("joiner", self._joiner.agree)
+
+    def _told(self, who: str, ask: Callable[[], None]) -> bool:
         failures = 0
         while True:
             try:
-                self._joiner.agree()
+                ask()
             except UnavailableError as error:
                 failures += 1
                 if failures >= AGREEMENT_TELL_AFTER_FAILURES:
-                    self._gate.notice(f"joiner: {error}; nothing is read until one answers")
+                    self._gate.notice(f"{who}: {error}; nothing is read until one answers")
                 if self._gate.wait(AGREEMENT_BACKOFF, failures):
                     return False
             else:

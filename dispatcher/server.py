@@ -19,7 +19,7 @@ from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import Gate, Sender
 from dispatcher.workers import Inbox, counted, fix_workers, mine_of, worker_directory
 from eventstore.client import EventStoreClient
-from idregistry.client import RegistryClient
+from idregistry.client import RegistryClient, check_registry
 from joiner.client import JoinerClient
 from photon.core.clock import Clock
 from photon.core.errors import StorageError
@@ -133,7 +133,11 @@ class DispatcherServer:
             )
             self._gate = Gate(pacing, clock, rng, stopping, self._notices.tell)
             looked_up = registry if own.lookup_before_send else None
-            sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered)
+
+            def recognise() -> None:
+                check_registry(place, registry.identity())
+
+            sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered, recognise)
             self._driver = Driver(settings, self._ledger, self._reader, sender, self._gate, wake, inbox.sweep)
             undo.pop_all()
         self._listener = Listener(eventstore, self._gate, self._driver.arrive) if eventstore else None

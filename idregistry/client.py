@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +31,14 @@ from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
 from photon.core.columns import take_ids, take_times
-from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError, UsageError
+from photon.core.disk import storage_errors, write_file
+from photon.core.errors import (
+    CorruptStateError,
+    FencedError,
+    SettingsMismatchError,
+    UnavailableError,
+    UsageError,
+)
 from photon.core.fates import Committed, Registered, Released
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.network import LOOPBACK, Network
@@ -324,6 +332,22 @@ class RegistryAt:
             yield client
         finally:
             client.close()
+
+
+def check_registry(home: Path, identity: str) -> None:
+    """The first registry that a process of this `home` works with is remembered, durably. Raises
+    CorruptStateError for another one: it would let everything be joined again. StorageError."""
+    path = home / "registry"
+    with storage_errors(path):
+        if not path.exists():
+            write_file(path, identity.encode())
+        known = path.read_text("ascii", "replace")
+    if known != identity:
+        raise CorruptStateError(
+            f"{path}: it works with registry {known[:8]}, and this is {identity[:8]}, which was founded "
+            "anew and knows nothing of what is joined: restore the replicas' directories, or begin with "
+            "empty ones and an empty output"
+        )
 
 
 def check_replica(name: str, raft_address: str, grpc_address: str) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
+from idregistry.client import check_registry
 from photon.core.clock import Background, Clock
-from photon.core.disk import storage_errors, write_file
 from photon.core.errors import (
     CorruptStateError,
     FencedError,
@@ -216,19 +216,3 @@ class LeaseKeeper:
         else:
             lease.granted(asked_s)
             self._trouble = None
-
-
-def check_registry(home: Path, identity: str) -> None:
-    """The first registry that a joiner of this `home` gets a lease of is remembered, durably. Raises
-    CorruptStateError for another one: it would let everything be joined again. StorageError."""
-    path = home / "registry"
-    with storage_errors(path):
-        if not path.exists():
-            write_file(path, identity.encode())
-        known = path.read_text("ascii", "replace")
-    if known != identity:
-        raise CorruptStateError(
-            f"{path}: it registers with registry {known[:8]}, and this is {identity[:8]}, which was founded "
-            "anew and knows nothing of what is joined: restore the replicas' directories, or begin with "
-            "empty ones and an empty output"
-        )

@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 from photon.cluster.supervisor import ADDRESS_STATUS, CORRUPT_STATUS
 from photon.core.addresses import joined, parts, split_address
 from photon.core.clock import SystemClock
-from photon.core.errors import AddressInUseError, CorruptStateError, PhotonError, UnavailableError, UsageError
+from photon.core.errors import (
+    AddressInUseError,
+    CorruptStateError,
+    DiskFullError,
+    PhotonError,
+    UnavailableError,
+    UsageError,
+)
 from photon.core.settings import Settings, identity_digest
 from photon.rpc.network import Tls, expiry_complaint
 
@@ -203,7 +210,7 @@ def _eventstore(topology: "Topology", process: "Process", network: "Network", fa
         return CacheServer(
             topology.settings, process.address, pipeline.eventstores[0], SystemClock(), network
         )
-    return EventStoreServer(
+    server = EventStoreServer(
         topology.settings,
         listen=process.address,
         directory=pipeline.home("eventstore"),
@@ -214,6 +221,21 @@ def _eventstore(topology: "Topology", process: "Process", network: "Network", fa
         on_fatal=fail,
         network=network,
     )
+    registry = _registry_client(topology, process.datacenter, network)
+    return _Watched(server, fail, lambda: _recognise(registry, pipeline.home("eventstore")))
+
+
+def _recognise(registry: "RegistryClient", home: Path) -> None:
+    """Return once the registry is known to be the one that `home` remembers. CorruptStateError."""
+    from idregistry.client import check_registry
+
+    while True:
+        try:
+            check_registry(home, registry.identity())
+            break
+        except (UnavailableError, DiskFullError):
+            time.sleep(_LOOK_AFTER_S)
+    registry.close()
 
 
 def _joiner(topology: "Topology", process: "Process", network: "Network", fail: _Fail) -> _Server:
@@ -268,18 +290,14 @@ def _dispatcher(topology: "Topology", process: "Process", network: "Network", fa
             pipeline.eventstores[0], settings.eventstore.request_timeout_s, network=network
         ),
     )
-    return _Watched(server, fail)
-
-
-class _Dispatches(_Server, Protocol):
-    def wait(self) -> object: ...
+    return _Watched(server, fail, server.wait)
 
 
 class _Watched:
-    """A role that runs by itself and may end by itself: its failure is the process's."""
+    """A role beside which a thread watches: what `watch` raises is the process's failure."""
 
-    def __init__(self, role: _Dispatches, fail: _Fail) -> None:
-        self._role, self._fail = role, fail
+    def __init__(self, role: _Server, fail: _Fail, watch: Callable[[], object]) -> None:
+        self._role, self._fail, self._watch_it = role, fail, watch
         self.stop, self.status = role.stop, role.status
 
     def start(self) -> None:
@@ -288,7 +306,7 @@ class _Watched:
 
     def _watch(self) -> None:
         try:
-            self._role.wait()
+            self._watch_it()
         except BaseException as error:
             self._fail(error)
 
@@ -331,7 +349,7 @@ _ROWS: Final = (
     Role(
         name="eventstore",
         text="The EventStore: finds primary events in cache and logs.",
-        imports=("photon.cluster.topology", "eventstore.server"),
+        imports=("photon.cluster.topology", "eventstore.server", "idregistry.client"),
         make=_eventstore,
         stops=2,
         processes=lambda settings: settings.eventstore.processes,

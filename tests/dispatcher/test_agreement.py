@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from photon.core.errors import OverloadedError, SettingsMismatchError, UnavailableError
+from photon.core.errors import CorruptStateError, OverloadedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Fate
 from tests.dispatcher.fakes import FakeJoiner, Site, adds_up, clicks, fast_settings
 from tests.dispatcher.test_sender import Bench
@@ -79,6 +79,24 @@ def test_one_that_is_refused_at_the_start_has_read_nothing_not_even_what_is_malf
     site.joiner.agree = lambda: None
     status = site.drain()
     assert adds_up(status) and status["fates"][Fate.JOINED.name.lower()] == 300
+
+
+def test_one_ends_at_a_registry_that_was_founded_anew_and_has_read_nothing(site):
+    """Its joiners may have lost their disks with it, and would join everything again."""
+    assert site.drain()["fates"]["joined"] == 300
+    (site.logs / "1.jsonl").write_bytes(clicks(300, 310))
+    site.registry.founded = "1" * 32
+    server = site.server()
+    server.start()
+    try:
+        with pytest.raises(CorruptStateError, match="was founded anew") as told:
+            wait_until(lambda: server.wait(0), 60)
+    finally:
+        server.stop()
+    assert "\n" not in str(told.value)
+    assert counts(site)["foreign_events"] == 301
+    site.registry.founded = "0" * 32
+    assert site.drain()["foreign_events"] == 311
 
 
 def test_nothing_is_read_before_a_joiner_is_there_and_stopping_takes_a_moment(site):

@@ -26,7 +26,7 @@ class Bench:
         self.waits_max = waits_max
         pacing = Pacing(16, 4096, 1 << 20, 1_000_000)
         gate = Gate(pacing, self.clock, random.Random(3), self, self.notices.append)
-        self.sender = Sender(registry, joiner, gate, lambda _: False)
+        self.sender = Sender(registry, joiner, gate, lambda _: False, lambda: None)
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
