@@ -293,14 +293,20 @@ def _check_path(what: str, path: str) -> None:
 
 
 def load_topology(name: str) -> Topology:
-    """`MODULE:NAME` -> the topology. Modules are found in the current directory first. TopologyError."""
+    """`MODULE:NAME` -> the topology; `MODULE:FUNCTION {"argument": ...}` -> what the function returns for it.
+
+    Modules are found in the current directory first. TopologyError.
+    """
     module, colon, attribute = name.partition(":")
+    attribute, _, arguments = attribute.partition(" ")
     if not colon or not module or not attribute:
         raise TopologyError(f"'{name}': write MODULE:NAME, for example clicks:TOPOLOGY of ./clicks.py")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found = getattr(importlib.import_module(module), attribute)
+        if arguments:
+            found = found(**msgspec.json.decode(arguments))
     except TopologyError:
         raise
     except Exception as error:

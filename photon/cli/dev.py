@@ -1,26 +1,14 @@
 """`photon dev`: a system of several datacenters on this machine, to look at and to kill datacenters of."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
-from photon.cli.options import json_flag, path_option
+from photon.cli.options import duration, json_flag, path_option
 
-_UNITS: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 DEFAULT_OUT: Final = "photon-dev"
-
-
-def duration(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    """`500ms`, `20s`, `5m`, `1h` -> seconds; a bare number is seconds."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|)", value.strip())
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no duration; write 20s, 500ms, 5m or 1h")
-    return float(match[1]) * _UNITS[match[2] or "s"]
 
 
 @click.command("dev")

@@ -4,13 +4,15 @@ import json
 import logging
 import os
 import signal
+from collections.abc import Callable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, get_args
 
 import click
 
-from photon.cli.options import json_flag, path_option, show_time
+from millwheel.topology import Late, Unit
+from photon.cli.options import duration, json_flag, path_option, show_time
 from photon.core.errors import UsageError
 
 
@@ -19,22 +21,30 @@ def group() -> None:
     """Say what events mean as they happen, exactly once: windows, sessions, anomalies (docs/millwheel.md)."""
 
 
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _WORK: Final = path_option("--work", required=True, help="Directory of the run's state.")
+
+
+def _running(command: _Command) -> _Command:
+    """The options of a run."""
+    workers = click.option("--workers", default=1, show_default=True, help="Processes that compute.")
+    follow = "The logs grow: go on until Ctrl-C. Else: end when all is worked off."
+    command = json_flag("The summary as JSON.")(command)
+    return _WORK(workers(click.option("--follow", is_flag=True, help=follow)(command)))
 
 
 @group.command("run")
 @click.argument("topology", metavar="MODULE:TOPOLOGY")
-@_WORK
-@click.option("--workers", default=1, show_default=True, help="Processes that compute.")
-@click.option(
-    "--follow", is_flag=True, help="The logs grow: go on until Ctrl-C. Else: end when all is worked off."
-)
-@json_flag("The summary as JSON.")
+@_running
 def run(topology: str, work: Path, workers: int, follow: bool, as_json: bool) -> int:
     """Run a topology. What a work directory has begun, the same command goes on with.
 
     Status 1 if there are dead letters (WORK/dead-letters says why).
     """
+    return _run(topology, work, workers, follow, as_json)
+
+
+def _run(topology: str, work: Path, workers: int, follow: bool, as_json: bool) -> int:
     from photon.cluster.wheels import WheelRun
 
     run = WheelRun(topology, work, workers, follow, lambda line: click.echo(f"photon: {line}", err=True))
@@ -187,6 +197,170 @@ def deploy(work: Path) -> None:
 
     ask(work, "deploy")
     click.echo("deployed")
+
+
+# Ready-made: each names a topology of millwheel.ready.topologies, with its arguments, and runs it.
+
+
+def _lasts(name: str, argument: str, text: str, **given: Any) -> Callable[[_Command], _Command]:
+    """An option that is a duration, in seconds."""
+    return click.option(name, argument, metavar="DURATION", callback=duration, help=text, **given)
+
+
+def _globs(name: str, argument: str, text: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        name, argument, multiple=True, required=True, metavar="GLOB", help=f"{text}; repeatable."
+    )
+
+
+def _field(name: str, argument: str, text: str, required: bool = True) -> Callable[[_Command], _Command]:
+    return click.option(name, argument, required=required, metavar="FIELD", help=text)
+
+
+_KEY: Final = _field("--key", "key", "Path of the key in a line, for example user.id.")
+_INPUT: Final = _globs("--input", "paths", "Logs, JSON lines")
+
+
+def _ready(command: _Command) -> _Command:
+    """The options that all of them have."""
+    for option in (
+        _field("--time", "time", "Path of the event's time in a line."),
+        click.option("--unit", type=click.Choice(get_args(Unit)), default="us", show_default=True),
+        _lasts("--lateness", "lateness_s", "How late a line may come.", default="0s", show_default=True),
+        click.option(
+            "--late",
+            type=click.Choice(get_args(Late)),
+            default="process",
+            show_default=True,
+            help="What becomes of a line that is later.",
+        ),
+        path_option("--out", help="Directory of the output, JSON lines.  [default: WORK/out]"),
+        _running,
+    ):
+        command = option(command)
+    return command
+
+
+def _run_ready(
+    name: str,
+    logs: dict[str, tuple[Sequence[str], str]],
+    unit: str,
+    lateness_s: float,
+    late: str,
+    out: Path | None,
+    work: Path,
+    given: dict[str, Any],
+    **running: Any,
+) -> int:
+    """`logs`: paths and time field by argument; `given`: the arguments that only this topology has."""
+    reading = {
+        argument: {"paths": paths, "time": time, "unit": unit, "lateness_s": lateness_s}
+        for argument, (paths, time) in logs.items()
+    }
+    arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
+    topology = f"millwheel.ready.topologies:{name} {json.dumps(arguments)}"
+    return _run(topology, work, **running)
+
+
+@group.command("windows")
+@_INPUT
+@_KEY
+@_lasts("--window", "length_s", "Length of a window.", required=True)
+@_lasts("--every", "every_s", "A window begins so often.  [default: where the one before ends]")
+@_ready
+def windows(
+    paths: Sequence[str], key: str, length_s: float, every_s: float | None, time: str, **run: Any
+) -> int:
+    """Count the lines of each key by window, tumbling or sliding."""
+    given = {"key": key, "length_s": length_s, "every_s": every_s}
+    return _run_ready("windows", {"logs": (paths, time)}, given=given, **run)
+
+
+@group.command("sessions")
+@_INPUT
+@_KEY
+@_lasts("--gap", "gap_s", "Lines of a key with less between them are one session.", required=True)
+@_ready
+def sessions(paths: Sequence[str], key: str, gap_s: float, time: str, **run: Any) -> int:
+    """Find the sessions of each key: first line, last line, number of lines."""
+    return _run_ready("sessions", {"logs": (paths, time)}, given={"key": key, "gap_s": gap_s}, **run)
+
+
+@group.command("zeitgeist")
+@_INPUT
+@_KEY
+@_lasts(
+    "--window", "length_s", "Lines are counted by windows of this length.", default="1s", show_default=True
+)
+@click.option("--learn", default=20, show_default=True, help="Windows of a key before one can be odd.")
+@click.option(
+    "--sigmas", default=3.0, show_default=True, help="Standard deviations from the mean that are odd."
+)
+@click.option("--row", default=3, show_default=True, help="Odd windows in a row that are an anomaly.")
+@_ready
+def zeitgeist(
+    paths: Sequence[str],
+    key: str,
+    length_s: float,
+    learn: int,
+    sigmas: float,
+    row: int,
+    time: str,
+    **run: Any,
+) -> int:
+    """Find keys that spike or dip: more or fewer lines than their own past lets expect."""
+    given = {"key": key, "length_s": length_s, "learn": learn, "sigmas": sigmas, "row": row}
+    return _run_ready("zeitgeist", {"logs": (paths, time)}, given=given, **run)
+
+
+@group.command("unmatched")
+@_globs("--asking", "asking", "Logs of what wants an answer (impressions)")
+@_globs("--answers", "answers", "Logs of the answers (clicks)")
+@_field("--asking-key", "asking_key", "What an answer names, in an asking line.")
+@_field("--answer-key", "answer_key", "The same in an answer.")
+@_field("--answer-time", "answer_time", "The time of an answer.  [default: as --time]", required=False)
+@_lasts("--after", "after_s", "How long an answer may take.", required=True)
+@_ready
+def unmatched(
+    asking: Sequence[str],
+    answers: Sequence[str],
+    asking_key: str,
+    answer_key: str,
+    answer_time: str | None,
+    after_s: float,
+    time: str,
+    **run: Any,
+) -> int:
+    """Find the lines that had no answer in time."""
+    logs = {"asking": (asking, time), "answers": (answers, answer_time or time)}
+    given = {"asking_key": asking_key, "answer_key": answer_key, "after_s": after_s}
+    return _run_ready("unmatched", logs, given=given, **run)
+
+
+@group.command("attribution")
+@_globs("--touches", "touches", "Logs of touches (clicks)")
+@_globs("--conversions", "conversions", "Logs of conversions (purchases)")
+@_field("--key", "key", "Whose they are (a user), in a touch.")
+@_field(
+    "--conversion-key", "conversion_key", "The same in a conversion.  [default: as --key]", required=False
+)
+@_field("--conversion-time", "conversion_time", "Its time.  [default: as --time]", required=False)
+@_lasts("--lookback", "lookback_s", "How old a touch may be.", required=True)
+@_ready
+def attribution(
+    touches: Sequence[str],
+    conversions: Sequence[str],
+    key: str,
+    conversion_key: str | None,
+    conversion_time: str | None,
+    lookback_s: float,
+    time: str,
+    **run: Any,
+) -> int:
+    """Give each conversion the last touch of the same key before it."""
+    logs = {"touches": (touches, time), "conversions": (conversions, conversion_time or time)}
+    given = {"touch_key": key, "conversion_key": conversion_key or key, "lookback_s": lookback_s}
+    return _run_ready("attribution", logs, given=given, **run)
 
 
 def _because(held: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
 """What several commands have in common: their options, how a time is read and shown."""
 
 import functools
+import re
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +14,7 @@ from photon.core.errors import UsageError
 from photon.core.settings import load_settings
 
 _PLAN: Final = "topology.json"
+_UNITS_S: Final = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _Result = TypeVar("_Result")
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -73,6 +75,16 @@ def registry_options(command: Callable[..., _Result]) -> Callable[..., _Result]:
         return command(*arguments, named=named, **others)
 
     return with_options
+
+
+def duration(_ctx: click.Context | None, _param: click.Parameter | None, value: str | None) -> float | None:
+    """`500ms`, `20s`, `5m`, `1h`, `7d` -> seconds; a bare number is seconds."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|)", value.strip())
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no duration; write 20s, 500ms, 5m, 1h or 7d")
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
 
 
 def parse_time_us(text: str, option: str = "--at") -> int:

@@ -52,7 +52,18 @@ class System:
         return json.loads(said) if said else errors
 
     def ask(self, *words):
-        done = subprocess.run(
+        done = self._done(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def refused(self, *words):
+        """What it says of words that can't be."""
+        done = self._done(*words)
+        assert done.returncode == 2, done.stderr
+        return done.stderr
+
+    def _done(self, *words):
+        return subprocess.run(
             self.command(*words),
             cwd=self.directory,
             env=self.environment,
@@ -60,8 +71,6 @@ class System:
             text=True,
             timeout=30,
         )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
 
     def status(self):
         return json.loads(self.ask("status", "--work", "work", "--json"))

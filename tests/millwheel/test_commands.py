@@ -1,0 +1,161 @@
+"""Each ready-made computation as a command: what it writes is what its class does in a topology of Python."""
+
+import json
+import random
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from millwheel import Input, Logs, LogSink, Stream, Topology, TopologyError, node
+from millwheel.ready import Attribution, Sessions, Unmatched, WindowCounts, Zeitgeist
+from millwheel.testing import in_order, oracle
+from millwheel.topology import load_topology
+from photon.cli.millwheel import group
+from photon.cluster import wheels
+from tests.millwheel.running import ROOT
+from tests.millwheel.topologies import SECOND, clicks
+
+CLICKS = Input("a", "user", None)
+OUT = {"out": LogSink("out")}
+
+
+def one(computation, *inputs):
+    logs = {read.stream: Logs("*", "ts") for read in inputs}
+    return Topology(logs, {"it": node(computation, *inputs, Stream("out"))}, OUT)
+
+
+def spiking(dice):
+    lines = [
+        {"user": user, "ts": second * SECOND + dice.randrange(SECOND)}
+        for second in range(60)
+        for user in ("even", "odd")
+        for _ in range(50 if (user, second // 3) == ("odd", 15) else 10)
+    ]
+    return sorted(lines, key=lambda line: line["ts"])
+
+
+def of_users(dice, count=150):
+    return sorted(clicks(dice, count, users=6, seconds=100), key=lambda line: line["ts"])
+
+
+DICE = random.Random(4)
+ONE = {"a": of_users(DICE)}
+TWO = {"a": of_users(DICE), "b": [{"who": line["user"], "at": line["ts"]} for line in of_users(DICE)]}
+COMMANDS = {
+    "windows --window 10s": (one(WindowCounts("out", 10), CLICKS), ONE),
+    "windows --window 1m --every 20s": (one(WindowCounts("out", 60, 20), CLICKS), ONE),
+    "sessions --gap 2500ms": (one(Sessions("out", 2.5), CLICKS), ONE),
+    "zeitgeist --learn 30 --sigmas 4 --row 2": (
+        Topology(
+            {"a": Logs("*", "ts")},
+            {
+                "windows": node(WindowCounts("windows", 1), CLICKS, Stream("windows")),
+                "it": node(Zeitgeist("out", 1, 30, 4, 2), Input("windows"), Stream("out")),
+            },
+            OUT,
+        ),
+        {"a": spiking(DICE)},
+    ),
+    "unmatched --asking-key user --answer-key who --answer-time at --after 0.1h": (
+        one(Unmatched("out", "a", 360), Input("a", "user"), Input("b", "who", None)),
+        {"a": [{"user": f"u{n}", "ts": n} for n in range(9)], "b": [{"who": "u3", "at": 5}]},
+    ),
+    "attribution --key user --conversion-key who --conversion-time at --lookback 3s": (
+        one(Attribution("out", "a", 3), Input("a", "user"), Input("b", "who")),
+        TWO,
+    ),
+}
+PLACES = {"unmatched": ("--asking", "--answers"), "attribution": ("--touches", "--conversions")}
+
+
+def oracle_of(topology, lines):
+    """With the times of `b`, which are under another name."""
+    logs = dict(topology.injectors) | ({"b": Logs("*", "at")} if "b" in lines else {})
+    return oracle(Topology(logs, topology.computations, topology.sinks), lines)["out"]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_writes_what_its_topology_does(system, words):
+    topology, lines = COMMANDS[words]
+    command, *given = words.split()
+    for name, of_name in lines.items():
+        system.write(f"{name}.jsonl", of_name)
+    places = PLACES.get(command, ("--input",))
+    given += [word for place, name in zip(places, lines, strict=True) for word in (place, f"logs/{name}*")]
+    given += ["--time", "ts", "--work", "work", "--workers", "2", "--json"]
+    given += [] if "--key" in given or command == "unmatched" else ["--key", "user"]
+    summary = json.loads(system.ask(command, *given))
+    assert summary["ended"]
+    found = [
+        json.loads(line) for path in (system.directory / "work/out").glob("*.jsonl") for line in path.open()
+    ]
+    wanted = oracle_of(topology, lines)
+    assert len(wanted) > 1
+    assert in_order({"out": found}) == in_order({"out": wanted})
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What was asked to run, in place of runs."""
+    runs = []
+
+    class Run:
+        def __init__(self, name, *how):
+            runs.append((load_topology(name), *how[:-1]))
+
+        def run(self):
+            return {"dead_letters": 0, "counts": {}, "ended": True, "seconds": 0, "restarts": 0}
+
+    monkeypatch.setattr(wheels, "WheelRun", Run)
+    return runs
+
+
+def test_how_logs_are_read_is_the_commands_to_say(asked):
+    words = "--input a* --input b* --time at.s --unit s --lateness 1m --late drop --out mine --follow"
+    given = "--key user --window 1s --work work --workers 3 --json"
+    assert group.main(["windows", *words.split(), *given.split()], standalone_mode=False) == 0
+    ((topology, *how),) = asked
+    assert how == [Path("work"), 3, True]
+    assert topology.injectors == {"records": Logs(("a*", "b*"), "at.s", "s", lateness_s=60)}
+    assert topology.computations["count"].late == "drop"
+    assert topology.sinks == {"windows": LogSink("mine")}
+
+
+def test_the_pages_commands_are_such(asked):
+    page = (ROOT / "docs" / "millwheel.md").read_text("utf-8").replace("\\\n", "")
+    lines = [line for line in page.splitlines() if re.match("photon millwheel .*--time", line)]
+    for line in lines:
+        assert group.main(shlex.split(line)[2:], standalone_mode=False) == 0
+    assert [next(iter(topology.sinks)) for topology, *_ in asked] == [
+        "windows",
+        "sessions",
+        "anomalies",
+        "unmatched",
+        "attributed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("windows --key user --window soon", "'soon' is no duration"),
+        ("windows --key user --window 3s --every 2s", "is no multiple"),
+        ("windows --key a. --window 3s", "'a.' has an empty part"),
+        ("windows --window 3s", "Missing option '--key'"),
+        ("sessions --key user --gap 0s", "must be more than 0"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_status_2(system, words, message):
+    done = system.refused(*words.split(), "--input", "logs/*", "--time", "ts", "--work", "work")
+    assert message in done
+    assert not (system.directory / "work").exists()
+
+
+def test_a_topology_that_takes_arguments_says_which_one_is_wrong():
+    name = "millwheel.ready.topologies:windows"
+    with pytest.raises(TopologyError, match="no_such"):
+        load_topology(f'{name} {{"no_such": 1}}')
+    with pytest.raises(TopologyError, match=r"not a millwheel\.Topology"):
+        load_topology(name)
