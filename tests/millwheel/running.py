@@ -102,15 +102,17 @@ class System:
                     found.append(int(path.parent.name))
         return found
 
+    def sink(self, name):
+        """Whole lines."""
+        return [
+            json.loads(line)
+            for path in sorted((self.directory / "out" / name).glob("*.jsonl"))
+            for line in path.read_bytes().splitlines(keepends=True)
+            if line.endswith(b"\n")
+        ]
+
     def sinks(self):
-        return {
-            sink: [
-                json.loads(line)
-                for path in sorted((self.directory / "out" / sink).glob("*.jsonl"))
-                for line in path.open()
-            ]
-            for sink in ("counts", "totals")
-        }
+        return {sink: self.sink(sink) for sink in ("counts", "totals")}
 
     def check(self, lines):
         assert in_order(self.sinks()) == in_order(expected(lines))

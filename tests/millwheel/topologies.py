@@ -3,6 +3,7 @@
 import os
 
 from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node
+from millwheel.ready import WindowCounts, Zeitgeist
 
 SECOND = 1_000_000
 
@@ -57,6 +58,24 @@ def two_stages(clicks=Logs("logs/*.jsonl", "ts", lateness_s=2), value="what"):
 TOPOLOGY = two_stages()
 WHOLE_LINES = two_stages(value="*")
 PERCENTILE = two_stages(Logs("logs/*.jsonl", "ts", lateness_s=3600, percentile=99))
+
+
+ANOMALIES = Topology(
+    {"searches": Logs("logs/*.jsonl", "ts", expected=("logs/0*", "logs/1*"), silent="hold")},
+    {
+        "windows": node(
+            WindowCounts("windows", 1),
+            Input("searches", "query", None),
+            Stream("windows"),
+            late="dead-letter",
+        ),
+        "zeitgeist": node(
+            Zeitgeist("anomalies", 1), Input("windows"), Stream("anomalies"), late="dead-letter"
+        ),
+    },
+    {"anomalies": LogSink("out/anomalies")},
+)
+"""The low watermark goes by what was written, not by the clock."""
 
 
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
