@@ -6,14 +6,16 @@
         bench.watermark(3_600_000_000)
         assert bench.lines("visits") == [{"user": "ann", "pages": 1}]
 
-`run` takes whole inputs. With `workers` and `seed` it plays several workers whose links stall and which are
-killed at any step; what reaches the sinks must be the same as without. Under pytest an argument
-`millwheel_seed` is one seed after the other (millwheel.pytest_plugin). Low watermarks know which lines are
-still to come, so none is late, except of injectors with a percentile: they leave stragglers behind here too.
+`run` takes whole inputs. With `workers` and `seed` it plays several workers whose links stall, which are
+killed or replaced at any step, and whose number changes; what reaches the sinks must be the same as without.
+Under pytest an argument `millwheel_seed` is one seed after the other (millwheel.pytest_plugin). Low
+watermarks know which lines are still to come, so none is late, except of injectors with a percentile: they
+leave stragglers behind here too.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -26,7 +28,8 @@ from millwheel.engine.plan import Plan, numbered
 from millwheel.engine.records import Frame, decode_frame, encode_frame
 from millwheel.engine.store import Changes, MemoryStore, lateness_row, owners, position_row
 from millwheel.engine.watermarks import Authority
-from millwheel.engine.wheel import Wheel
+from millwheel.engine.wheel import Release, Wheel
+from millwheel.errors import ZombieError
 from millwheel.topology import DEAD_LETTERS, Topology
 from photon.logs.formats import Malformed
 from photon.logs.shares import SLOTS
@@ -44,7 +47,8 @@ def run(
 ) -> dict[str, list[Any]]:
     """Read all lines to their end; what every sink has then, and "dead-letters", in the order it was written.
 
-    `seed`: faults and their moments are drawn from it, `kills` of a worker among them; None has no faults.
+    `seed`: faults and their moments are drawn from it; None has no faults. `kills`: of a worker; a quarter as
+    often all stop, and others go on, one more at most.
     """
     world = World(topology, lines, workers, seed, kills)
     world.run()
@@ -143,34 +147,50 @@ class Bench:
 class World:
     """Several workers, a store that survives them, links between them, an authority: all in memory, by dice.
 
-    Each step one thing happens: a worker reads lines, takes a turn, makes a commit durable or lets it out; a
-    link hands on a message; a worker is killed and starts again from the store. Lines of a worker's share of
-    a log are read in order, and again from where the store says after a kill.
+    Each step one thing happens: a worker reads lines, takes a turn, makes a commit durable, lets out a part
+    of it; a link hands on a message; a worker is taken for dead, and another starts in its place from the
+    store. The former one is dead, or goes on as if it owned its key intervals (a zombie, paper 6.2). Now and
+    then all stop, the authority too, and another number of workers goes on. A file of a log is read in order,
+    and again from where the store says.
     """
 
     def __init__(
         self, topology: Topology, lines: Lines, workers: int = 2, seed: int | None = 0, kills: int = 10
     ) -> None:
-        self.plan = Plan(topology, numbered(topology, {}))
-        self.workers = workers
         self.random = random.Random(seed)
         self.faults = seed is not None
-        self.kills_left = kills if self.faults else 0
+        self.kills_left, self.stops_left = (kills, kills // 4) if self.faults else (0, 0)
         self.store = MemoryStore()
-        self.authority = Authority(self.plan.sources, workers)
-        self.stragglers = Stragglers(topology.injectors)
         self.sequencer = 0
-        self.files = {name: [list(all_[w::workers]) for w in range(workers)] for name, all_ in lines.items()}
-        self.parsers = _parsers(self.plan)
-        self.least = {
-            name: [_least([self.time_of(name, line) for line in file]) for file in files]
-            for name, files in self.files.items()
+        self.numbers: dict[str, int] = {}
+        self.files = {
+            name: {file: list(all_[file::workers]) for file in range(workers)} for name, all_ in lines.items()
         }
-        """Of the times of a file's lines, from each line on."""
-        self.sinks: dict[str, list[Any]] = {name: [] for name in self.plan.sinks}
+        self.sinks: dict[str, list[Any]] = {}
         self.written: set[tuple[int, int]] = set()
         self.steps = 0
-        self.nodes = [_Worker(self, me) for me in range(workers)]
+        self.begin(topology, workers)
+
+    def begin(self, topology: Topology, workers: int) -> None:
+        """A run begins, or goes on with what is in the store."""
+        self.numbers = numbered(topology, self.numbers)
+        self.plan = Plan(topology, self.numbers)
+        self.workers = workers
+        self.authority = Authority(self.plan.sources, workers)
+        self.stragglers = Stragglers(topology.injectors)
+        self.parsers = _parsers(self.plan)
+        self.least = {
+            (name, file): _least([self.time_of(name, line) for line in lines])
+            for name, files in self.files.items()
+            for file, lines in files.items()
+        }
+        """Of the times of a file's lines, from each line on."""
+        for name in self.plan.sinks:
+            self.sinks.setdefault(name, [])
+        self.zombies: list[_Worker] = []
+        self.nodes: list[_Worker] = []
+        for me in range(workers):
+            self.nodes.append(_Worker(self, me))
 
     def run(self) -> None:
         """Until all low watermarks have ended and nothing is under way. AssertionError if that takes for
@@ -186,23 +206,39 @@ class World:
         return self.authority.ended and not any(worker.busy for worker in self.nodes)
 
     def step(self) -> None:
+        if self.stops_left and self.random.random() < 0.002:
+            self.stops_left -= 1
+            self.begin(self.plan.topology, self.random.randint(1, self.workers + 1))
+            return
         worker = self.random.choice(self.nodes)
         if self.kills_left and self.random.random() < 0.02:
             self.kills_left -= 1
-            self.nodes[worker.me] = worker.again()
-            return
-        self.random.choice(worker.steps)()
+            self.replace(worker, zombie=self.random.random() < 0.5)
+        elif self.zombies and self.random.random() < 0.3:
+            zombie = self.random.choice(self.zombies)
+            try:
+                self.random.choice(zombie.steps)()
+            except ZombieError:
+                self.zombies.remove(zombie)
+        else:
+            self.random.choice(worker.steps)()
+
+    def replace(self, worker: "_Worker", zombie: bool = False) -> None:
+        """By one that starts from the store."""
+        if zombie:
+            self.zombies.append(worker)
+        self.nodes[worker.me] = worker.again()
 
     def time_of(self, injector: str, line: Any) -> int:
         """A line's time; of one that is none, after all others."""
         times = self.parsers[injector].parse(_packed([line])).times
         return int(times[0]) if len(times) else NEVER
 
-    def write(self, me: int, lines: Iterable[Any]) -> None:
+    def write(self, lane: int, lines: Iterable[Any]) -> None:
         """To the sinks, which take a line of the store once (as files that are cut to what was noted)."""
         for of_sink in lines:
-            if (me, of_sink.number) not in self.written:
-                self.written.add((me, of_sink.number))
+            if (lane, of_sink.number) not in self.written:
+                self.written.add((lane, of_sink.number))
                 self.sinks[of_sink.sink] += _objects(of_sink.lines)
 
 
@@ -213,11 +249,22 @@ class _Worker:
         slots = [slot for slot, owner in enumerate(owners(world.workers)) if owner == me]
         self.store = world.store.claim(slots, self.sequencer)
         self.wheel = Wheel(world.plan, self.store, me, world.workers)
-        self.read = {name: self._position(name) for name in world.files}
+        self.files = {
+            name: [file for file in files if file % world.workers == me]
+            for name, files in world.files.items()
+            if name in world.plan.injectors
+        }
+        self.read = {
+            (name, file): self._position(name, file) for name, all_ in self.files.items() for file in all_
+        }
         self.late = {name: self._lateness(name) for name in world.stragglers.lateness_us}
-        self.newest = {name: self._newest(name) for name in self.late if name in world.files}
+        self.newest = {
+            (name, file): self._newest(name, file) for name, file in self.read if name in self.late
+        }
         self.inflight: Changes | None = None
         self.durable = False
+        self.leaving: list[Callable[[], object]] = []
+        """Of the last commit, what has not left yet."""
         self.frames: list[tuple[int, bytes]] = []
         """On their way to this worker, with their sender."""
         self.acks: list[tuple[int, int, int]] = []
@@ -238,49 +285,54 @@ class _Worker:
             self.hand_report,
             self.take_marks,
         ]
+        for other in world.nodes:
+            if other.me != me:
+                self._connect(other)
 
     def again(self) -> "_Worker":
-        """Killed: what was in memory and on links is gone; others connect to the new one and send again."""
-        new = _Worker(self.world, self.me)
+        """What is on links from or to this worker is gone; another one starts in its place."""
         for other in self.world.nodes:
-            if other.me != self.me:
-                other.frames = [frame for frame in other.frames if frame[0] != self.me]
-                other.frames += [(self.me, encode_frame(frame)) for frame in new.wheel.frames_for(other.me)]
-                other.acks = [ack for ack in other.acks if ack[0] != self.me]
-                new.frames += [(other.me, encode_frame(frame)) for frame in other.wheel.frames_for(self.me)]
-        return new
+            other.frames = [frame for frame in other.frames if frame[0] != self.me]
+            other.acks = [ack for ack in other.acks if ack[0] != self.me]
+        return _Worker(self.world, self.me)
+
+    def _connect(self, other: "_Worker") -> None:
+        """Each gets again what it did not acknowledge."""
+        other.frames += [(self.me, encode_frame(frame)) for frame in self.wheel.frames_for(other.me)]
+        self.frames += [(other.me, encode_frame(frame)) for frame in other.wheel.frames_for(self.me)]
 
     @property
     def busy(self) -> bool:
-        return bool(
-            self.inflight is not None
-            or self.frames
-            or self.acks
-            or self.wheel.due
-            or self.wheel.unacked_bytes
-        )
+        return bool(self.inflight or self.frames or self.acks or self.wheel.due or self.wheel.unacked_bytes)
 
     def inject(self) -> None:
-        for name, parser in self.world.parsers.items():
-            mine = self.world.files[name][self.me] if name in self.world.files else []
-            at = self.read.get(name, 0)
-            count = self.world.random.randint(1, _BATCH)
-            lines = mine[at : at + count]
-            if lines:
-                parsed = parser.parse(_packed(lines))
-                at += len(lines)
-                row = position_row(self.world.plan.injectors[name], self.me)
-                letters = _letters(name, parsed.malformed)
-                changes: Changes = {row: at.to_bytes(8, "big")}
-                if name in self.late:
-                    changes[self._lateness_row(name)] = self._count(name, parsed.times)
-                self.wheel.inject(name, parsed.records, changes, letters)
-                self.read[name] = at
-                self.turn()
-            bound = self.world.least[name][self.me][at] if mine else NEVER
-            if name in self.newest:
-                bound = max(bound, self.newest[name] - self.world.stragglers.lateness_us[name])
-            self.wheel.bound(name, bound)
+        for name, files in self.files.items():
+            if files:
+                self._inject(name, self.world.random.choice(files))
+        for name in self.world.plan.injectors:
+            self.wheel.bound(
+                name, min((self._bound(name, file) for file in self.files.get(name, ())), default=NEVER)
+            )
+
+    def _inject(self, name: str, file: int) -> None:
+        at = self.read[name, file]
+        lines = self.world.files[name][file][at : at + self.world.random.randint(1, _BATCH)]
+        if not lines:
+            return
+        parsed = self.world.parsers[name].parse(_packed(lines))
+        at += len(lines)
+        changes: Changes = {self._position_row(name, file): at.to_bytes(8, "big")}
+        if name in self.late:
+            changes[self._lateness_row(name)] = self._count(name, file, parsed.times)
+        self.wheel.inject(name, parsed.records, changes, _letters(name, parsed.malformed))
+        self.read[name, file] = at
+        self.turn()
+
+    def _bound(self, name: str, file: int) -> int:
+        bound = self.world.least[name, file][self.read[name, file]]
+        if name in self.late:
+            bound = max(bound, self.newest[name, file] - self.world.stragglers.lateness_us[name])
+        return bound
 
     def turn(self) -> None:
         self.wheel.turn(0)
@@ -291,20 +343,32 @@ class _Worker:
 
     def commit(self) -> None:
         if self.inflight is not None and not self.durable:
-            self.store.commit(self.inflight)
+            if self.inflight:  # without changes no store is asked
+                self.store.commit(self.inflight)
             self.durable = True
 
     def let_out(self) -> None:
-        if not self.durable:
-            return
-        self.inflight, self.durable = None, False
-        release = self.wheel.committed()
+        """A part of it: a worker may die between any two."""
+        if self.durable and not self.leaving:
+            release = self.wheel.committed()
+            self.leaving = [
+                partial(self.send_frames, release),
+                partial(self.send_acks, release),
+                partial(self.world.write, self.me, release.lines),
+                partial(self.reports.append, (self.sequencer, release.lows)),
+            ]
+        if self.leaving:
+            self.leaving.pop(0)()
+            if not self.leaving:
+                self.inflight, self.durable = None, False
+
+    def send_frames(self, release: Release) -> None:
         for worker, frame in release.frames:
             self.world.nodes[worker].frames.append((self.me, encode_frame(frame)))
+
+    def send_acks(self, release: Release) -> None:
         for lane, number in release.acks.items():
-            self.world.nodes[lane].acks.append((self.me, lane, number))
-        self.world.write(self.me, release.lines)
-        self.reports.append((self.sequencer, release.lows))
+            self.world.nodes[lane % self.world.workers].acks.append((self.me, lane, number))
 
     def take_frame(self) -> None:
         if self.frames:
@@ -322,15 +386,18 @@ class _Worker:
         if self.reports:
             sequencer, lows = self.reports.pop(0)
             if self.world.authority.report(self.me, sequencer, lows):
-                for worker in self.world.nodes:
+                for worker in (*self.world.nodes, *self.world.zombies):
                     worker.told.append(dict(self.world.authority.marks))
 
     def take_marks(self) -> None:
         if self.told:
             self.wheel.told(self.told.pop(0))
 
-    def _position(self, name: str) -> int:
-        packed = self.store.read([position_row(self.world.plan.injectors[name], self.me)])[0]
+    def _position_row(self, name: str, file: int) -> bytes:
+        return position_row(self.world.plan.injectors[name], file)
+
+    def _position(self, name: str, file: int) -> int:
+        packed = self.store.read([self._position_row(name, file)])[0]
         return 0 if packed is None else int.from_bytes(packed, "big")
 
     def _lateness_row(self, name: str) -> bytes:
@@ -341,15 +408,14 @@ class _Worker:
         assert percentile is not None
         return Lateness(percentile, self.store.read([self._lateness_row(name)])[0])
 
-    def _newest(self, name: str) -> int:
-        times = (
-            self.world.parsers[name].parse(_packed(self.world.files[name][self.me][: self.read[name]])).times
-        )
-        return int(times.max(initial=BEFORE))
+    def _newest(self, name: str, file: int) -> int:
+        lines = self.world.files[name][file][: self.read[name, file]]
+        return int(self.world.parsers[name].parse(_packed(lines)).times.max(initial=BEFORE))
 
-    def _count(self, name: str, times: Times) -> bytes:
-        self.late[name].saw(times, self.newest[name], NEVER)
-        self.newest[name] = int(times.max(initial=self.newest[name]))
+    def _count(self, name: str, file: int, times: Times) -> bytes:
+        newest = self.newest[name, file]
+        self.late[name].saw(times, newest, NEVER)
+        self.newest[name, file] = int(times.max(initial=newest))
         packed = self.late[name].packed()
         self.world.stragglers.report(self.me, {name: packed})
         return packed
@@ -357,8 +423,9 @@ class _Worker:
     def _rewrite(self) -> None:
         """Lines that are in the store, and perhaps not in the files."""
         for name, number in self.world.plan.sinks.items():
-            for of_lines, data in self.wheel.unwritten(number, self.me):
-                self.world.write(self.me, [_Unwritten(name, of_lines, data)])
+            for lane in self.wheel.lanes:
+                for of_lines, data in self.wheel.unwritten(number, lane):
+                    self.world.write(lane, [_Unwritten(name, of_lines, data)])
 
 
 class _Unwritten(msgspec.Struct):
