@@ -44,7 +44,9 @@ def _share(name: str, of: str) -> Callable[[_Command], _Command]:
 @click.option(
     "--rotate-bytes", type=int, default=64 << 20, show_default=True, help="A log file's size at most."
 )
-@click.option("--opaque-ids", is_flag=True, help="Ids of 32 hex digits instead of ip:pid:timestamp.")
+@click.option(
+    "--opaque-ids", "ids", flag_value="opaque", help="Ids of 32 hex digits instead of ip:pid:timestamp."
+)
 @_share("duplicates", "Clicks that are logged again, byte for byte.")
 @_share("early", "Clicks that come before their query.")
 @_share("orphans", "Clicks on queries that are never logged.")

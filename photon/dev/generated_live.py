@@ -72,7 +72,7 @@ class LiveEvents:
         self._mix, self._rates, self._servers, self._delays = mix, rates, servers, delays
         self._repeated_within_s = repeated_within_s
         self._rng = np.random.default_rng(mix.seed)
-        self._texts = payloads(mix.seed)
+        self._texts = payloads(mix.seed, mix.line_bytes)
         self._clickable: list[str] = []
         self._held: list[tuple[float, int, Lines]] = []
         self._holds = 0
@@ -184,8 +184,8 @@ class LiveEvents:
     def _ids(self, side: int, server: int, count: int) -> tuple[list[str], range]:
         head, times_of = self._servers[side][server]
         times = times_of(count)
-        if self._mix.opaque_ids:
-            return opaque_ids(self._rng.bytes(16 * count)), times
+        if self._mix.ids != "photon":
+            return opaque_ids(self._rng.bytes(16 * count), self._mix.ids), times
         return [f"{head}:{time_us}" for time_us in times], times
 
     def _payloads(self, side: int, count: int) -> Iterator[str]:

@@ -26,6 +26,16 @@ QUERIES, CLICKS = SIDES = range(2)
 EVENTS_MAX: Final = 1_000_000_000
 FILES_MAX: Final = 50_000
 RATE_MAX: Final = 200_000.0
+LINE_BYTES_MAX: Final = 1 << 16
+PROCESSES_MAX: Final = 1_000
+
+IDS: Final[dict[str, Callable[[str], str]]] = {
+    "photon": str,
+    "opaque": str,
+    "uuid": lambda digits: "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])),
+    "short": lambda digits: digits[:16],
+}
+"""Kinds of ids -> how one is made of 32 random hex digits; a Photon id is `ip:pid:timestamp` instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +43,15 @@ class Mix:
     """What both ways of generating share. Shares are parts of one: 0.01 is one in a hundred.
 
     `early`, `orphans`: of the clicks; `duplicates`, `malformed`: lines more, as a share of the clicks;
-    `duplicate_queries`, `malformed_queries`: the same of the queries. `files`: server processes a side.
+    `duplicate_queries`, `malformed_queries`: the same of the queries. `files`: logs a side, each of a server
+    process. `ids`: one of IDS. `line_bytes`: shorter lines are padded to about so many; 0: they are not.
     """
 
     seed: int = 1
     files: int = 8
     file_bytes_max: int = 64 << 20
-    opaque_ids: bool = False
+    ids: str = "photon"
+    line_bytes: int = 0
     duplicates: float = 0.0
     early: float = 0.0
     orphans: float = 0.0
@@ -51,6 +63,9 @@ class Mix:
         _within("seed", self.seed, 0, 2**63 - 1)
         _within("files", self.files, 1, FILES_MAX)
         _within("rotate-bytes", self.file_bytes_max, 1024, 1 << 40)
+        _within("line-bytes", self.line_bytes, 0, LINE_BYTES_MAX)
+        if self.ids not in IDS:
+            raise UsageError(f"--ids must be one of {', '.join(IDS)}, not {self.ids}")
         for field in fields(self):
             if field.type is float:
                 _within(field.name.replace("_", "-"), getattr(self, field.name), 0.0, 1.0)
@@ -65,19 +80,37 @@ class Mix:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayLimits:
+    """Seconds from query to click: 90 % come before `body`, 99.9 % before `tail`, all before `longest`."""
+
+    body: float = 60.0
+    tail: float = 3_600.0
+    longest: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
 class AtOnce:
-    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on."""
+    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on.
+
+    `processes`: whose lines stand between each other's in every log. `disorder_s`: a line stands up to so
+    many seconds of event time behind its place.
+    """
 
     queries: int = 100_000
     clicks: int = 20_000
     start_us: int = 1_700_000_000_000_000
     span_s: float = 3_600.0
+    processes: int = 1
+    disorder_s: int = 0
+    delays: DelayLimits = DelayLimits()
 
     def __post_init__(self) -> None:
         _within("queries", self.queries, 1, EVENTS_MAX)
         _within("clicks", self.clicks, 0, EVENTS_MAX)
         _within("start-us", self.start_us, 0, 10**17)
         _within("span", self.span_s, 1.0, 1e9)
+        _within("processes", self.processes, 1, PROCESSES_MAX)
+        _within("disorder", self.disorder_s, 0, 86_400)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +141,8 @@ USERS: Final = 50_000_000
 _PROCESSES_A_SERVER: Final = 2
 _QUERY: Final = '{"id":"%s","ts_us":%d,"payload":{"user":"u%08d",%s}}\n'
 _CLICK: Final = '{"id":"%s","primary_id":"%s","ts_us":%d,"payload":{%s}}\n'
+_AROUND_PAYLOAD: Final = (105, 120)
+"""Bytes of a query's line and of a click's outside the payload, about."""
 _TEXT: Final = (
     "cheap flights hotel near station running shoes size 42 weather tomorrow best pizza naïve bayes "
     "café ouvert dimanche Straßenbahn fahrplan 東京 天気 купить велосипед garden chairs second hand laptop "
@@ -115,15 +150,6 @@ _TEXT: Final = (
 )
 _COUNTRIES: Final = ("US", "DE", "JP", "FR", "BR", "IN", "PT", "GB", "MX", "NL")
 _DEVICES: Final = ("mobile", "desktop", "tablet")
-
-
-@dataclass(frozen=True, slots=True)
-class DelayLimits:
-    """Seconds from query to click: 90 % come before `body`, 99.9 % before `tail`, all before `longest`."""
-
-    body: float = 60.0
-    tail: float = 3_600.0
-    longest: float = 86_400.0
 
 
 def delays_us(rng: np.random.Generator, count: int, limits: DelayLimits) -> Ints:
@@ -149,19 +175,37 @@ def photon_ids(servers: Sequence[str], process: Ints, times: Ints) -> list[str]:
     )
 
 
-def opaque_ids(raw: bytes) -> list[str]:
-    """16 x N bytes -> N ids of 32 hex digits."""
+def opaque_ids(raw: bytes, kind: str = "opaque") -> list[str]:
+    """16 x N bytes -> N ids, of a kind in IDS that has no time in it."""
     text = raw.hex()
-    return [text[at : at + 32] for at in range(0, len(text), 32)]
+    return list(map(IDS[kind], (text[at : at + 32] for at in range(0, len(text), 32))))
 
 
-def payloads(seed: int) -> tuple[list[str], list[str]]:
-    """The inside of the payload objects of queries (without the user) and of clicks."""
+def payloads(seed: int, line_bytes: int = 0) -> tuple[list[str], list[str]]:
+    """The inside of the payload objects of queries (without the user) and of clicks.
+
+    What their lines lack of `line_bytes` is a field of ASCII text.
+    """
     queries, clicks = random.Random(f"queries {seed}"), random.Random(f"clicks {seed}")
-    return (
+    texts = (
         [_query_payload(queries) for _ in range(PAYLOADS)],
         [_click_payload(clicks) for _ in range(PAYLOADS)],
     )
+    if not line_bytes:
+        return texts
+    rng = random.Random(f"pages {seed}")
+    page = " ".join(
+        rng.choices([word for word in _TEXT.split() if word.isalnum() and word.isascii()], k=1 << 15)
+    )
+
+    def padded(inside: str, around: int) -> str:
+        size = max(0, line_bytes - around - len(inside.encode()))
+        start = rng.randrange(len(page) - size)
+        return f'{inside},"page":"{page[start : start + size]}"'
+
+    lengths = zip(texts, _AROUND_PAYLOAD, strict=True)
+    queries_too, clicks_too = ([padded(one, around) for one in some] for some, around in lengths)
+    return queries_too, clicks_too
 
 
 def _query_payload(rng: random.Random) -> str:
@@ -292,7 +336,7 @@ def truth_of(
     return GeneratedTruth(
         mode=mode,
         seed=mix.seed,
-        ids="opaque" if mix.opaque_ids else "photon",
+        ids=mix.ids,
         primary_rows=queries.rows,
         primary_distinct_ids=queries.distinct,
         primary_duplicates=queries.repeated,
@@ -349,10 +393,11 @@ class ServerLog:
         self._size += len(data)
 
 
-def server_logs(out: Path, side: int, mix: Mix) -> list[ServerLog]:
-    """Of all server processes of a side."""
+def server_logs(out: Path, side: int, mix: Mix, processes: int = 1) -> list[ServerLog]:
+    """The logs of a side, each named after the first of its `processes`."""
     directory = out / ("queries", "clicks")[side]
-    return [ServerLog(directory, head, mix.file_bytes_max) for head in heads(side, mix.files)]
+    first = heads(side, mix.files * processes)[::processes]
+    return [ServerLog(directory, head, mix.file_bytes_max) for head in first]
 
 
 def prepare_directory(out: Path) -> None:
@@ -384,25 +429,26 @@ _GOOD: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """One side's distinct events in file order: server process, time, raw opaque id, payload number."""
+    """One side's distinct events by process and time: server process, time, raw opaque id, payload number."""
 
     heads: list[str]
     process: Ints
     times: Ints
+    kind: str
     raw_ids: npt.NDArray[np.void] | None
     payload: Ints
 
     def ids(self, rows: Ints) -> list[str]:
         if self.raw_ids is not None:
-            return opaque_ids(self.raw_ids[rows].tobytes())
+            return opaque_ids(self.raw_ids[rows].tobytes(), self.kind)
         return photon_ids(self.heads, self.process[rows], self.times[rows])
 
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """The lines of one side in file order: whose log, which event, and how it is spoilt (-1: not)."""
+    """The lines of one side in file order: which log, which event, and how it is spoilt (-1: not)."""
 
-    process: Ints
+    file: Ints
     source: Ints
     spoilt: Ints
 
@@ -443,10 +489,10 @@ def generate_at_once(out: Path, mix: Mix, amount: AtOnce) -> GeneratedTruth:
     rng = np.random.default_rng(mix.seed)
     drawn = _draw(rng, mix, amount)
     written, every_click = np.flatnonzero(~drawn.hidden), np.arange(amount.clicks)
-    queries = _plan(rng, mix, QUERIES, drawn.queries, written, written)
-    clicks = _plan(rng, mix, CLICKS, drawn.clicks, every_click, drawn.joinable)
-    for side, lines, text in zip(SIDES, (queries, clicks), _formats(drawn, mix.seed), strict=True):
-        _write(server_logs(out, side, mix), lines, text)
+    queries = _plan(rng, mix, amount, QUERIES, drawn.queries, written, written)
+    clicks = _plan(rng, mix, amount, CLICKS, drawn.clicks, every_click, drawn.joinable)
+    for side, lines, text in zip(SIDES, (queries, clicks), _formats(drawn, mix), strict=True):
+        _write(server_logs(out, side, mix, amount.processes), lines, text)
     counts = queries.counts(amount.queries), clicks.counts(amount.clicks)
     orphans = amount.clicks - len(drawn.joinable)
     truth = truth_of("at once", mix, counts, orphans, drawn.early(), drawn.pairs())
@@ -459,7 +505,7 @@ def _draw(rng: np.random.Generator, mix: Mix, amount: AtOnce) -> _Drawn:
     orphans = round(amount.clicks * mix.orphans)
     made = amount.queries + orphans
     times = amount.start_us + rng.integers(0, round(amount.span_s * 1e6), made)
-    queries, _ = _side(rng, 0, mix, times)
+    queries, _ = _side(rng, 0, mix, amount, times)
     hidden = np.zeros(made, np.bool_)
     hidden[rng.permutation(made)[:orphans]] = True
     users = rng.integers(0, USERS, made)
@@ -472,17 +518,17 @@ def _draw(rng: np.random.Generator, mix: Mix, amount: AtOnce) -> _Drawn:
     )
     early = np.zeros(amount.clicks, np.bool_)
     early[orphans : orphans + round(amount.clicks * mix.early)] = True
-    delays = delays_us(rng, amount.clicks, DelayLimits())
+    delays = delays_us(rng, amount.clicks, amount.delays)
     ahead = rng.integers(1_000, round(_EARLY_S * 1e6), amount.clicks)
     times = np.maximum(queries.times[clicked] + np.where(early, -ahead, delays), 0)
-    clicks, order = _side(rng, 1, mix, times)
+    clicks, order = _side(rng, 1, mix, amount, times)
     clicked = clicked[order]
     return _Drawn(queries, users, hidden, clicks, clicked, np.flatnonzero(~hidden[clicked]))
 
 
-def _formats(drawn: _Drawn, seed: int) -> tuple[Callable[[Ints], list[bytes]], ...]:
+def _formats(drawn: _Drawn, mix: Mix) -> tuple[Callable[[Ints], list[bytes]], ...]:
     """What makes the lines of queries, and those of clicks, of their rows."""
-    texts, clicks = payloads(seed), drawn.clicks
+    texts, clicks = payloads(mix.seed, mix.line_bytes), drawn.clicks
 
     def columns(side: _Side, some: list[str], rows: Ints) -> tuple[list[str], list[int], Iterable[str]]:
         inside = map(some.__getitem__, side.payload[rows].tolist())
@@ -499,15 +545,18 @@ def _formats(drawn: _Drawn, seed: int) -> tuple[Callable[[Ints], list[bytes]], .
     return query, click
 
 
-def _side(rng: np.random.Generator, side: int, mix: Mix, times: Ints) -> tuple[_Side, npt.NDArray[np.intp]]:
-    """Events with these times on random server processes, in file order, and how they were reordered."""
-    count = len(times)
-    process = rng.integers(0, mix.files, count)
+def _side(
+    rng: np.random.Generator, side: int, mix: Mix, amount: AtOnce, times: Ints
+) -> tuple[_Side, npt.NDArray[np.intp]]:
+    """Events with these times on random server processes, sorted by both, and how they were reordered."""
+    count, processes = len(times), mix.files * amount.processes
+    process = rng.integers(0, processes, count)
     order = np.lexsort((times, process))
     process = process[order]
-    raw = np.frombuffer(rng.bytes(16 * count), "V16") if mix.opaque_ids and count else None
+    raw = np.frombuffer(rng.bytes(16 * count), "V16") if mix.ids != "photon" and count else None
     payload = rng.integers(0, PAYLOADS, count)
-    return _Side(heads(side, mix.files), process, _increasing(process, times[order]), raw, payload), order
+    times = _increasing(process, times[order])
+    return _Side(heads(side, processes), process, times, mix.ids, raw, payload), order
 
 
 def _increasing(process: Ints, times: Ints) -> Ints:
@@ -524,12 +573,14 @@ def _increasing(process: Ints, times: Ints) -> Ints:
 def _plan(
     rng: np.random.Generator,
     mix: Mix,
+    amount: AtOnce,
     number: int,
     side: _Side,
     rows: Ints,
     repeatable: Ints,
 ) -> _Lines:
-    """Every event once, repeats somewhat later and maybe in another log, malformed lines anywhere."""
+    """Every event once, repeats somewhat later and maybe in another log, malformed lines anywhere; each log
+    by time, but for `disorder_s`."""
     duplicates, malformed = mix.more_lines(number)
     repeats = round(len(rows) * duplicates) if len(repeatable) else 0
     spoilt = round(len(rows) * malformed)
@@ -538,15 +589,17 @@ def _plan(
     later = rng.integers(1, round(_REPEATED_WITHIN_S * 1e6), repeats)
     times = np.concatenate([side.times[rows], side.times[again] + later, side.times[models]])
     elsewhere = rng.integers(0, mix.files, repeats + spoilt)
-    process = np.concatenate([side.process[rows], elsewhere])
+    file = np.concatenate([side.process[rows] // amount.processes, elsewhere])
     source = np.concatenate([rows, again, models])
     how = np.concatenate([np.full(len(rows) + repeats, _GOOD), np.arange(spoilt) % SPOILINGS])
-    order = np.lexsort((source, times, process))
-    return _Lines(process[order], source[order], how[order])
+    if amount.disorder_s:
+        times = times + rng.integers(0, round(amount.disorder_s * 1e6), len(times))
+    order = np.lexsort((source, times, file))
+    return _Lines(file[order], source[order], how[order])
 
 
 def _write(logs: Sequence[ServerLog], lines: _Lines, text: Callable[[Ints], list[bytes]]) -> None:
-    edges = np.searchsorted(lines.process, np.arange(len(logs) + 1)).tolist()
+    edges = np.searchsorted(lines.file, np.arange(len(logs) + 1)).tolist()
     for log, start, end in zip(logs, edges, edges[1:], strict=False):
         for low in range(start, end, _LINES_A_CHUNK):
             chunk = slice(low, min(low + _LINES_A_CHUNK, end))

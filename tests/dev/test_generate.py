@@ -4,7 +4,9 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from photon.core.ids import IdPacker, opaque_mask
 from photon.core.settings import Foreign, Primary
 from photon.dev.generated_live import generate_stream
 from photon.dev.generated_logs import (
+    IDS,
     SPOILINGS,
     AtOnce,
     DelayLimits,
@@ -76,16 +79,15 @@ def assert_truth_holds(out: Path, truth: GeneratedTruth) -> None:
     assert stored == truth.document()
 
 
-@pytest.mark.parametrize("opaque", [False, True])
-def test_the_truth_is_what_the_logs_hold(tmp_path: Path, opaque: bool) -> None:
-    mix = dataclasses.replace(MESSY, opaque_ids=opaque)
-    truth = generate_at_once(tmp_path, mix, FEW)
+@pytest.mark.parametrize("ids", IDS)
+def test_the_truth_is_what_the_logs_hold(tmp_path: Path, ids: str) -> None:
+    truth = generate_at_once(tmp_path, dataclasses.replace(MESSY, ids=ids), FEW)
     assert_truth_holds(tmp_path, truth)
     assert (truth.orphans, truth.duplicates, truth.malformed) == (40, 60, 40)
     assert (truth.primary_duplicates, truth.primary_malformed) == (40, 80)
     assert 190 <= truth.early <= 200
     primary, foreign = parse(tmp_path)
-    assert opaque_mask(primary.ids).all() == opaque_mask(foreign.ids).any() == opaque
+    assert opaque_mask(primary.ids).all() == opaque_mask(foreign.ids).any() == (ids != "photon")
 
 
 def logs_sha256(out: Path) -> str:
@@ -116,6 +118,56 @@ def test_each_log_is_one_server_process_and_in_the_order_of_time(tmp_path: Path)
         assert {head for head, _, _ in ids} == {path.stem.rpartition("-")[0].replace("-", ":")}
         times = [int(time) for _, _, time in ids]
         assert times == sorted(set(times))
+
+
+def test_lines_are_padded_and_keep_what_they_hold(tmp_path: Path) -> None:
+    truth = generate_at_once(tmp_path, dataclasses.replace(MESSY, line_bytes=2_000), FEW)
+    assert_truth_holds(tmp_path, truth)
+    for lines in (batch.lines for batch in parse(tmp_path)):
+        assert 1_950 <= np.mean([len(line) for line in lines]) <= 2_050
+
+
+def test_lines_of_several_processes_stand_between_each_others_in_a_log(tmp_path: Path) -> None:
+    truth = generate_at_once(
+        tmp_path, dataclasses.replace(MESSY, files=2), dataclasses.replace(FEW, processes=30)
+    )
+    assert_truth_holds(tmp_path, truth)
+    plain = dataclasses.replace(FEW, processes=30)
+    generate_at_once(tmp_path / "plain", Mix(files=2), plain)
+    paths = sorted((tmp_path / "plain" / "queries").iterdir())
+    assert len(paths) == 2
+    for path in paths:
+        ids = [json.loads(line)["id"].rpartition(":") for line in path.read_bytes().splitlines()]
+        assert len({head for head, _, _ in ids}) == 30
+        assert sum(a[0] != b[0] for a, b in pairwise(ids)) > len(ids) / 2
+        times = [int(time) for _, _, time in ids]
+        assert times == sorted(times)
+
+
+def test_lines_out_of_order_stand_near_their_place(tmp_path: Path) -> None:
+    amount = dataclasses.replace(FEW, disorder_s=60)
+    assert_truth_holds(tmp_path, generate_at_once(tmp_path, Mix(files=1), amount))
+    (path,) = (tmp_path / "queries").iterdir()
+    times = np.array([json.loads(line)["ts_us"] for line in path.read_bytes().splitlines()])
+    behind = np.maximum.accumulate(times) - times
+    assert 30e6 < behind.max() <= 60e6
+
+
+def test_clicks_come_as_late_as_asked_for(tmp_path: Path) -> None:
+    late = DelayLimits(body=3_600.0, tail=43_200.0)
+    for name, limits in (("soon", DelayLimits()), ("late", late)):
+        generate_at_once(tmp_path / name, Mix(), dataclasses.replace(FEW, delays=limits))
+    times = {
+        name: [json.loads(line)["ts_us"] for line in parse(tmp_path / name)[1].lines]
+        for name in ("soon", "late")
+    }
+    assert np.mean(times["late"]) > np.mean(times["soon"]) + 300e6
+
+
+@pytest.mark.parametrize("wrong", [{"ids": "hex"}, {"line_bytes": -1}])
+def test_a_mix_that_there_is_not_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        Mix(**wrong)
 
 
 def test_dense_events_of_one_process_still_have_ids_of_their_own(tmp_path: Path) -> None:
@@ -189,7 +241,7 @@ def stream_with_a_manual_clock(
 
 @pytest.mark.parametrize("opaque", [False, True])
 def test_the_truth_of_a_stream_is_what_its_logs_hold(tmp_path: Path, opaque: bool) -> None:
-    mix = dataclasses.replace(MESSY, opaque_ids=opaque)
+    mix = dataclasses.replace(MESSY, ids="opaque" if opaque else "photon")
     truth = stream_with_a_manual_clock(tmp_path, mix, Stream(2_000, 400, 10.0))
     assert_truth_holds(tmp_path, truth)
     assert truth.foreign_distinct_ids == 4_000

@@ -95,7 +95,7 @@ def joined_ids(order):
 @pytest.mark.parametrize("opaque", [False, True])
 def test_it_joins_what_a_plain_join_of_the_same_logs_joins(run, order, session, tmp_path, opaque):
     shares = {"duplicates": 0.03, "orphans": 0.05, "malformed": 0.02, "duplicate_queries": 0.02}
-    mix = Mix(opaque_ids=opaque, files=3, malformed_queries=0.01, early=0.1, **shares)
+    mix = Mix(ids="opaque" if opaque else "photon", files=3, malformed_queries=0.01, early=0.1, **shares)
     truth = generate_at_once(tmp_path / "logs", mix, AtOnce(3000, 1500)).document()
     summary = run(order)
     assert {name: summary[name] for name in FATES} == truth["expected_summary"]
