@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,10 +16,12 @@ from typing import Any, Final, Self
 import msgspec
 
 from benchmarks.join_peers import beside_us, figures
-from benchmarks.measuring import BenchError, ProcessTree, Row, Usage, describe_machine, fresh, percentiles
+from benchmarks.measuring import BenchError, ProcessTree, Row, Usage, fresh, machine_now, percentiles
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import read_topology
+from photon.core.fates import Fate
 from photon.dev.feeder import Fed, Feed
+from photon.dev.generated_logs import AtOnce, Mix, generate_at_once
 from photon.dev.pairs import check_pairs
 
 SEED: Final = 7
@@ -53,13 +53,14 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class Drain:
     """A `photon join` over logs that grow no more. `seconds`: wall, start included; `samples`: (monotonic
-    seconds, bytes in the joined logs), the last when all was joined."""
+    seconds, bytes in the joined logs), the last when all was joined; `events`: lines of both sides."""
 
     seconds: float
     summary: dict[str, Any]
     usage: Usage
     samples: list[tuple[float, int]]
     pairs: int
+    events: int
 
     def steady_per_s(self) -> int:
         """Joined a second between a tenth and nine tenths of the output: nothing starts or ends.
@@ -82,32 +83,33 @@ def generated(directory: Path, queries: int, clicks: int) -> Path:
     """Logs of this size and their truth, the same for every run; made once."""
     logs = directory / f"logs-{queries}-{clicks}"
     if not (logs / "truth.json").exists():
-        shutil.rmtree(logs, ignore_errors=True)
-        sizes = ["--queries", str(queries), "--clicks", str(clicks)]
-        command = [sys.executable, "-m", "photon.cli.main", "generate", "--out", str(logs)]
-        subprocess.run([*command, "--seed", str(SEED), *sizes], check=True, stdout=sys.stderr)
+        generate_at_once(fresh(logs), Mix(SEED), AtOnce(queries, clicks))
     return logs
 
 
-def drain(logs: Path, out: Path) -> Drain:
-    """Join all of it, and check the output against the truth: BenchError."""
+def drain(logs: Path, out: Path, *options: str) -> Drain:
+    """Join all of it, and check the pairs and the fates against the truth: BenchError."""
     fresh(out)
     samples: list[tuple[float, int]] = []
     began = time.monotonic()
-    with photon_join(logs, out) as process:
+    with photon_join(logs, out, *options) as process:
         tree = ProcessTree(process.pid)
         while process.poll() is None:
             samples.append((time.monotonic(), output_bytes(out)))
             time.sleep(OUTPUT_SAMPLE_S)
         seconds = time.monotonic() - began
-        usage = tree.stop()
+        usage = tree.stop(ended=True)
         printed, _ = process.communicate()
     samples.append((time.monotonic(), output_bytes(out)))
     if process.returncode != 0:
         raise BenchError(f"photon join ended with status {process.returncode}")
     truth = json.loads((logs / "truth.json").read_bytes())
     pairs = check(out / "joined", truth["distinct_joined_pairs"], truth["joined_pairs_sha256"])
-    return Drain(seconds, json.loads(printed), usage, samples, pairs)
+    summary, due = json.loads(printed), truth["expected_summary"]
+    if wrong := {fate: summary[fate] for fate in Fate if summary[fate] != due[fate]}:
+        raise BenchError(f"the fates are wrong: {wrong} of {due}")
+    events = truth["primary_rows"] + truth["foreign_rows"]
+    return Drain(seconds, summary, usage, samples, pairs, events)
 
 
 @contextmanager
@@ -284,10 +286,10 @@ PARTS: Final[dict[str, Callable[[Plan, Row], list[Row]]]] = {
 
 
 def run(
-    plan: Plan, only: Sequence[str], peers: bool, pythons: Sequence[str], tell: Callable[[str], object]
+    plan: Plan, only: Sequence[str], peers: str | None, pythons: Sequence[str], tell: Callable[[str], object]
 ) -> dict[str, Any]:
     """The machine and the rows of each part. BenchError for a wrong output."""
-    report: dict[str, Any] = {"machine": {**describe_machine(), "load": round(os.getloadavg()[0], 1)}}
+    report: dict[str, Any] = {"machine": machine_now()}
     for name, part in PARTS.items():
         if name in only or not (only or peers):
             tell(name)
@@ -298,6 +300,6 @@ def run(
         runs = [drain(logs, plan.directory / "catch-up") for _ in range(plan.runs)]
         ours = min(runs, key=lambda run: run.seconds)
         row = figures("Photon, fsync, 3 Raft replicas", ours.seconds, ours.usage, ours.pairs)
-        unlike = {"lost": 0, "repeated": 0, "remark": ""}
-        report["peers"] = [row | unlike, *beside_us(logs, plan.directory / "peer", plan.runs, pythons, tell)]
+        report["peers"] = [row | {"lost": 0, "repeated": 0, "remark": ""}]
+        report["peers"] += beside_us(logs, plan.directory / "peer", plan.runs, peers, pythons, tell)
     return report

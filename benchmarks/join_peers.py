@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.measuring import ROOT, Row, Usage
-from benchmarks.peer_runs import PEER_S_MAX, Peer, interpreters, missing, run_peer
+from benchmarks.peer_runs import PEER_S_MAX, Peer, chosen, interpreters, missing, run_peer
 from joiner.joined_lines import blocks_of
 from photon.dev.pairs import pairs_sha256
 
@@ -33,15 +33,15 @@ _LINE: Final = msgspec.json.Decoder(_Pair)
 
 
 def beside_us(
-    logs: Path, out: Path, runs: int, pythons: Sequence[str], tell: Callable[[str], object]
+    logs: Path, out: Path, runs: int, names: str, pythons: Sequence[str], tell: Callable[[str], object]
 ) -> list[Row]:
     """A row for each peer: seconds from files to files, start included, and what it lost; its best run.
 
-    `pythons`: NAME=PATH, the interpreter of a peer. UsageError for one that is none.
+    `names`, `pythons`: as benchmarks.peer_runs takes them. UsageError.
     """
     pythons_of = interpreters(pythons, PEERS)
     rows = []
-    for name, peer in PEERS.items():
+    for name, peer in chosen(names, PEERS).items():
         tell(peer.what)
         python = pythons_of[name]
         if why := missing(peer, python):

@@ -4,8 +4,10 @@ import contextlib
 import os
 import platform
 import re
+import resource
 import shutil
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +33,7 @@ class BenchError(PhotonError):
 @dataclass(frozen=True, slots=True)
 class Usage:
     """`peak_mib`: of all processes together, pages that several share counted once. `cpu_s`: user and system
-    seconds, without what a process did after its last sample."""
+    seconds, of one that still ran without what it did after its last sample."""
 
     cpu_s: float
     peak_mib: int
@@ -41,6 +43,7 @@ class ProcessTree:
     """Samples a process and all below it, until `stop`. CPU counts from now on, whatever they used before."""
 
     def __init__(self, pid: int) -> None:
+        self._ended_s = _ended_cpu_s()
         self._root = psutil.Process(pid)
         self._before_s = {one.pid: cpu_seconds([one.pid]) for one in self._processes()}
         self._stop = threading.Event()
@@ -49,11 +52,12 @@ class ProcessTree:
         self._thread = threading.Thread(target=self._run, name="usage", daemon=True)
         self._thread.start()
 
-    def stop(self) -> Usage:
+    def stop(self, ended: bool = False) -> Usage:
+        """`ended`: the process was waited for, and no other since the start: its CPU is known to the end."""
         self._stop.set()
         self._thread.join()
-        used = (seconds - self._before_s.get(pid, 0.0) for pid, seconds in self._cpu_s.items())
-        return Usage(round(sum(used), 2), self._peak >> 20)
+        used = sum(seconds - self._before_s.get(pid, 0.0) for pid, seconds in self._cpu_s.items())
+        return Usage(round(_ended_cpu_s() - self._ended_s if ended else used, 2), self._peak >> 20)
 
     def _processes(self) -> list[psutil.Process]:
         return [self._root, *self._root.children(recursive=True)]
@@ -69,6 +73,12 @@ class ProcessTree:
         with contextlib.suppress(OSError):
             return memory_of(Path(f"/proc/{pid}/smaps_rollup").read_text("ascii"))
         return 0
+
+
+def _ended_cpu_s() -> float:
+    """Of all children that were waited for, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
@@ -147,6 +157,15 @@ def describe_machine() -> dict[str, object]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "kernel": platform.release(),
         "python": platform.python_version(),
+    }
+
+
+def machine_now() -> dict[str, object]:
+    """It, the day, and its load before anything is measured."""
+    return {
+        **describe_machine(),
+        "day": time.strftime("%Y-%m-%d"),
+        "load_before": round(os.getloadavg()[0], 1),
     }
 
 

@@ -25,11 +25,11 @@ from benchmarks.measuring import (
     ProcessTree,
     Row,
     Usage,
-    describe_machine,
     fresh,
+    machine_now,
     percentiles,
 )
-from benchmarks.peer_runs import Peer, PeerRun, interpreters, missing, run_peer
+from benchmarks.peer_runs import Peer, PeerRun, chosen, interpreters, missing, run_peer
 from photon.cluster.wheels import ask
 from photon.core.errors import PhotonError
 from photon.dev.departures import odd_windows
@@ -161,7 +161,7 @@ def drained(logs: Written, topology: str, workers: int, kills: int = 0) -> tuple
                 killed += 1
         process.wait()
         seconds = time.monotonic() - began
-        usage = tree.stop()
+        usage = tree.stop(ended=True)
         finish(process)
     return seconds, usage, killed
 
@@ -348,14 +348,14 @@ PEERS: Final = {
 """Of benchmarks.millwheel_peers."""
 
 
-def beside_us(plan: Plan, pythons: Sequence[str], tell: Callable[[str], object]) -> list[Row]:
+def beside_us(plan: Plan, names: str, pythons: Sequence[str], tell: Callable[[str], object]) -> list[Row]:
     """A row for each shape of log and peer, ours among them, from files to files; its best run. Then the same
     with a SIGKILL of all its processes half way, after which it is started again: `killed_...`.
 
     `missing`, `extra`: counts that are not there once, of those that are right.
     """
-    pythons_of = interpreters(pythons, PEERS)
-    lacking = {name: missing(peer, pythons_of[name]) for name, peer in PEERS.items()}
+    pythons_of, peers = interpreters(pythons, PEERS), chosen(names, PEERS)
+    lacking = {name: missing(peer, pythons_of[name]) for name, peer in peers.items()}
     rows: list[Row] = [{"engine": PEERS[name].what, "remark": why} for name, why in lacking.items() if why]
     for shape_name, shape in SHAPES.items():
         logs = written(plan.directory / "beside", shape, plan.lines)
@@ -363,7 +363,7 @@ def beside_us(plan: Plan, pythons: Sequence[str], tell: Callable[[str], object])
         with (logs.directory / "logs" / "3.jsonl").open("a") as last:
             last.write(f'{{"key": "{END}", "ts_us": {end}}}\n')
         truth = logs.counts()
-        for name, peer in PEERS.items():
+        for name, peer in peers.items():
             if not lacking[name]:
                 tell(f"{shape_name}, {peer.what}")
                 row = {"shape": shape_name, "engine": peer.what, "lines": plan.lines}
@@ -423,13 +423,13 @@ PARTS: Final[dict[str, Callable[[Plan, Callable[[str], object]], list[Row]]]] = 
 
 
 def run(
-    plan: Plan, only: Sequence[str], peers: bool, pythons: Sequence[str], tell: Callable[[str], object]
+    plan: Plan, only: Sequence[str], peers: str | None, pythons: Sequence[str], tell: Callable[[str], object]
 ) -> dict[str, Any]:
     """The machine and the rows of each part, and of the `peers`. BenchError for a wrong output of ours."""
-    report: dict[str, Any] = {"machine": {**describe_machine(), "load": round(os.getloadavg()[0], 1)}}
+    report: dict[str, Any] = {"machine": machine_now()}
     for name, part in PARTS.items():
         if not only or name in only:
             report[name] = part(plan, tell)
     if peers:
-        report["peers"] = beside_us(plan, pythons, tell)
+        report["peers"] = beside_us(plan, peers, pythons, tell)
     return report

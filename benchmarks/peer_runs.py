@@ -39,6 +39,14 @@ class PeerRun:
     usage: Usage
 
 
+def chosen(names: str, peers: Mapping[str, Peer]) -> dict[str, Peer]:
+    """`all`, or some of them with commas between. UsageError."""
+    wanted = tuple(peers) if names == "all" else names.split(",")
+    if unknown := set(wanted) - set(peers):
+        raise UsageError(f"--peers {names}: there is no {', '.join(sorted(unknown))}, but {', '.join(peers)}")
+    return {name: peers[name] for name in wanted}
+
+
 def interpreters(pythons: Sequence[str], peers: Collection[str]) -> Mapping[str, str]:
     """`pythons`: NAME=PATH, the interpreter of a peer; this one for the others. UsageError."""
     found = dict.fromkeys(peers, sys.executable)
@@ -84,7 +92,7 @@ def run_peer(
                 process.wait(min(wait_s, deadline - time.monotonic()))
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            status, usage = process.wait(), tree.stop()
+            status, usage = process.wait(), tree.stop(ended=True)
             if status >= 0:
                 break
     return PeerRun(status, time.monotonic() - began, usage)

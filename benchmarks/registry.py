@@ -21,7 +21,7 @@ from typing import Any, Final, Self
 import grpc
 import psutil
 
-from benchmarks.measuring import BenchError, Row, cpu_seconds, describe_machine
+from benchmarks.measuring import BenchError, Row, cpu_seconds, machine_now
 from benchmarks.registry_load import (
     WARM_S,
     Clients,
@@ -202,8 +202,7 @@ PARTS: Final[dict[str, Callable[[Plan], Row]]] = {
 def run(plan: Plan, only: Sequence[str], tell: Callable[[str], object]) -> Row:
     """The machine and each part's figures; `tell` hears what comes next. PhotonError if it can't."""
     plan.directory.mkdir(parents=True, exist_ok=True)
-    load = {"load": f"{os.getloadavg()[0]:.1f} over the last minute"}
-    report: Row = {"machine": {**describe_machine(), **_disk(plan.directory), **load}}
+    report: Row = {"machine": machine_now() | _disk(plan.directory)}
     for name, part in PARTS.items():
         if not only or name in only:
             tell(name)

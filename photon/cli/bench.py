@@ -31,13 +31,15 @@ _JSON: Final = click.Option(["--json", "as_json"], is_flag=True)
 
 
 def _peers(names: Sequence[str]) -> list[click.Parameter]:
-    python = f"The interpreter that has a peer ({', '.join(names)}); this one if not given."
+    theirs = f"Also what users would take instead, where installed: all, or some of {', '.join(names)}."
+    python = "The interpreter that has a peer; this one if not given."
     return [
-        click.Option(["--peers"], is_flag=True, help="Also what users would take instead, where installed."),
+        _option("--peers", is_flag=False, flag_value="all", metavar="[NAME,...]", help=theirs),
         _option("--peer-python", "pythons", multiple=True, metavar="NAME=PATH", help=python),
     ]
 
 
+_SHAPE: Final = "Of the matrix, or one of your own: files=3000,line_bytes=2000. May be repeated."
 _JOIN: Final[list[click.Parameter]] = [
     _option("--dir", "directory", **_OUT, help="For logs and output: on the disk that is meant."),
     _option("--only", multiple=True, type=click.Choice(JOIN_PARTS), help="This part; may be repeated."),
@@ -46,6 +48,9 @@ _JOIN: Final[list[click.Parameter]] = [
     _option("--runs", default=3, help="Of each; medians are told."),
     _option("--live-seconds", default=30.0),
     click.Option(["--quick"], is_flag=True, help="A minute, to see that it works, not to compare."),
+    click.Option(["--matrix"], is_flag=True, help="Instead: unlike logs, what an event of each costs."),
+    _option("--shape", "shapes", multiple=True, metavar="NAME|KEY=VALUE,...", help=_SHAPE),
+    _option("--scale", default=1.0, help="Times 200,000 events in each shape."),
     *_peers(PEERS),
     _JSON,
 ]
@@ -80,16 +85,30 @@ def _measuring(what: str) -> None:
 
 
 def _join(
-    directory: Path, only: Sequence[str], peers: bool, pythons: Sequence[str], as_json: bool, **plan: Any
+    directory: Path,
+    only: Sequence[str],
+    matrix: bool,
+    shapes: Sequence[str],
+    scale: float,
+    peers: str | None,
+    pythons: Sequence[str],
+    as_json: bool,
+    **plan: Any,
 ) -> None:
     """Measure the whole system on generated logs: files to files, start included, every output checked.
 
     catch-up: `photon join` over existing logs. steady: the middle 80 % of a run with few primaries and many
     foreign events. live: from a click's line written to its joined line readable, 2,000 queries/s and 400
     clicks/s; half-load: the same at half of the steady rate.
+
+    --matrix: CPU us an event and a KiB on logs of unlike shapes, their fit to a + b x KiB, worst and best.
     """
     benchmark = load_benchmarks("join")
-    report = benchmark.run(benchmark.Plan.of(directory, **plan), only, peers, pythons, _measuring)
+    plan = benchmark.Plan.of(directory, **plan)
+    if matrix or shapes:
+        report = load_benchmarks("matrix").run(plan, shapes, scale, peers, pythons, _measuring)
+    else:
+        report = benchmark.run(plan, only, peers, pythons, _measuring)
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
@@ -105,7 +124,9 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 
-def _millwheel(only: Sequence[str], peers: bool, pythons: Sequence[str], as_json: bool, **plan: Any) -> None:
+def _millwheel(
+    only: Sequence[str], peers: str | None, pythons: Sequence[str], as_json: bool, **plan: Any
+) -> None:
     """Measure MillWheel: log lines to sink files, start included, every output checked.
 
     throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import join, join_peers, peers
+from benchmarks import join, join_peers, matrix, peers
 from benchmarks.join import PARTS, Drain, Plan, check, drain, generated, live, run, wait_for_start
 from benchmarks.join_peers import PEERS, beside_us, what_it_wrote
+from benchmarks.matrix import SHAPES, Shape, fit, shape_of
 from benchmarks.measuring import BenchError, ProcessTree, Usage, memory_of, table, text
 from benchmarks.peer_runs import Peer
 from photon.cli import bench
@@ -42,8 +43,16 @@ def test_memory_and_cpu_of_all_processes_below_are_counted():
     assert usage.cpu_s > 0
 
 
+def test_the_cpu_of_what_ended_before_a_sample_is_counted_too():
+    work = "import time\nwhile time.process_time() < 0.2: pass"
+    with subprocess.Popen(["sh", "-c", f'{sys.executable} -c "{work}"; true']) as process:
+        tree = ProcessTree(process.pid)
+        process.wait()
+        assert tree.stop(ended=True).cpu_s >= 0.2
+
+
 def steady_drain(samples):
-    return Drain(10.0, {}, Usage(cpu_s=2.0, peak_mib=1), samples, 10_000)
+    return Drain(10.0, {}, Usage(cpu_s=2.0, peak_mib=1), samples, 10_000, 60_000)
 
 
 def test_the_steady_rate_leaves_out_the_first_and_the_last_tenth():
@@ -93,6 +102,65 @@ def test_the_command_prints_its_rows_as_json(tmp_path):
     assert report["catch-up"][0]["clicks"] == 100
     assert report["machine"]["cores"] >= 1
     assert list(report) == ["machine", "catch-up"]
+
+
+# --- the matrix
+
+
+def costs(us):
+    """Rows of these CPU us an event, whose lines have 1, 2, ... KiB."""
+    rows = enumerate(us, 1)
+    return [
+        {"shape": f"s{kib}", "kib_an_event": kib, "cpu_us_an_event": one, "cpu_us_a_kib": round(one / kib, 1)}
+        for kib, one in rows
+    ]
+
+
+def test_what_an_event_costs_is_fitted_over_the_shapes_and_each_says_how_far_it_is_beside():
+    rows = costs([13.0, 15.0, 20.0, 19.0])
+    found = fit(rows)
+    assert (found["a_us_an_event"], found["b_us_a_kib"]) == (11.0, 2.3)
+    assert [row["beside_the_fit_us"] for row in rows] == [-0.3, -0.6, 2.1, -1.2]
+    assert found["worst_times_the_fit"] == "1.12, s3" and found["best_times_the_fit"] == "0.94, s4"
+    assert found["worst_cpu_us_a_kib"] == "13.0, s1" and found["best_cpu_us_a_kib"] == "4.8, s4"
+
+
+def test_lines_of_one_length_have_no_cost_a_kib():
+    with pytest.raises(BenchError, match="one size"):
+        fit([{**row, "kib_an_event": 1.0} for row in costs([1.0, 2.0, 3.0])])
+
+
+def test_no_two_shapes_are_alike():
+    assert len(set(SHAPES.values())) == len(SHAPES) >= 8
+
+
+def test_a_shape_is_named_or_told_by_what_is_unlike_the_plain_one():
+    assert shape_of("wide") == SHAPES["wide"]
+    assert shape_of("files=3000,line_bytes=2000,ids=uuid") == Shape(files=3_000, line_bytes=2_000, ids="uuid")
+    for wrong in ("wider", "files=many", "colour=red", ""):
+        with pytest.raises(UsageError, match="many-files"):
+            shape_of(wrong)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_logs_have_about_as_many_events_and_bytes_as_their_shape_says(tmp_path, name):
+    size = SHAPES[name].generate(tmp_path, 3_000)
+    truth = json.loads((tmp_path / "truth.json").read_bytes())
+    assert truth["primary_rows"] + truth["foreign_rows"] == pytest.approx(3_000, rel=0.02)
+    assert size > 3_000 * SHAPES[name].line_bytes * 0.95
+
+
+@pytest.mark.cluster
+@pytest.mark.long
+def test_a_matrix_has_a_row_for_each_shape_with_the_peers_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(join_peers, "PEERS", {"none": Peer("no_such_engine", "no such engine")})
+    shapes = ["plain", "files=2,duplicates=0.5,early=0.3", "line_bytes=1000,cache_mib=1"]
+    plan = replace(SMALL, directory=tmp_path)
+    report = matrix.run(plan, shapes, 0.003, "none", [], lambda _: None)
+    assert list(report) == ["machine", "start", "matrix", "fit", "peers"]
+    assert [row["shape"] for row in report["matrix"]] == shapes == [row["shape"] for row in report["peers"]]
+    assert all(row["events"] == pytest.approx(600, abs=3) for row in report["matrix"])
+    assert all(row["cpu_s"] > 0 for row in report["matrix"])
 
 
 def test_several_rows_stand_side_by_side_under_the_words_of_their_keys():
@@ -179,7 +247,7 @@ def test_a_peer_that_fails_is_told_of_and_has_no_figures(peer_row):
 @pytest.mark.cluster
 def test_a_peer_that_is_not_installed_has_a_row_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(join_peers, "PEERS", {"none": Peer("no_such_engine", "no such engine")})
-    ours, theirs = run(replace(SMALL, directory=tmp_path), [], True, [], lambda _: None)["peers"]
+    ours, theirs = run(replace(SMALL, directory=tmp_path), [], "all", [], lambda _: None)["peers"]
     assert ours["lost"] == 0
     assert ours["seconds"] > 0
     assert "no_such_engine" in theirs["remark"]
@@ -188,7 +256,12 @@ def test_a_peer_that_is_not_installed_has_a_row_that_says_so(tmp_path, monkeypat
 @pytest.mark.parametrize("given", ["spark", "nobody=/usr/bin/python3", "duckdb=/no/such/python"])
 def test_an_interpreter_that_is_none_is_refused(given, tmp_path):
     with pytest.raises(UsageError, match="NAME=PATH"):
-        beside_us(tmp_path, tmp_path, 1, [given], lambda _: None)
+        beside_us(tmp_path, tmp_path, 1, "all", [given], lambda _: None)
+
+
+def test_a_peer_that_there_is_not_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="there is no nobody, but spark, pathway, duckdb"):
+        beside_us(tmp_path, tmp_path, 1, "duckdb,nobody", [], lambda _: None)
 
 
 def test_the_command_knows_the_parts_and_peers_that_there_are():

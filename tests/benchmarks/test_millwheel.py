@@ -134,7 +134,7 @@ def test_ours_counts_right_beside_peers_after_a_kill_too(tmp_path, monkeypatch):
     monkeypatch.setattr(
         millwheel, "PEERS", {"photon": millwheel.PEERS["photon"], "none": Peer("no_such", "none")}
     )
-    absent, ours = millwheel.beside_us(Plan(tmp_path, lines=2_000, runs=1), [], lambda _: None)
+    absent, ours = millwheel.beside_us(Plan(tmp_path, lines=2_000, runs=1), "all", [], lambda _: None)
     assert "no_such" in absent["remark"]
     wrong = ("missing", "extra", "killed_missing", "killed_extra")
     assert [ours[key] for key in wrong] == [0, 0, 0, 0]
