@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from photon.core.columns import hash_ids, unpack_times
+from photon.core.columns import hash_ids, split_ids, unpack_times
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
 
 SUBS: Final = 256
@@ -42,11 +42,12 @@ def _keys_struct(count: int) -> struct.Struct:
 class Encoded:
     """A batch of ids: `subs` (1 x N bytes, the number of each one's sub-dict) and `keys` (N of 15 bytes)."""
 
-    __slots__ = ("_hashes", "_ids", "count", "keys", "subs")
+    __slots__ = ("_distinct", "_hashes", "_ids", "count", "keys", "subs")
 
     def __init__(self, ids: bytes) -> None:
         self._ids = ids
         self._hashes: Hashes | None = None
+        self._distinct: bool | None = None
         self.count = len(ids) // ID_BYTES
         raw = self._encode_few() if self.count <= FEW else self._encode()
         self.subs = raw[::ID_BYTES]
@@ -63,6 +64,19 @@ class Encoded:
     def tails(self) -> Hashes:
         """N second halves: what tells ids of one hash apart."""
         return np.frombuffer(self._ids, "<u8")[1::2]
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no id stands twice; False if hard to say."""
+        if self._distinct is None:
+            self._distinct = len(set(self.keys)) == self.count
+        return self._distinct
+
+    def first_copies(self) -> npt.NDArray[np.int64]:
+        """Of each id the row where it stands first. C-level passes."""
+        first: dict[bytes, int] = {}
+        rows = map(first.setdefault, split_ids(self._ids), range(self.count))
+        return np.fromiter(rows, np.int64, self.count)
 
     def _encode(self) -> bytes:
         column = np.empty((self.count, 2), np.uint64)

@@ -13,8 +13,8 @@ recovery take an id out.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, compress, islice, repeat
-from operator import is_, is_not
+from itertools import chain, compress, repeat
+from operator import is_
 from typing import Final
 
 import numpy as np
@@ -49,6 +49,7 @@ from idregistry.rules.segments import (
     Cut,
     Rows,
     Segment,
+    Stamps,
     bucket_in,
     new_stamps,
     together,
@@ -56,7 +57,7 @@ from idregistry.rules.segments import (
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
 from idregistry.rules.table import Head, IdTable, pack, unpack
-from photon.core.columns import pack_times, split_ids, unpack_times
+from photon.core.columns import pack_times, unpack_times
 from photon.core.fates import Committed, Registered, Released
 
 
@@ -132,7 +133,7 @@ def commit(facts: Facts, command: Commit) -> bytes:
 
     It is asked of each, in this order: is it this shard's; is its token fenced; is it the holder's retry,
     which keeps what it won; is it expired; is it registered. Where none of the first questions can hit, all
-    go in by one C-level pass, and only those that were there already are looked at one by one.
+    go in by one C-level pass. No Python work for each id but those released or expired that come again.
     """
     if not command.ids:
         return b""
@@ -149,11 +150,11 @@ def commit(facts: Facts, command: Commit) -> bytes:
         not any(fenced)
         and facts.none_expired(low_us, high_us)
         and _owns_all(facts, command, batch, low_us, high_us)
-        and len(set(batch.keys)) == batch.count
+        and batch.distinct
         and not facts.table.any_frozen(batch, facts.live)
     )
     if not plain:
-        return _commit_each(facts, command, batch, stamps, fenced)
+        return _commit_columns(facts, command, batch, stamps, fenced)
     held = facts.table.insert(batch, stamps)
     if all(map(is_, held, stamps)):
         _count_all(facts, command, holders, low_us, high_us)
@@ -179,56 +180,61 @@ def _commit_rest(
     facts: Facts, command: Commit, batch: Encoded, stamps: list[bytes], held: list[bytes]
 ) -> bytes:
     """Some ids had a stamp already: retries, duplicates, and what is released or expired."""
-    outcomes = bytearray(batch.count)
+    before, wanted = _columns_of(held), _columns_of(stamps)
     new = np.fromiter(map(is_, held, stamps), np.bool_, batch.count)
-    for row in compress(range(batch.count), map(is_not, held, stamps)):
-        old, stamp = held[row], stamps[row]
-        if bucket_in(old) < facts.live:
-            facts.table.put(batch.subs[row], batch.keys[row], stamp)
-            new[row] = True
-        elif token_of(old) != token_of(stamp):
-            outcomes[row] = Committed.DUPLICATE
-    _count(facts, command.times, stamps, new)
-    return bytes(outcomes)
+    dead = before["bucket"] < facts.live
+    facts.table.put_each(batch, stamps, dead)
+    _count(facts, command.times, stamps, new | dead)
+    won = dead | _same_tokens(before, wanted)
+    return np.where(won, np.uint8(Committed.WON), np.uint8(Committed.DUPLICATE)).tobytes()
 
 
-def _commit_each(
+def _commit_columns(
     facts: Facts, command: Commit, batch: Encoded, stamps: list[bytes], fenced: list[bool]
 ) -> bytes:
-    """Id by id, with every question asked."""
-    table, live = facts.table, facts.live
-    outcomes = bytearray(batch.count)
-    new = np.zeros(batch.count, np.bool_)
-    frozen = table.frozen_stamps(batch, live)
-    owned = _owned(facts, command).tolist()
-    expired = facts.expired(command.times).tolist()
-    ids = split_ids(command.ids)
-    rows = iter(range(batch.count))
-    for count, barred in zip(command.counts, fenced, strict=True):
+    """Every question is asked of every id.
+
+    Copies of an id are asked in their order: the first that may take it does, and the others find it taken.
+    """
+    rows = np.arange(batch.count)
+    segments = np.repeat(np.arange(len(fenced)), command.counts)
+    held, wanted = facts.table.held(batch, facts.live), _columns_of(stamps)
+    owned = _owned(facts, command)
+    barred = np.array(fenced, np.bool_)[segments]
+    expired = facts.expired(command.times)
+    taken = held["bucket"] >= facts.live
+    first = rows if batch.distinct else batch.first_copies()
+    may_take = np.flatnonzero(owned & ~barred & ~expired & ~taken)[::-1]
+    taker = np.full(batch.count, batch.count)
+    taker[first[may_take]] = may_take  # of several the last one written stays: the first in order
+    taker = taker[first]
+    new, found = taker == rows, taker <= rows
+    held[found] = wanted[taker[found]]
+    # It keeps what it won, whatever the boundary is by now.
+    won = owned & ~barred & (taken | found) & _same_tokens(held, wanted)
+    outcomes = np.where(expired & ~won, np.uint8(Committed.EXPIRED), np.uint8(Committed.DUPLICATE))
+    if (won & (first < rows)).any():
         # In one segment an id wins once, also when the segment is a retry.
-        won: set[bytes] = set()
-        for row in islice(rows, count):
-            old = table.stamp(batch.subs[row], batch.keys[row])
-            if bucket_in(old) < live:
-                old = frozen.get(row, b"")
-            if not owned[row]:
-                outcomes[row] = Committed.MISROUTED
-            elif barred:
-                outcomes[row] = Committed.FENCED
-            elif ids[row] in won:
-                outcomes[row] = Committed.DUPLICATE
-            elif token_of(old) == token_of(stamps[row]):
-                won.add(ids[row])  # it keeps what it won, whatever the boundary is by now
-            elif expired[row]:
-                outcomes[row] = Committed.EXPIRED
-            elif old:
-                outcomes[row] = Committed.DUPLICATE
-            else:
-                table.put(batch.subs[row], batch.keys[row], stamps[row])
-                won.add(ids[row])
-                new[row] = True
+        places = np.flatnonzero(won)
+        _, once = np.unique(segments[places] * batch.count + first[places], return_index=True)
+        won = np.isin(rows, places[once])
+    outcomes[won] = Committed.WON
+    outcomes[barred] = Committed.FENCED
+    outcomes[~owned] = Committed.MISROUTED
+    facts.table.put_each(batch, stamps, new)
     _count(facts, command.times, stamps, new)
-    return bytes(outcomes)
+    return outcomes.tobytes()
+
+
+def _columns_of(stamps: list[bytes]) -> Stamps:
+    return np.frombuffer(b"".join(stamps), STAMP_DTYPE)
+
+
+def _same_tokens(stamps: Stamps, others: Stamps) -> npt.NDArray[np.bool_]:
+    same: npt.NDArray[np.bool_] = (stamps["holder"] == others["holder"]) & (
+        stamps["time_us"] == others["time_us"]
+    )
+    return same
 
 
 def _count_all(

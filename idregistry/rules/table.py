@@ -21,7 +21,8 @@ import struct
 import sys
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import compress, islice
+from operator import is_not
 from typing import Final, TypeVar
 
 import msgspec
@@ -39,7 +40,6 @@ from idregistry.rules.packing import (
 from idregistry.rules.segments import (
     GONE,
     ROW_BYTES,
-    STAMP,
     STAMP_DTYPE,
     Columns,
     Cut,
@@ -47,6 +47,7 @@ from idregistry.rules.segments import (
     Numbers,
     Rows,
     Segment,
+    Stamps,
     Sub,
     in_order,
     rows_of,
@@ -196,14 +197,12 @@ class IdTable:
             for place, row in zip(places.tolist(), rows.tolist(), strict=True)
         }
 
-    def frozen_stamps(self, batch: Encoded, live: int) -> dict[int, bytes]:
-        """The stamps of the ids that are alive in segments, by their places in the batch."""
-        found: dict[int, bytes] = {}
+    def held(self, batch: Encoded, live: int) -> Stamps:
+        """N stamps (a copy), each the id's that is alive where it has one."""
+        held = stamps_of(self._layout.subs, batch).copy()
         for segment, places, rows in self._alive(batch, live):
-            packed = segment.columns.stamps(rows).tobytes()
-            stamps = (packed[at : at + STAMP.size] for at in range(0, len(packed), STAMP.size))
-            found |= zip(places.tolist(), stamps, strict=True)
-        return found
+            held[places] = segment.columns.stamps(rows)
+        return held
 
     def _alive(self, batch: Encoded, live: int) -> Iterator[tuple[Segment, Numbers, Numbers]]:
         """Each segment that has any of the ids alive, their places in the batch, and their rows."""
@@ -229,6 +228,15 @@ class IdTable:
             for cut in self._live_cuts():
                 cut.note_stamp(number, sub, key, old)
         sub[key] = stamp
+
+    def put_each(self, batch: Encoded, stamps: list[bytes], mask: Mask) -> None:
+        """The same of the ids flagged in `mask`, which differ. Python work for those only that have one."""
+        flags = mask.tolist()
+        subs, keys = bytes(compress(batch.subs, flags)), list(compress(batch.keys, flags))
+        given = list(compress(stamps, flags))
+        found = list(map(dict.setdefault, map(self._layout.subs.__getitem__, subs), keys, given))
+        for row in compress(range(len(given)), map(is_not, found, given)):
+            self.put(subs[row], keys[row], given[row])
 
     def release_frozen(self, number: int, segment: Segment, row: int) -> None:
         """Take out an id that is in a segment."""
