@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from idregistry.rules.commands import Commit, Release, encode
 from idregistry.rules.directory import DirectoryState, View, shard_of_group
 from idregistry.rules.packing import BATCH_BYTES_MAX, NO_BOUNDARY, request_bytes
-from idregistry.rules.placement import DAY_US, Steward, command_due
+from idregistry.rules.placement import DAY_US, Steward, boundary_due, command_due
 from idregistry.rules.sharding import Route
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
@@ -216,7 +216,7 @@ class Shard:
     `group`: its Raft group. A shard that was retired and came again is another group, and what the directory
     said of the one before is not true of it: a replica that starts reads the directory from long ago, and may
     lead the new group meanwhile.
-    `trusted_us`: as of placement.reached_us.
+    `reached_us`: as of placement.reached_us.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class Shard:
         clock: Clock,
         wake: Callable[[], None],
         directory: DirectoryState,
-        trusted_us: Callable[[], int | None],
+        reached_us: Callable[[], int | None],
     ) -> None:
         self.number = number = shard_of_group(group)[0]
         self._group = group
@@ -235,7 +235,7 @@ class Shard:
         self._clock = clock
         self._wake = wake
         self._directory = directory
-        self._trusted_us = trusted_us
+        self._reached_us = reached_us
         self._steward = Steward(number, settings.leaders, clock)
         self._queue: Line[Request] = Line(
             settings.queue_ids_max,
@@ -249,6 +249,8 @@ class Shard:
         )
         self._errands_turn = False
         self._housekeeping = False
+        self._boundary_us = NO_BOUNDARY  # as last seen by this replica as the leader
+        self._boundary_moved_at = clock.monotonic()
         self._tidy_at = 0.0
         self._commits = 0
         self._committed_ids = 0
@@ -299,12 +301,25 @@ class Shard:
             view,
             self._directory.fences,
             self._clock.now_us(),
-            self._trusted_us() if self._settings.retention_days > 0 else None,
-            self._settings.retention_days,
+            self._boundary_due(),
         )
         if command is not None:
             self._housekeeping = True
             log.propose(encode(command), self._housekeeping_done)
+
+    def _boundary_due(self) -> int | None:
+        now, boundary_us, days = (
+            self._clock.monotonic(),
+            self.state.boundary_us,
+            self._settings.retention_days,
+        )
+        if boundary_us != self._boundary_us:
+            self._boundary_us, self._boundary_moved_at = boundary_us, now
+        days = self._settings.retention_days
+        reached_us = self._reached_us() if days > 0 else None
+        if reached_us is None:
+            return None
+        return boundary_due(reached_us, boundary_us, days, now - self._boundary_moved_at)
 
     def _propose_batch(self, log: ReplicatedLog) -> None:
         batch = self._queue.take(self._clock.monotonic(), self._settings.batch_ids_max, BATCH_BYTES_MAX)

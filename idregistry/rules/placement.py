@@ -11,6 +11,7 @@ from typing import Final
 
 from idregistry.rules.commands import Boundary, Command, Configure, Fences, Prepare
 from idregistry.rules.directory import View
+from idregistry.rules.packing import NO_BOUNDARY
 from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.state import ShardState
 from photon.core.clock import Clock
@@ -140,19 +141,25 @@ class Steward:
 _STEP_US_MIN: Final = 10_000_000
 _STEP_SHARE: Final = 1000
 DAY_US: Final = 86_400_000_000
+LEAP_EVERY_S: Final = 43_200.0
+"""A boundary that lags by more than a day moves by a day so often: twice as fast as time, so it catches up,
+and clocks and events that are wrong together have forgotten little before somebody has heard the alarm."""
 
 
-def boundary_due(now_us: int, boundary_us: int, retention_days: float) -> int | None:
+def boundary_due(reached_us: int, boundary_us: int, retention_days: float, still_s: float) -> int | None:
     """The new boundary to propose, or None while the present one is good enough.
 
     It moves in steps of a thousandth of the retention, or ten seconds where that is longer (but not longer
-    than an eighth of it). 0 days keep all.
+    than an eighth of it), and of a day at most. `still_s`: how long the leader has seen it stand. 0 days keep
+    all.
     """
     if retention_days <= 0:
         return None
     retention_us = round(retention_days * DAY_US)
-    wanted_us = now_us - retention_us
+    wanted_us = reached_us - retention_us
     step_us = max(min(_STEP_US_MIN, retention_us // 8), retention_us // _STEP_SHARE)
+    if boundary_us != NO_BOUNDARY and wanted_us - boundary_us > DAY_US:
+        return boundary_us + DAY_US if still_s >= LEAP_EVERY_S else None
     return wanted_us if wanted_us - boundary_us >= step_us else None
 
 
@@ -185,15 +192,14 @@ def command_due(
     view: View,
     fences: Sequence[int],
     now_us: int,
-    trusted_us: int | None,
-    retention_days: float,
+    boundary_us: int | None,
 ) -> Command | None:
     """The next one, or None. One at a time: each is seen in `state` when it has been applied.
 
     Fences come before a new shard's first configuration: it must not let a fenced incarnation win. A
     table comes before the proposal that is to follow it, or what it closed would be open again. The view
-    may be old: what it says was true once, and what the state knows better is not proposed. `trusted_us`:
-    as of `reached_us`.
+    may be old: what it says was true once, and what the state knows better is not proposed.
+    `boundary_us`: as of `boundary_due`.
     """
     if state.fences < len(fences):
         first = state.fences
@@ -203,7 +209,4 @@ def command_due(
     proposal = view.proposal
     if proposal is not None and state.prepared is None and proposal.version == state.version + 1:
         return Prepare(now_us, proposal.version, proposal.start_us)
-    if trusted_us is None:
-        return None
-    boundary_us = boundary_due(trusted_us, state.boundary_us, retention_days)
     return Boundary(now_us, boundary_us) if boundary_us is not None else None

@@ -10,7 +10,7 @@ import pytest
 
 from idregistry.rules.commands import Boundary, Row, encode
 from idregistry.rules.directory import View
-from idregistry.rules.placement import DAY_US, command_due
+from idregistry.rules.placement import DAY_US, boundary_due, command_due
 from idregistry.server import ClockWatch
 from photon.core.clock import ManualClock
 from photon.rpc import idregistry_pb2 as pb
@@ -151,7 +151,8 @@ def test_a_boundary_does_not_move_with_the_leaders_clock(watched: Watched) -> No
 
     def due() -> object:
         trusted_us = watched.watch.trusted_us()
-        return command_due(state, View(), (), watched.clock.now_us(), trusted_us, 1.0)
+        due_us = None if trusted_us is None else boundary_due(trusted_us, state.boundary_us, 1.0, 0.0)
+        return command_due(state, View(), (), watched.clock.now_us(), due_us)
 
     command = due()
     assert command == Boundary(NOW_US, wanted_us + 20_000_000)

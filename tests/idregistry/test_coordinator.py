@@ -69,7 +69,7 @@ class Bench:
         """Which commands a shard's leader put into its log, until nothing was due."""
         kinds = []
         now_us = self.clock.now_us()
-        while command := command_due(state, self.state.view, self.state.fences, now_us, now_us, 0.0):
+        while command := command_due(state, self.state.view, self.state.fences, now_us, None):
             state.apply(encode(command))
             kinds.append(type(command))
         return kinds
@@ -206,11 +206,11 @@ def test_a_leader_with_an_old_directory_proposes_nothing_that_its_shard_knows_be
     old = bench.state.view
     bench.follow()
     state = bench.state_of(0)
-    assert command_due(state, old, [], NOW_US, NOW_US, 0.0) is None, "it is prepared"
+    assert command_due(state, old, [], NOW_US, None) is None, "it is prepared"
     bench.tick()
     bench.follow()
     assert state.configuration == bench.configuration
-    assert command_due(state, old, [], NOW_US, NOW_US, 0.0) is None, "it is decided"
+    assert command_due(state, old, [], NOW_US, None) is None, "it is decided"
 
 
 def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:

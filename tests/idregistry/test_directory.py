@@ -371,7 +371,7 @@ class Sharding:
 
     def keep_up(self) -> None:
         for state in self.some():
-            command = command_due(state, self.directory.view, (), self.directory.now_us, None, 0.0)
+            command = command_due(state, self.directory.view, (), self.directory.now_us, None)
             if command is not None:
                 state.apply(encode(command))
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from idregistry.rules.commands import (
     Adopt,
+    Boundary,
     Commit,
     DirectoryCommand,
     Fence,
@@ -20,7 +21,7 @@ from idregistry.rules.commands import (
 )
 from idregistry.rules.directory import DirectoryState, group_of
 from idregistry.rules.packing import BATCH_BYTES_MAX, BUCKET_US, IDS_MAX, NO_BOUNDARY, request_bytes
-from idregistry.rules.placement import DAY_US, boundary_due, majority_time_us, reached_us
+from idregistry.rules.placement import DAY_US, LEAP_EVERY_S, boundary_due, majority_time_us, reached_us
 from idregistry.rules.sharding import BEGINNING
 from idregistry.shard import (
     Answer,
@@ -58,9 +59,9 @@ class Bench:
             self.clock,
             self._wake,
             self.directory,
-            lambda: self.trusted_us if self.trusted_us is not None else self.clock.now_us(),
+            lambda: self.reached_us if self.reached_us is not None else self.clock.now_us(),
         )
-        self.trusted_us: int | None = None
+        self.reached_us: int | None = None
         self.log = FakeLog(self.shard.state)
         self.tick()
         assert self.shard.state.configuration is not None
@@ -212,9 +213,9 @@ def test_the_leader_moves_the_boundary_and_collects_what_is_older() -> None:
     bench.offer("a", [1, 2])
     bench.tick()
     assert bench.shard.state.boundary_us == NOW_US - DAY_US
-    bench.clock.advance(86_400 + 2 * BUCKET_US / SECOND_US)
-    bench.tick()
-    bench.tick()
+    for _ in range(2):
+        bench.clock.advance(13 * BUCKET_US / SECOND_US)
+        bench.tick()
     assert bench.shard.state.ids == 0
     assert bench.shard.state.boundary_us == NOW_US + 2 * BUCKET_US
 
@@ -257,7 +258,7 @@ def test_the_boundary_moves_by_a_thousandth_of_the_retention_or_ten_seconds(
     days: float, behind_s: float, due: bool
 ) -> None:
     wanted = NOW_US - round(days * DAY_US)
-    boundary = boundary_due(NOW_US, wanted - round(behind_s * SECOND_US), days)
+    boundary = boundary_due(NOW_US, wanted - round(behind_s * SECOND_US), days, 0.0)
     assert boundary == (wanted if due else None)
 
 
@@ -271,12 +272,55 @@ def test_neither_clocks_that_are_wrong_together_nor_an_event_of_the_future_move_
     assert reached_us(clocks, newest) == reached
 
 
+@pytest.mark.parametrize("days", [1.0, 3.0])
+def test_clocks_and_events_that_are_a_year_ahead_together_move_the_boundary_a_day_every_half_day(
+    days: float,
+) -> None:
+    """2.3. Every clock and an event are wrong: a person has days, and what the status says, to see it."""
+    bench = Bench(retention_days=days)
+    bench.tick()
+    first_us = bench.shard.state.boundary_us
+    bench.reached_us = NOW_US + 365 * DAY_US
+    for half_days in range(1, 8):
+        for _ in range(100):
+            bench.clock.advance(LEAP_EVERY_S / 100)
+            bench.tick()
+        moved_us = bench.shard.state.boundary_us - first_us
+        assert half_days * DAY_US - DAY_US <= moved_us <= half_days * DAY_US
+    bench.clock.advance(365 * 86_400)
+    held_s = bench.shard.status(bench.log)["boundary_held_s"]
+    assert isinstance(held_s, float)
+    assert held_s > 7 * 86_400, "the alarm of deploy/alerts.yml"
+
+
+def test_after_clocks_were_wrong_the_boundary_waits_for_them_and_goes_on() -> None:
+    bench = Bench(retention_days=1.0)
+    bench.tick()
+    bench.reached_us = NOW_US + 365 * DAY_US
+    bench.clock.advance(LEAP_EVERY_S - 1.0)
+    bench.tick()
+    assert bench.shard.state.boundary_us == NOW_US - DAY_US, "mended before it moved"
+    bench.reached_us = None
+    bench.tick()
+    assert bench.shard.state.boundary_us == bench.clock.now_us() - DAY_US
+
+
+def test_a_new_leader_leaps_no_sooner_than_the_one_before() -> None:
+    bench = Bench(retention_days=1.0)
+    bench.shard.state.apply(encode(Boundary(NOW_US, NOW_US - 100 * DAY_US)))
+    for due in (False, False, True):
+        before = bench.shard.state.boundary_us
+        bench.tick()
+        assert bench.shard.state.boundary_us == before + (DAY_US if due else 0)
+        bench.clock.advance(LEAP_EVERY_S / 2)
+
+
 def test_a_leader_whose_clock_is_far_ahead_goes_by_the_clocks_of_the_majority() -> None:
     bench = Bench(retention_days=1.0)
-    bench.trusted_us = NOW_US - 10 * SECOND_US
+    bench.reached_us = NOW_US - 10 * SECOND_US
     bench.clock.advance(1e6)
     bench.tick()
-    assert bench.shard.state.boundary_us == bench.trusted_us - DAY_US
+    assert bench.shard.state.boundary_us == bench.reached_us - DAY_US
 
 
 @pytest.mark.parametrize(
