@@ -33,6 +33,9 @@ FAR_BEHIND = replace(FIERCE, isolate=4, kill=1, power=1, tail_entries=0)
 BRIEF = Profile(period_s=0.12, crash_chance=0.05, power=3, kill=3, pause=0, down_s=0.3)
 """Nobody lives for long, and the power fails all the time."""
 
+FAILING = Profile(period_s=0.3, error_chance=0.01, crash_chance=0.001, kill=1, power=2, down_s=0.4)
+"""Writes and syncs fail, and half of the nodes that this ends lose power before they are up again."""
+
 ROTTEN = Profile(
     cut=0.3,
     cut_one_way=0.3,
@@ -97,8 +100,15 @@ CASES = [
     Case("s12_damaged_snapshot_is_an_empty_one", {"diverged", "forgotten"}, Plan(0, 5, profile=ROTTEN)),
     Case("s14_part_of_the_state_is_not_in_the_snapshot", {"forgotten"}, Plan(0, 3)),
     Case("l2_lost_proposals_are_not_told", {"unfinished"}, Plan(1, 3)),
-    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(33, 3, profile=BRIEF)),
+    Case("acknowledged_before_it_is_synced", {"forgotten"}, Plan(14, 3, profile=BRIEF)),
     Case("installing_keeps_the_old_conflict", {"unfinished"}, Plan(90, 3, profile=FAR_BEHIND)),
+    Case(
+        "prepared_state_is_not_put",
+        {"diverged", "forgotten"},
+        Plan(2, machine="registry", profile=FAR_BEHIND),
+    ),
+    Case("what_a_failed_sync_dropped_is_believed", {"stopped"}, Plan(0, profile=FAILING)),
+    Case("a_failed_sync_is_tried_again", {"forgotten", "stopped"}, Plan(2, profile=FAILING)),
     Case("names_are_not_synced", {"stopped"}, Plan(0, 3)),
     Case("disks_lie", {"forgotten"}, Plan(2, 3)),
     Case("a_release_needs_no_fence", {"wrong_releases"}, Plan(1, machine="registry")),

@@ -2,10 +2,13 @@
 
 Stands before `os`: the files are real, in memory where there is such a directory. It knows which bytes of
 which file, and which names in which directory, were synced; a power loss leaves those and any part of the
-rest.
+rest. A sync that fails drops what it should have written, as Linux does: nobody writes it any more, though
+it may still be read, until it is written once more.
 """
 
 import errno
+import fcntl
+import io
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -24,12 +27,53 @@ class SimulatedCrash(BaseException):
 
 
 class _File:
-    """One file, whatever it is called; `synced` is what a power loss leaves of it for sure."""
+    """One file, whatever it is called; `synced` is what a power loss leaves of it for sure.
 
-    __slots__ = ("synced",)
+    `dropped`: from where to where a failed sync has left what it should have written, and says so no more.
+    """
+
+    __slots__ = ("dropped", "synced")
 
     def __init__(self) -> None:
         self.synced = b""
+        self.dropped: list[tuple[int, int]] = []
+
+    def written(self, start: int, end: int) -> None:
+        """The next sync writes this again."""
+        parts = ((one, min(other, start)) for one, other in self.dropped)
+        after = ((max(one, end), other) for one, other in self.dropped)
+        self.dropped = [(one, other) for one, other in (*parts, *after) if one < other]
+
+    def drop(self, data: bytes) -> None:
+        """What is not on the disk of `data`, all that the file holds, never will be by itself."""
+        keep = _alike(data, self.synced)
+        self.dropped.append((keep, max(keep, len(data))))
+
+    def on_disk(self, data: bytes) -> bytes:
+        """Where all of `data` was written that was not dropped."""
+        left = bytearray(data)
+        for start, end in self.dropped:
+            end = min(end, len(left))
+            left[start:end] = self.synced[start:end].ljust(max(0, end - start), b"\0")
+        return bytes(left)
+
+
+class _Raw(io.FileIO):
+    """What a buffered file writes to."""
+
+    def __init__(self, path: Any, write: Callable[[int, Any], int]) -> None:
+        super().__init__(path, "w")
+        self._write = write
+        self._ended = False
+
+    def write(self, data: Any) -> int:
+        if self._ended:
+            return len(data)
+        try:
+            return self._write(self.fileno(), data)
+        except SimulatedCrash:
+            self._ended = True  # closing it must not write on
+            raise
 
 
 _Names = dict[str, "_File | None"]  # None: a directory
@@ -49,6 +93,7 @@ class Disks:
         self.error_chance = 0.0
         self.slow_chance = 0.0
         self.liars: set[str] = set()
+        self.syncs = 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -61,16 +106,21 @@ class Disks:
             "unlink": self._unlink,
             "mkdir": self._mkdir,
             "write": self._write,
+            "pwrite": self._pwrite,
+            "ftruncate": self._ftruncate,
             "urandom": self._rng.randbytes,  # salts
         }
         self._real = {name: getattr(os, name) for name in replaced}
+        opened, io.open = io.open, self._open
+        self._real["open"] = opened
         try:
             for name, function in replaced.items():
                 setattr(os, name, function)
             yield
         finally:
-            for name, function in self._real.items():
-                setattr(os, name, function)
+            io.open = opened
+            for name in replaced:
+                setattr(os, name, self._real[name])
 
     def add(self, node: str) -> Path:
         """A new, empty disk."""
@@ -84,24 +134,47 @@ class Disks:
     def _touch(self) -> None:
         if self.crash_chance and self._rng.random() < self.crash_chance:
             raise SimulatedCrash
-        if self.error_chance and self._rng.random() < self.error_chance:
-            raise OSError(self._rng.choice((errno.EIO, errno.ENOSPC)), "played")
+        if self._fails():
+            raise self._error()
+
+    def _fails(self) -> bool:
+        return bool(self.error_chance) and self._rng.random() < self.error_chance
+
+    def _error(self) -> OSError:
+        return OSError(self._rng.choice((errno.EIO, errno.ENOSPC)), "played")
 
     def _sync(self, fd: int) -> None:
         if self.node is None:
             self._real["fdatasync"](fd)
             return
-        self._touch()
+        path = f"/proc/self/fd/{fd}"
+        stat = os.fstat(fd)
+        is_directory = bool(stat.st_mode & 0o040000)
+        try:
+            self._touch()
+            self.syncs += 1
+        except OSError:
+            if not is_directory:
+                self._drop(path, stat)
+            raise
         slow = self.slow_chance > 0 and self._rng.random() < self.slow_chance
         self._clock.lag += self._rng.random() * (_SLOW_SYNC_S_MAX if slow else _SYNC_S_MAX)
         if self.node not in self.liars:
-            path = f"/proc/self/fd/{fd}"
-            stat = os.fstat(fd)
-            if stat.st_mode & 0o040000:
+            if is_directory:
                 self._sync_names(os.readlink(path))
             else:
-                self._file(stat.st_ino).synced = _read(path, stat.st_size)
+                file = self._file(stat.st_ino)
+                file.synced = file.on_disk(_read(path, stat.st_size))
         self._touch()
+
+    def _drop(self, path: str, stat: os.stat_result) -> None:
+        """Half of the time memory is needed, too, and what is not on the disk can't be read any more."""
+        file, data = self._file(stat.st_ino), _read(path, stat.st_size)
+        file.drop(data)
+        if self._rng.random() < 0.5:
+            fd = os.open(path, os.O_WRONLY)
+            self._real["pwrite"](fd, file.on_disk(data), 0)
+            os.close(fd)
 
     def _sync_names(self, directory: str) -> None:
         with os.scandir(directory) as entries:
@@ -136,11 +209,34 @@ class Disks:
             self._touch()
 
     def _write(self, fd: int, data: Any) -> int:
-        if self.node is not None and self.crash_chance and self._rng.random() < self.crash_chance:
-            self._real["write"](fd, data[: self._rng.randrange(len(data) + 1)])
+        appends = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND
+        offset = os.fstat(fd).st_size if appends else os.lseek(fd, 0, os.SEEK_CUR)
+        return self._put(fd, data, offset, lambda part: self._real["write"](fd, part))
+
+    def _pwrite(self, fd: int, data: Any, offset: int) -> int:
+        return self._put(fd, data, offset, lambda part: self._real["pwrite"](fd, part, offset))
+
+    def _put(self, fd: int, data: Any, offset: int, write: Callable[[Any], int]) -> int:
+        """All of it, or a part where the process ends, or the disk is full or failing."""
+        ends = self.node is not None and bool(self.crash_chance) and self._rng.random() < self.crash_chance
+        fails = self.node is not None and not ends and self._fails()
+        written = write(data[: self._rng.randrange(len(data) + 1)] if ends or fails else data)
+        self._file(os.fstat(fd).st_ino).written(offset, offset + written)
+        if ends:
             raise SimulatedCrash
-        written: int = self._real["write"](fd, data)
+        if fails and (not written or self._rng.random() < 0.5):
+            raise self._error()
         return written
+
+    def _ftruncate(self, fd: int, size: int) -> None:
+        if self.node is not None:
+            self._touch()
+        self._real["ftruncate"](fd, size)
+
+    def _open(self, path: Any, mode: str = "r", *more: Any, **named: Any) -> Any:
+        if self.node is None or mode != "wb":
+            return self._real["open"](path, mode, *more, **named)
+        return io.BufferedWriter(_Raw(path, self._write))
 
     def _file(self, inode: int) -> _File:
         return self._files.setdefault(inode, _File())
@@ -181,16 +277,35 @@ class Disks:
         if before is not None and before is not file and self._rng.random() < 0.5:
             path.write_bytes(before.synced)
             return
-        data = path.read_bytes()
-        if data != file.synced:
-            path.write_bytes(_torn(self._rng, data, file.synced))
+        data = file.on_disk(path.read_bytes())
+        path.write_bytes(data if data == file.synced else _torn(self._rng, data, file.synced))
 
     def _settle(self, directory: Path) -> None:
         """What is there now is on the disk."""
         self._sync_names(str(directory))
         for entry in directory.iterdir():
             if entry.is_file():
-                self._file(entry.stat().st_ino).synced = entry.read_bytes()
+                file = self._file(entry.stat().st_ino)
+                file.synced, file.dropped = entry.read_bytes(), []
+
+    # -- backups ----------------------------------------------------------------------------------------
+
+    def copy(self, node: str) -> dict[Path, bytes]:
+        """All of its files."""
+        return {path: path.read_bytes() for path in sorted((self._root / node).rglob("*")) if path.is_file()}
+
+    def put_back(self, node: str, files: dict[Path, bytes]) -> None:
+        """The disk is what it was when it was copied."""
+        assert self.node is None
+        for entry in sorted((self._root / node).iterdir()):
+            _remove(entry)
+        for path, data in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        for directory in sorted((self._root / node).rglob("*")):
+            if directory.is_dir():
+                self._settle(directory)
+        self._settle(self._root / node)
 
     # -- rot --------------------------------------------------------------------------------------------
 
@@ -218,10 +333,15 @@ def _read(path: str, size: int) -> bytes:
         os.close(fd)
 
 
+def _alike(data: bytes, synced: bytes) -> int:
+    """How many bytes at their beginning are."""
+    pairs = enumerate(zip(data, synced, strict=False))
+    return next((at for at, (one, other) in pairs if one != other), min(len(data), len(synced)))
+
+
 def _torn(rng: random.Random, data: bytes, synced: bytes) -> bytes:
     """What a file may be that was `synced` and has been changed to `data` since. What is alike stays."""
-    pairs = enumerate(zip(data, synced, strict=False))
-    keep = next((at for at, (one, other) in pairs if one != other), min(len(data), len(synced)))
+    keep = _alike(data, synced)
     if keep < len(synced) and rng.random() < 0.3:
         return synced  # it was cut, or written anew, and that is undone
     rest = bytearray(data[keep:])

@@ -9,21 +9,37 @@ from tests.simulation.clock import Clock
 
 @dataclass(slots=True)
 class Job:
-    """Work that is done, all at once, when it is found ready."""
+    """Work that is done whole, at some moment from its start until it is found ready."""
 
-    work: Callable[[], None]
+    work: Callable[[], None] | None
     ready_at: float
     clock: Clock
+    error: Exception | None = None
+
+    def run(self) -> None:
+        work, self.work = self.work, None
+        if work is None:
+            return
+        try:
+            work()
+        except Exception as error:
+            self.error = error
 
     def done(self) -> bool:
         return self.clock.at >= self.ready_at
 
     def result(self) -> None:
-        self.work()
+        self.run()
+        if self.error is not None:
+            raise self.error
 
 
 class Jobs:
-    """A node's background work, one piece at a time; `running` until the next one begins."""
+    """A node's background work, one piece at a time; `running` until the next one begins.
+
+    Every other one is done at its start, and lies there for a while; the rest at their ends, when much has
+    changed.
+    """
 
     def __init__(self, rng: random.Random, clock: Clock) -> None:
         self._rng = rng
@@ -35,6 +51,8 @@ class Jobs:
         return self.running is not None and not self.running.done()
 
     def start(self, work: Callable[[], None]) -> Job:
-        self.running = Job(work, self._clock.at + self._rng.random() * 0.5, self._clock)
+        job = self.running = Job(work, self._clock.at + self._rng.random() * 0.5, self._clock)
         self.started += 1
-        return self.running
+        if self.started % 2:
+            job.run()
+        return job

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 from photon.core.fates import Committed
-from photon.raft.port import RaftLimits, StateMachine
+from photon.raft.port import Preparing, RaftLimits, StateMachine
 from tests.raft.kit import SMALL, Register, command
 from tests.simulation.history import Act, Commit, Lookup
 
@@ -42,6 +42,28 @@ class Watched:
         head = next(drawn)
         self.inner.restore(drawn)
         self.count, self.digest = _HEAD.unpack(head)
+
+
+class WatchedBeside(Watched):
+    """One that takes a snapshot in beside its work, as a shard does."""
+
+    def prepare(self, chunks: Iterable[bytes]) -> Callable[[], None]:
+        drawn = iter(chunks)
+        head = next(drawn)
+        assert isinstance(self.inner, Preparing)
+        put_inner = self.inner.prepare(drawn)
+
+        def put() -> None:
+            self.restored += 1
+            put_inner()
+            self.count, self.digest = _HEAD.unpack(head)
+
+        return put
+
+
+def watched(inner: StateMachine, on_apply: Callable[[int, bytes], None]) -> Watched:
+    """As its machine is: with `prepare`, or without."""
+    return (WatchedBeside if isinstance(inner, Preparing) else Watched)(inner, on_apply)
 
 
 class Workload(Protocol):

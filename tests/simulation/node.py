@@ -17,7 +17,7 @@ from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
 from tests.simulation.history import Bounded, History, Led, Moved, Stopped
 from tests.simulation.jobs import Jobs
-from tests.simulation.machines import Watched, Workload
+from tests.simulation.machines import Watched, Workload, watched
 from tests.simulation.network import DOWN, FRAME, UP, Arrival, Network
 
 TIMING = RaftTiming(
@@ -91,7 +91,7 @@ class Node:
         self.jobs.running = None
         self._boundary_us = None
         self.machine = world.workload.machine()
-        self._watched = Watched(self.machine, self._applied)
+        self._watched = watched(self.machine, self._applied)
         try:
             self.replica = self._open_replica()
         except CorruptStateError as error:

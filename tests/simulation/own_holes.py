@@ -1,5 +1,6 @@
 """Switches that take away guards of our own, of the replicated log and of the state of a shard."""
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from photon.raft.elections import Elections
 from photon.raft.follower import Follower
 from photon.raft.replica import Replica
 from photon.raft.rules.codec import encode
-from photon.raft.snapshot import Head
+from photon.raft.snapshot import Head, Installation
 from photon.raft.store import ReplicaStore
 from tests.simulation.disks import Disks
 
@@ -75,6 +76,30 @@ def installing_keeps_the_old_conflict() -> AbstractContextManager[None]:
         conflict.term, conflict.next_index = before
 
     return patched(Follower, "_install", install)
+
+
+def prepared_state_is_not_put() -> AbstractContextManager[None]:
+    original = Installation.put_state
+
+    def put_state(self: Installation, installed: Path) -> None:
+        if self._put is None:
+            original(self, installed)
+
+    return patched(Installation, "put_state", put_state)
+
+
+def what_a_failed_sync_dropped_is_believed() -> AbstractContextManager[None]:
+    return patched(core_disk, "write_again", lambda path, data, offset: None)
+
+
+def a_failed_sync_is_tried_again() -> AbstractContextManager[None]:
+    def sync_data(fd: int) -> None:
+        try:
+            os.fdatasync(fd)
+        except OSError:
+            os.fdatasync(fd)
+
+    return patched(core_disk, "sync_data", sync_data)
 
 
 def names_are_not_synced() -> AbstractContextManager[None]:
