@@ -219,6 +219,11 @@ class RegistryClient:
             states += map(Standing, answer.fenced, answer.expires_in_s)
         return states
 
+    def lease_holders(self) -> list[str]:
+        """Addresses of the joiners whose leases run, as the nearest replica that answers has seen them
+        renewed; it may be wrong by a lease where it has just started or is cut off. UnavailableError."""
+        return list(self.directory().holders)
+
     def configuration(self) -> Configuration:
         """The newest that a replica which answers knows. UnavailableError."""
         known = self._routes.configuration

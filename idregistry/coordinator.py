@@ -29,7 +29,7 @@ from idregistry.rules.commands import (
     Trim,
     encode,
 )
-from idregistry.rules.directory import DirectoryState, Proposal, View, iso_utc
+from idregistry.rules.directory import DirectoryState, Lease, Proposal, View, iso_utc
 from idregistry.rules.placement import Steward, is_replaced
 from idregistry.rules.sharding import BEGINNING, SHARDS_MAX, Configuration
 from idregistry.rules.state import ShardState
@@ -98,6 +98,11 @@ class Coordinator:
     def offer(self, ask: Ask[Wanted]) -> Answer | None:
         """Queue a request; its answer where it can't even wait. Any thread."""
         return self._asks.offer(ask)
+
+    def holders(self) -> list[str]:
+        """Addresses of those whose leases run, as this replica has seen them renewed. Any thread."""
+        leases = dict(self._state.leases)
+        return sorted({one.address for key, one in leases.items() if self._left_s(key, one) > 0})
 
     def close(self) -> None:
         """Take no more requests; who waits is told to go elsewhere. Any thread."""
@@ -177,8 +182,9 @@ class Coordinator:
 
     def _lease_left_s(self, incarnation: int) -> float:
         lease = self._state.leases.get(incarnation)
-        if lease is None:
-            return 0.0
+        return 0.0 if lease is None else self._left_s(incarnation, lease)
+
+    def _left_s(self, incarnation: int, lease: Lease) -> float:
         now = self._clock.monotonic()
         return self._seen.get(incarnation, now) + lease.lease_us / 1e6 * _LEASE_DRIFT - now
 

@@ -238,6 +238,7 @@ class IdRegistryService(IdRegistryServicer):
                 for r in rows.values()
             ],
             led=self._log.leader is not None,
+            holders=self._coordinator.holders(),
             abandoned_version=view.abandoned[0],
             abandoned_why=view.abandoned[1],
             removed=view.removed,

@@ -127,7 +127,7 @@ class Proposal(_message.Message):
     def __init__(self, version: _Optional[int] = ..., start_us: _Optional[int] = ..., shards: _Optional[int] = ...) -> None: ...
 
 class DirectoryResponse(_message.Message):
-    __slots__ = ("configuration", "replicas", "leaders", "proposal", "abandoned_version", "abandoned_why", "removed", "led", "identity")
+    __slots__ = ("configuration", "replicas", "leaders", "proposal", "abandoned_version", "abandoned_why", "removed", "led", "identity", "holders")
     CONFIGURATION_FIELD_NUMBER: _ClassVar[int]
     REPLICAS_FIELD_NUMBER: _ClassVar[int]
     LEADERS_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +137,7 @@ class DirectoryResponse(_message.Message):
     REMOVED_FIELD_NUMBER: _ClassVar[int]
     LED_FIELD_NUMBER: _ClassVar[int]
     IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
     configuration: bytes
     replicas: _containers.RepeatedCompositeFieldContainer[Replica]
     leaders: _containers.RepeatedScalarFieldContainer[str]
@@ -146,7 +147,8 @@ class DirectoryResponse(_message.Message):
     removed: _containers.RepeatedScalarFieldContainer[str]
     led: bool
     identity: bytes
-    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ...) -> None: ...
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, configuration: _Optional[bytes] = ..., replicas: _Optional[_Iterable[_Union[Replica, _Mapping]]] = ..., leaders: _Optional[_Iterable[str]] = ..., proposal: _Optional[_Union[Proposal, _Mapping]] = ..., abandoned_version: _Optional[int] = ..., abandoned_why: _Optional[str] = ..., removed: _Optional[_Iterable[str]] = ..., led: _Optional[bool] = ..., identity: _Optional[bytes] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KeepAliveRequest(_message.Message):
     __slots__ = ("address", "incarnation", "lease_s", "settings")

@@ -299,6 +299,21 @@ def test_how_incarnations_stand_can_be_asked_without_changing_anything() -> None
     assert len(bench.log.proposed) == proposed
 
 
+def test_every_replica_knows_whose_leases_run_by_the_renewals_it_has_applied() -> None:
+    bench = Bench()
+    for incarnation, address in ((7, "j:1"), (8, "j:2"), (9, "j:2")):
+        bench.ask(KeepAlive(0, incarnation, address, 10 * SECOND_US))
+    assert bench.coordinator.holders() == ["j:1", "j:2"]
+    bench.log.lose_leadership("r2")
+    bench.clock.advance(9.0)
+    bench.state.apply(encode(KeepAlive(0, 9, "j:2", 10 * SECOND_US)))
+    bench.tick()
+    bench.clock.advance(9.0)
+    assert bench.coordinator.holders() == ["j:2"]
+    bench.state.apply(encode(Fence(0, 9, bench.state.leases[9].grant)))
+    assert bench.coordinator.holders() == []
+
+
 def test_no_wall_clock_ends_a_lease() -> None:
     bench = Bench()
     bench.keep()
