@@ -10,6 +10,9 @@ read      reader        a sender takes it, retries first         its lines are r
 taken     retry queue   the same; it was read before             its entries are in the ledger and come again
 sent      a sender      registry and joiner have answered        the same; what is registered is a duplicate
 held      the sender    a joiner answers again: it waits whole   the same
+hedged    the queue     the hedge is over (rules/homes), for     the same
+          to send       what other datacenters are to join; a
+                        sender takes it once more
 resolved  the sender    each event has a fate or waits; fresh    the same
                         ones: those before it in their files
                         are resolved, too
@@ -21,10 +24,12 @@ A batch is in flight from when it is read until it is recorded, and only so many
 disk are slow, reading stops.
 """
 
+import dataclasses
 import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -33,9 +38,9 @@ import numpy as np
 from dispatcher.ledger import Entry, Ledger, RetryQueue
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
 from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch, pack_values
-from dispatcher.rules.pacing import Reading
+from dispatcher.rules.pacing import Pacing, Reading
 from dispatcher.rules.verdicts import Backoffs, Totals, none_joined, resolve
-from dispatcher.sender import Gate, Sender
+from dispatcher.sender import Answer, Gate, Sender
 from photon.core.clock import Backoff
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
@@ -82,7 +87,7 @@ class Driver:
         self._backoffs = Backoffs.of(self._settings)
         self._retries = RetryQueue(ledger, self._backoffs.delay_us_max, BATCH_BYTES_MAX)
         self._recorder = Recorder(ledger, reader, self._retries, gate, recorded)
-        self._to_send = WaitingBatches(gate.rng)
+        self._to_send = WaitingBatches(gate.rng, self._settings.batch_events_max)
         self._finished: SimpleQueue[list[Finished] | None] = SimpleQueue()
         """To the recorder: batches; none where only states of files are to be recorded; None at the end."""
         self.paused: str | None = None
@@ -105,7 +110,7 @@ class Driver:
     def in_flight(self) -> int:
         """Events read or taken for a retry, and not recorded."""
         with self._gate.pacing() as pacing:
-            return pacing.fresh_events + pacing.retry_events
+            return pacing.fresh_events + pacing.retry_events + pacing.hedged_events
 
     @property
     def woken(self) -> int:
@@ -121,7 +126,8 @@ class Driver:
     def idle(self) -> bool:
         """All whole lines that are there are read, and each event has its fate, on disk."""
         with self._gate.pacing() as pacing:
-            at_rest = self._caught_up and not pacing.fresh_batches and not pacing.retry_batches
+            at_work = pacing.fresh_batches or pacing.retry_batches or pacing.hedged_events
+            at_rest = self._caught_up and not at_work
         return at_rest and not self._ledger.pending
 
     def start(self) -> None:
@@ -164,6 +170,9 @@ class Driver:
             self._wake.clear()
             if self._reader.look():
                 self._finished.put([])
+            with self._gate.pacing() as pacing:
+                has_room = pacing.has_room_to_hedge
+            self._to_send.release(self._clock.monotonic() if has_room else float("inf"))
             sent = self._send_woken()
             sent = self._send_retries() or sent
             sent = self._send_fresh() or sent
@@ -173,8 +182,10 @@ class Driver:
     def _wait_s(self) -> float:
         due_us = self._retries.next_due_us
         longest_s = self._reader.follower.patience_s if self._caught_up else self._poll_interval_s
+        now = self._clock.monotonic()
+        longest_s = max(_WAIT_S_MIN, min(longest_s, self._to_send.next_due - now))
         with self._gate.pacing() as pacing:
-            pause_s = pacing.wait_s(self._clock.monotonic())
+            pause_s = pacing.wait_s(now)
         if due_us is None or pause_s is None:
             return longest_s
         wait_s = max(pause_s, (due_us - self._clock.now_us()) / 1e6)
@@ -248,21 +259,43 @@ class Driver:
     # The sending threads.
 
     def _send_all(self) -> None:
-        while (batch := self._to_send.take()) is not None:
-            answer = self._sender.send(batch.events)
-            if answer is None:
-                self._finish(batch, None)
+        while taken := self._to_send.take():
+            if isinstance(taken, list):
+                self._sender.send_hedged([(one.batch.events, one.answer) for one in taken], taken[-1].due)
+                self._finished.put(
+                    [(one.batch, self._resolved(one.batch, one.answer, True)) for one in taken]
+                )
                 continue
-            resolved = resolve(
-                batch.events,
-                answer.verdicts,
-                answer.reasons,
-                self._backoffs,
-                answer.at_us,
-                self._gate.rng.uniform,
-                batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
-            )
-            self._finish(batch, resolved)
+            answer = self._sender.send(taken.events)
+            self._to_send.in_turn = not self._sender.is_alone
+            if answer is None:
+                self._finish(taken, None)
+            elif len(answer.hedged):
+                self._hedge(taken, answer)
+            else:
+                self._finish(taken, self._resolved(taken, answer))
+
+    def _resolved(self, batch: Batch, answer: Answer, hedged: bool = False) -> Resolved:
+        resolved = resolve(
+            batch.events,
+            answer.verdicts,
+            answer.reasons,
+            self._backoffs,
+            answer.at_us,
+            self._gate.rng.uniform,
+            batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
+        )
+        return dataclasses.replace(resolved, hedged=True) if hedged else resolved
+
+    def _hedge(self, batch: Batch, answer: Answer) -> None:
+        """Under way no more, so that others are read and sent meanwhile."""
+        with self._gate.pacing() as pacing:
+            pacing.hedged(len(batch.events), batch.size)
+            self._leave(pacing, batch)
+            if isinstance(batch, FreshBatch):
+                pacing.answered()
+        self._to_send.hedge(Hedged(self._sender.due(), batch, answer))
+        self._wake.set()
 
     def _finish(self, batch: Batch, resolved: Resolved | None) -> None:
         """`resolved`: None where it was stopped. It is not recorded, so it comes again at the next start."""
@@ -272,6 +305,13 @@ class Driver:
             self._wake.set()
         if resolved is not None:
             self._finished.put([(batch, resolved)])
+
+    def _leave(self, pacing: Pacing, batch: Batch) -> None:
+        """It is not under way any more."""
+        if isinstance(batch, RetryBatch):
+            pacing.retry_recorded(len(batch.events), batch.woken)
+        else:
+            pacing.recorded(batch.count, batch.size, self._clock.monotonic())
 
     # The recording thread.
 
@@ -293,14 +333,14 @@ class Driver:
             self._learn(group, self._recorder.record(group))
             self._wake.set()
 
-    def _learn(self, group: list[Finished], recorded: list[Batch]) -> None:
+    def _learn(self, group: list[Finished], recorded: Sequence[Finished]) -> None:
         now = self._clock.monotonic()
         with self._gate.pacing() as pacing:
-            for batch in recorded:
-                if isinstance(batch, RetryBatch):
-                    pacing.retry_recorded(len(batch.events), batch.woken)
+            for batch, resolved in recorded:
+                if resolved.hedged:
+                    pacing.hedged_recorded(len(batch.events), batch.size)
                 else:
-                    pacing.recorded(batch.count, batch.size, now)
+                    self._leave(pacing, batch)
             for batch, resolved in group:
                 again = 0 if resolved.retries is None else len(resolved.retries)
                 if isinstance(batch, FreshBatch):
@@ -325,7 +365,7 @@ class Recorder:
         self._given_up = False
         self.storage_error: str | None = None
 
-    def record(self, group: Sequence[Finished]) -> list[Batch]:
+    def record(self, group: Sequence[Finished]) -> Sequence[Finished]:
         """Record those of the group, and of groups before, whose turn it is; they are returned.
 
         Tries until the disk takes them; [] if it was time to stop before. CorruptStateError, and StorageError
@@ -340,7 +380,7 @@ class Recorder:
             return []
         self._retries.settled(entry.retries_removed, keys, entry.retries)
         self._recorded(entry.files)
-        return [batch for batch, _ in ready]
+        return ready
 
     def _in_turn(self, group: Sequence[Finished]) -> list[Finished]:
         ready: list[Finished] = []
@@ -397,37 +437,93 @@ class Recorder:
                 return keys
 
 
-class WaitingBatches:
-    """Batches that wait for a sender: retries first, fresh ones in order or at random (rules/pacing).
+@dataclass(frozen=True, slots=True)
+class Hedged:
+    """Some of its events wait for their home datacenters, until `due` (monotonic seconds)."""
 
-    Filled by one thread, emptied by many. Its user bounds it. None waits for long: few are read ahead, and
-    reading goes on only as the oldest of them ends.
+    due: float
+    batch: Batch
+    answer: Answer
+
+
+class WaitingBatches:
+    """Batches that wait for a sender: retries first, then fresh ones, in order or at random (rules/pacing),
+    then hedged ones that were released.
+
+    Its user bounds it. None waits for long: few are read ahead, and reading goes on only as the oldest of
+    them ends, and only while there is room for more hedged ones.
     """
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, events_max: int) -> None:
+        """`events_max`: of hedged batches that are taken together."""
         self._rng = rng
+        self._events_max = events_max
         self._changed = threading.Condition()
-        self._retries: deque[Batch] = deque()
-        self._fresh: list[Batch] = []
+        self._retries: deque[RetryBatch] = deque()
+        self._fresh: list[FreshBatch] = []
+        self._hedged: deque[Hedged] = deque()
+        self._released = 0
         self._closed = False
         self.in_order = True
+        self.in_turn = False
+        """Other datacenters go through the same events: in order in any case, for each joins its own."""
 
     def put(self, batch: Batch) -> None:
         with self._changed:
-            (self._retries if isinstance(batch, RetryBatch) else self._fresh).append(batch)
+            if isinstance(batch, RetryBatch):
+                self._retries.append(batch)
+            else:
+                self._fresh.append(batch)
             self._changed.notify()
 
-    def take(self) -> Batch | None:
-        """The next to send; None when it is closed and empty."""
+    def hedge(self, hedged: Hedged) -> None:
+        """Keep it until it is released. Any thread."""
         with self._changed:
-            self._changed.wait_for(lambda: self._retries or self._fresh or self._closed)
+            self._hedged.append(hedged)
+            self._released += self._closed
+
+    @property
+    def next_due(self) -> float:
+        """When to release some; infinity while none waits for that."""
+        with self._changed:
+            waits = self._released < len(self._hedged)
+            return self._hedged[self._released].due if waits else float("inf")
+
+    def release(self, now: float) -> None:
+        """Hedged batches that are due may be taken."""
+        with self._changed:
+            before = self._released
+            while self._released < len(self._hedged) and self._hedged[self._released].due <= now:
+                self._released += 1
+            if self._released > before:
+                self._changed.notify()
+
+    def take(self) -> Batch | list[Hedged] | None:
+        """The next to send, or hedged ones; None when it is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._retries or self._fresh or self._released or self._closed)
             if self._retries:
                 return self._retries.popleft()
-            if not self._fresh:
-                return None
-            return self._fresh.pop(0 if self.in_order else self._rng.randrange(len(self._fresh)))
+            if self._fresh:
+                in_order = self.in_order or self.in_turn
+                return self._fresh.pop(0 if in_order else self._rng.randrange(len(self._fresh)))
+            return self._take_hedged() or None
+
+    def _take_hedged(self) -> list[Hedged]:
+        taken: list[Hedged] = []
+        events = size = 0
+        while self._released:
+            batch = self._hedged[0].batch
+            events, size = events + len(batch.events), size + batch.size
+            if taken and (events > self._events_max or size > BATCH_BYTES_MAX):
+                break
+            taken.append(self._hedged.popleft())
+            self._released -= 1
+        return taken
 
     def close(self) -> None:
+        """What is hedged is released."""
         with self._changed:
             self._closed = True
+            self._released = len(self._hedged)
             self._changed.notify_all()

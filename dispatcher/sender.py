@@ -8,14 +8,15 @@ not stop the others: a batch that keeps failing goes on in smaller parts until t
 import contextlib
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from dispatcher.rules.events import Events, Rows
+from dispatcher.rules.events import Events, Rows, concat
+from dispatcher.rules.homes import Homes
 from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
 from idregistry.client import RegistryClient
@@ -32,6 +33,7 @@ TELL_AFTER_FAILURES: Final = 6  # about 1 s: a joiner that is just starting is n
 UNDER_WAY_BACKOFF: Final = Backoff(0.01, 0.08)
 UNDER_WAY_S: Final = 1.0  # a commit takes a round trip or two; one whose leader is gone may never end
 LOOKUP_PAUSE_S: Final = 1.0  # a registry that failed is not asked for so long: batches go on without
+LIVE_S: Final = 1.0  # so often, at most, it is asked which joiners hold leases
 
 
 AGREEMENT_BACKOFF: Final = Backoff(0.02, 0.25)
@@ -109,6 +111,20 @@ class Answer:
     at_us: npt.NDArray[np.int64]
     reasons: dict[int, str] = field(default_factory=dict)
 
+    @property
+    def hedged(self) -> Rows:
+        """The rows that wait for their home datacenter."""
+        return np.flatnonzero(self.verdicts == Verdict.HEDGED)
+
+    def put(self, rows: Rows, other: "Answer", start: int = 0) -> None:
+        """These rows are as those of the other from `start` on."""
+        end = start + len(rows)
+        self.verdicts[rows] = other.verdicts[start:end]
+        self.at_us[rows] = other.at_us[start:end]
+        for row, reason in other.reasons.items():
+            if start <= row < end:
+                self.reasons[int(rows[row - start])] = reason
+
 
 class Sender:
     """Shared by all sending threads."""
@@ -120,6 +136,7 @@ class Sender:
         gate: Gate,
         is_recovered: Callable[[str], bool],
         recognise: Callable[[], None],
+        homes: Homes,
     ) -> None:
         """`registry`: None to send without looking up first. `is_recovered`: whether the file of that name
         holds what recovery released (dispatcher.workers). `recognise`: raises where the registry is not the
@@ -130,7 +147,21 @@ class Sender:
         self._clock = gate.clock
         self._is_recovered = is_recovered
         self._recognise = recognise
-        self._lookup_at = float("-inf")
+        self._lookup_at = self._live_at = float("-inf")
+        self._homes = homes
+        self._hedges = registry is not None and homes.are_several
+        self._mutex = threading.Lock()  # over the homes
+        self._asking = threading.Lock()
+
+    @property
+    def is_alone(self) -> bool:
+        """No other datacenter joins events that are this one's."""
+        return not self._hedges or self._homes.is_alone
+
+    def homes(self) -> dict[str, Any]:
+        """As Homes.status."""
+        with self._mutex:
+            return self._homes.status()
 
     def agree(self) -> bool:
         """Ask, before anything is read, until the registry is known to be the one it was, and until a joiner
@@ -154,11 +185,88 @@ class Sender:
                 if self._gate.wait(AGREEMENT_BACKOFF, failures):
                     return False
             else:
+                if self._hedges:
+                    self._see_who_lives()
                 return True
 
     def send(self, events: Events) -> Answer | None:
-        """Verdicts of all events; None if it was time to stop before anything was known of any."""
-        verdicts = self._look_up(events)
+        """Verdicts of all events; None if it was time to stop before anything was known of any. Those that
+        another datacenter is to join are HEDGED: `send_hedged` has their verdicts."""
+        at_once = self._at_once(events)
+        if at_once is None:
+            return self._answer(events, self._look_up(events))
+        answer = Answer(
+            np.full(len(events), Verdict.HEDGED, np.uint8), np.full(len(events), self._clock.now_us())
+        )
+        if len(at_once):
+            sent = events.take(at_once)
+            found = self._answer(sent, self._look_up(sent))
+            if found is None:
+                return None
+            self._learn(sent, found, None)
+            answer.put(at_once, found)
+        return answer
+
+    def send_hedged(self, batches: Sequence[tuple[Events, Answer]], due: float) -> None:
+        """The rest of the verdicts, now that their homes had their time: one lookup, and one request to a
+        joiner for what is not registered. `due`: when that time was over; monotonic."""
+        late_s = self._clock.monotonic() - due
+        rows = [answer.hedged for _, answer in batches]
+        parts = [events.take(these) for (events, _), these in zip(batches, rows, strict=True)]
+        events = concat(parts)
+        found = self._answer(events, self._ask(events) if self._may_ask else _all_to_send(events))
+        if found is None:  # it is time to stop
+            found = Answer(
+                np.full(len(events), Joined.RETRY_UNAVAILABLE, np.uint8),
+                np.full(len(events), self._clock.now_us()),
+            )
+        if self._may_ask:  # or nobody has said what the homes have done
+            self._learn(events, found, late_s)
+        start = 0
+        for (_, answer), these in zip(batches, rows, strict=True):
+            answer.put(these, found, start)
+            start += len(these)
+
+    def due(self) -> float:
+        """When events that are hedged now are to be sent; monotonic."""
+        with self._mutex:
+            return self._homes.due(self._clock.monotonic())
+
+    def _at_once(self, events: Events) -> Rows | None:
+        """The rows to send now; None for all of them."""
+        if not self._hedges:
+            return None
+        self._see_who_lives()
+        if self._homes.is_alone:
+            return None
+        with self._mutex:
+            mask = self._homes.at_once(self._homes.of(events.ids))
+        if recovered := self._recovered(events):  # of these no other datacenter has a line to read
+            mask |= [events.name(row) in recovered for row in range(len(events))]
+        return None if mask.all() else np.flatnonzero(mask)
+
+    def _learn(self, events: Events, answer: Answer, late_s: float | None) -> None:
+        with self._mutex:
+            self._homes.learn(self._homes.of(events.ids), answer.verdicts, late_s)
+
+    def _see_who_lives(self) -> None:
+        """Now and then; what was known last holds while the registry does not answer."""
+        assert self._registry is not None
+        if self._clock.monotonic() < self._live_at or not self._asking.acquire(blocking=False):
+            return
+        try:
+            holders = self._registry.lease_holders()
+        except UnavailableError as error:
+            self._gate.notice(f"registry: {error}; which datacenters are at work is not known anew")
+        else:
+            with self._mutex:
+                self._homes.seen(holders)
+        finally:
+            self._live_at = self._clock.monotonic() + LIVE_S
+            self._asking.release()
+
+    def _answer(self, events: Events, verdicts: Verdicts | None) -> Answer | None:
+        """All verdicts, where a lookup gave these."""
         if verdicts is None:
             return None
         answer = Answer(verdicts, np.full(len(events), self._clock.now_us()))
@@ -230,15 +338,21 @@ class Sender:
     def _look_up(self, events: Events) -> Verdicts | None:
         """Where that pays; all are to be sent where it does not. None: stopped."""
         with self._gate.pacing() as pacing:
-            due = self._registry is not None and self._clock.monotonic() >= self._lookup_at
-            pays = due and pacing.lookup_pays()
+            pays = self._may_ask and pacing.lookup_pays()
+        # Other datacenters have not waited for what has waited here.
+        pays |= self._may_ask and not self.is_alone and bool(events.sends.any())
         if not pays:
-            return np.full(len(events), Verdict.SEND, np.uint8)
+            return _all_to_send(events)
         verdicts = self._ask(events)
         if verdicts is not None:
             with self._gate.pacing() as pacing:
                 pacing.looked_up(int(np.count_nonzero(verdicts != Verdict.SEND)), len(events))
         return verdicts
+
+    @property
+    def _may_ask(self) -> bool:
+        """There is a registry to ask, and it has not failed just now."""
+        return self._registry is not None and self._clock.monotonic() >= self._lookup_at
 
     def _ask(self, events: Events) -> Verdicts | None:
         """A lookup only saves work: when it fails, the joiner finds the duplicates itself. None: stopped."""
@@ -252,16 +366,18 @@ class Sender:
             except UnavailableError as error:
                 self._gate.notice(f"registry: {error}; events are sent without looking them up")
                 self._lookup_at = self._clock.monotonic() + LOOKUP_PAUSE_S
-        return np.full(len(events), Verdict.SEND, np.uint8)
+        return _all_to_send(events)
 
     def _doubted(self, events: Events, verdicts: Verdicts) -> Verdicts:
         """What recovery released a lagging replica may still have: only a joiner's commit can tell."""
-        recovered = {name for name in {*events.names} if self._is_recovered(name)}
-        if recovered:
+        if recovered := self._recovered(events):
             known = np.flatnonzero(verdicts == Verdict.REGISTERED).tolist()
             rows = [row for row in known if events.name(row) in recovered]
             verdicts[rows] = Verdict.SEND
         return verdicts
+
+    def _recovered(self, events: Events) -> set[str]:
+        return {name for name in {*events.names} if self._is_recovered(name)}
 
     def _join(self, answer: Answer, rows: Rows, part: Events) -> None:
         batch = ForeignColumns(
@@ -278,3 +394,7 @@ class Sender:
         answer.at_us[rows] = self._clock.now_us()
         if said.reasons:
             answer.reasons.update((int(rows[row]), reason) for row, reason in said.reasons.items())
+
+
+def _all_to_send(events: Events) -> Verdicts:
+    return np.full(len(events), Verdict.SEND, np.uint8)

@@ -4,7 +4,7 @@ import contextlib
 import os
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from dispatcher.arrivals import Listener
 from dispatcher.driver import Driver
 from dispatcher.ledger import Ledger
 from dispatcher.reader import LogReader
+from dispatcher.rules.homes import Homes
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import Gate, Sender
 from dispatcher.workers import Inbox, counted, fix_workers, mine_of, worker_directory
@@ -70,7 +71,8 @@ class DispatcherServer:
 
     `directory` is of the datacenter's `workers` dispatchers, each of which reads the files whose names say
     so (paper 3.2); the state of this one, the `worker`th, is within. `eventstore`, which it closes, tells of
-    arrivals; without it waiting events have their backoff alone. `dead_letters` gets the events that end
+    arrivals; without it waiting events have their backoff alone. `joiners`: address -> datacenter of all that
+    read the same events (rules/homes); None: this one alone. `dead_letters` gets the events that end
     otherwise than joined or duplicate; `drain`: the logs will grow no more. Constructing opens the state:
     UsageError for a pattern that can never match, SettingsError for another number of workers, LockedError,
     CorruptStateError, DiskFullError.
@@ -94,6 +96,7 @@ class DispatcherServer:
         worker: int = 0,
         workers: int = 1,
         eventstore: EventStoreClient | None = None,
+        joiners: Mapping[str, str] | None = None,
     ) -> None:
         check_patterns(patterns)
         own = settings.dispatcher
@@ -137,8 +140,11 @@ class DispatcherServer:
             def recognise() -> None:
                 check_registry(place, registry.identity())
 
-            sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered, recognise)
-            self._driver = Driver(settings, self._ledger, self._reader, sender, self._gate, wake, inbox.sweep)
+            homes = Homes(datacenter, joiners or {}, own.home_hedge_ms / 1000)
+            self._sender = Sender(looked_up, joiner, self._gate, inbox.is_recovered, recognise, homes)
+            self._driver = Driver(
+                settings, self._ledger, self._reader, self._sender, self._gate, wake, inbox.sweep
+            )
             undo.pop_all()
         self._listener = Listener(eventstore, self._gate, self._driver.arrive) if eventstore else None
         self._rpc = Server(listen, _RPC_WORKERS, _CALLS_MAX, network, _REQUEST_BYTES_MAX)
@@ -190,6 +196,7 @@ class DispatcherServer:
             "in_flight": self._driver.in_flight,
             "woken": self._driver.woken,
             "requests_max": self._gate.size,
+            "homes": self._sender.homes(),
             "drained": self._drain and self._driver.idle,
             "paused": self._driver.paused,
             "notices": self._notices.lines(),

@@ -39,6 +39,8 @@ class FakeRegistry:
         """Lookups."""
         self.commits = 0
         self.asked_leases: list[tuple[str, int, float]] = []
+        self.holders: list[str] = []
+        """Addresses of joiners that hold leases."""
         self.failures: list[str] = []
         """What befalls the next commits: "before" it is done or "after", or "" for nothing."""
         self.founded = "0" * 32
@@ -92,6 +94,11 @@ class FakeRegistry:
         if self.fails is not None:
             raise self.fails
         return bytes(map(self._registered, split_ids(ids)))
+
+    def lease_holders(self) -> list[str]:
+        if self.fails is not None:
+            raise self.fails
+        return self.holders
 
     def identity(self) -> str:
         return self.founded

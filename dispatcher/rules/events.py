@@ -76,6 +76,25 @@ class Events:
         )
 
 
+def concat(parts: Sequence[Events]) -> Events:
+    """The events of one part after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *map(len, parts)])[:-1].tolist()
+    return Events(
+        b"".join([part.ids for part in parts]),
+        b"".join([part.primary_ids for part in parts]),
+        b"".join([part.times for part in parts]),
+        [line for part in parts for line in part.lines],
+        np.concatenate([part.tries for part in parts]),
+        np.concatenate([part.sends for part in parts]),
+        np.concatenate([part.first_seen for part in parts]),
+        np.concatenate([part.offsets for part in parts]),
+        [name for part in parts for name in part.names],
+        [start + row for start, part in zip(starts, parts, strict=True) for row in part.name_from],
+    )
+
+
 def take_lines(lines: list[bytes], rows: list[int]) -> list[bytes]:
     """The chosen rows."""
     if len(rows) < 2:
@@ -279,6 +298,11 @@ class RetryBatch:
     woken: bool = False
 
     @property
+    def size(self) -> int:
+        """Bytes of its lines."""
+        return sum(map(len, self.events.lines))
+
+    @property
     def due_us(self) -> npt.NDArray[np.int64]:
         return np.frombuffer(b"".join(self.keys), _KEY)["due_us"].astype(np.int64)
 
@@ -291,7 +315,7 @@ class Resolved:
     """What became of a batch: each event has a fate or is in `retries`, to be sent again at its `due_us`.
 
     `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` (2, BUCKETS)
-    counts the joined ones as Totals.latencies does.
+    counts the joined ones as Totals.latencies does; `hedged`: some waited for their home datacenter.
     """
 
     fates: dict[Fate, int]
@@ -300,3 +324,4 @@ class Resolved:
     letters: list[DeadLetter]
     retries: Events | None
     due_us: npt.NDArray[np.int64]
+    hedged: bool = False

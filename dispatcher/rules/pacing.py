@@ -9,6 +9,8 @@ resolved              most fresh events wait again    BEHIND: reading waits for 
                       more than SOME wait again       fresh batches go in the order of the logs
                       fewer wait again                fresh batches go in random order
 taken, retry_recorded always                          under way: one batch of retries more, less
+hedged                always                          it counts among the hedged ones, not those under way
+hedged_recorded       always                          hedged: less by it
 retried               some wait once more             retries pause, VAIN_RETRY_S for each
                       most have joined                twice as many may be tried before their time
                       before its time, in vain        no such try for a while, twice as long each time
@@ -23,7 +25,8 @@ joined_in_vain        PAYS_FROM or more               each is looked up, at once
 
 What is asked         answer
 --------------------  ----------------------------------------------------------------------------------------
-may_read              AHEAD: enough is under way. FULL: no more events may wait. BEHIND. Else READ
+may_read              AHEAD: enough is under way or hedged. FULL: no more events may wait. BEHIND. Else READ
+has_room_to_hedge     whether hedged events may wait for their time: else they are taken up now
 may_retry, wait_s     whether, and in how many seconds, due retries may be sent
 may_wake              whether woken ones may: each sender can take one, whatever else is under way
 early                 how many may be tried before their time
@@ -52,6 +55,8 @@ MOSTLY: Final = 0.75
 SOME: Final = 0.05
 PROBE_INTERVAL_S: Final = 0.5
 """Nothing else than a batch now and then tells that new events would fare better."""
+HEDGED_BYTES_MAX: Final = 64 << 20
+"""Of lines that wait in memory for their home; as many events may as large batches are read ahead."""
 VAIN_RETRY_S: Final = 30e-6
 """What a retry in vain costs everybody, several times over."""
 VAIN_JOINED: Final = 0.1
@@ -98,6 +103,8 @@ class Pacing:
         self.fresh_batches = self.fresh_events = 0
         self.retry_batches = self.retry_events = self._woken_batches = 0
         """Under way: read, or taken for a retry, and not recorded."""
+        self.hedged_events = self._hedged_bytes = 0
+        """Read or taken for a retry, left to their home for a while, and not recorded."""
         self._resolved = self._again = 0.0
         self._probe_at = self._retry_at = _NEVER
         self._early = self._vain = 0
@@ -130,7 +137,7 @@ class Pacing:
         """`waiting`: events that wait for a retry. READ while behind is the probe: the next one waits."""
         if not self._room(now):
             return Reading.AHEAD
-        if waiting + self.fresh_events >= self._waiting_max:
+        if waiting + self.fresh_events + self.hedged_events >= self._waiting_max:
             return Reading.FULL
         if waiting >= CATCHING_UP_EVENTS and self._again > MOSTLY * self._resolved:
             if now < self._probe_at:
@@ -187,6 +194,21 @@ class Pacing:
         early, self._early = self._early, 0
         return early
 
+    # Hedged batches.
+
+    def hedged(self, events: int, size: int) -> None:
+        """One that was under way, of lines of `size` bytes, waits: `recorded` or `retry_recorded` as well."""
+        self.hedged_events += events
+        self._hedged_bytes += size
+
+    def hedged_recorded(self, events: int, size: int) -> None:
+        self.hedged(-events, -size)
+
+    @property
+    def has_room_to_hedge(self) -> bool:
+        few = self.hedged_events < PER_SENDER * self._senders * self._events_max
+        return few and self._hedged_bytes < HEDGED_BYTES_MAX
+
     # Requests to joiners and the registry.
 
     @property
@@ -225,7 +247,7 @@ class Pacing:
             self._known = max(self._known, PAYS_FROM)  # no waiting for the average
 
     def _room(self, now: float) -> bool:
-        if self.fresh_batches >= PER_SENDER * self._senders:
+        if self.fresh_batches >= PER_SENDER * self._senders or not self.has_room_to_hedge:
             return False
         enough = max(1, self.fresh_batches) / _SMALL_SHARE
         small = self.fresh_events < enough * self._events_max and self._bytes < enough * self._bytes_max

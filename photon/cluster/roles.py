@@ -289,6 +289,7 @@ def _dispatcher(topology: "Topology", process: "Process", network: "Network", fa
         eventstore=EventStoreClient(
             pipeline.eventstores[0], settings.eventstore.request_timeout_s, network=network
         ),
+        joiners={address: one.datacenter for one in topology.pipelines for address in one.joiners},
     )
     return _Watched(server, fail, server.wait)
 

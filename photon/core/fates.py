@@ -104,6 +104,8 @@ class Verdict(IntEnum):
     """The registry no longer remembers events of its time."""
     UNDER_WAY = 102
     """No verdict yet: a joiner is registering it."""
+    HEDGED = 103
+    """No verdict yet: it is left to its home datacenter until the hedge is over."""
     SEND = 255
     """No verdict yet."""
 

@@ -206,6 +206,8 @@ class Dispatcher:
     batch_events_max: int = _bounded(4096, 1, 65_536)
     batches_in_flight_max: int = _bounded(3, 1, 256)
     lookup_before_send: bool = True
+    home_hedge_ms: int = _bounded(1000, 0, 60_000)
+    """Its home datacenter joins an event at once; the others wait for that, at most so long; 0: no homes."""
     retry_delay_ms_min: int = _bounded(20, 1, 3_600_000)
     retry_delay_ms_max: int = _bounded(60_000, 1, 86_400_000)
     """After a failure."""

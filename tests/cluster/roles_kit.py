@@ -119,7 +119,7 @@ class Truth:
         self._number = 0
         self.pairs = set()
 
-    def write(self, count):
+    def write(self, count, twice=0.1):
         """So many queries, a click on most, some twice, to each datacenter's logs in its own order."""
         queries, clicks = [], []
         for _ in range(count):
@@ -129,7 +129,7 @@ class Truth:
             queries.append(query)
             if self._rng.random() < 0.8:
                 click = {"id": f"c-{self._number}", "primary_id": query["id"], "ts_us": now_us + 5}
-                clicks += [click] * (2 if self._rng.random() < 0.1 else 1)
+                clicks += [click] * (2 if self._rng.random() < twice else 1)
                 self.pairs.add((query["id"], click["id"]))
         for datacenter in self._roles.places:
             self._rng.shuffle(clicks)

@@ -7,7 +7,7 @@ import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,11 +159,13 @@ class Site:
         eventstore: Any = None,
         worker: int = 0,
         workers: int = 1,
+        datacenter: str = "dc0",
+        joiners: Mapping[str, str] | None = None,
     ) -> DispatcherServer:
         return DispatcherServer(
             settings or fast_settings(),
             "d0",
-            "dc0",
+            datacenter,
             "127.0.0.1:0",
             self.root / "state",
             patterns or [str(self.logs / "*.jsonl")],
@@ -176,6 +178,7 @@ class Site:
             worker=worker,
             workers=workers,
             eventstore=eventstore,
+            joiners=joiners,
         )
 
     def drain(

@@ -19,7 +19,16 @@ from photon.core.errors import OverloadedError, UnavailableError, UsageError
 from photon.core.fates import RETRIED, Joined
 from photon.core.ids import IdPacker
 from photon.core.settings import parse_settings
-from tests.dispatcher.fakes import adds_up, click_number, clicks, fast_settings, full_beyond, lines
+from tests.dispatcher.fakes import (
+    FakeJoiner,
+    Site,
+    adds_up,
+    click_number,
+    clicks,
+    fast_settings,
+    full_beyond,
+    lines,
+)
 from tests.health import NOT_SERVING, SERVING, await_health, health
 from tests.waiting import wait_until
 
@@ -482,3 +491,89 @@ def test_a_stop_while_other_joiners_register_the_first_batch_records_the_later_o
     status = site.drain()
     assert (status["fates"]["joined"], status["fates"]["duplicate"]) == (250, 50)
     assert set(site.joiner.handed.values()) == {1}, "none of them was sent again"
+
+
+JOINERS = {"e:1": "east", "w:1": "west"}
+
+
+def datacenters(root: Path, count: int) -> tuple[Site, Site]:
+    """East and west, each with its own copy of the same clicks and its own joiner, over one registry."""
+    sites = []
+    for name in JOINERS.values():
+        (root / name).mkdir()
+        site = Site(root / name)
+        for file in range(3):
+            low, high = file * count // 3, (file + 1) * count // 3
+            (site.logs / f"{file}.jsonl").write_bytes(clicks(low, high))
+        sites.append(site)
+    east, west = sites
+    west.registry = east.registry
+    east.registry.holders = list(JOINERS)
+    for site in sites:
+        site.joiner = FakeJoiner(registry=east.registry)
+    return east, west
+
+
+def server_of(site: Site, datacenter: str, **given):
+    settings = fast_settings(batch_events_max=100, **given)
+    return site.server(settings, drain=True, datacenter=datacenter, joiners=JOINERS)
+
+
+def test_two_datacenters_join_each_event_once_and_neither_does_what_the_other_is_to_do(tmp_path):
+    east, west = datacenters(tmp_path, 3000)
+    servers = [server_of(east, "east"), server_of(west, "west")]
+    try:
+        for server in servers:
+            server.start()
+        wait_until(lambda: all(server.status()["drained"] for server in servers), 60)
+        told = [server.status() for server in servers]
+    finally:
+        for server in servers:
+            server.stop()
+    assert all(adds_up(status) and status["foreign_events"] == 3000 for status in told)
+    joined = [status["fates"]["joined"] for status in told]
+    assert sum(joined) == 3000 and not east.joiner.joined.keys() & west.joiner.joined.keys()
+    assert sum(status["wasted_joins"] for status in told) < 0.05 * 3000
+    assert all(sum(site.joiner.handed.values()) < 0.7 * 3000 for site in (east, west))
+
+
+def test_a_datacenter_joins_all_where_the_other_holds_a_lease_and_does_nothing(tmp_path):
+    east, _ = datacenters(tmp_path, 3000)
+    server = server_of(east, "east")
+    server.start()
+    try:
+        wait_until(lambda: server.status()["drained"], 60)
+        status = server.status()
+    finally:
+        server.stop()
+    assert adds_up(status) and status["fates"]["joined"] == 3000
+    assert set(east.joiner.joined.values()) == {1} and len(east.joiner.joined) == 3000
+    assert (status["in_flight"], status["homes"]["live"]) == (0, ["east", "west"])
+
+
+def test_a_dispatcher_that_is_stopped_leaves_no_event_that_waits_for_its_home_behind(tmp_path):
+    east, _ = datacenters(tmp_path, 300)
+    server = server_of(east, "east")
+    server.start()
+    own = 100
+    wait_until(lambda: len(east.joiner.joined) >= own, 60)
+    server.stop()
+    joined_here = len(east.joiner.joined)
+    after = server_of(east, "east")
+    try:
+        status = after.status()
+        assert adds_up(status) and status["fates"]["joined"] == joined_here == status["foreign_events"]
+    finally:
+        after.stop()
+
+
+def test_without_a_hedge_every_datacenter_joins_what_it_reads(tmp_path):
+    east, _ = datacenters(tmp_path, 300)
+    server = server_of(east, "east", home_hedge_ms=0)
+    server.start()
+    try:
+        wait_until(lambda: server.status()["drained"], 60)
+        assert server.status()["homes"]["live"] == ["east"]
+    finally:
+        server.stop()
+    assert len(east.joiner.joined) == 300

@@ -7,17 +7,17 @@ import threading
 import numpy as np
 import pytest
 
-from dispatcher.driver import Recorder, WaitingBatches
+from dispatcher.driver import Hedged, Recorder, WaitingBatches
 from dispatcher.ledger import Ledger, RetryQueue
 from dispatcher.rules.events import NO_EVENTS, Resolved, RetryBatch
 from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import none_joined
-from dispatcher.sender import Gate
+from dispatcher.sender import Answer, Gate
 from photon.core.clock import Backoff, ManualClock
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Fate
 from photon.logs.writer import DeadLetter
-from tests.dispatcher.fakes import clicks
+from tests.dispatcher.fakes import clicks, some_events
 from tests.dispatcher.test_reader import Reading
 
 
@@ -97,7 +97,7 @@ def test_dead_letters_that_only_a_restart_can_mend_end_the_process(tmp_path, mon
 
 
 def filled(rng_seed, fresh, retries=0, in_order=False):
-    waiting = WaitingBatches(random.Random(rng_seed))
+    waiting = WaitingBatches(random.Random(rng_seed), 100)
     waiting.in_order = in_order
     for batch in fresh:
         waiting.put(batch)
@@ -129,6 +129,39 @@ def test_two_datacenters_send_the_same_batches_in_different_orders():
 def test_batches_go_in_order_while_their_primaries_are_still_being_read():
     fresh = [object() for _ in range(20)]
     assert taken(filled(1, fresh, in_order=True)) == fresh
+
+
+def hedged(due: float, first: int = 0, events: int = 10) -> Hedged:
+    batch = RetryBatch([b""] * events, some_events(events, first=first))
+    return Hedged(due, batch, Answer(np.zeros(events, np.uint8), np.zeros(events, np.int64)))
+
+
+def test_own_events_go_first_and_hedged_ones_when_they_are_released_and_together():
+    waiting = WaitingBatches(random.Random(1), 25)
+    early, late = [hedged(1.0), hedged(1.0), hedged(1.0)], hedged(2.0)
+    for one in (*early, late):
+        waiting.hedge(one)
+    assert waiting.next_due == 1.0
+    waiting.release(1.5)
+    assert waiting.next_due == 2.0
+    fresh = object()
+    waiting.put(fresh)
+    assert waiting.take() is fresh
+    assert waiting.take() == early[:2], "no more events than a batch has"
+    assert waiting.take() == early[2:]
+    waiting.close()
+    assert waiting.take() == [late], "what is hedged at the end is not left behind"
+    waiting.hedge(late)
+    assert waiting.take() == [late], "nor what a sender still had in hand"
+    assert waiting.take() is None
+    assert waiting.next_due == float("inf")
+
+
+def test_batches_go_in_order_where_other_datacenters_join_their_share():
+    fresh = [object() for _ in range(20)]
+    waiting = filled(1, fresh)
+    waiting.in_turn = True
+    assert taken(waiting) == fresh
 
 
 def gate(senders: int, clock: ManualClock) -> Gate:

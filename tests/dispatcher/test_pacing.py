@@ -4,6 +4,7 @@ import pytest
 
 from dispatcher.rules.pacing import (
     CATCHING_UP_EVENTS,
+    HEDGED_BYTES_MAX,
     PATIENCE_S,
     PAUSE_S_MAX,
     PAUSE_S_MIN,
@@ -220,3 +221,27 @@ def test_each_batch_is_looked_up_where_enough_is_known_and_else_one_in_so_many(k
     pacing.joined_in_vain(in_vain, 1_000)
     assert asked(pacing, PROBE_EVERY) == asks
     assert asked(pacing, 10 * PROBE_EVERY) == 10 * asks
+
+
+def test_hedged_batches_make_room_for_others_until_too_many_events_or_bytes_wait():
+    pacing = paced()
+    for _ in range(100):  # live traffic: many small ones within a hedge
+        assert pacing.may_read(0, 0.0) is READ
+        pacing.read(*FEW_LINES, 0.0)
+        pacing.hedged(*FEW_LINES)
+        pacing.answered()
+        pacing.recorded(*FEW_LINES, 0.0)
+    assert (pacing.fresh_batches, pacing.hedged_events) == (0, 100 * FEW_LINES[0])
+    pacing.hedged(10, HEDGED_BYTES_MAX)
+    assert not pacing.has_room_to_hedge and pacing.may_read(0, 0.0) is AHEAD
+    pacing.hedged_recorded(10, HEDGED_BYTES_MAX)
+    assert pacing.may_read(0, 0.0) is READ
+    pacing.hedged(2 * PER_SENDER * FULL_BATCH[0], 0)
+    assert not pacing.has_room_to_hedge and pacing.may_read(0, 0.0) is AHEAD
+
+
+def test_hedged_events_count_among_those_that_may_wait():
+    pacing = paced(waiting_max=1000)
+    pacing.hedged(600, 1)
+    assert pacing.may_read(399, 0.0) is READ
+    assert pacing.may_read(400, 0.0) is FULL

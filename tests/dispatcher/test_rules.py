@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.rules import verdicts as pipeline
-from dispatcher.rules.events import OffsetTracker, Span
+from dispatcher.rules.events import OffsetTracker, Span, concat, pack_values
 from dispatcher.rules.verdicts import AGE_JITTER, AgeBackoff, Backoffs
 from photon.core.clock import Backoff
 from photon.core.errors import UnavailableError
@@ -159,6 +159,15 @@ def test_an_answer_that_is_not_understood_is_no_answer(answer):
 def test_what_the_registry_has_or_no_longer_remembers_is_not_sent():
     verdicts = pipeline.judge_lookup(bytes([Registered.ABSENT, Registered.PRESENT, Registered.EXPIRED]), 3)
     assert verdicts.tolist() == [Verdict.SEND, Verdict.REGISTERED, Verdict.TOO_OLD]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), min_size=1, max_size=5))
+def test_events_one_part_after_the_other_stay_in_step(sizes):
+    parts = [
+        some_events(count, names=min(names, count), first=100 * n) for n, (count, names) in enumerate(sizes)
+    ]
+    whole = concat(parts)
+    assert pack_values(whole) == [value for part in parts for value in pack_values(part)]
 
 
 def test_chosen_rows_of_events_stay_in_step():

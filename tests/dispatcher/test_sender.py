@@ -1,23 +1,35 @@
 """One batch, through servers that fail."""
 
+import dataclasses
 import random
+from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
+from dispatcher.rules.homes import Homes
 from dispatcher.rules.pacing import Pacing
-from dispatcher.sender import CUT_AFTER_FAILURES, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
+from dispatcher.sender import CUT_AFTER_FAILURES, LIVE_S, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
 from photon.core.clock import ManualClock
 from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, some_events
 
+RECOVERED = {"logs/recovered.jsonl"}
+JOINERS = {"10.0.0.1:7": "east", "10.0.0.2:7": "west", "10.0.0.3:7": "west"}
+
 
 class Bench:
     """A sender on a manual clock; waits are only noted. It is also what says that it is time to stop."""
 
     def __init__(
-        self, joiner: FakeJoiner, registry: FakeRegistry | None = None, waits_max: int = 10**6
+        self,
+        joiner: FakeJoiner,
+        registry: FakeRegistry | None = None,
+        waits_max: int = 10**6,
+        own: str = "east",
+        joiners: Mapping[str, str] | None = None,
     ) -> None:
         self.joiner = joiner
         self.clock = ManualClock()
@@ -26,7 +38,8 @@ class Bench:
         self.waits_max = waits_max
         pacing = Pacing(16, 4096, 1 << 20, 1_000_000)
         gate = Gate(pacing, self.clock, random.Random(3), self, self.notices.append)
-        self.sender = Sender(registry, joiner, gate, lambda _: False, lambda: None)
+        self.homes = Homes(own, joiners or {}, 1.0)
+        self.sender = Sender(registry, joiner, gate, RECOVERED.__contains__, lambda: None, self.homes)
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
@@ -210,3 +223,106 @@ def test_ages_are_told_by_this_clock_alone_and_never_below_zero():
     events.first_seen[:] = bench.clock.now_us() - 5_000_000, bench.clock.now_us() + 5_000_000
     bench.sender.send(events)
     assert told == [5_000_000, 0]
+
+
+def two_datacenters(registry: FakeRegistry) -> tuple[Bench, Bench]:
+    """East's and west's, each with a joiner of its own, over one registry; west's clock is a day on."""
+    registry.holders = list(JOINERS)
+    east = Bench(FakeJoiner(registry=registry), registry, own="east", joiners=JOINERS)
+    west = Bench(FakeJoiner(registry=registry), registry, own="west", joiners=JOINERS)
+    west.clock.advance(86_400.0)
+    assert east.sender.agree() and west.sender.agree()
+    return east, west
+
+
+def test_each_datacenter_sends_the_events_whose_home_it_is_and_the_registry_knows_the_rest_by_then():
+    east, west = two_datacenters(FakeRegistry())
+    events = some_events(1000)
+    answers = {bench: bench.sender.send(events) for bench in (east, west)}
+    sent = {bench: set(bench.joiner.handed) for bench in (east, west)}
+    assert not sent[east] & sent[west] and len(sent[east] | sent[west]) == 1000
+    assert min(map(len, sent.values())) > 400
+    for bench, answer in answers.items():
+        hedged = answer.hedged
+        assert {events.lines[row] for row in hedged} == set(events.lines) - sent[bench]
+        bench.sender.send_hedged([(events, answer)], bench.sender.due())
+        assert set(answer.verdicts[hedged]) == {Verdict.REGISTERED}
+        assert len(bench.joiner.handed) == len(sent[bench])
+
+
+def test_what_its_home_has_not_registered_is_joined_after_the_hedge_and_many_batches_ask_once():
+    registry = FakeRegistry()
+    east, _ = two_datacenters(registry)
+    batches = [some_events(20, first=20 * number) for number in range(5)]
+    answers = [east.sender.send(events) for events in batches]
+    rows = [answer.hedged for answer in answers]
+    hedged = [
+        split_ids(events.ids)[row] for events, these in zip(batches, rows, strict=True) for row in these
+    ]
+    registry.present = {*registry.present, *hedged[::2]}
+    calls, requests = registry.calls, len(east.joiner.batches)
+    east.sender.send_hedged(list(zip(batches, answers, strict=True)), east.sender.due())
+    verdicts = np.concatenate([answer.verdicts[these] for answer, these in zip(answers, rows, strict=True)])
+    assert verdicts.tolist() == [
+        Joined.JOINED if place % 2 else Verdict.REGISTERED for place in range(len(hedged))
+    ]
+    assert registry.calls == calls + 1 and len(east.joiner.batches) == requests + 1
+    assert all(len(answer.hedged) == 0 for answer in answers)
+    assert set(np.concatenate([answer.verdicts for answer in answers])) == {Joined.JOINED, Verdict.REGISTERED}
+
+
+def test_reasons_of_hedged_events_stay_with_their_rows():
+    registry = FakeRegistry()
+    registry.holders = list(JOINERS)
+    joiner = FakeJoiner(lambda line, _: (Joined.FILTERED, line.decode()))
+    east = Bench(joiner, registry, own="east", joiners=JOINERS)
+    batches = [some_events(20, first=20 * number) for number in range(3)]
+    assert east.sender.agree()
+    answers = [east.sender.send(events) for events in batches]
+    east.sender.send_hedged(list(zip(batches, answers, strict=True)), east.sender.due())
+    for events, answer in zip(batches, answers, strict=True):
+        assert answer.reasons == {row: line.decode() for row, line in enumerate(events.lines)}
+
+
+def test_while_another_datacenter_has_no_lease_nothing_waits_for_it():
+    registry = FakeRegistry()
+    registry.holders = ["10.0.0.1:7", "10.9.9.9:7"]
+    east = Bench(FakeJoiner(), registry, own="east", joiners=JOINERS)
+    assert east.sender.agree()
+    assert set(east.sender.send(some_events(100)).verdicts) == {Joined.JOINED}
+    registry.holders = list(JOINERS)
+    assert set(east.sender.send(some_events(100)).verdicts) == {Joined.JOINED}, "it is not asked each time"
+    east.clock.advance(LIVE_S)
+    assert len(east.sender.send(some_events(100)).hedged) > 20
+
+
+def test_hedged_events_are_sent_where_the_registry_fails_meanwhile():
+    registry = FakeRegistry()
+    east, _ = two_datacenters(registry)
+    events = some_events(50)
+    answer = east.sender.send(events)
+    registry.fails = NoQuorumError("nobody leads")
+    east.sender.send_hedged([(events, answer)], east.sender.due())
+    assert set(answer.verdicts) == {Joined.JOINED}
+    assert east.sender.homes()["passed_over"] == [], "what nobody was asked says nothing of a home"
+
+
+def test_what_recovery_released_waits_for_no_home():
+    east, _ = two_datacenters(FakeRegistry())
+    events = dataclasses.replace(some_events(100, names=1), names=[*RECOVERED])
+    assert set(east.sender.send(events).verdicts) == {Joined.JOINED}
+
+
+def test_what_has_waited_for_its_primary_is_looked_up_again_for_others_may_have_joined_it():
+    registry = FakeRegistry()
+    east, _ = two_datacenters(registry)
+    for _ in range(40):  # long enough to find that no lookup pays
+        east.sender.send(some_events(10))
+        registry.present = set()
+    events = some_events(100)
+    registry.present = set(split_ids(events.ids))
+    handed = sum(east.joiner.handed.values())
+    events.sends[:] = 1
+    verdicts = east.sender.send(events).verdicts
+    assert {*verdicts} == {Verdict.REGISTERED, Verdict.HEDGED}
+    assert sum(east.joiner.handed.values()) == handed

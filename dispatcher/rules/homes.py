@@ -1,0 +1,169 @@
+"""Which datacenter joins an event at once, and how long the others wait for it. Pure.
+
+All datacenters read all events, and each would do what the others do (the paper's wasted joins, 4.4). So
+every event has a home: the datacenter, of those whose joiners hold leases, that scores highest with its id
+(rendezvous hashing), whatever any clock says. The home joins it at once. The others wait for a hedge, ask the
+registry, and join what the home has not registered. Nothing needs all to be of one opinion: the registry
+decides as always, and where two differ a join is wasted, or comes a hedge later.
+
+What is learned       of hedged events                        of those that were sent at once for another
+--------------------  --------------------------------------  -------------------------------------------
+registered            a hit, the hedge a little shorter       a hit: the home is at work
+joined here           a miss, the hedge longer                nothing: nobody waited for the home
+lost to another       the same                                a hit
+anything else         nothing: the home could not join it     nothing
+                      either
+
+While a home has more misses than hits it is passed over: its events are sent at once, but for one batch in
+PROBE_EVERY. The hedge comes to rest where a share of 1 - VISIBLE are misses: at that percentile of the time
+until a home's commit is visible here. Events that waited much longer, behind a backlog, say nothing of it.
+"""
+
+import hashlib
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from photon.core.fates import Joined, Verdict
+
+HEDGE_S_START: Final = 0.5
+HEDGE_S_MIN: Final = 0.02
+VISIBLE: Final = 0.99
+PROBE_EVERY: Final = 16
+ROUNDS: Final = 4
+"""Hedged batches fall due together, so often in a hedge: one lookup for many small ones."""
+KNOWN_EVENTS: Final = 64
+"""Hits and misses that say enough; then the past counts half as much with each new answer."""
+
+_STEP: Final = 0.05
+"""Of the logarithm of the hedge, by a single miss."""
+_GROWTH_MAX: Final = 0.4
+_SHRINKAGE_MAX: Final = 0.02
+"""The same, by one answer of many events."""
+_FEW: Final = 8
+"""So many misses before a home is passed over."""
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+_MULTIPLIERS: Final = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+_SHIFTS: Final = (np.uint64(30), np.uint64(27), np.uint64(31))
+
+Column = npt.NDArray[np.intp]
+"""(N,): of each event the number of its home."""
+Mask = npt.NDArray[np.bool_]
+
+
+def key_of(datacenter: str) -> np.uint64:
+    """What an id is scored against."""
+    return np.uint64(int.from_bytes(hashlib.blake2b(datacenter.encode(), digest_size=8).digest(), "little"))
+
+
+def homes_of(ids: bytes, keys: npt.NDArray[np.uint64]) -> Column:
+    """16 x N bytes, the keys (D,) of datacenters -> the place in `keys` of each event's home."""
+    halves = np.frombuffer(ids, "<u8").reshape(-1, 2)
+    scores = _mixed(_mixed(halves[:, 0])[:, None] ^ halves[:, 1, None] ^ keys)
+    homes: Column = scores.argmax(axis=1)
+    return homes
+
+
+def _mixed(bits: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """splitmix64: ids of one server differ in few bits."""
+    bits = bits + _MIX
+    for shift, multiplier in zip(_SHIFTS, _MULTIPLIERS, strict=False):
+        bits = (bits ^ (bits >> shift)) * multiplier
+    return bits ^ (bits >> _SHIFTS[2])
+
+
+class Homes:
+    """As one datacenter, `own`, sees them. Not for several threads at once. Times are seconds.
+
+    `joiners`: address -> datacenter, of all there are; `hedge_s_max`: 0 for events that have no home.
+    """
+
+    def __init__(self, own: str, joiners: Mapping[str, str], hedge_s_max: float) -> None:
+        self._joiners = joiners
+        self._names = [own, *sorted({*joiners.values()} - {own})] if hedge_s_max else [own]
+        self._keys = np.array([key_of(name) for name in self._names])
+        self._live = np.zeros(1, np.intp)
+        self._hits = [0.0] * len(self._names)
+        self._misses = [0.0] * len(self._names)
+        self._passed_over = [0] * len(self._names)
+        self._hedge_s_max = hedge_s_max
+        self.hedge_s = min(HEDGE_S_START, hedge_s_max)
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there are other datacenters, live or not."""
+        return len(self._names) > 1
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether every event is this datacenter's."""
+        return len(self._live) == 1
+
+    def seen(self, holders: Collection[str]) -> None:
+        """Addresses of the joiners that hold leases. Who lost its leases is nobody's home."""
+        live = {self._joiners[holder] for holder in holders if holder in self._joiners}
+        self._live = np.array([n for n, name in enumerate(self._names) if n == 0 or name in live])
+
+    def of(self, ids: bytes) -> Column:
+        """16 x N bytes -> each event's home: 0 is this datacenter, the others have other numbers."""
+        return self._live[homes_of(ids, self._keys[self._live])]
+
+    def at_once(self, homes: Column) -> Mask:
+        """(N,): whether each is to be sent at once. Asked once of each batch."""
+        mask: Mask = homes == 0
+        for number in self._live[1:].tolist():
+            theirs = homes == number
+            if theirs.any() and not self._is_waited_for(number):
+                mask |= theirs
+        return mask
+
+    def due(self, now: float) -> float:
+        """When hedged events that were read now are taken up again."""
+        step = self.hedge_s / ROUNDS
+        return math.ceil((now + self.hedge_s) / step) * step
+
+    def learn(self, homes: Column, verdicts: npt.NDArray[np.uint8], late_s: float | None) -> None:
+        """What became of events. `late_s`: how long after its end the hedge was over, None where there was
+        none, for they were sent at once."""
+        lost = verdicts == Joined.DUPLICATE
+        hit, missed = verdicts == Verdict.REGISTERED, (verdicts == Joined.JOINED) | lost
+        if late_s is None:
+            hit, missed = hit | lost, np.zeros(len(verdicts), np.bool_)
+        for number in self._live[1:].tolist():
+            theirs = homes == number
+            self._learn(number, int((hit & theirs).sum()), int((missed & theirs).sum()), late_s)
+
+    def status(self) -> dict[str, Any]:
+        """Plain values: who can be a home, who is passed over, how long the others are waited for."""
+        live = self._live.tolist()
+        return {
+            "live": sorted(self._names[number] for number in live),
+            "passed_over": sorted(self._names[number] for number in live if self._is_absent(number)),
+            "hedge_ms": round(self.hedge_s * 1000, 1),
+        }
+
+    def _learn(self, number: int, hits: int, misses: int, late_s: float | None) -> None:
+        if not hits and not misses:
+            return
+        known = self._hits[number] + self._misses[number]
+        keep = 0.5 if known >= KNOWN_EVENTS else 1.0
+        if hits and self._is_absent(number):
+            keep = 0.0  # it is back
+        self._hits[number] = self._hits[number] * keep + hits
+        self._misses[number] = self._misses[number] * keep + misses
+        if late_s is not None and late_s < self.hedge_s and not self._is_absent(number):
+            step = _STEP * (VISIBLE * misses - (1 - VISIBLE) * hits)
+            grown = self.hedge_s * math.exp(max(-_SHRINKAGE_MAX, min(step, _GROWTH_MAX)))
+            self.hedge_s = min(max(grown, HEDGE_S_MIN), self._hedge_s_max)
+
+    def _is_absent(self, number: int) -> bool:
+        return self._misses[number] > max(_FEW, self._hits[number])
+
+    def _is_waited_for(self, number: int) -> bool:
+        if not self._is_absent(number):
+            return True
+        self._passed_over[number] = (self._passed_over[number] + 1) % PROBE_EVERY
+        return not self._passed_over[number]

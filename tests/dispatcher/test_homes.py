@@ -1,0 +1,184 @@
+"""Which datacenter joins an event at once, and how long the others wait (paper 4.4: wasted joins)."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dispatcher.rules.homes import (
+    HEDGE_S_MIN,
+    HEDGE_S_START,
+    KNOWN_EVENTS,
+    PROBE_EVERY,
+    ROUNDS,
+    Homes,
+    homes_of,
+    key_of,
+)
+from photon.core.fates import Joined, Verdict
+
+NAMES = ("east", "west", "central", "north")
+JOINERS = {f"10.0.0.{number}:7": name for number, name in enumerate(NAMES)}
+ADDRESSES = {name: address for address, name in JOINERS.items()}
+
+
+def some_ids(count: int, seed: int = 1) -> bytes:
+    """As one server makes them: they differ in the last bytes."""
+    rng = random.Random(seed)
+    start = rng.getrandbits(128)
+    return b"".join(((start + step) % (1 << 128)).to_bytes(16, "big") for step in range(count))
+
+
+def homes(own: str, live=NAMES, hedge_s_max: float = 1.0) -> Homes:
+    made = Homes(own, JOINERS, hedge_s_max)
+    made.seen([ADDRESSES[name] for name in live])
+    return made
+
+
+def owned(own: str, ids: bytes, live) -> np.ndarray:
+    seen = homes(own, live)
+    return seen.of(ids) == 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sets(st.sampled_from(NAMES), min_size=1), st.binary(min_size=16, max_size=320))
+def test_every_event_has_one_home_and_all_datacenters_agree(live, data):
+    ids = data[: len(data) // 16 * 16]
+    homes_claimed = sum(owned(own, ids, live).astype(int) for own in live)
+    assert homes_claimed.tolist() == [1] * (len(ids) // 16)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from(NAMES), st.integers(0, 1 << 32))
+def test_the_events_of_one_that_lost_its_leases_go_to_the_others_and_no_other_event_moves(dead, seed):
+    ids = some_ids(400, seed)
+    left = [name for name in NAMES if name != dead]
+    before = {name: owned(name, ids, NAMES) for name in NAMES}
+    after = {name: owned(name, ids, left) for name in left}
+    assert sum(after.values()).tolist() == [1] * 400
+    for name in left:
+        assert (after[name] & ~before[name] <= before[dead]).all() and (before[name] <= after[name]).all()
+
+
+def test_all_datacenters_have_about_as_many_events():
+    counts = np.bincount(homes_of(some_ids(40_000), np.array([key_of(name) for name in NAMES])))
+    assert len(counts) == 4 and counts.min() > 9_500 and counts.max() < 10_500
+
+
+def test_a_datacenter_alone_or_without_a_hedge_waits_for_nobody():
+    assert not Homes("east", {"10.0.0.1:7": "east", "10.0.0.2:7": "east"}, 1.0).are_several
+    assert not Homes("east", JOINERS, 0.0).are_several
+    alone = homes("east", live=("east",))
+    assert alone.are_several and alone.is_alone
+    assert alone.at_once(alone.of(some_ids(50))).all()
+
+
+def test_one_whose_own_lease_is_not_seen_counts_itself():
+    assert owned("east", some_ids(100), ["west"]).any()
+    assert homes("east", live=()).is_alone
+
+
+def told(of: Homes, name: str, verdicts: dict[int, int], late_s: float | None = 0.0) -> None:
+    column = np.repeat(np.array([*verdicts], np.uint8), [*verdicts.values()])
+    number = of._names.index(name)
+    of.learn(np.full(len(column), number), column, late_s)
+
+
+def waits(of: Homes, name: str) -> bool:
+    return not of.at_once(np.array([of._names.index(name)])).any()
+
+
+def visible_after(seconds: np.ndarray, of: Homes, batch: int = 20) -> None:
+    """Batches of events whose homes' commits are visible after these times, hedged as the rules say."""
+    for start in range(0, len(seconds), batch):
+        late = int((seconds[start : start + batch] > of.hedge_s).sum())
+        told(of, "west", {Verdict.REGISTERED: batch - late, Joined.JOINED: late})
+
+
+@pytest.mark.parametrize("scale_s", [0.01, 0.05, 0.15])
+def test_the_hedge_comes_to_rest_about_the_99th_percentile_of_the_time_until_a_commit_is_visible(scale_s):
+    of = homes("east")
+    seconds = np.random.default_rng(5).exponential(scale_s, 40_000)
+    visible_after(seconds, of)
+    low, high = np.quantile(seconds, [0.96, 0.999])
+    assert low < of.hedge_s < high
+
+
+def test_the_hedge_is_never_longer_than_the_setting_nor_nothing():
+    of = homes("east", hedge_s_max=0.7)
+    visible_after(np.random.default_rng(5).exponential(0.3, 40_000), of)
+    assert of.hedge_s == 0.7
+    visible_after(np.zeros(120_000), of, 400)
+    assert of.hedge_s == HEDGE_S_MIN
+    assert homes("east", hedge_s_max=0.1).hedge_s == 0.1
+
+
+def test_events_that_a_backlog_kept_waiting_say_nothing_of_the_hedge():
+    of = homes("east")
+    told(of, "west", {Verdict.REGISTERED: 10_000}, late_s=5.0)
+    assert of.hedge_s == HEDGE_S_START
+
+
+def test_batches_that_are_hedged_soon_after_each_other_fall_due_together():
+    of = homes("east")
+    dues = {of.due(10.0 + of.hedge_s * step / 100) for step in range(100)}
+    assert len(dues) <= ROUNDS + 1
+    assert all(10.0 + of.hedge_s <= due for due in dues)
+    assert max(dues) <= 10.0 + of.hedge_s * (2 + 1 / ROUNDS)
+
+
+def test_a_home_that_mostly_registers_nothing_is_passed_over_but_for_a_probe_now_and_then():
+    of = homes("east")
+    told(of, "west", {Verdict.REGISTERED: 10, Joined.JOINED: 5})
+    assert waits(of, "west")
+    told(of, "west", {Joined.JOINED: KNOWN_EVENTS})
+    assert of.status()["passed_over"] == ["west"]
+    assert [waits(of, "west") for _ in range(2 * PROBE_EVERY)].count(True) == 2
+    assert waits(of, "central"), "it says nothing of others"
+    hedge_s = of.hedge_s
+    told(of, "west", {Joined.JOINED: 1000})
+    assert of.hedge_s == hedge_s, "nobody waits longer for who is not there"
+
+
+@pytest.mark.parametrize(
+    ("verdict", "late_s"), [(Verdict.REGISTERED, 0.0), (Verdict.REGISTERED, None), (Joined.DUPLICATE, None)]
+)
+def test_a_home_that_was_passed_over_is_waited_for_again_once_it_registers_something(verdict, late_s):
+    of = homes("east")
+    told(of, "west", {Joined.JOINED: 100})
+    told(of, "west", {Joined.JOINED: 100}, late_s=None)
+    assert not waits(of, "west")
+    told(of, "west", {verdict: 1, Joined.JOINED: 3}, late_s)
+    assert waits(of, "west")
+
+
+def test_events_whose_primaries_are_not_there_say_nothing_of_their_home():
+    of = homes("east")
+    told(of, "west", {Joined.RETRY_ABSENT: 1000, Joined.FILTERED: 1000, Joined.RETRY_UNAVAILABLE: 1000})
+    assert waits(of, "west") and of.hedge_s == HEDGE_S_START
+
+
+def test_a_datacenter_wastes_next_to_nothing_while_its_peer_is_as_fast_and_does_all_when_it_dies():
+    """Both read at once; a commit is visible in the other after 30 to 80 ms; the peer dies in the middle."""
+    of, rng = homes("east", live=("east", "west")), np.random.default_rng(7)
+    lost = joined = waited = 0
+    for turn in range(4000):
+        alive = turn < 2000
+        events = of.of(some_ids(10, turn))
+        mask = of.at_once(events)
+        theirs = int((events != 0).sum())
+        if not theirs:
+            continue
+        if not mask[events != 0].any():
+            waited += theirs * (not alive)
+            late = int((rng.uniform(0.03, 0.08, theirs) > of.hedge_s).sum()) if alive else theirs
+            lost += late * alive
+            told(of, "west", {Verdict.REGISTERED: theirs - late, Joined.JOINED: late})
+        else:
+            lost += theirs * alive
+            told(of, "west", {Joined.JOINED: theirs}, late_s=None)
+        joined += theirs * alive
+    assert lost < 0.02 * joined
+    assert waited < 0.1 * joined
