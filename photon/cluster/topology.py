@@ -6,6 +6,7 @@ machines is named by the photon.toml that all of them have. Either way it is a `
 
 import dataclasses
 import ipaddress
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -319,12 +320,19 @@ def _secret(file: str) -> bytes:
     if not file:
         return b""  # which the replicas refuse beyond loopback
     try:
-        secret = Path(file).read_bytes().strip()
+        with Path(file).open("rb") as opened:
+            mode = os.fstat(opened.fileno()).st_mode
+            secret = opened.read().strip()
     except OSError as error:
         raise SettingsError(
             f"'system.secret_file': {file} cannot be read ({error.strerror}); make one of "
             f"{SECRET_BYTES_MIN} random bytes or more, the same on all machines"
         ) from error
+    if mode & 0o077:
+        raise SettingsError(
+            f"'system.secret_file': {file} is open to others than its owner ({mode & 0o777:o}): "
+            f"chmod 600 {file}"
+        )
     if len(secret) < SECRET_BYTES_MIN:
         raise SettingsError(f"'system.secret_file': {file} must hold {SECRET_BYTES_MIN} bytes or more")
     return secret

@@ -320,6 +320,7 @@ ca = "ca.pem"
 @pytest.mark.long
 def test_the_registry_of_a_system_of_settings_is_administered_through_tls(tmp_path: Path) -> None:
     Authority(tmp_path, datetime.datetime.now(datetime.UTC)).issue("node", "photon", 30.0)
+    (tmp_path / "secret").touch(0o600)
     (tmp_path / "secret").write_text("sixteen bytes, or more")
     ports = free_ports(4)
     config = tmp_path / "photon.toml"

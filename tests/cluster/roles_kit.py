@@ -20,6 +20,7 @@ class Roles(Processes):
         super().__init__(root)
         self.root, self.out = root, root / "out"
         self._names = names
+        (root / "secret").touch(0o600)
         (root / "secret").write_text("0123456789abcdef")
         ports = iter(paired_ports(14))
 

@@ -203,11 +203,29 @@ def test_an_even_number_of_replicas_is_refused():
 def test_a_short_secret_is_refused_and_a_good_one_is_shared(tmp_path: Path):
     secret = tmp_path / "secret"
     document = system(f'[system]\nsecret_file = "{secret}"\n')
+    secret.touch(0o600)
     secret.write_bytes(b"short")
     with pytest.raises(SettingsError, match="16 bytes"):
         topology_of(parse_settings(document))
     secret.write_bytes(b"0123456789abcdef\n")
     assert bytes.fromhex(topology_of(parse_settings(document)).secret) == b"0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602, 0o610])
+def test_a_secret_that_others_than_its_owner_can_get_at_is_refused(tmp_path: Path, mode: int):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef\n")
+    secret.chmod(mode)
+    with pytest.raises(SettingsError, match=f"secret is open to others .*{mode:o}.*: chmod 600 {secret}"):
+        topology_of(parse_settings(system(f'[system]\nsecret_file = "{secret}"\n')))
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_secret_of_its_owner_alone_is_taken(tmp_path: Path, mode: int):
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"0123456789abcdef\n")
+    secret.chmod(mode)
+    assert topology_of(parse_settings(system(f'[system]\nsecret_file = "{secret}"\n'))).secret
 
 
 def test_who_only_asks_needs_no_secret(tmp_path: Path):

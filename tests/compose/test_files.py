@@ -24,6 +24,7 @@ COMPOSE = (ROOT / "docker-compose.yml").read_text()
 def topology(tmp_path: Path) -> Topology:
     """Of deploy/photon.toml, with a secret that is here."""
     secret = tmp_path / "secret"
+    secret.touch(0o600)
     secret.write_text("x" * 32)
     document = {**DOCUMENT, "system": {**DOCUMENT["system"], "secret_file": str(secret)}}
     return topology_of(parse_settings(document, "deploy/photon.toml"))
