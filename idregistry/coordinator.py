@@ -223,7 +223,7 @@ def _due_of_shards(
         if configuration.intervals[1].start_us <= configuration.needed_from(boundary_us):
             return Trim(now_us, view.version, boundary_us)
     if view.leaving is not None:
-        groups = [log.members, *(one.log.members for one in hosted.values())]
+        groups = [log.committed_members, *(one.log.committed_members for one in hosted.values())]
         if is_replaced(groups, view.leaving):
             return Gone(now_us, view.leaving[0])
     return None

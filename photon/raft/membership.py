@@ -49,6 +49,11 @@ class Membership:
         return self._log.newest or _NOBODY
 
     @property
+    def committed(self) -> Members:
+        """The newest of which it is known that no other leader can undo them."""
+        return self._log.at(self._core.commit_index) or _NOBODY
+
+    @property
     def newest_index(self) -> int:
         return self._log.newest_index
 

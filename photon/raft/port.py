@@ -159,6 +159,10 @@ class ReplicatedLog(Protocol):
         """The newest in this replica's log, committed or not; nobody where it is new. Any thread."""
 
     @property
+    def committed_members(self) -> Members:
+        """The newest that are committed, for all this replica knows. Raft thread only."""
+
+    @property
     def is_leader(self) -> bool:
         """Whether this replica believes it leads. Any thread."""
 

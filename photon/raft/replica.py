@@ -174,6 +174,10 @@ class Replica:
         return self._membership.newest
 
     @property
+    def committed_members(self) -> Members:
+        return self._membership.committed
+
+    @property
     def lag(self) -> int:
         core = self.core
         alone = core.is_leader or core.leader is None  # all in its own log may be committed, too

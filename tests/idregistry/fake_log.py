@@ -28,6 +28,8 @@ class FakeLog(ReplicatedLog):
     held: bool = False
     proposed: list[bytes] = field(default_factory=list)
     of_group: Members = field(default_factory=Members)
+    of_group_committed: Members | None = None
+    """Where those are not committed yet: the ones before."""
     behind: dict[str, int] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     handed_to: list[str | None] = field(default_factory=list)
@@ -94,6 +96,10 @@ class FakeLog(ReplicatedLog):
     @property
     def members(self) -> Members:
         return self.of_group
+
+    @property
+    def committed_members(self) -> Members:
+        return self.of_group if self.of_group_committed is None else self.of_group_committed
 
     @property
     def is_leader(self) -> bool:

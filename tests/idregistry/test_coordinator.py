@@ -59,7 +59,8 @@ class Bench:
         """Shards appear, and apply what their leaders would put into their logs."""
         for number in self.state.view.founders:
             if number not in self.hosted:
-                shard, log = SimpleNamespace(state=ShardState(number)), SimpleNamespace(members=MEMBERS)
+                shard = SimpleNamespace(state=ShardState(number))
+                log = SimpleNamespace(committed_members=MEMBERS)
                 self.hosted[number] = SimpleNamespace(shard=shard, log=log)
         self.hosting.shards = {n: one for n, one in self.hosted.items() if n in self.state.view.founders}
         for number in only or tuple(self.hosted):
@@ -229,17 +230,21 @@ def test_an_interval_goes_when_the_last_boundary_passes_it() -> None:
     assert list(bench.state.view.founders) == [0]
 
 
-def test_a_replaced_replica_is_gone_when_no_group_has_it_any_more() -> None:
+def test_a_replaced_replica_is_gone_when_every_group_has_committed_it() -> None:
     bench = Bench()
     assert bench.ask(Replace(0, "r1", Row("r3", "h", 1, "h:1"))) == Settled(True)
     bench.tick()
     assert "r1" in bench.state.view.replicas
     after = Members(("r0", "r2", "r3"))
     bench.log.of_group = after
-    bench.hosted[0].log.members = after
+    bench.log.of_group_committed = MEMBERS
+    bench.hosted[0].log.committed_members = after
     bench.tick()
     assert "r1" in bench.state.view.replicas
-    bench.hosted[1].log.members = after
+    bench.hosted[1].log.committed_members = after
+    bench.tick()
+    assert "r1" in bench.state.view.replicas, "the directory's own list may be undone"
+    bench.log.of_group_committed = None
     bench.tick()
     assert "r1" not in bench.state.view.replicas
 

@@ -141,6 +141,16 @@ def test_a_learner_is_sent_everything_and_counts_for_nothing(leader: Lone) -> No
     assert outcomes == [Applied(4, True)]
 
 
+def test_a_list_is_committed_once_a_majority_has_it(leader: Lone) -> None:
+    before = leader.replica.members
+    leader.change(ADD, "d")
+    leader.turn()
+    assert leader.replica.members == Members(("a", "b", "c"), ("d",))
+    assert leader.replica.committed_members == before
+    settle(leader, "b")
+    assert leader.replica.committed_members == leader.replica.members
+
+
 def test_one_that_is_no_member_is_sent_nothing_and_its_word_is_nothing(leader: Lone) -> None:
     outcomes = leader.propose(b"x")
     settle(leader, "d")
