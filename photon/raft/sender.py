@@ -8,7 +8,7 @@ from photon.raft import journal as disk
 from photon.raft.core import RaftCore
 from photon.raft.port import RaftLimits
 from photon.raft.rules.codec import APPEND_ENTRIES, Message, SnapshotPiece, encode
-from photon.raft.snapshot import SnapshotId
+from photon.raft.snapshot import SnapshotId, verified
 from photon.raft.store import ReplicaStore
 
 # A snapshot waits while more than this part of what may wait for a peer does.
@@ -29,7 +29,11 @@ class Wire(Protocol):
 
 
 class Transfer:
-    """A snapshot on its way to one peer. It goes on reading its file though a newer one takes the name."""
+    """A snapshot on its way to one peer. It goes on reading its file though a newer one takes the name.
+
+    Each chunk is verified before it goes: what has rotted here would be refused there, and asked for again
+    without end, where it is this replica that must be replaced.
+    """
 
     def __init__(self, path: Path, covers: SnapshotId) -> None:
         self.covers = covers
@@ -40,13 +44,24 @@ class Transfer:
         except OSError as error:
             raise disk.storage_error(path, "reading a snapshot to send it", error) from error
         self._offset = 0
+        self._unsent = bytearray()
+        self._chunks = verified(path, self)
+
+    def read(self, size: int) -> bytes:
+        """What is read to be verified is to be sent."""
+        data = self._file.read(size)
+        self._unsent += data
+        return data
 
     def piece(self, size: int) -> SnapshotPiece:
-        """The next piece, of up to `size` bytes (none of it with 0)."""
+        """The next piece, of up to `size` bytes (none of it with 0). CorruptStateError, StorageError."""
         try:
-            data = self._file.read(size)
+            while len(self._unsent) < size and next(self._chunks, None) is not None:
+                pass
         except OSError as error:
             raise disk.storage_error(self._path, "reading a snapshot to send it", error) from error
+        data = bytes(self._unsent[:size])
+        del self._unsent[:size]
         piece = SnapshotPiece(self.covers.index, self.covers.term, self._offset, self._total, data)
         self._offset += len(data)
         return piece

@@ -10,11 +10,12 @@ import os
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from photon.core.errors import PhotonError, StorageError
+from photon.core.errors import DiskFullError, PhotonError, StorageError
 from photon.raft import journal as disk
 from photon.raft.journal import Journal
 from photon.raft.port import Members, Preparing, RaftLimits, StateMachine
@@ -60,6 +61,8 @@ def write_snapshot(path: Path, head: Head, chunks: Iterable[bytes]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)  # it may be what fills the disk
         raise disk.storage_error(path, "writing a snapshot", error) from error
 
 
@@ -94,12 +97,16 @@ def read_chunks(path: Path) -> Iterator[bytes]:
     """The chunks, each verified before it is given. Raises CorruptStateError, StorageError."""
     try:
         with path.open("rb") as file:
-            yield from _read_chunks(path, file)
+            yield from verified(path, file)
     except OSError as error:
         raise disk.storage_error(path, "reading a snapshot", error) from error
 
 
-def _read_header(path: Path, file: IO[bytes]) -> tuple[Head, int]:
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _read_header(path: Path, file: Readable) -> tuple[Head, int]:
     damaged = disk.corrupt(path, "the snapshot's header is damaged, or of an older version")
     fixed = file.read(_HEADER.size)
     if len(fixed) < _HEADER.size:
@@ -120,7 +127,8 @@ def _read_header(path: Path, file: IO[bytes]) -> tuple[Head, int]:
     return Head(SnapshotId(index, term), members), crc
 
 
-def _read_chunks(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+def verified(path: Path, file: Readable) -> Iterator[bytes]:
+    """The chunks of the snapshot that `file` reads. Raises CorruptStateError, OSError."""
     _, crc = _read_header(path, file)
     count = total = 0
     while True:
@@ -266,15 +274,27 @@ class Compactor:
             if not self._job.done():
                 return
             job, self._job = self._job, None
-            _finish(job, "freeze")
-            assert self._head is not None
-            if self._snapshots.adopt(self._snapshots.own_temporary, self._head):
-                index = self._head.covers.index
-                self._journal.drop_before(self._keep_from(index, needed_index()))
-                self._members.forget_before(index)
+            if self._is_written(job):
+                self._put_in_place(needed_index())
         patience = PATIENCE if transferring else 1
         if self._due(applied_index, patience) and not self._jobs.busy():
             self._start(applied_index)
+
+    def _is_written(self, job: Job) -> bool:
+        """A full disk costs no more than a long log: the next snapshot is due when it has grown as much."""
+        try:
+            _finish(job, "freeze")
+        except DiskFullError as error:
+            _log.warning("the log grows until a snapshot of it can be written: %s", error)
+            return False
+        return True
+
+    def _put_in_place(self, needed_index: int | None) -> None:
+        assert self._head is not None
+        if self._snapshots.adopt(self._snapshots.own_temporary, self._head):
+            index = self._head.covers.index
+            self._journal.drop_before(self._keep_from(index, needed_index))
+            self._members.forget_before(index)
 
     def abandon(self) -> None:
         """Stop writing soon; what was written is dropped at the next start."""

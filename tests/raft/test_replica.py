@@ -1,5 +1,7 @@
 """One replica: what becomes of proposals, snapshots and replays."""
 
+import errno
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -233,6 +235,28 @@ def test_a_snapshot_that_fails_to_be_written_stops_the_replica(alone: Lone) -> N
     with pytest.raises(StorageError, match="no disk"):
         alone.replica.tick()
     alone.jobs.running.work = real
+
+
+def test_a_snapshot_that_finds_no_space_is_written_when_the_log_has_grown_as_much_again(
+    alone: Lone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply_some(alone, 16)
+    with monkeypatch.context() as full:
+
+        def fsync(_fd: int) -> None:
+            raise OSError(errno.ENOSPC, "no space")
+
+        full.setattr(os, "fsync", fsync)
+        alone.jobs.finish()
+        alone.turn()
+    assert alone.replica.store.snapshots.current is None
+    assert not alone.replica.store.snapshots.own_temporary.exists(), "it takes no space either"
+    assert alone.replica.store.journal.first_index == 1
+    apply_some(alone, 16, first=16)
+    alone.jobs.finish()
+    alone.turn()
+    assert alone.replica.store.snapshots.current is not None
+    assert alone.replica.store.journal.first_index > 1
 
 
 def test_a_long_replay_is_cut_into_turns(lone: Lone, clock: VirtualClock) -> None:

@@ -7,13 +7,15 @@ from typing import cast
 
 import pytest
 
+from photon.core.errors import CorruptStateError
 from photon.raft.core import RaftCore
 from photon.raft.journal import Journal
 from photon.raft.port import MIB, RaftLimits
 from photon.raft.rules.codec import Message, decode
 from photon.raft.sender import Sender
-from photon.raft.snapshot import SnapshotId
+from photon.raft.snapshot import SnapshotId, write_snapshot
 from photon.raft.store import ReplicaStore
+from tests.raft.kit import head
 
 LIMITS = RaftLimits()
 TURN_BYTES = 64 << 10  # what 100 Mbit/s take in 5 ms
@@ -70,8 +72,8 @@ class Group:
         self.journal = Journal(directory, 1 << 40)
         self.journal.append(b"\1", first, 1)
         self.peer = Peer(next_index)
-        snapshot = directory / "snapshot"
-        snapshot.write_bytes(bytes(20 * MIB))
+        self.snapshot = snapshot = directory / "snapshot"
+        write_snapshot(snapshot, head(first, 1), [bytes(MIB)] * 20)
         store = SimpleNamespace(
             journal=self.journal, snapshots=SimpleNamespace(path=snapshot, current=SnapshotId(first, 1))
         )
@@ -130,6 +132,29 @@ def test_a_snapshot_on_a_slow_link_arrives_though_another_group_is_busy(
         if behind.peer.next > 100:
             return
     pytest.fail(f"{way.queued} bytes wait, and the snapshot has not left")
+
+
+def test_a_snapshot_is_sent_as_it_stands_on_the_disk(way: SharedWay, behind: Group) -> None:
+    while behind.peer.next <= 100:
+        behind.sender.send_all(heartbeat=False)
+        way.queued = 0
+    pieces = [message["serialized"] for _, message in way.sent]
+    sent = b"".join(piece.data for piece in pieces)
+    assert sent == behind.snapshot.read_bytes()
+    assert {piece.total for piece in pieces} == {len(sent)}
+    assert max(len(piece.data) for piece in pieces) == LIMITS.snapshot_piece_bytes
+
+
+def test_a_leader_whose_own_snapshot_has_rotted_stops_instead_of_sending_it_for_ever(
+    way: SharedWay, behind: Group
+) -> None:
+    with behind.snapshot.open("r+b") as file:
+        file.seek(10 * MIB)
+        file.write(b"\1")
+    with pytest.raises(CorruptStateError, match="chunk 9 of the snapshot is damaged"):
+        while behind.peer.next <= 100:
+            behind.sender.send_all(heartbeat=False)
+            way.queued = 0
 
 
 def test_entries_go_as_far_as_there_is_room_and_the_rest_follows(way: SharedWay, level: Group) -> None:
