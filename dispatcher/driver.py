@@ -284,6 +284,7 @@ class Driver:
             answer.at_us,
             self._gate.rng.uniform,
             batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
+            self._clock.set_by_us,
         )
         return dataclasses.replace(resolved, hedged=True) if hedged else resolved
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dispatcher.rules.events import NO_EVENTS, Events, FreshBatch, OffsetTracker, Span
-from photon.core.clock import Clock
+from photon.core.clock import SteadyClock
 from photon.core.errors import StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
@@ -40,7 +40,7 @@ class LogReader:
         log_format: JsonLines,
         settings: Logs,
         batch_events_max: int,
-        clock: Clock,
+        clock: SteadyClock,
         states: Sequence[FileState],
         drain: bool,
         notice: Callable[[str], None],
@@ -55,7 +55,7 @@ class LogReader:
             patterns,
             spool,
             settings,
-            clock,
+            clock.wall,
             states,
             drain,
             notice,
@@ -89,7 +89,7 @@ class LogReader:
         waiting = self.follower.unread_bytes() + self._parsed_bytes - self._given_bytes
         if waiting <= 0:
             return {"bytes": 0, "events": 0, "seconds": 0.0}
-        behind_us = self._clock.now_us() - self._newest_us if self._newest_us else 0
+        behind_us = self._clock.wall.now_us() - self._newest_us if self._newest_us else 0
         return {
             "bytes": waiting,
             "events": round(waiting * self._given_lines / self._given_bytes) if self._given_bytes else 0,

@@ -21,7 +21,7 @@ from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import Verdicts, judge_join, judge_lookup
 from idregistry.client import RegistryClient
 from joiner.client import ForeignColumns, JoinerClient
-from photon.core.clock import Backoff, Clock
+from photon.core.clock import Backoff, SteadyClock
 from photon.core.columns import join_lines
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
@@ -50,7 +50,7 @@ class Gate:
     def __init__(
         self,
         pacing: Pacing,
-        clock: Clock,
+        clock: SteadyClock,
         rng: random.Random,
         stopping: threading.Event,
         notice: Callable[[str], None],
@@ -105,7 +105,7 @@ class Gate:
 
 @dataclass(slots=True)
 class Answer:
-    """Verdicts (N,) of a batch, when (us) each one came, and the reasons of some of its rows."""
+    """Verdicts (N,) of a batch, when (us, by the gate's clock) each one came, and reasons of some rows."""
 
     verdicts: Verdicts
     at_us: npt.NDArray[np.int64]

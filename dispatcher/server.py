@@ -22,7 +22,7 @@ from dispatcher.workers import Inbox, counted, fix_workers, mine_of, worker_dire
 from eventstore.client import EventStoreClient
 from idregistry.client import RegistryClient, check_registry
 from joiner.client import JoinerClient
-from photon.core.clock import Clock
+from photon.core.clock import Clock, SteadyClock
 from photon.core.errors import StorageError
 from photon.core.ids import ID_BYTES
 from photon.core.settings import Settings
@@ -99,6 +99,7 @@ class DispatcherServer:
         joiners: Mapping[str, str] | None = None,
     ) -> None:
         check_patterns(patterns)
+        steady = SteadyClock(clock)
         own = settings.dispatcher
         self._identity = {"name": name, "datacenter": datacenter}
         self._worker = {"slot": worker, "name": name, "process": os.getpid()}
@@ -120,7 +121,7 @@ class DispatcherServer:
                 json_lines(settings),
                 settings.logs,
                 own.batch_events_max,
-                clock,
+                steady,
                 states,
                 drain,
                 self._notices.tell,
@@ -134,7 +135,7 @@ class DispatcherServer:
                 settings.logs.chunk_bytes,
                 own.retry_queue_events_max,
             )
-            self._gate = Gate(pacing, clock, rng, stopping, self._notices.tell)
+            self._gate = Gate(pacing, steady, rng, stopping, self._notices.tell)
             looked_up = registry if own.lookup_before_send else None
 
             def recognise() -> None:

@@ -161,8 +161,10 @@ def resolve(
     at_us: npt.NDArray[np.int64],
     uniform: Uniform,
     due_us: npt.NDArray[np.int64] | None = None,
+    set_by_us: int = 0,
 ) -> Resolved:
-    """Verdicts -> fates, dead letters and retries. `at_us` (N,): when the verdicts came.
+    """Verdicts -> fates, dead letters and retries. `at_us` (N,): when the verdicts came, by the clock that
+    `first_seen` is of; the events' own clock is ahead of that by `set_by_us`.
 
     `due_us` (N,): of events that were sent before they were due. Where their primaries are not there they
     wait on as if they had not been sent.
@@ -177,7 +179,7 @@ def resolve(
         joined = verdicts == Joined.JOINED
         event_us = np.frombuffer(events.times, "<i8")
         latencies[0] = count_latencies((at_us - events.first_seen)[joined])
-        latencies[1] = count_latencies((at_us - event_us)[joined], AGE_EDGES_US)
+        latencies[1] = count_latencies((at_us + set_by_us - event_us)[joined], AGE_EDGES_US)
     retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, uniform, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)

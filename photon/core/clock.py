@@ -35,6 +35,26 @@ class SystemClock:
         return time.clock_gettime(_MONOTONIC)
 
 
+class SteadyClock:
+    """The time that `wall` showed when this was made, and what has passed since: setting the machine's clock
+    changes no age."""
+
+    def __init__(self, wall: Clock) -> None:
+        self.wall = wall
+        self._zero_us = wall.now_us() - round(wall.monotonic() * 1e6)
+
+    def now_us(self) -> int:
+        return self._zero_us + round(self.wall.monotonic() * 1e6)
+
+    def monotonic(self) -> float:
+        return self.wall.monotonic()
+
+    @property
+    def set_by_us(self) -> int:
+        """By how much `wall` was set forward since."""
+        return self.wall.now_us() - self.now_us()
+
+
 class ManualClock:
     """A clock that moves when told; for tests and simulations."""
 
@@ -49,8 +69,12 @@ class ManualClock:
         return self._monotonic
 
     def advance(self, seconds: float) -> None:
-        self._now_us += round(seconds * 1_000_000)
+        self.set_forward(seconds)
         self._monotonic += seconds
+
+    def set_forward(self, seconds: float) -> None:
+        """As by hand, while no time passes."""
+        self._now_us += round(seconds * 1_000_000)
 
 
 _DOUBLINGS_MAX: Final = 40  # keeps the power small; the cap decides long before

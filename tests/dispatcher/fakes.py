@@ -17,7 +17,7 @@ import numpy as np
 from dispatcher.rules.events import Events
 from dispatcher.server import DispatcherServer
 from joiner.client import ForeignColumns
-from photon.core.clock import SystemClock
+from photon.core.clock import Clock, SystemClock
 from photon.core.columns import split_ids, split_lines
 from photon.core.fates import Joined
 from photon.core.settings import Settings, parse_settings
@@ -149,6 +149,7 @@ class Site:
         self.dead_letters = root / "dead-letters"
         self.registry = FakeRegistry()
         self.joiner = FakeJoiner()
+        self.clock: Clock = SystemClock()
 
     def server(
         self,
@@ -172,7 +173,7 @@ class Site:
             self.dead_letters,
             self.registry,
             self.joiner,
-            SystemClock(),
+            self.clock,
             random.Random(seed),
             drain,
             worker=worker,

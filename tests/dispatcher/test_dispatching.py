@@ -14,7 +14,8 @@ import pytest
 from dispatcher import sender
 from dispatcher.client import DispatcherClient
 from dispatcher.rules.pacing import PER_SENDER
-from photon.core.columns import split_ids
+from photon.core.clock import SystemClock
+from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import OverloadedError, UnavailableError, UsageError
 from photon.core.fates import RETRIED, Joined
 from photon.core.ids import IdPacker
@@ -232,6 +233,38 @@ def test_a_file_whose_name_is_no_utf8_is_read_and_its_letters_name_it_as_the_sta
     assert (status["fates"]["filtered"], status["fates"]["malformed"]) == (3, 1)
     assert {letter["file"] for letter in site.letters()} == {rf"{site.logs}/\xff.jsonl"}
     assert site.drain()["foreign_events"] == 4
+
+
+class SetClock(SystemClock):
+    """Somebody sets the machine's clock a day forward."""
+
+    day_us = 0
+
+    def now_us(self):
+        return super().now_us() + self.day_us
+
+
+def test_setting_the_machines_clock_makes_no_event_old_and_its_latency_is_by_the_new_time(site):
+    """One that is old, and was tried often, is given up."""
+    site.clock, ages = SetClock(), []
+
+    def join(batch, real=site.joiner.join):
+        ages.extend(unpack_times(batch.ages).tolist())
+        return real(batch)
+
+    def answer(_line, tries):
+        site.clock.day_us = 86_400_000_000 * (tries >= 2)
+        return (Joined.JOINED if tries == 5 else Joined.RETRY_ABSENT), None
+
+    site.joiner.join, site.joiner.answer = join, answer
+    event = {"id": "c", "primary_id": "q", "ts_us": site.clock.now_us()}
+    (site.logs / "a.jsonl").write_bytes(lines([event]))
+    status = site.drain()
+    assert status["fates"]["joined"] == 1
+    assert len(ages) == 6 and max(ages) < 60_000_000
+    assert sum(status["latency_us"]["counts"][:-1]) == 1
+    edges, counts = status["event_latency_us"].values()
+    assert edges[counts.index(1)] >= 86_400_000_000
 
 
 def test_retries_wait_longer_and_longer_and_tell_the_joiner_how_often_the_primary_was_not_there(site):

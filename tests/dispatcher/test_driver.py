@@ -13,7 +13,7 @@ from dispatcher.rules.events import NO_EVENTS, Resolved, RetryBatch
 from dispatcher.rules.pacing import Pacing
 from dispatcher.rules.verdicts import none_joined
 from dispatcher.sender import Answer, Gate
-from photon.core.clock import Backoff, ManualClock
+from photon.core.clock import Backoff, ManualClock, SteadyClock
 from photon.core.errors import DiskFullError, OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Fate
 from photon.logs.writer import DeadLetter
@@ -165,7 +165,8 @@ def test_batches_go_in_order_where_other_datacenters_join_their_share():
 
 
 def gate(senders: int, clock: ManualClock) -> Gate:
-    return Gate(Pacing(senders, 100, 100, 100), clock, random.Random(1), threading.Event(), print)
+    pacing = Pacing(senders, 100, 100, 100)
+    return Gate(pacing, SteadyClock(clock), random.Random(1), threading.Event(), print)
 
 
 def test_the_gate_learns_from_what_becomes_of_requests_and_lets_as_many_in_as_the_window_says():

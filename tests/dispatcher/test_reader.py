@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dispatcher import reader as reader_module
 from dispatcher.reader import LogReader
-from photon.core.clock import ManualClock
+from photon.core.clock import ManualClock, SteadyClock
 from photon.core.fates import Fate
 from photon.core.ids import IdPacker
 from photon.core.settings import Foreign, Logs, Primary
@@ -31,7 +31,7 @@ class Reading:
             JsonLines(Primary(), Foreign(), IdPacker()),
             self.logs,
             batch_events_max,
-            self.clock,
+            SteadyClock(self.clock),
             states,
             False,
             self.notices.append,

@@ -10,7 +10,7 @@ import pytest
 from dispatcher.rules.homes import Homes
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import CUT_AFTER_FAILURES, LIVE_S, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
-from photon.core.clock import ManualClock
+from photon.core.clock import ManualClock, SteadyClock
 from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError
 from photon.core.fates import Joined, Verdict
@@ -37,7 +37,7 @@ class Bench:
         self.notices: list[str] = []
         self.waits_max = waits_max
         pacing = Pacing(16, 4096, 1 << 20, 1_000_000)
-        gate = Gate(pacing, self.clock, random.Random(3), self, self.notices.append)
+        gate = Gate(pacing, SteadyClock(self.clock), random.Random(3), self, self.notices.append)
         self.homes = Homes(own, joiners or {}, 1.0)
         self.sender = Sender(registry, joiner, gate, RECOVERED.__contains__, lambda: None, self.homes)
 
