@@ -8,10 +8,11 @@ from millwheel.computation import (
     Context,
     Fired,
     Record,
+    Stream,
     Timer,
 )
 from millwheel.errors import TopologyError
-from millwheel.topology import Input, JoinedLogs, Logs, LogSink, Node, Push, Stream, Topology, node
+from millwheel.topology import Input, JoinedLogs, Logs, LogSink, Node, Push, Topology, node
 from photon.core.settings import Tls
 
 __all__ = [

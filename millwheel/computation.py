@@ -16,13 +16,16 @@ does to state, timers and productions counts whole and once, or not at all; effe
 may happen more than once. Timers of a key fire by increasing time. The order of records is not promised.
 """
 
+import builtins
 from collections.abc import Sequence
-from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, Literal, Protocol, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 S = TypeVar("S")
+T = TypeVar("T")
 Tag = int | str
 Clock = Literal["watermark", "wall"]
 Codes = npt.NDArray[np.int64]
@@ -33,6 +36,28 @@ NEVER: Final = 1 << 62
 """A time after all others: the low watermark of what has ended."""
 BEFORE: Final = -(1 << 62)
 """A time before all others: the low watermark of what has not begun."""
+
+
+@dataclass(frozen=True, init=False)
+class Stream(Generic[T]):
+    """A stream that a computation declares: its name and the type of its values, which msgspec can encode.
+
+    A computation may produce to it by name. By the stream itself (`VISITS = Stream("visits", Visit)`,
+    `ctx.produce(VISITS, ...)`) a type checker looks at the value too.
+    """
+
+    name: str
+    type: Any
+
+    @overload
+    def __init__(self, name: str, type: builtins.type[T]) -> None: ...
+
+    @overload
+    def __init__(self: "Stream[Any]", name: str, type: Any = Any) -> None: ...
+
+    def __init__(self, name: str, type: Any = Any) -> None:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "type", type)
 
 
 class Record:
@@ -102,12 +127,18 @@ class Context(Protocol[S]):
 
     def release(self) -> None: ...
 
+    @overload
+    def produce(
+        self, stream: Stream[T], value: T, time: int | None = None, key: str | None = None
+    ) -> None: ...
+
+    @overload
     def produce(self, stream: str, value: Any, time: int | None = None, key: str | None = None) -> None:
         """A record for a stream that the computation declares. `key`: for consumers that take it as it is;
         by default that of the call.
 
         `time`: by default that of the call. ValueError for one that the low watermark has been promised to be
-        past: before that of the call and before `hold`.
+        past: before that of the call and before `hold`. KeyError for a stream that it does not declare.
         """
 
 
@@ -184,7 +215,9 @@ class BatchContext(Protocol):
     def set_timers(self, names: Sequence[str], tags: Sequence[Tag], times: Sequence[int]) -> None:
         """On the low watermark, as Context.set_timer."""
 
-    def produce(self, stream: str, names: list[str], values: Values, times: Times | Sequence[int]) -> None:
+    def produce(
+        self, stream: str | Stream[Any], names: list[str], values: Values, times: Times | Sequence[int]
+    ) -> None:
         """N records, whose keys are `names`."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from millwheel.computation import BatchComputation, Computation
+from millwheel.computation import BatchComputation, Computation, Stream
 from millwheel.errors import TopologyError
 from photon.core.addresses import split_address
 from photon.core.columns import parse_path
@@ -46,14 +46,6 @@ class Input:
     key: Key = None
     value: str | tuple[str, ...] | None = WHOLE
     type: Any = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """What a computation produces to: a name and the type of its values, which msgspec can encode."""
-
-    name: str
-    type: Any = Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +137,7 @@ class Node:
 
     computation: Computation[Any] | BatchComputation
     inputs: tuple[Input, ...]
-    streams: tuple[Stream, ...] = ()
+    streams: tuple[Stream[Any], ...] = ()
     late: Late = "process"
     tries: int = 3
     """Of a record whose call raises, before it becomes a dead letter."""
@@ -153,7 +145,7 @@ class Node:
 
 def node(
     computation: Computation[Any] | BatchComputation,
-    *parts: Input | Stream,
+    *parts: Input | Stream[Any],
     late: Late = "process",
     tries: int = 3,
 ) -> Node:

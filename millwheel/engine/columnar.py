@@ -6,7 +6,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from millwheel.computation import Batch, BatchComputation, Codes, Fired, Tag, Times, Values
+from millwheel.computation import Batch, BatchComputation, Codes, Fired, Stream, Tag, Times, Values
 from millwheel.engine.due import WATERMARK, Firing
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
 from millwheel.engine.stage import Output, Stage, _shown, ours, reason_of
@@ -151,7 +151,10 @@ class CellContext:
             stage._timers_of(name)
             due.set(name, WATERMARK, tag, time)
 
-    def produce(self, stream: str, names: list[str], values: Values, times: Times | Sequence[int]) -> None:
+    def produce(
+        self, stream: str | Stream[Any], names: list[str], values: Values, times: Times | Sequence[int]
+    ) -> None:
+        stream = stream.name if isinstance(stream, Stream) else stream
         if stream not in self._stage.streams:
             raise KeyError(f"'{stream}' is no stream that '{self._stage.name}' declares")
         if isinstance(values, list):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from millwheel.computation import Clock, Computation, Record, Tag, Timer
+from millwheel.computation import Clock, Computation, Record, Stream, Tag, Timer
 from millwheel.engine.due import HOLD, WALL, WATERMARK, Firing
 from millwheel.engine.records import Records, Slots, coded, values_of, wire
 from millwheel.engine.stage import Held, Output, Stage, _shown, ours, reason_of
@@ -216,10 +216,13 @@ class KeyContext:
         self._stage._timers_of(self.key)
         self._due.drop(self.key, HOLD, "")
 
-    def produce(self, stream: str, value: Any, time: int | None = None, key: str | None = None) -> None:
-        columns = self.produced.get(stream)
+    def produce(
+        self, stream: str | Stream[Any], value: Any, time: int | None = None, key: str | None = None
+    ) -> None:
+        name = stream.name if isinstance(stream, Stream) else stream
+        columns = self.produced.get(name)
         if columns is None:
-            raise KeyError(f"'{stream}' is no stream that '{self._stage.name}' declares")
+            raise KeyError(f"'{name}' is no stream that '{self._stage.name}' declares")
         if time is None:
             time = self.time
         elif time < self.floor:

@@ -8,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from millwheel.computation import Stream
 from millwheel.ready.pairs import Attribution, Unmatched
 from millwheel.ready.windows import Sessions, WindowCounts
 from millwheel.ready.zeitgeist import Zeitgeist
-from millwheel.topology import Input, Late, Logs, LogSink, Stream, Topology, node
+from millwheel.topology import Input, Late, Logs, LogSink, Topology, node
 
 Given = dict[str, Any]
 
