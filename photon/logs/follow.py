@@ -80,7 +80,8 @@ class LogFollower:
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
         weakref.finalize(self, self._inventory.close)
-        self._next_scan = _NOW
+        self._next_scan = self._next_sizes = _NOW
+        self._sizes: list[tuple[Followed, int]] = []
         self._growing: deque[Followed] = deque()
         self._failed: set[Followed] = set()
         self._unlisted: dict[str, str] = {}
@@ -120,12 +121,14 @@ class LogFollower:
         return len(self._inventory.current)
 
     def unread_bytes(self) -> int:
-        """Of all files, as they are now: a stat each, unless all is read. Any thread."""
+        """Of all files, unless all is read: a stat each, but no more often than scans look. Any thread."""
         if self._caught_up:
             return 0
-        files = list(self._inventory.current.values())
-        sizes = [file_size(file.path, file.identity) or 0 for file in files]
-        return sum(max(0, size - file.read) for file, size in zip(files, sizes, strict=True))
+        now, files = self._clock.monotonic(), list(self._inventory.current.values())
+        if now >= self._next_sizes or len(files) != len(self._sizes):
+            self._next_sizes = now + self._settings.scan_interval_s
+            self._sizes = [(file, file_size(file.path, file.identity) or 0) for file in files]
+        return sum(max(0, size - file.read) for file, size in self._sizes)
 
     @property
     def patience_s(self) -> float:
@@ -348,6 +351,7 @@ class LogFollower:
         self._failed.add(file)
 
     def _note_read(self, file: Followed, chunk: Chunk) -> None:
+        self._inventory.none_idle = False
         data = chunk.data
         if len(data) > chunk.end - chunk.start:
             data = data[: chunk.end - chunk.start]  # a last line was given the newline that it had not
@@ -367,6 +371,7 @@ class LogFollower:
         """The same, of what stands before the offset: OSError if it can't be read."""
         file.last = _read_tail(file, offset)
         file.read = file.tail_at = offset
+        self._inventory.none_idle = False
         self._note_head(file, offset, None)
 
     def _note_head(self, file: Followed, offset: int, begun: bytes | None) -> None:

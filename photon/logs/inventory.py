@@ -206,6 +206,8 @@ class Inventory:
         self.lost_bytes = 0
         """Of files that were deleted, cut or written anew before they were read."""
         self._held: dict[int, Followed] = {}  # by descriptor, the one that grew longest ago first
+        self.none_idle = False
+        """All that are held had something unread, and nothing was read since."""
         self._next_number = first
         self._by_name = by_name
         for state in states:
@@ -232,8 +234,11 @@ class Inventory:
             self._held[file.held] = file
             return
         if len(self._held) >= HELD_MAX:
+            if self.none_idle:
+                return
             idle = next((one for one in self._held.values() if not one.unread), None)
             if idle is None:
+                self.none_idle = True
                 return
             self._let_go(idle)
         with contextlib.suppress(OSError):  # reading will tell the reason

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from photon.core.settings import Logs
-from photon.logs import follow
+from photon.logs import follow, inventory
 from tests.logs.following import Following, append
 
 
@@ -73,6 +73,45 @@ def test_a_long_line_that_grows_is_read_a_few_times_not_at_each_growth(
     assert it.read(scan=False)["a.jsonl"][-4:] == (b"1\n" if line_bytes_max < 2000 else b"x\n1\n")
     # Each look also reads the file's head, and the start of the line.
     assert sum(read) < 5 * 200_000 + 200 * 2 * (settings.chunk_bytes + 1024)
+
+
+def test_what_is_unread_is_asked_of_the_disk_no_more_often_than_scans_do(logs, following, monkeypatch):
+    for name in "ab":
+        append(logs / f"{name}.jsonl", b"1\n" * 10)
+    it = following()
+    it.follower.scan_if_due()
+    asked = []
+    monkeypatch.setattr(follow, "file_size", lambda *file: asked.append(file) or inventory.file_size(*file))
+    assert [it.follower.unread_bytes() for _ in range(100)] == [40] * 100
+    assert len(asked) == 2
+    assert it.follower.next_chunk() is not None
+    assert it.follower.unread_bytes() == 20
+    append(logs / "a.jsonl", b"2\n")
+    it.clock.advance(Logs().scan_interval_s)
+    assert it.follower.unread_bytes() == 22
+    it.rest()
+    assert it.follower.unread_bytes() == 0
+
+
+def test_thousands_of_unread_files_are_not_compared_with_each_other(logs, following, monkeypatch):
+    """Only so many are held; the rest asked each of those, whether it may go."""
+    monkeypatch.setattr(inventory, "HELD_MAX", 20)
+    for number in range(60):
+        append(logs / f"{number}.jsonl", b"1\n")
+    asked = []
+    unread = inventory.Followed.unread.fget
+    counting = property(lambda file: asked.append(file) or unread(file))
+    monkeypatch.setattr(inventory.Followed, "unread", counting)
+    it = following()
+    it.keep(it.follower.scan_if_due())
+    assert len(asked) <= 20
+    assert it.rest() == {f"{number}.jsonl": b"1\n" for number in range(60)}
+    it.clock.advance(1.0)
+    append(logs / "new.jsonl", b"2\n")
+    it.keep(it.follower.scan_if_due())
+    it.follower.poll()
+    (logs / "new.jsonl").unlink()
+    assert it.read() == {"new.jsonl": b"2\n"}, "it is held in the place of one that was read"
 
 
 def test_a_file_that_was_empty_when_found_is_polled_too(logs, following):
