@@ -1,8 +1,7 @@
-"""Loading a built log file map in bulk: it becomes the map of an event store that does not run.
+"""Loading a built log file map: its segments become those of an event store that does not run.
 
-All is written beside the place where it counts: the segment of the opaque ids under a name that no list has,
-the rest as an LMDB file in a directory of its own. The rename of that file is the one step that counts;
-killed before it, there is no map, and the next call begins anew.
+They are linked into its place, or copied from another disk, under names that no manifest has. The manifest is
+the one step that counts; killed before it, there is no map, and the next call begins anew.
 """
 
 import os
@@ -19,29 +18,26 @@ import msgspec
 from eventstore.built_map import (
     BuiltFile,
     Manifest,
-    dense_columns,
-    dense_entries_of,
     identity_digest,
     letters,
     read_manifest,
-    sparse_records,
+    segments_of,
 )
-from eventstore.dense import FAN, FLUSH_ENTRIES
-from eventstore.rules.entries import Entries, repeated_entries, sparse_entries
+from eventstore.log_file_map import FLUSH_ENTRIES
+from eventstore.rules.entries import Listed, level_of
 from eventstore.segments import (
-    DATA,
     LOADED_LETTERS,
-    LOADING,
     LOADING_LETTERS,
+    MANIFEST,
     Counts,
-    Listed,
-    MapFile,
     Writer,
     identity_of,
-    new_meta,
+    new_manifest,
     segment_name,
+    with_states,
+    write_manifest,
 )
-from photon.core.disk import DirectoryLock, make_directory, replace, storage_errors
+from photon.core.disk import DirectoryLock, make_directory, replace, storage_errors, sync_directory
 from photon.core.errors import DiskFullError, StorageError, UsageError
 from photon.core.settings import Settings
 from photon.logs.files import HEAD_BYTES, TAIL_BYTES, FileState, Identity, SeenFile, digest, read_at
@@ -171,9 +167,7 @@ class Loaded:
     files: int
     events: int
     malformed: int
-    sparse: int
-    dense: int
-    repeated: int
+    entries: int
     letters: bool
     missing: list[str]
 
@@ -197,16 +191,13 @@ def load(built: Path, into: Path, settings: Settings, dead_letters: Path | None 
             "built with"
         )
     with DirectoryLock(into):
-        with storage_errors(into):
-            if (into / LOADING).exists():  # of a load that was killed
-                shutil.rmtree(into / LOADING)
-        if (into / DATA).exists():
+        if (into / MANIFEST).exists():
             raise UsageError(
                 f"{into}: holds a log file map already; remove the directory first (its event store rebuilds "
                 "what the built map lacks), or name another"
             )
         with storage_errors(into):
-            for path in into.glob("dense-*"):  # likewise
+            for path in into.glob("segment-*"):  # of a load that was killed
                 path.unlink()
         return _Load(built, into, manifest, settings, dead_letters).run()
 
@@ -219,72 +210,29 @@ class _Load:
     settings: Settings
     dead_letters: Path | None
 
-    @property
-    def _bytes_max(self) -> int:
-        return self.settings.eventstore.map_bytes_max
-
     def run(self) -> Loaded:
         spool = Spool(self.into.parent / "spool", self.settings.logs.spool_bytes_max)
         states, missing = known_states(self.manifest.live, spool)
         gone = {file.number for file in self.manifest.files} - {state.number for state in states}
-        self._file = MapFile(
-            self.into / LOADING, self.settings.eventstore.map_bytes_max, mend="load it again", sync=False
-        )
-        try:
-            dense, repeated = self._write_dense(gone)
-            sparse = self._write_sparse(gone)
-            counts = self._write_letters(gone)
-            meta = new_meta(identity_of(self.settings), self.manifest.interval_us, counts)
-            with self._file.transaction(write=True) as transaction:
-                for state in states:
-                    self._file.put_state(transaction, state)
-                self._file.put_meta(transaction, meta)
-                self._file.put_segments(transaction, [Listed(0, _level(dense))] if dense else [])
-            self._file.sync()
-        finally:
-            self._file.close()
-        with storage_errors(self.into):
-            replace(self.into / LOADING / DATA, self.into / DATA)
-            shutil.rmtree(self.into / LOADING)
-        written = self.dead_letters is not None
-        return Loaded(
-            len(states), counts.primary_events, counts.malformed, sparse, dense, repeated, written, missing
-        )
-
-    def _write_dense(self, gone: set[int]) -> tuple[int, int]:
-        """The first places to the segment, the others to their table; how many there are of each."""
-        capacity = dense_entries_of(self.manifest)
-        if not capacity:
-            return 0, 0
-        if Writer.bytes_of(capacity) > self._bytes_max:
+        segments = segments_of(self.built, self.manifest)
+        entries = sum(count for _, count in segments)
+        if Writer.bytes_of(entries) > self.settings.eventstore.map_bytes_max:
             raise DiskFullError(
                 f"{self.into}: the log file map would be larger than 'eventstore.map_bytes_max'; raise it "
                 "and load again"
             )
-        path, repeated = self.into / segment_name(0), 0
-        with self._file.errors():
-            writer = Writer(path, capacity)
-            for first, others in dense_columns(self.built, self.manifest, gone):
-                writer.append(first)
-                repeated += len(others)
-                if len(others):
-                    self._put(self._file.repeated, repeated_entries(*others.all()), append=False)
-            writer.close()
-            if not writer.count:
-                path.unlink()
-        return writer.count, repeated
-
-    def _write_sparse(self, gone: set[int]) -> int:
-        count = 0
-        for level, append, records in sparse_records(self.built, self.manifest, gone):
-            self._put(self._file.sparse[level], sparse_entries(records), append)
-            count += len(records)
-        return count
-
-    def _put(self, table: Any, entries: Entries, append: bool) -> None:
-        """`append`: they come after all that are there."""
-        with self._file.transaction(write=True) as transaction:
-            transaction.cursor(table).putmulti(zip(*entries, strict=True), append=append)
+        with storage_errors(self.into):
+            for number, (path, _) in enumerate(segments):
+                _link(path, self.into / segment_name(number))
+            sync_directory(self.into)
+        listed = [
+            Listed(number, level_of(count, FLUSH_ENTRIES)) for number, (_, count) in enumerate(segments)
+        ]
+        manifest = new_manifest(identity_of(self.settings), self._write_letters(gone))
+        manifest = with_states(manifest, states, self.manifest.next_number)
+        write_manifest(self.into, msgspec.structs.replace(manifest, segments=listed))
+        counts, written = manifest.counts, self.dead_letters is not None
+        return Loaded(len(states), counts.primary_events, counts.malformed, entries, written, missing)
 
     def _write_letters(self, gone: Collection[int]) -> Counts:
         """The counts, and the position in the dead letters that goes with them: both of the same logs."""
@@ -306,9 +254,11 @@ class _Load:
         return msgspec.structs.replace(counts, dead_letter_offset=size)
 
 
-def _level(entries: int) -> int:
-    """Of a segment of so many entries, as merges would have made it."""
-    level = 0
-    while entries >= FLUSH_ENTRIES * FAN ** (level + 1):
-        level += 1
-    return level
+def _link(path: Path, name: Path) -> None:
+    """Durable when its directory is. The built map keeps its own name of it. OSError."""
+    try:
+        os.link(path, name)
+    except OSError:
+        shutil.copyfile(path, name)
+        with name.open("rb") as file:
+            os.fsync(file.fileno())

@@ -1,52 +1,67 @@
-"""The log file map on disk: where in the logs an event is, and how far they are read (paper 3.4.2).
+"""The log file map: where in the logs an event is, and how far they are read (paper 3.4.2).
 
-LMDB. One transaction holds the entries of a group of chunks, the offsets up to which files are read, the
-counts and the position of the dead letters: after a crash all of them are of the same moment.
-
-The map's keys are ids and times, not files: what a deleted log has left there is found by going through
-all of it, slowly, while the reader has nothing else to do. Until then it costs room, and lookups pass it by.
+Log-structured. What was read last is in memory, in sorted parts; FLUSH_ENTRIES of it become a segment, a
+sorted file that never changes. A thread merges segments of one size into greater ones and leaves out entries
+of logs that were deleted meanwhile, which lookups pass by. What a lookup searches is a tuple that is
+exchanged as a whole, so lookups wait for nobody. A file goes only after the manifest without it is durable.
 """
 
-import shutil
-from collections.abc import Collection, Iterable, Sequence
-from contextlib import ExitStack, suppress
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import compress, islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from eventstore.dense import DenseMap, ExchangedError
 from eventstore.rules.entries import (
-    LEVEL_PARTS,
     Entries,
-    Interval,
     Ints,
-    OpenRuns,
-    Place,
-    Runs,
-    files_of,
-    levels_of,
-    runs_of,
-    sparse_entries,
-    sparse_latest,
-    sparse_place,
-    sparse_range,
+    Listed,
+    Places,
+    all_places,
+    entries_of,
+    first_places,
+    job_of,
+    joined,
 )
-from eventstore.segments import DATA, FORMAT, LOADING, Counts, MapFile, Meta, interval_us_of, new_meta
-from photon.core.columns import take_ids
-from photon.core.disk import DirectoryLock
-from photon.core.errors import SettingsError
-from photon.core.ids import opaque_mask
+from eventstore.segments import (
+    Counts,
+    Manifest,
+    Segment,
+    Writer,
+    corrupt,
+    merged,
+    new_manifest,
+    read_manifest,
+    segment_name,
+    with_states,
+    write_manifest,
+)
+from photon.core.clock import Background, Backoff
+from photon.core.columns import hash_ids
+from photon.core.disk import DirectoryLock, storage_errors
+from photon.core.errors import DiskFullError, SettingsError, StorageError
+from photon.core.ids import opaque_mask, server_keys
 from photon.core.settings import EventStore
-from photon.logs.files import FileState, unpack_file_state
+from photon.logs.files import FileState
 
 __all__ = ["Counts", "LogFileMap", "Rows"]
 
-ENTRIES_A_STEP: Final = 8192
-_READERS_MAX: Final = 256
+FLUSH_ENTRIES: Final = 1 << 18
+FLUSH_BYTES: Final = 256 << 20
+"""Of logs: so much is read again at most after a crash."""
+SEGMENTS_MAX: Final = 64
+"""With more the reader waits for the merges."""
+_MERGE_WAIT_S: Final = 60.0
+_DEAD_SHARE: Final = 8
+"""A segment is written anew when an eighth of it points to logs that are gone."""
+_RETRIES: Final = Backoff(10.0, 10.0)
+_PAUSE_S: Final = 0.002  # between parts: lookups go first
+_SERVERS_MAX: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,284 +73,325 @@ class Rows:
     starts: Ints
     lengths: Ints
 
-    def take(self, rows: Any) -> "Rows":
-        return Rows(take_ids(self.ids, rows), self.files[rows], self.starts[rows], self.lengths[rows])
+
+class _GivenUpError(Exception):
+    """The merger is stopping."""
 
 
 class LogFileMap:
-    """One process at a time writes it (LockedError); any of its threads may look up while it does.
+    """One process at a time writes it (LockedError), in one thread; any thread may look up while it does.
 
     `identity` says by which settings ids are made of log lines: a map of other ids is refused.
     """
 
     def __init__(self, directory: Path, settings: EventStore, identity: str = "") -> None:
         self.directory = directory
-        self._interval = Interval(settings.map_interval_bytes, interval_us_of(settings.map_interval_s))
-        self._open_runs = OpenRuns(self._interval)
+        self._bytes_max = settings.map_bytes_max
         self._lock = DirectoryLock(directory)
-        with ExitStack() as undo:
-            undo.callback(self._lock.release)
-            shutil.rmtree(directory / LOADING, ignore_errors=True)  # of a load that was killed
-            self._file = MapFile(directory, settings.map_bytes_max, max_readers=_READERS_MAX, readahead=False)
-            undo.callback(self._file.close)
-            self._meta = self._read_meta(identity)
-            states = self.states()
-            self._gone = {state.number for state in states if state.gone}
-            self._live = {state.number for state in states if not state.gone}
-            self._dense = DenseMap(self._file, self._live)
-            undo.pop_all()
-        self._kept: frozenset[int] = frozenset()  # swept, though still listed
-        self._sweep: _Sweep | None = None
+        try:
+            self._manifest = read_manifest(directory) or new_manifest(identity, Counts())
+            if self._manifest.identity != identity:
+                raise SettingsError(
+                    f"{directory}: written with other ids ({self._manifest.identity}, now {identity}); put "
+                    "the settings back, or remove the directory: the map is rebuilt from the logs"
+                )
+            self._remove_unlisted()
+            self._segments = {one.number: self._open(one) for one in self._manifest.segments}
+        except BaseException:
+            self._lock.release()
+            raise
+        self._numbers = itertools.count(max(self._segments, default=-1) + 1)
+        self.counts = self._manifest.counts
+        self._states = {state.number: state for state in self._manifest.states()}
+        self._next_number = self._manifest.next_number
+        self._live = np.zeros(0, np.bool_)
+        self._set_live()
+        self._recent: list[Entries] = []
+        self._unsaved_bytes = 0
+        self._tables: tuple[Entries, ...] = ()
+        self._exchange_tables()
+        self._last_files: dict[int, int] = {}
+        self._changing = threading.Condition()
+        """Held to write the manifest, and to exchange what lookups search."""
+        self._due = False
+        self._started = False
+        self._closed = False
+        self._merger = Background("map-merger", self._work_off, _RETRIES)
         self.swept = 0
-        """Entries of deleted logs that were swept out by this process."""
-
-    @property
-    def counts(self) -> Counts:
-        return self._meta.counts
+        """Entries of deleted logs that were left out by merges of this process."""
 
     @property
     def store(self) -> bytes:
         """16 bytes that say which map this is; of a map that was made anew they are others."""
-        return self._meta.store
+        return self._manifest.store
+
+    @property
+    def next_number(self) -> int:
+        """What a log that is found next is to be numbered, at least."""
+        return self._next_number
 
     @property
     def disk_bytes(self) -> int:
-        """Size of the files on disk; 0 if somebody has removed them."""
-        try:
-            return (self.directory / DATA).stat().st_size + self._dense.disk_bytes
-        except FileNotFoundError:
-            return 0
+        """Size of the files on disk."""
+        return sum(segment.disk_bytes for segment in list(self._segments.values()))
 
     @property
     def trouble(self) -> str | None:
-        """Why segments of the dense map can't be merged at the moment."""
-        return self._dense.trouble
-
-    def entries(self) -> dict[str, int]:
-        while True:
-            with suppress(ExchangedError), self._file.transaction() as transaction:
-                sparse = sum(transaction.stat(db)["entries"] for db in self._file.sparse)
-                repeated = transaction.stat(self._file.repeated)["entries"]
-                return {"sparse": sparse, "dense": self._dense.entries(transaction), "repeated": repeated}
-
-    def states(self) -> list[FileState]:
-        with self._file.transaction() as transaction:
-            values = list(transaction.cursor(self._file.files).iternext(keys=False, values=True))
-        return list(map(self._unpack_state, values))
-
-    def write(self, rows: Rows | None, states: Iterable[FileState], counts: Counts) -> list[int]:
-        """Add events, how far their files are read, and the counts, all or nothing.
-
-        The rows that repeat an opaque id found earlier, in the logs that are still there: those events are
-        not the first with their id. StorageError if nothing was written.
-        """
-        states = list(states)
-        self._dense.flush_if_due()
-        gone = {state.number for state in states if state.gone}
-        self._gone |= gone
-        self._live |= {state.number for state in states if not state.gone}
-        self._live -= gone
-        meta = msgspec.structs.replace(self._meta, counts=counts)
-        repeats: list[int] = []
-        opened = {}
-        with self._file.transaction(write=True) as transaction:
-            if rows is not None and rows.ids:
-                opaque = opaque_mask(rows.ids)
-                if opaque.any():
-                    chosen = np.flatnonzero(opaque)
-                    part = rows if len(chosen) == len(opaque) else rows.take(chosen)
-                    columns = (part.ids, part.files, part.starts, part.lengths)
-                    repeats = chosen[self._dense.write(transaction, *columns)].tolist()
-                if not opaque.all():
-                    opened = self._write_sparse(transaction, rows if not opaque.any() else rows.take(~opaque))
-            for state in states:
-                self._file.put_state(transaction, state)
-            self._file.put_meta(transaction, meta)
-        self._meta = meta
-        self._open_runs.keep(opened)
-        return repeats
-
-    def look_up(self, ids: Sequence[bytes]) -> tuple[list[list[Place]], dict[int, FileState]]:
-        """For each id the places, in their order, that may hold its line; and the files these are in.
-
-        No place: the event is in no log that was read. Places of an opaque id are of its very lines: of the
-        first, and of those in other logs if that one's is gone.
-        """
-        opaque = opaque_mask(b"".join(ids)).tolist()
-        while True:
-            with suppress(ExchangedError), self._file.transaction() as transaction:
-                return self._look_up(transaction, ids, opaque)
-
-    def last_files(self, ids: Sequence[bytes]) -> list[int]:
-        """The files to which the servers of these photon ids wrote last, as far as the map knows."""
-        if not ids:
-            return []
-        opaque = opaque_mask(b"".join(ids)).tolist()
-        servers = {key[:8] for key, is_opaque in zip(ids, opaque, strict=True) if not is_opaque}
-        files: dict[int, None] = {}
-        with self._file.transaction() as transaction:
-            cursors = [transaction.cursor(db) for db in self._file.sparse]
-            for server in servers:
-                entries = [entry for cursor in cursors if (entry := _last_entry(cursor, server))]
-                if entries:
-                    files[sparse_place(*max(entries)[1:]).file] = None
-        return list(files)
-
-    def sweep_step(self) -> bool:
-        """Sweep out a few entries of deleted logs, by the thread that writes. Is there more to do?"""
-        if self._sweep is None:
-            if not self._gone - self._kept:
-                return False
-            self._sweep = _Sweep(self._file, self._gone)
-        if not self._sweep.done:
-            before = self._sweep.swept
-            self._sweep.step()
-            self.swept += self._sweep.swept - before
-            return True
-        self._forget_files(self._sweep.gone)
-        self._dense.wake(sweep=True)
-        self._sweep = None
-        return True
-
-    def close(self) -> None:
-        """Wait for lookups under way, then close. Lookups after that raise StorageError."""
-        self._dense.close()
-        if self._file.close():
-            self._lock.release()
-
-    def _forget_files(self, swept: frozenset[int]) -> None:
-        """The states of files of which nothing is left; but the last number must not be given out again."""
-        with self._file.transaction(write=True) as transaction:
-            numbers = transaction.cursor(self._file.files).iternext(values=False)
-            last = max((int.from_bytes(number, "big") for number in numbers), default=0)
-            for number in swept - {last}:
-                transaction.delete(number.to_bytes(4, "big"), db=self._file.files)
-        self._kept = swept & {last}
-        self._gone -= swept - {last}
-        self._open_runs.forget(swept)
-
-    def _look_up(
-        self, transaction: Any, ids: Sequence[bytes], opaque: list[bool]
-    ) -> tuple[list[list[Place]], dict[int, FileState]]:
-        dense = self._dense.look_up(transaction, compress(ids, opaque))
-        places = [[dense[key]] if key in dense else [] for key in ids] if dense else [[] for _ in ids]
-        self._look_up_sparse(transaction, ids, opaque, places)
-        states = self._states(transaction, places)
-        for row in compress(range(len(ids)), opaque):
-            # A segment may still point to logs that were swept out of all the rest.
-            found = [place for place in places[row] if place.file in states]
-            if not found or states[found[0].file].gone:
-                # Its first log is deleted: where it was repeated in others.
-                others = sorted(self._dense.repeated(transaction, ids[row]))
-                states |= self._states(transaction, [others])
-                found += [place for place in others if place.file in states]
-            places[row] = found
-        return places, states
-
-    def _states(self, transaction: Any, places: Iterable[Iterable[Place]]) -> dict[int, FileState]:
-        files = {place.file for found in places for place in found}
-        packed = {file: transaction.get(file.to_bytes(4, "big"), db=self._file.files) for file in files}
-        return {file: self._unpack_state(value) for file, value in packed.items() if value is not None}
-
-    def _write_sparse(self, transaction: Any, rows: Rows) -> dict[int, Runs]:
-        runs = runs_of(rows.ids, rows.files, rows.starts, rows.lengths, self._interval)
-        extended, runs, opened = self._open_runs.extend(runs)
-        old, new = self._leveled(extended), self._leveled(runs)
-        for level in old.keys() | new.keys():
-            db = self._file.sparse[level]
-            keys, values = new.get(level, ([], []))
-            for key in set(old.get(level, ([],))[0]).difference(keys):
-                transaction.delete(key, db=db)
-            transaction.cursor(db).putmulti(zip(keys, values, strict=True))
-        return opened
-
-    def _leveled(self, runs: Runs) -> dict[int, Entries]:
-        """Keys and values by level, in the order of the keys."""
-        if not len(runs):
-            return {}
-        records = runs.records()
-        levels = levels_of(records, self._meta.interval_us)
-        return {level: sparse_entries(records[levels == level]) for level in set(levels.tolist())}
-
-    def _look_up_sparse(
-        self, transaction: Any, ids: Sequence[bytes], opaque: list[bool], places: list[list[Place]]
-    ) -> None:
-        wanted = sorted((key, row) for row, key in enumerate(ids) if not opaque[row])
-        for db, part in zip(self._file.sparse, LEVEL_PARTS, strict=True):
-            width_us = self._meta.interval_us // part
-            cursor = transaction.cursor(db)
-            for key, row in wanted:
-                time = key[8:]
-                low, high = sparse_range(key[:8], int.from_bytes(time, "big"), width_us)
-                if not cursor.set_range(low):
-                    break  # no keys from here on, nor for the later ids
-                for entry, value in cursor.iternext():
-                    if entry >= high:
-                        break
-                    if sparse_latest(value) >= time:
-                        places[row].append(sparse_place(entry, value))
-        for _, row in wanted:
-            places[row].sort()
-
-    def _unpack_state(self, packed: bytes) -> FileState:
-        try:
-            return unpack_file_state(packed)
-        except msgspec.DecodeError as error:
-            raise self._file.corrupt(f"a file's state: {error}") from error
-
-    def _read_meta(self, identity: str) -> Meta:
-        with self._file.transaction() as transaction:
-            meta = self._file.meta(transaction) or new_meta(identity, self._interval.us, Counts())
-        if meta.format != FORMAT:
-            raise self._file.corrupt(f"its format is {meta.format}, not {FORMAT}")
-        if meta.identity != identity:
-            raise SettingsError(
-                f"{self.directory}: written with other ids ({meta.identity}, now {identity}); put the "
-                "settings back, or remove the directory: the map is rebuilt from the logs"
-            )
-        return msgspec.structs.replace(meta, interval_us=max(meta.interval_us, self._interval.us))
-
-
-class _Sweep:
-    """One pass over all tables for the entries of the files that were `gone` when it began."""
-
-    def __init__(self, file: MapFile, gone: Collection[int]) -> None:
-        self.gone = frozenset(gone)
-        self.swept = 0
-        self._gone_column = np.fromiter(self.gone, np.int64, len(self.gone))
-        self._file = file
-        self._tables = [*file.sparse, file.dense, file.repeated]
-        self._next_key = b""
+        """Why segments can't be merged at the moment; it is tried again."""
+        return self._merger.trouble
 
     @property
-    def done(self) -> bool:
-        return not self._tables
+    def segments(self) -> list[Listed]:
+        return self._manifest.segments
 
-    def step(self) -> None:
-        """Look through some thousand entries. StorageError: call again, nothing was swept by this call."""
-        table = self._tables[0]
-        with self._file.transaction() as transaction:
-            cursor = transaction.cursor(table)
-            there = cursor.set_range(self._next_key) if self._next_key else cursor.first()
-            entries = list(islice(cursor.iternext(), ENTRIES_A_STEP)) if there else []
-        if entries:
-            gone = np.isin(files_of(entries, table is self._file.dense), self._gone_column)
-            if gone.any():
-                with self._file.transaction(write=True) as transaction:
-                    for key, _ in compress(entries, gone.tolist()):
-                        transaction.delete(key, db=table)
-                self.swept += int(gone.sum())
-            self._next_key = entries[-1][0] + b"\0"
-        if len(entries) < ENTRIES_A_STEP:
-            self._tables.pop(0)
-            self._next_key = b""
+    def entries(self) -> int:
+        """How many there are, those of deleted logs among them until they are merged away."""
+        return sum(map(len, self._tables))
 
+    def states(self) -> list[FileState]:
+        """Of the logs that are there."""
+        return list(self._states.values())
 
-def _last_entry(cursor: Any, server: bytes) -> tuple[bytes, bytes, bytes] | None:
-    """Of a server's entries in one level the one that begins last: its latest time, key, value."""
-    above = (int.from_bytes(server, "big") + 1).to_bytes(9, "big")[1:]
-    there = cursor.prev() if cursor.set_range(above) else cursor.last()
-    if not there or cursor.key()[:8] != server:
+    def write(self, rows: Rows | None, states: Iterable[FileState], counts: Counts) -> list[int]:
+        """Add events, how far their files are read, and the counts; on disk they are after a `flush`.
+
+        The rows that repeat an id found earlier, in the logs that are still there: those events are not the
+        first with their id.
+        """
+        gone = self._put_states(states)
+        self.counts = counts
+        repeats: list[int] = []
+        if rows is not None and rows.ids:
+            fresh, order = entries_of(hash_ids(rows.ids), rows.files, rows.starts, rows.lengths)
+            again = np.zeros(len(fresh), np.bool_)
+            again[1:] = fresh.hashes[1:] == fresh.hashes[:-1]
+            again[first_places(self._tables, fresh.hashes, self._live)[0]] = True
+            repeats = order[again].tolist()
+            self._keep_servers(rows)
+            with self._changing:
+                self._add_recent(fresh)
+        if gone:
+            self.wake()
+        return repeats
+
+    @property
+    def flush_due(self) -> bool:
+        """Whether there is as much in memory as there may be."""
+        return sum(map(len, self._recent)) >= FLUSH_ENTRIES or self._unsaved_bytes >= FLUSH_BYTES
+
+    def flush(self) -> None:
+        """Make all that was written durable; by the thread that writes. StorageError: call again.
+
+        Waits a while where there are more than SEGMENTS_MAX: the writer is faster than the merges.
+        """
+        states, fresh = list(self._states.values()), joined(self._recent) if self._recent else None
+        if fresh is not None:
+            fresh = fresh.take(self._live[fresh.places["file"]])
+        with self._changing:
+            number = self._write_segment([fresh], len(fresh)) if fresh else None
+            listed = [*self._manifest.segments, *([] if number is None else [Listed(number, 0)])]
+            manifest = with_states(self._manifest, states, self._next_number)
+            self._put_manifest(msgspec.structs.replace(manifest, counts=self.counts, segments=listed), number)
+            self._recent, self._unsaved_bytes = [], 0
+            self._exchange_tables()
+        self.wake()
+        with self._changing:
+            self._changing.wait_for(lambda: len(self.segments) <= SEGMENTS_MAX, _MERGE_WAIT_S)
+
+    def look_up(self, ids: bytes) -> tuple[Ints, Places, dict[int, FileState]]:
+        """N ids -> rows of those that are known, the places that should hold their lines, and the files.
+
+        Of several lines with one id that is the first that was read, of those in logs that are still there.
+        The line may be that of another id with the same hash.
+        """
+        if self._closed:
+            raise StorageError(f"{self.directory}: the log file map is closed")
+        hashes = hash_ids(ids)
+        order = np.argsort(hashes)
+        found, places = first_places(self._tables, hashes[order], self._live)
+        states = self._states_of(places)
+        return order[found], places, states
+
+    def places_of(self, key: bytes) -> tuple[Places, dict[int, FileState]]:
+        """All places that may hold the line of an id, in the order they were read, and the files."""
+        _, places = all_places(self._tables, hash_ids(key), self._live)
+        return places, self._states_of(places)
+
+    def last_files(self, ids: Sequence[bytes]) -> list[int]:
+        """The files to which the servers of these photon ids wrote last, as far as this process has read."""
+        packed = b"".join(ids)
+        servers = server_keys(packed)[~opaque_mask(packed)].tolist()
+        files = dict.fromkeys(map(self._last_files.get, servers))
+        return [file for file in files if file is not None]
+
+    def wake(self) -> None:
+        """Look for merges to do."""
+        with self._changing:
+            self._due = True
+            if not self._started and not self._merger.stopping:
+                self._started = True
+                self._merger.start()
+        self._merger.wake()
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until there is nothing left to merge (tests, benchmarks)."""
+        with self._changing:
+            return self._changing.wait_for(lambda: not self._due, timeout_s)
+
+    def close(self) -> None:
+        """What was not flushed is read again. Lookups raise StorageError after that; a merge is given up."""
+        self._merger.stop()
+        self._closed = True
+        self._lock.release()
+
+    def _put_states(self, states: Iterable[FileState]) -> bool:
+        """Whether a file is gone."""
+        changed = gone = False
+        for state in states:
+            before = self._states.get(state.number)
+            changed |= before is None or state.gone
+            self._next_number = max(self._next_number, state.number + 1)
+            if state.gone:
+                gone = True
+                self._states.pop(state.number, None)
+            else:
+                self._states[state.number] = state
+                self._unsaved_bytes += max(0, state.offset - (before.offset if before else 0))
+        if changed:
+            self._set_live()
+        return gone
+
+    def _set_live(self) -> None:
+        live = np.zeros(self._next_number, np.bool_)
+        live[list(self._states)] = True
+        self._live = live
+
+    def _states_of(self, places: Places) -> dict[int, FileState]:
+        """None of a file that went this very moment."""
+        numbers = np.unique(places["file"]).tolist()
+        found = map(self._states.get, numbers)
+        return {number: state for number, state in zip(numbers, found, strict=True) if state is not None}
+
+    def _keep_servers(self, rows: Rows) -> None:
+        servers = server_keys(rows.ids)
+        last = np.ones(len(servers), np.bool_)
+        last[:-1] = (servers[1:] != servers[:-1]) | (rows.files[1:] != rows.files[:-1])
+        last &= ~opaque_mask(rows.ids)
+        if len(self._last_files) > _SERVERS_MAX:
+            self._last_files.clear()
+        self._last_files.update(zip(servers[last].tolist(), rows.files[last].tolist(), strict=True))
+
+    def _add_recent(self, fresh: Entries) -> None:
+        """Parts halve in size, at least: so there are few, and an entry is merged a few times."""
+        self._recent.append(fresh)
+        while len(self._recent) > 1 and len(self._recent[-2]) < 2 * len(self._recent[-1]):
+            self._recent[-2:] = [joined(self._recent[-2:])]
+        self._exchange_tables()
+
+    def _exchange_tables(self) -> None:
+        segments = (self._segments[one.number].entries for one in self._manifest.segments)
+        self._tables = (*segments, *self._recent)
+
+    def _path(self, number: int) -> Path:
+        return self.directory / segment_name(number)
+
+    def _open(self, one: Listed) -> Segment:
+        try:
+            return Segment(self._path(one.number))
+        except (OSError, ValueError) as error:
+            raise corrupt(self.directory, str(error)) from error
+
+    def _remove_unlisted(self) -> None:
+        """What a process that was killed has left."""
+        names = {segment_name(one.number) for one in self._manifest.segments}
+        with storage_errors(self.directory):
+            for path in self.directory.glob("segment-*"):
+                if path.name not in names:
+                    path.unlink()
+
+    def _write_segment(self, parts: Iterable[Entries], capacity: int) -> int:
+        """Write one that nobody knows of yet; its number. StorageError, and what `parts` raises."""
+        if self.disk_bytes + Writer.bytes_of(capacity) > self._bytes_max:
+            raise DiskFullError(
+                f"{self.directory}: the log file map is full; raise 'eventstore.map_bytes_max' and start "
+                "again, nothing is lost"
+            )
+        number = next(self._numbers)
+        path = self._path(number)
+        with storage_errors(path):
+            writer = Writer(path, capacity)
+            try:
+                for part in parts:
+                    writer.append(part)
+                writer.close()
+            except BaseException:
+                writer.abandon()
+                raise
+            self._segments[number] = Segment(path)
+        return number
+
+    def _put_manifest(self, manifest: Manifest, number: int | None) -> None:
+        """If it fails, the new segment's file goes again, unless the manifest got there all the same."""
+        try:
+            write_manifest(self.directory, manifest)
+        except BaseException:
+            if number is not None:
+                self._segments.pop(number)
+                with suppress(StorageError):  # then the next start does it
+                    there = read_manifest(self.directory)
+                    if there is None or number not in {one.number for one in there.segments}:
+                        self._remove([number])
+            raise
+        self._manifest = manifest
+
+    def _remove(self, numbers: Iterable[int]) -> None:
+        """Lookups under way hold what they use."""
+        for number in numbers:
+            self._segments.pop(number, None)
+            with storage_errors(self.directory):
+                self._path(number).unlink(missing_ok=True)
+
+    def _work_off(self) -> float:
+        """One merge, if one is due."""
+        job = self._job()
+        if job is not None:
+            with suppress(_GivenUpError):
+                self._merge(*job)
+        with self._changing:
+            self._due = self._job() is not None
+            self._changing.notify_all()
+            return 0.0 if self._due else float("inf")
+
+    def _job(self) -> tuple[list[Listed], int] | None:
+        """Segments, and the level of what they become: neighbours of one size, or one with dead entries."""
+        listed = self.segments
+        neighbours = job_of(listed)
+        if neighbours is not None:
+            return neighbours, neighbours[0].level + 1
+        for one in listed:
+            segment = self._segments[one.number]
+            if segment.dead(self._live) * _DEAD_SHARE > len(segment):
+                return [one], one.level
         return None
-    key, value = cursor.item()
-    return sparse_latest(value), key, value
+
+    def _merge(self, job: Sequence[Listed], level: int) -> None:
+        segments = [self._segments[one.number] for one in job]
+
+        def parts() -> Iterator[Entries]:
+            for part in merged(segments, self._live):
+                if self._merger.rest(_PAUSE_S):
+                    raise _GivenUpError
+                yield part
+
+        total = sum(map(len, segments))
+        number = self._write_segment(parts(), total)
+        kept = len(self._segments[number])
+        with self._changing:
+            listed = self.segments
+            at = listed.index(job[0])
+            fresh = [Listed(number, level)] if kept else []
+            changed = [*listed[:at], *fresh, *listed[at + len(job) :]]
+            self._put_manifest(msgspec.structs.replace(self._manifest, segments=changed), number)
+            self._exchange_tables()
+        self.swept += total - kept
+        self._remove([*[one.number for one in job], *([] if fresh else [number])])

@@ -6,19 +6,22 @@ that are kept open (paper 3.4.2).
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, cast
+from itertools import pairwise, repeat, starmap
+from typing import Any, Final, cast
+
+import numpy as np
 
 from eventstore.arrivals import Arrivals
 from eventstore.cache import CacheEventStore, Fill
 from eventstore.log_file_map import LogFileMap
 from eventstore.reader import Reader, ReadOn, first_lines
-from eventstore.rules.entries import Place
+from eventstore.rules.entries import Ints, Places
 from photon.core.clock import Clock
-from photon.core.columns import split_ids
+from photon.core.columns import hash_ids, split_ids, take_ids
 from photon.core.fates import Found
-from photon.core.ids import opaque_mask
 from photon.core.status import Histogram
 from photon.logs.files import FileState
 from photon.logs.formats import JsonLines
@@ -29,27 +32,28 @@ GAP_BYTES_MAX: Final = 4096
 """Reading over so much that nobody asked for is cheaper than one more read."""
 
 
-class Span(NamedTuple):
-    """Bytes that are read at once, and the places in them, in order."""
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """S spans of bytes that are read at once; `of` (N,): the span that each of the places lies in."""
 
-    place: Place
-    places: list[Place]
+    places: Places
+    of: Ints
 
 
-def spans_of(places: Sequence[Place]) -> list[Span]:
-    """Sorted places -> spans of those that overlap or are close; a place is never cut. Pure."""
-    spans: list[Span] = []
-    for place in places:
-        end = place.offset + place.length
-        (file, offset, length), together = spans[-1] if spans else (Place(-1, 0, 0), [])
-        reach = max(end, offset + length) - offset
-        close = place.offset <= offset + length + GAP_BYTES_MAX
-        if place.file == file and close and reach <= SPAN_BYTES_MAX:
-            together.append(place)
-            spans[-1] = Span(Place(file, offset, reach), together)
-        else:
-            spans.append(Span(place, [place]))
-    return spans
+def spans_of(places: Places) -> Spans:
+    """N places, sorted by file and offset -> spans of those that are close; a place is never cut. Pure."""
+    files, starts = places["file"], places["offset"].astype(np.int64)
+    ends = starts + places["length"]
+    apart = np.ones(len(places), np.bool_)
+    apart[1:] = (files[1:] != files[:-1]) | (starts[1:] > ends[:-1] + GAP_BYTES_MAX)
+    # What is close goes on and on: cells of SPAN_BYTES_MAX from where it begins.
+    begins = starts[np.maximum.accumulate(np.where(apart, np.arange(len(places)), 0))]
+    cells = (ends - 1 - begins) // SPAN_BYTES_MAX
+    apart[1:] |= cells[1:] != cells[:-1]
+    first = np.flatnonzero(apart)
+    spans = places[first]
+    spans["length"] = np.maximum.reduceat(ends, first) - starts[first]
+    return Spans(spans, np.cumsum(apart) - 1)
 
 
 class OpenLogs:
@@ -59,36 +63,70 @@ class OpenLogs:
         self._files: dict[tuple[int, int, int], int] = {}
         self.bytes_read = 0
 
-    def read_ahead(self, places: Iterable[Place], states: Mapping[int, FileState]) -> None:
-        """Let the kernel fetch all these places side by side: cold, they cost 0.4 ms one by one."""
-        for place in places:
-            fd = self._open(states[place.file])
-            if fd is not None:
-                os.posix_fadvise(fd, place.offset, place.length, os.POSIX_FADV_WILLNEED)
-
-    def read(self, place: Place, state: FileState) -> bytes | None:
-        """The bytes there; None if the file is gone, is another one by now, shrank or can't be read."""
-        fd = self._open(state)
-        if fd is None:
-            return None
-        try:
-            data = os.pread(fd, place.length, place.offset)
-        except OSError:
-            return None
-        self.bytes_read += len(data)
-        return data if len(data) == place.length else None
+    def read(self, places: Places, states: Mapping[int, FileState]) -> list[bytes]:
+        """The bytes at N places, sorted by file and offset; fewer where the file is gone, is another one by
+        now, shrank or can't be read. No Python statement is spent on a place.
+        """
+        spans = spans_of(places)
+        read = self._read_spans(spans.places, states)
+        if len(read) == len(places):
+            return read
+        starts = (places["offset"] - spans.places["offset"][spans.of]).astype(np.int64)
+        ends = starts + places["length"]
+        whole = map(read.__getitem__, spans.of.tolist())
+        return list(map(bytes.__getitem__, whole, map(slice, starts.tolist(), ends.tolist())))
 
     def close(self) -> None:
         while self._files:
             os.close(self._files.popitem()[1])
 
-    def _open(self, state: FileState) -> int | None:
+    def _read_spans(self, spans: Places, states: Mapping[int, FileState]) -> list[bytes]:
+        numbers, first = np.unique(spans["file"], return_index=True)
+        bounds = [*first.tolist(), len(spans)]
+        files = [
+            (states.get(number), part)
+            for number, part in zip(numbers.tolist(), starmap(slice, pairwise(bounds)), strict=True)
+        ]
+        offsets, lengths = spans["offset"].tolist(), spans["length"].tolist()
+        if len(spans) > 1:
+            # Let the kernel fetch all of them side by side: cold, they cost 0.4 ms one by one.
+            for state, part in files:
+                fd = self._open(state)
+                if fd is not None:
+                    deque(
+                        map(
+                            os.posix_fadvise,
+                            repeat(fd),
+                            offsets[part],
+                            lengths[part],
+                            repeat(os.POSIX_FADV_WILLNEED),
+                        ),
+                        0,
+                    )
+        found: list[bytes] = []
+        for state, part in files:
+            found += self._read_file(self._open(state), lengths[part], offsets[part])
+        self.bytes_read += sum(map(len, found))
+        return found
+
+    def _read_file(self, fd: int | None, lengths: list[int], offsets: list[int]) -> list[bytes]:
+        if fd is None:
+            return [b""] * len(lengths)
+        try:
+            return list(map(os.pread, repeat(fd), lengths, offsets))
+        except OSError:
+            if len(lengths) == 1:
+                return [b""]
+        parts = [
+            self._read_file(fd, [length], [offset]) for length, offset in zip(lengths, offsets, strict=True)
+        ]
+        return [data for part in parts for data in part]
+
+    def _open(self, state: FileState | None) -> int | None:
+        if state is None:
+            return None
         key = (state.number, state.device, state.inode)
         fd = self._files.get(key)
-        if state.gone:
-            if fd is not None:
-                os.close(self._files.pop(key))
-            return None
         if fd is not None:
             return fd
         try:
@@ -108,29 +146,10 @@ class OpenLogs:
         self.close()
 
 
-def probe_json_lines(key: bytes, data: bytes, low: int, high: int) -> bytes | None:
-    """The first line in data[low:high] that may be a photon id's event, b"" if surely none is.
-
-    None if only parsing can tell. The id's text ends with its timestamp, so a search for that finds it.
-    """
-    needle = b':%d"' % int.from_bytes(key[8:], "big")
-    at = data.find(needle, low, high)
-    # Any character may be written as an escape: such a line, if before the hit, would be overlooked.
-    before = at if at >= 0 else high
-    if data.find(b"\\", low, before) >= 0 and data.find(b"\\u", low, before) >= 0:
-        return None
-    if at < 0:
-        return b""
-    end = data.find(b"\n", at, high)
-    start = data.rfind(b"\n", low, at) + 1
-    return data[start or low : end if end >= 0 else high]
-
-
 class LogsEventStore:
     """Thread-safe: each thread has its own open files and parser, and reading stops nobody from writing.
 
-    Of several lines with one id it finds the first: for an opaque id the first that was read, for a photon
-    id that of the lowest file number and offset.
+    Of several lines with one id it finds the first that was read, of those in logs that are still there.
     """
 
     def __init__(
@@ -150,119 +169,87 @@ class LogsEventStore:
 
     def get_many(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[bool]]:
         """For each distinct id its line or None, and whether a log that may hold it could not be read."""
-        places, states = self._map.look_up(keys)
+        ids = b"".join(keys)
+        rows, places, states = self._map.look_up(ids)
+        found: dict[bytes, bytes] = {}
+        doubted: set[bytes] = set()
+        if len(rows):
+            order = np.lexsort((places["offset"], places["file"]))
+            found, doubted = self._read(take_ids(ids, rows[order]), places[order], states)
+        with self._counting:
+            self.hits += len(found)
+            self.misses += len(keys) - len(found)
+        return list(map(found.get, keys)), list(map(doubted.__contains__, keys))
+
+    def _read(
+        self, ids: bytes, places: Places, states: Mapping[int, FileState]
+    ) -> tuple[dict[bytes, bytes], set[bytes]]:
+        """N ids and places, sorted by these -> the lines, and the ids of which it is not known."""
         logs, log_format = self._tools()
         before = logs.bytes_read
-        search = _Search(keys, places, states, logs, log_format)
-        search.run()
-        for name in search.contradicted:
-            self._notice(
-                f"{name} does not hold what the log file map says: it was overwritten, or the map is "
-                f"damaged; if events keep waiting, stop and remove {self._map.directory}: it is rebuilt"
-            )
+        read = logs.read(places, states)
         with self._counting:
-            missed = search.lines.count(None)
-            self.hits += len(keys) - missed
-            self.misses += missed
             self.bytes_read += logs.bytes_read - before
-        return search.lines, search.doubtful
+        keys = split_ids(ids)
+        batch = log_format.parse_primary(b"\n".join(read))
+        if batch.ids == ids:
+            return dict(zip(keys, batch.lines, strict=True)), set()
+        return self._check_each(keys, places, states, read)
+
+    def _check_each(
+        self, keys: Sequence[bytes], places: Places, states: Mapping[int, FileState], read: Sequence[bytes]
+    ) -> tuple[dict[bytes, bytes], set[bytes]]:
+        """The slow way, where some line is not the event that was looked for.
+
+        The lines of those that are; and which events may be in a log that can't be read, or that was
+        overwritten and not yet found to be.
+        """
+        found: dict[bytes, bytes] = {}
+        doubted: set[bytes] = set()
+        for key, place, data in zip(keys, places, read, strict=True):
+            line, known = self._line_in(key, place, data, states)
+            if known and line is None:
+                line, known = self._look_further(key)
+            if line is not None:
+                found[key] = line
+            elif not known:
+                doubted.add(key)
+        return found, doubted
+
+    def _line_in(
+        self, key: bytes, place: Any, data: bytes, states: Mapping[int, FileState]
+    ) -> tuple[bytes | None, bool]:
+        """What was read at a place -> the line if it is that of the id; whether it is an event that may stand
+        there: of this id, or of another with the same hash."""
+        if len(data) < place["length"]:
+            return None, False
+        batch = self._tools()[1].parse_primary(data)
+        line = first_lines(batch).get(key)
+        if line is not None or (batch.ids and hash_ids(batch.ids)[0] == hash_ids(key)[0]):
+            return line, True
+        state = states.get(int(place["file"]))
+        self._notice(
+            f"{state.name if state else 'a log'} does not hold what the log file map says: it was "
+            "overwritten, or the map is damaged; if events keep waiting, stop and remove "
+            f"{self._map.directory}: it is rebuilt"
+        )
+        return None, False
+
+    def _look_further(self, key: bytes) -> tuple[bytes | None, bool]:
+        """Among all places of the id's hash: its line, and whether it is known that there is none."""
+        places, states = self._map.places_of(key)
+        for row in range(len(places)):
+            [data] = self._tools()[0].read(places[row : row + 1], states)
+            line, known = self._line_in(key, places[row], data, states)
+            if line is not None or not known:
+                return line, known
+        return None, True
 
     def _tools(self) -> tuple[OpenLogs, JsonLines]:
         if not hasattr(self._local, "tools"):
             self._local.tools = OpenLogs(), self._make_format()
         tools: tuple[OpenLogs, JsonLines] = self._local.tools
         return tools
-
-
-@dataclass
-class _Search:
-    keys: Sequence[bytes]
-    places: Sequence[Sequence[Place]]
-    states: Mapping[int, FileState]
-    logs: OpenLogs
-    log_format: JsonLines
-
-    def __post_init__(self) -> None:
-        self.exact = opaque_mask(b"".join(self.keys)).tolist()
-        self.lines: list[bytes | None] = [None] * len(self.keys)
-        self.doubtful = [False] * len(self.keys)
-        self.contradicted: set[str] = set()
-        """Names of logs that hold another line where the map says one is."""
-
-    def run(self) -> None:
-        rows_at: dict[Place, list[int]] = {}
-        for row, found in enumerate(self.places):
-            for place in found:
-                rows_at.setdefault(place, []).append(row)
-        # What stood in a file that is gone is in the logs no more.
-        spans = spans_of(sorted(place for place in rows_at if not self.states[place.file].gone))
-        if len(spans) > 1:
-            self.logs.read_ahead([span.place for span in spans], self.states)
-        for span in spans:
-            rows = [[row for row in rows_at[place] if self.lines[row] is None] for place in span.places]
-            if not any(rows):
-                continue
-            data = self._read(span.place)
-            for place, of_place in zip(span.places, rows, strict=True):
-                if not of_place:
-                    continue
-                if data is not None:
-                    self._look_into(data, place.offset - span.place.offset, place.length, of_place)
-                else:  # its end may be cut off, and this place still there
-                    self._look_into(self._read(place), 0, place.length, of_place)
-        for row in self._verify():
-            if self.exact[row]:
-                self.doubtful[row] = True  # the log was overwritten, and not yet found to be
-                self.contradicted |= {self.states[place.file].name for place in self.places[row]}
-            else:
-                self.lines[row] = self._by_parsing(row)
-
-    def _read(self, place: Place) -> bytes | None:
-        return self.logs.read(place, self.states[place.file])
-
-    def _look_into(self, data: bytes | None, low: int, length: int, rows: Sequence[int]) -> None:
-        """Look for the events of these rows in a place, which begins at `low` of the bytes that were read."""
-        if data is None:
-            for row in rows:
-                self.doubtful[row] = True
-            return
-        high = low + length
-        parsed: dict[bytes, bytes] | None = None
-        for row in rows:
-            if self.lines[row] is not None:
-                continue  # an earlier place of the same span had it
-            key = self.keys[row]
-            line = data[low:high] if self.exact[row] else probe_json_lines(key, data, low, high)
-            if line is None:
-                parsed = self._parse(data[low:high]) if parsed is None else parsed
-                line = parsed.get(key)
-            self.lines[row] = line or None
-
-    def _verify(self) -> list[int]:
-        """Forget the lines that are not the event looked for; their rows."""
-        rows = [row for row, line in enumerate(self.lines) if line is not None]
-        found = [line for line in self.lines if line is not None]
-        if not found:
-            return []
-        batch = self.log_format.parse_primary(b"\n".join(found))
-        right: Sequence[bytes | None] = batch.lines
-        if batch.ids != b"".join([self.keys[row] for row in rows]):
-            parsed = zip(rows, map(self._parse, found), strict=True)
-            right = [lines.get(self.keys[row]) for row, lines in parsed]
-        for row, line in zip(rows, right, strict=True):
-            self.lines[row] = line
-        return [row for row in rows if self.lines[row] is None]
-
-    def _by_parsing(self, row: int) -> bytes | None:
-        """The slow way, where the text of an id stands in another field too."""
-        for place in self.places[row]:
-            line = self._parse(self._read(place) or b"").get(self.keys[row])
-            if line is not None:
-                return line
-        return None
-
-    def _parse(self, data: bytes) -> dict[bytes, bytes]:
-        return first_lines(self.log_format.parse_primary(data))
 
 
 # Below the bound of a message. What does not fit is BEHIND: asked again without the others, it fits.

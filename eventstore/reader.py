@@ -1,7 +1,7 @@
 """The reader of the primary logs: fills the log file map and the cache, in one thread (paper 3.4.1, 3.4.2).
 
-What it takes up is kept as a group until the map has it on disk; then the cache gets it. While it catches
-up a group is many chunks: the dense map takes keys in random order, and is fast with many at once only.
+What it takes up is kept as a group until the map has it; then the cache gets it. While it catches up a group
+is many chunks: all that is done with a group is faster with many events at once.
 
 While the reader is behind (it catches up, the map was lost, the disk is full), what the map does not have
 may stand right behind what it has. A lookup reads that little, from where the map ends: of the file that
@@ -25,7 +25,6 @@ from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.rules.entries import Ints
 from photon.core.clock import Backoff, Clock
 from photon.core.columns import split_ids
-from photon.core.disk import stays
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
 from photon.core.settings import Logs
@@ -39,8 +38,6 @@ GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
 _RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
-_SWEEP_EVERY_S: Final = 0.05
-_SWEEP_AGAIN_S: Final = 1.0
 
 
 @dataclass(slots=True)
@@ -84,9 +81,7 @@ class Reader:
         self._thread = threading.Thread(target=self._run, name="primary-reader", daemon=True)
         self._group = _Group()
         self.dead_letters.truncate(self.log_file_map.counts.dead_letters)
-        self._letters_beyond = False  # what the map says: they are cut off before the next append
         self._next_unended = float("-inf")
-        self._next_sweep = float("-inf")
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache; in a drain it has seen a log."""
         self.positions = {state.number: state for state in self.log_file_map.states() if not state.gone}
@@ -99,15 +94,19 @@ class Reader:
         self._thread.start()
 
     def stop(self) -> None:
-        """End after the group under way; what is not committed is read again at the next start."""
+        """End after the group under way. What can't be made durable then is read again at the next start."""
         self._stopping.set()
         self.wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        with suppress(StorageError):
+            self._flush()
         self.follower.close()
 
     def step(self) -> bool:
         """Read and store one group; was there anything? StorageError: call again, the group is kept."""
+        if self.log_file_map.flush_due:
+            self._flush()
         group = self._group
         for state in self.follower.scan_if_due():
             group.states[state.number] = state
@@ -127,8 +126,6 @@ class Reader:
             self._write()
         self.caught_up = self.follower.caught_up and self._in_sight()
         self.unreadable = self.follower.unreadable
-        if not worked:
-            self._sweep_if_due()
         if worked or self.clock.monotonic() >= self._next_unended:
             self.unended = self.follower.unended()
             self._next_unended = self.clock.monotonic() + _UNENDED_EVERY_S
@@ -149,8 +146,8 @@ class Reader:
                 try:
                     worked = self.step()
                 except StorageError as error:
-                    # A restart mends the latter two: it looks at what is on disk, and opens the map anew.
-                    if isinstance(error, CorruptStateError) or self.dead_letters.broken or stays(error):
+                    # A restart mends the latter: it looks at what is on disk.
+                    if isinstance(error, CorruptStateError) or self.dead_letters.broken:
                         raise
                     failures += 1
                     self._tell(error)
@@ -168,14 +165,8 @@ class Reader:
 
     def _pause_s(self) -> float:
         """Until there may be something to do, unless the follower wakes the reader before."""
-        others = min(self._next_sweep, self._next_unended) - self.clock.monotonic()
+        others = self._next_unended - self.clock.monotonic()
         return min(self.follower.patience_s, max(others, self.settings.poll_interval_ms / 1000))
-
-    def _sweep_if_due(self) -> None:
-        """Room that deleted logs have left in the map, a little at a time."""
-        if self.clock.monotonic() >= self._next_sweep:
-            more = self.log_file_map.sweep_step()
-            self._next_sweep = self.clock.monotonic() + (_SWEEP_EVERY_S if more else _SWEEP_AGAIN_S)
 
     def _tell(self, error: StorageError) -> None:
         if self.storage_error != str(error):
@@ -216,11 +207,10 @@ class Reader:
         return DeadLetter(Fate.MALFORMED, reason, beginning, file.name, chunk.start)
 
     def _write(self) -> None:
-        """The group to the dead letters, the map (one transaction), the cache; then a new group begins."""
+        """The group to the dead letters, the map, the cache; then a new group begins."""
         group, counts = self._group, self.log_file_map.counts
         rows = group.rows()
         repeats = self.log_file_map.write(rows, group.states.values(), self._with_letters(counts))
-        self._letters_beyond = False
         self._group = _Group()
         for number, state in group.states.items():
             if state.gone:
@@ -237,19 +227,18 @@ class Reader:
             keys, lines = tuple(compress(keys, first)), list(compress(lines, first))
         self.fill(keys, lines)
 
-    def _with_letters(self, counts: Counts) -> Counts:
-        """Append the group's dead letters, durably. What the map's transaction shall say of them.
+    def _flush(self) -> None:
+        """Make what was read durable; the dead letters before the map, which says where they end."""
+        self.caught_up = False  # however long it takes, nothing is read meanwhile
+        self.dead_letters.sync()
+        self.log_file_map.flush()
 
-        If it fails they are cut off again before the next try: each letter is kept exactly once.
-        """
+    def _with_letters(self, counts: Counts) -> Counts:
+        """Append the group's dead letters, all or none. What the map is to say of them."""
         group = self._group
         position = counts.dead_letters
         if group.letters:
-            if self._letters_beyond:
-                self.dead_letters.truncate(position)
-            self._letters_beyond = True
             position = self.dead_letters.append(dead_letter_lines(group.letters))
-            self.dead_letters.sync()
         return Counts(
             counts.primary_events + len(group.lines),
             counts.malformed + len(group.letters),

@@ -91,6 +91,7 @@ class EventStoreServer(eventstore_pb2_grpc.EventStoreServicer):
             drain,
             self._notices.tell,
             wake=wake.set,
+            first=self._map.next_number,
         )
         self._reader = Reader(
             follower,

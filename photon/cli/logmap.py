@@ -20,9 +20,7 @@ _MEANINGS: Final = {
     "files": "logs",
     "events": "primary events",
     "malformed": "malformed lines",
-    "sparse": "entries for photon ids",
-    "dense": "entries for opaque ids",
-    "repeated": "opaque ids that stand in another log too",
+    "entries": "entries of the map",
 }
 
 

@@ -216,7 +216,7 @@ def _all_canonical(tails: Sequence[str]) -> bool:
 
 
 def opaque_mask(ids: bytes) -> npt.NDArray[np.bool_]:
-    """16 x N bytes -> N flags: which ids are opaque (found by the dense log file map only)."""
+    """16 x N bytes -> N flags: which ids are opaque."""
     first: npt.NDArray[np.uint8] = np.frombuffer(ids, np.uint8)[::ID_BYTES]
     mask: npt.NDArray[np.bool_] = (first & 0xF0) == _OPAQUE_NIBBLE
     return mask

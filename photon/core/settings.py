@@ -187,10 +187,6 @@ class EventStore:
     """Of each process on the ring of consistent hashing."""
     cache_bytes: int = _bounded(256 * MIB, 1 * MIB, 1 << 40)
     """Of each process."""
-    map_interval_bytes: int = _bounded(16 * 1024, 512, 64 * MIB)
-    """M of the paper: a sparse entry points to at most so many bytes."""
-    map_interval_s: float = _bounded(10.0, 0.001, 86_400)
-    """W of the paper: a sparse entry covers at most so much event time."""
     map_bytes_max: int = _bounded(64 << 30, 1 * MIB, 1 << 44)
     read_on_bytes_max: int = _bounded(1 * MIB, 0, 1 << 30)
     """While the map is behind the logs, a lookup reads on so far behind its last entry."""

@@ -17,20 +17,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from eventstore import built_map
 from eventstore.built_map import BuiltFile, Generation, Manifest, Part, Span
-from eventstore.rules.entries import Interval
-from eventstore.segments import identity_of, interval_us_of
+from eventstore.segments import identity_of
 from photon.core.disk import DirectoryLock, make_directory, storage_errors, sync_directory
 from photon.core.errors import StorageError, UsageError
 from photon.core.settings import Logs, Settings
 from photon.logs.files import HEAD_BYTES, TAIL_BYTES, digest, read_at, read_chunk
 from photon.logs.packed import is_packed
 from spark.logmap import jobs as logmap
-from spark.logmap.jobs import Facts, Reading, write_dense_parts, write_letters, write_sparse_parts
-from spark.reading.lines import LogFile, line_begins
+from spark.logmap.jobs import Facts, write_letters, write_segments
+from spark.reading.lines import LogFile
 from spark.reading.paths import check_name, input_paths, local_name
 from spark.session import spark_failures
 
-_ROWS_A_PART: Final = 1 << 20
+_ROWS_A_PART: Final = 1 << 22
+"""Of a segment: an executor holds 24 bytes of each, and a map of many segments is slow."""
 _GENERATION: Final = "generation-"
 
 
@@ -44,8 +44,7 @@ class Built:
     bytes: int
     events: int
     malformed: int
-    sparse: int
-    dense: int
+    entries: int
 
     def as_document(self) -> dict[str, Any]:
         """For --json."""
@@ -57,7 +56,7 @@ class Stock:
     """`files`: all that are known now, by number. `grown`, `new`, `gone`: how many."""
 
     files: dict[int, BuiltFile]
-    readings: list[Reading]
+    readings: list[LogFile]
     grown: int
     new: int
     gone: int
@@ -101,12 +100,7 @@ def build(session: SparkSession, patterns: Sequence[str], directory: Path, setti
 
 
 def _manifest(directory: Path, settings: Settings) -> Manifest:
-    wanted = Manifest(
-        built_map.FORMAT,
-        built_map.identity_digest(identity_of(settings)),
-        settings.eventstore.map_interval_bytes,
-        interval_us_of(settings.eventstore.map_interval_s),
-    )
+    wanted = Manifest(built_map.FORMAT, built_map.identity_digest(identity_of(settings)))
     known = built_map.read_manifest(directory)
     if known is None:
         return wanted
@@ -129,30 +123,26 @@ def _generation(
     """The files of a new generation, durable, and the facts of what was read."""
     name = f"{_GENERATION}{len(manifest.generations):06d}"
     if not stock.readings:
-        return Generation(name, [], [], []), []
+        return Generation(name, [], []), []
     into = (directory / name).absolute()
     with storage_errors(into):
         make_directory(into)
-    interval = Interval(manifest.interval_bytes, manifest.interval_us)
-    rows = logmap.rows_of(session, stock.readings, settings, interval).persist(StorageLevel.DISK_ONLY)
+    rows = logmap.rows_of(session, stock.readings, settings).persist(StorageLevel.DISK_ONLY)
     try:
         facts = logmap.facts(rows)
-        sparse, dense, letters = [], [], []
-        parallelism = session.sparkContext.defaultParallelism
-        if runs := sum(fact.runs for fact in facts):
-            sparse = _collected(write_sparse_parts(rows, _parts(runs, parallelism), interval, into))
-        if opaque := sum(fact.opaque for fact in facts):
-            dense = _collected(write_dense_parts(rows, _parts(opaque, parallelism), into))
+        segments, letters = [], []
+        if events := sum(fact.events for fact in facts):
+            parts = _parts(events, session.sparkContext.defaultParallelism)
+            segments = _collected(write_segments(rows, parts, into))
         if any(fact.malformed for fact in facts):
             [written] = _collected(write_letters(rows, into))
             letters = [msgspec.structs.replace(written, spans=_spans(facts))]
     finally:
         rows.unpersist()
     with storage_errors(into):
-        _remove_others(into, {part.name for part in (*sparse, *dense, *letters)})
+        _remove_others(into, {part.name for part in (*segments, *letters)})
         sync_directory(into)
-    begun = {reading.file.number: reading.file.start for reading in stock.readings if reading.fresh}
-    return Generation(name, sparse, dense, letters, begun), facts
+    return Generation(name, segments, letters), facts
 
 
 def _spans(facts: Sequence[Facts]) -> list[Span]:
@@ -168,8 +158,8 @@ def _parts(rows: int, parallelism: int) -> int:
 
 
 def _collected(written: DataFrame) -> list[Part]:
-    rows = sorted(written.collect(), key=lambda row: (row.level, row.part))
-    return [Part(row.name, row.entries, row.level) for row in rows]
+    rows = sorted(written.collect(), key=lambda row: row.part)
+    return [Part(row.name, row.entries) for row in rows]
 
 
 def _remove_others(directory: Path, names: set[str]) -> None:
@@ -198,11 +188,10 @@ def _summed(
         stock.new,
         stock.grown,
         stock.gone,
-        sum(files[reading.file.number].offset - reading.fresh for reading in stock.readings),
+        sum(files[reading.number].offset - reading.start for reading in stock.readings),
         sum(fact.events for fact in facts),
         sum(fact.malformed for fact in facts),
-        sum(part.count for part in generation.sparse),
-        sum(part.count for part in generation.dense),
+        sum(part.count for part in generation.segments),
     )
     return files, built
 
@@ -221,7 +210,7 @@ def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stoc
             fresh.append(found)
             continue
         files[file.number] = msgspec.structs.replace(file, name=name)
-        reading = _growth(files[file.number], found.size, manifest.interval_bytes, settings)
+        reading = _growth(files[file.number], found.size, settings)
         if reading is not None:
             readings.append(reading)
     grown = len(readings)
@@ -231,7 +220,7 @@ def take_stock(manifest: Manifest, names: Sequence[str], settings: Logs) -> Stoc
     for number, found in enumerate(fresh, manifest.next_number):
         files[number] = BuiltFile(number, found.name, archive=found.archive)
         if found.archive is not None or _has_gained(found.name, 0, found.size, settings):
-            readings.append(Reading(LogFile(found.name, found.size, 0, number), 0))
+            readings.append(LogFile(found.name, found.size, 0, number))
     return Stock(files, readings, grown, len(fresh), len(gone))
 
 
@@ -287,12 +276,10 @@ class _Known:
         return None
 
 
-def _growth(file: BuiltFile, size: int, interval_bytes: int, settings: Logs) -> Reading | None:
+def _growth(file: BuiltFile, size: int, settings: Logs) -> LogFile | None:
     if file.archive is not None or not _has_gained(file.name, file.offset, size, settings):
         return None
-    start = file.offset
-    start = line_begins(file.name, start - start % interval_bytes, start) if start else 0
-    return Reading(LogFile(file.name, size, start, file.number), file.offset)
+    return LogFile(file.name, size, file.offset, file.number)
 
 
 def _has_gained(name: str, offset: int, size: int, settings: Logs) -> bool:

@@ -96,6 +96,7 @@ class Parts:
             self.map.states(),
             drain,
             self.notices.tell,
+            first=self.map.next_number,
         )
         log_format = make_format()
         self.reader = Reader(
@@ -134,5 +135,6 @@ class Parts:
         return sorted((self.root / "dead-letters").glob("primary-*.jsonl"))[-1].read_bytes().splitlines()
 
     def close(self):
+        self.reader.stop()
         self.dead_letters.close()
         self.map.close()

@@ -1,5 +1,6 @@
 """Loading a built log file map in bulk. The built maps are written here by hand, without Spark."""
 
+import errno
 import gzip
 import os
 import random
@@ -18,27 +19,23 @@ from eventstore.built_map import (
     identity_digest,
     read_manifest,
     write_manifest,
-    write_sparse,
 )
-from eventstore.dense import FLUSH_ENTRIES
 from eventstore.loading import known_states, load
-from eventstore.rules.entries import Interval, dense_entries, levels_of, runs_of
-from eventstore.segments import Writer, columns_of, identity_of
+from eventstore.rules.entries import entries_of
+from eventstore.segments import Writer, identity_of
 from eventstore.server import EventStoreServer
 from photon.core.clock import SystemClock
-from photon.core.columns import take_ids
+from photon.core.columns import hash_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import CorruptStateError, DiskFullError, LockedError, UsageError
 from photon.core.fates import Found
-from photon.core.ids import opaque_mask
 from photon.core.settings import EventStore, Ids, Settings
 from photon.logs.files import digest
 from photon.logs.packed import Spool
 from tests.eventstore.kit import append, line, make_format, pack
 from tests.waiting import wait_until
 
-SETTINGS = Settings(eventstore=EventStore(map_interval_bytes=512, map_interval_s=0.01, map_bytes_max=1 << 26))
-GRID = Interval(512, 10_000)
+SETTINGS = Settings(eventstore=EventStore(map_bytes_max=1 << 26))
 
 
 class BuiltMap:
@@ -47,7 +44,7 @@ class BuiltMap:
     def __init__(self, directory, settings=SETTINGS):
         self.directory = directory
         directory.mkdir()
-        self.manifest = Manifest(FORMAT, identity_digest(identity_of(settings)), *GRID)
+        self.manifest = Manifest(FORMAT, identity_digest(identity_of(settings)))
 
     def add(self, *paths):
         name = f"generation-{len(self.manifest.generations):06d}"
@@ -71,8 +68,7 @@ class BuiltMap:
         columns = [np.array(column, np.int64) for column in (files, starts, lengths)]
         generation = Generation(
             name,
-            self._sparse(name, ids, *columns),
-            self._dense(name, ids, *columns),
+            self._segments(name, ids, *columns),
             self._letters(name, letters),
         )
         self.manifest = msgspec.structs.replace(
@@ -83,31 +79,18 @@ class BuiltMap:
         )
         write_manifest(self.directory, self.manifest)
 
-    def _sparse(self, name, ids, files, starts, lengths):
-        rows = ~opaque_mask(ids)
-        if not rows.any():
-            return []
-        runs = runs_of(take_ids(ids, rows), files[rows], starts[rows], lengths[rows], GRID)
-        records = runs.records()
-        levels, parts = levels_of(records, GRID.us), []
-        for level in sorted(set(levels.tolist())):
-            chosen = records[levels == level]
-            parts.append(Part(f"sparse-{level}", len(chosen), level))
-            write_sparse(self.directory / name / parts[-1].name, chosen)
-        return parts
-
-    def _dense(self, name, ids, files, starts, lengths):
-        rows = np.flatnonzero(opaque_mask(ids))
-        _, keys, values = dense_entries(take_ids(ids, rows), files[rows], starts[rows], lengths[rows])
+    def _segments(self, name, ids, files, starts, lengths):
+        entries, _ = entries_of(hash_ids(ids), files, starts, lengths)
         parts = []
-        middle = len(keys) // 2
-        while 0 < middle < len(keys) and keys[middle] == keys[middle - 1]:
+        middle = len(entries) // 2
+        while 0 < middle < len(entries) and entries.hashes[middle] == entries.hashes[middle - 1]:
             middle += 1
         for number, part in enumerate((slice(middle), slice(middle, None))):
-            writer = Writer(self.directory / name / f"dense-{number}", len(keys[part]))
-            writer.append(columns_of(b"".join(keys[part]), b"".join(values[part])))
+            part = entries.take(part)
+            writer = Writer(self.directory / name / f"segment-{number}", len(part))
+            writer.append(part)
             writer.close()
-            parts.append(Part(f"dense-{number}", len(keys[part])))
+            parts.append(Part(f"segment-{number}", len(part)))
         return parts
 
     def _letters(self, name, letters):
@@ -173,13 +156,13 @@ def check_serves(tmp_path, idents=IDS):
 
 def test_an_event_store_serves_a_loaded_map_at_once_and_reads_only_what_comes_after(tmp_path, log, built):
     loaded = load(built.directory, into(tmp_path), SETTINGS)
-    assert (loaded.files, loaded.events, loaded.dense, loaded.repeated) == (1, 400, 200, 0)
+    assert (loaded.files, loaded.events, loaded.entries) == (1, 400, 400)
     server = check_serves(tmp_path)
     append(log, line("new"))
     server.start()
     wait_until(lambda: server.status()["primary_events"] == 401)
     assert server.lookup(pack("new"))[1] == [line("new")]
-    assert server.status()["map_entries"]["dense"] == 201
+    assert server.status()["map_entries"] == 401
     server.stop()
 
 
@@ -191,7 +174,7 @@ def test_generations_come_together_and_the_earlier_place_counts(tmp_path, log, b
     append(more, line("q1", "and again"), line("later"))
     built.add(more)
     loaded = load(built.directory, into(tmp_path), SETTINGS)
-    assert (loaded.dense, loaded.repeated) == (203, 2)
+    assert loaded.entries == 407
     check_serves(tmp_path, [*IDS, "late", "only here", "later"]).stop()
 
 
@@ -216,16 +199,39 @@ def test_a_log_that_was_overwritten_since_is_refused_and_nothing_is_loaded(tmp_p
         log.write_bytes(other)
         with pytest.raises(UsageError, match="logmap build"):
             load(built.directory, into(tmp_path), SETTINGS)
-    assert not (into(tmp_path) / "data.mdb").exists()
+    assert not (into(tmp_path) / "manifest").exists()
 
 
 def test_a_map_that_is_there_is_never_replaced_and_what_a_killed_load_has_left_is_removed(tmp_path, built):
     load(built.directory, into(tmp_path), SETTINGS)
-    (into(tmp_path) / "loading").mkdir()
-    (into(tmp_path) / "loading" / "data.mdb").write_bytes(b"left")
     with pytest.raises(UsageError, match="holds a log file map already"):
         load(built.directory, into(tmp_path), SETTINGS)
-    assert not (into(tmp_path) / "loading").exists()
+    check_serves(tmp_path).stop()
+    (into(tmp_path) / "manifest").unlink()
+    (into(tmp_path) / "segment-00000077").write_bytes(b"left")
+    load(built.directory, into(tmp_path), SETTINGS)
+    check_serves(tmp_path).stop()
+    assert not (into(tmp_path) / "segment-00000077").exists()
+
+
+def test_a_loaded_map_needs_no_copy_and_the_built_one_stays_whole(tmp_path, log, built):
+    load(built.directory, into(tmp_path), SETTINGS)
+    linked = built.directory / "generation-000000" / "segment-0"
+    assert linked.samefile(into(tmp_path) / "segment-00000000")
+    server = check_serves(tmp_path)
+    server.start()
+    log.unlink()
+    wait_until(lambda: server.status()["map_entries"] == 0)
+    server.stop()
+    assert linked.exists()
+
+
+def test_a_map_on_another_disk_is_copied(tmp_path, built, monkeypatch):
+    def other_disk(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr("eventstore.loading.os.link", other_disk)
+    load(built.directory, into(tmp_path), SETTINGS)
     check_serves(tmp_path).stop()
 
 
@@ -234,20 +240,25 @@ def test_a_map_is_not_loaded_under_a_running_event_store(tmp_path, built):
         load(built.directory, into(tmp_path), SETTINGS)
 
 
-def test_a_map_of_other_ids_or_too_large_or_damaged_is_refused(tmp_path, built):
+def test_a_map_that_is_too_large_is_refused(tmp_path, log):
+    append(log, *[line(f"more-{n}") for n in range(50_000)])
+    built = BuiltMap(tmp_path / "built")
+    built.add(log)
+    with pytest.raises(DiskFullError, match="map_bytes_max"):
+        load(built.directory, into(tmp_path), Settings(eventstore=EventStore(map_bytes_max=1 << 20)))
+    assert not (into(tmp_path) / "manifest").exists()
+
+
+def test_a_map_of_other_ids_or_damaged_is_refused(tmp_path, built):
     with pytest.raises(UsageError, match="other ids"):
         load(built.directory, into(tmp_path), Settings(ids=Ids(key="other")))
     with pytest.raises(UsageError, match="no built log file map"):
         load(tmp_path / "logs", into(tmp_path), SETTINGS)
-    for part in ("malformed.jsonl", "dense-1"):
+    for part in ("malformed.jsonl", "segment-1"):
         path = built.directory / "generation-000000" / part
         path.write_bytes(path.read_bytes()[:-3])
         with pytest.raises(CorruptStateError, match="build the map anew"):
             load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
-    built.manifest.generations[0].dense[0] = Part("dense-0", 1 << 40)
-    write_manifest(built.directory, built.manifest)
-    with pytest.raises(DiskFullError, match="map_bytes_max"):
-        load(built.directory, into(tmp_path), SETTINGS)
     (built.directory / "files.json").write_bytes(b"{")
     with pytest.raises(CorruptStateError, match="not a built log file map"):
         read_manifest(built.directory)
@@ -319,13 +330,13 @@ def test_a_log_that_is_no_more_is_not_taken_for_its_copy_which_is_a_log_of_its_o
     check_serves(tmp_path).stop()
 
 
-@pytest.mark.parametrize("step", range(22))
+@pytest.mark.parametrize("step", range(14))
 def test_a_load_killed_at_any_step_is_done_anew_and_an_event_store_never_sees_half_of_it(
     tmp_path, log, built, step
 ):
     """The child is killed before the n-th of the calls that change the disk."""
     killed = _load_killed_at(built.directory, into(tmp_path), tmp_path / "dead-letters", step)
-    if not (into(tmp_path) / "data.mdb").exists():
+    if not (into(tmp_path) / "manifest").exists():
         assert killed
         load(built.directory, into(tmp_path), SETTINGS, tmp_path / "dead-letters")
     assert (tmp_path / "dead-letters" / "primary-000000.jsonl").read_bytes() == letter(log)
@@ -333,14 +344,14 @@ def test_a_load_killed_at_any_step_is_done_anew_and_an_event_store_never_sees_ha
 
 
 def test_an_event_store_started_after_a_killed_load_begins_anew(tmp_path, built):
-    assert _load_killed_at(built.directory, into(tmp_path), None, 8)
-    assert list(into(tmp_path).glob("dense-*"))
-    temporaries = [into(tmp_path) / "loading", tmp_path / "dead-letters" / "primary-000000.jsonl.loading"]
-    assert temporaries[0].exists()
-    temporaries[1].parent.mkdir()
-    temporaries[1].write_bytes(b"left")
+    assert _load_killed_at(built.directory, into(tmp_path), None, 5)
+    assert list(into(tmp_path).glob("segment-*"))
+    temporary = tmp_path / "dead-letters" / "primary-000000.jsonl.loading"
+    temporary.parent.mkdir()
+    temporary.write_bytes(b"left")
     server = serve(tmp_path)
-    assert not any(path.exists() for path in temporaries)
+    assert not list(into(tmp_path).glob("segment-*"))
+    assert not temporary.exists()
     server.start()
     wait_until(lambda: server.status()["primary_events"] == len(IDS))
     assert server.lookup(b"".join(map(pack, IDS)))[1] == list(map(line, IDS))
@@ -366,25 +377,16 @@ def _load_killed_at(built, target, letters, step):
 
         for module, name in (
             (loading, "replace"),
-            (loading.shutil, "rmtree"),
             (loading, "make_directory"),
             (segments, "pack_file_state"),
-            (loading, "new_meta"),
-            (loading, "sparse_entries"),
-            (segments.Writer, "append"),
-            (segments.Writer, "close"),
+            (os, "link"),
+            (os, "rename"),
             (os, "fsync"),
         ):
             setattr(module, name, counted(getattr(module, name)))
         load(built, target, SETTINGS, letters)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-
-
-def test_a_large_segment_gets_the_level_that_merges_would_have_given_it(monkeypatch):
-    from eventstore.loading import _level
-
-    assert [_level(FLUSH_ENTRIES * n) for n in (0, 1, 4, 15, 16, 64)] == [0, 0, 1, 1, 2, 3]
 
 
 @pytest.fixture

@@ -136,10 +136,9 @@ from photon.core.settings import parse_settings
 from photon.core.clock import SystemClock
 from eventstore.server import EventStoreServer
 root = Path(sys.argv[1])
-logs = {"scan_interval_s": 0.05, "chunk_bytes": 4096}
-document = {"logs": logs, "eventstore": {"map_interval_bytes": 1024}}
-import eventstore.dense, eventstore.reader
-eventstore.dense.FLUSH_ENTRIES = 300
+document = {"logs": {"scan_interval_s": 0.05, "chunk_bytes": 4096}}
+import eventstore.log_file_map, eventstore.reader
+eventstore.log_file_map.FLUSH_ENTRIES = 300
 eventstore.reader.GROUP_BYTES_MAX = 16_384
 server = EventStoreServer(parse_settings(document), "127.0.0.1:0", root / "eventstore", [str(root / "logs")],
                           root / "dead-letters", SystemClock(), True)

@@ -1,20 +1,18 @@
 """Entries of deleted logs leave the map; reads of the logs are few and bounded (paper 3.4.2)."""
 
+import os
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from eventstore.lookup import GAP_BYTES_MAX, SPAN_BYTES_MAX, spans_of
-from eventstore.rules.entries import Place
+from eventstore.rules.entries import PLACE
 from photon.core.fates import Found
-from photon.core.settings import EventStore
 from tests.eventstore.kit import Parts, append, line, pack
 from tests.waiting import wait_until
-
-
-@pytest.fixture(autouse=True)
-def small_steps(monkeypatch):
-    monkeypatch.setattr("eventstore.log_file_map.ENTRIES_A_STEP", 7)
 
 
 def fill(root, name, count, server):
@@ -24,30 +22,29 @@ def fill(root, name, count, server):
 
 
 def sweep(parts):
-    steps = 0
-    while parts.map.sweep_step():
-        steps += 1
-    return steps
+    """All that is in memory to segments, and these without what is dead in them."""
+    parts.map.flush()
+    assert parts.map.settle(10)
 
 
-def test_entries_of_deleted_logs_are_swept_out_in_small_steps_and_those_of_others_stay(root):
+def test_entries_of_deleted_logs_are_swept_out_and_those_of_others_stay(root):
     kept, gone = fill(root, "a.jsonl", 60, 1), fill(root, "b.jsonl", 60, 2)
-    parts = Parts(root, settings=EventStore(map_interval_s=1.0)).read_all()
+    parts = Parts(root).read_all()
     fill(root, "c.jsonl", 2, 3)
     parts.read_all()
-    assert parts.map.entries() == {"sparse": 61, "dense": 61, "repeated": 0}
+    sweep(parts)
+    assert parts.map.entries() == 122
     parts.delete("b.jsonl")
-    assert sweep(parts) > 120 // 7
-    assert parts.map.entries() == {"sparse": 31, "dense": 31, "repeated": 0}
+    sweep(parts)
+    assert parts.map.entries() == 62
     assert parts.map.swept == 60
     assert {state.name.rpartition("/")[2] for state in parts.map.states()} == {"a.jsonl", "c.jsonl"}
     assert parts.in_logs(*kept) == list(map(line, kept))
     assert parts.in_logs(*gone) == [None] * 60
-    assert sweep(parts) == 0
     parts.close()
-    parts = Parts(root, settings=EventStore(map_interval_s=1.0)).read_all()
+    parts = Parts(root).read_all()
     assert parts.in_logs(*kept) == list(map(line, kept))
-    assert sweep(parts) == 0
+    assert parts.map.entries() == 62
 
 
 def test_the_number_of_a_swept_log_is_never_given_to_another(root):
@@ -57,87 +54,73 @@ def test_the_number_of_a_swept_log_is_never_given_to_another(root):
     (root / "logs" / "b.jsonl").unlink()
     parts = Parts(root).read_all()
     sweep(parts)
-    assert sweep(parts) == 0
     parts.close()
     late = fill(root, "c.jsonl", 4, 3)
     parts = Parts(root).read_all()
-    assert sorted(state.number for state in parts.map.states()) == [0, 1, 2]
+    assert sorted(state.number for state in parts.map.states()) == [0, 2]
     assert parts.in_logs(*late) == list(map(line, late))
 
 
-def test_a_log_deleted_while_a_sweep_is_under_way_has_its_own_sweep(root):
-    fill(root, "a.jsonl", 40, 1)
-    fill(root, "b.jsonl", 40, 2)
-    fill(root, "c.jsonl", 2, 3)
-    parts = Parts(root).read_all()
-    parts.delete("a.jsonl")
-    for _ in range(3):
-        assert parts.map.sweep_step()
-    parts.delete("b.jsonl")
-    sweep(parts)
-    assert parts.map.entries() == {"sparse": 1, "dense": 1, "repeated": 0}
-
-
-def test_an_opaque_id_of_a_deleted_log_that_comes_again_stays(root):
+def test_an_id_of_a_deleted_log_that_comes_again_stays(root):
     append(root / "logs" / "a.jsonl", *[line(f"id-{n}") for n in range(30)])
     append(root / "logs" / "z.jsonl", line("other"))
     parts = Parts(root).read_all()
     parts.delete("a.jsonl")
-    assert parts.map.sweep_step()
     append(root / "logs" / "b.jsonl", *[line(f"id-{n}", "again") for n in range(30)])
     parts.read_all()
+    assert parts.cache.get_many([pack("id-7")]) == [line("id-7")]  # as it was read first
     sweep(parts)
     assert parts.in_logs(*[f"id-{n}" for n in range(30)]) == [line(f"id-{n}", "again") for n in range(30)]
 
 
-def test_the_idle_reader_sweeps_by_itself(root, monkeypatch):
-    monkeypatch.setattr("eventstore.reader._SWEEP_EVERY_S", 0.0)
-    monkeypatch.setattr("eventstore.reader._SWEEP_AGAIN_S", 0.01)
+def test_a_running_event_store_sweeps_by_itself(root):
     fill(root, "a.jsonl", 60, 1)
     fill(root, "b.jsonl", 2, 2)
     parts = Parts(root).read_all()
+    parts.map.flush()
     parts.reader.start()
     (root / "logs" / "a.jsonl").unlink()
-    wait_until(lambda: parts.map.entries() == {"sparse": 1, "dense": 1, "repeated": 0})
+    wait_until(lambda: parts.map.entries() == 2)
     parts.reader.stop()
 
 
-places = st.lists(
-    st.builds(Place, st.integers(0, 2), st.integers(0, 900_000), st.integers(1, 70_000)), unique=True
+lines = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 900_000), st.integers(1, 70_000)), min_size=1, unique=True
 ).map(sorted)
 
 
-@given(places)
-def test_spans_cover_each_place_once_and_little_else(wanted):
-    spans = spans_of(wanted)
-    assert [place for span in spans for place in span.places] == wanted
-    for span in spans:
-        file, offset, length = span.place
-        assert offset == span.places[0].offset
-        reach = offset
-        for place in span.places:
-            assert place.file == file
-            assert place.offset <= reach + GAP_BYTES_MAX
-            reach = max(reach, place.offset + place.length)
-        assert length == reach - offset
-        assert length <= SPAN_BYTES_MAX or len(span.places) == 1
+def as_places(wanted):
+    return np.array([(offset, file, length) for file, offset, length in wanted], PLACE)
+
+
+@given(lines)
+def test_spans_cover_each_place_and_little_else(wanted):
+    found = spans_of(as_places(wanted))
+    assert found.of.tolist() == sorted(found.of.tolist())
+    assert set(found.of.tolist()) == set(range(len(found.places)))
+    for number, span in enumerate(found.places):
+        places = [place for place, of in zip(wanted, found.of.tolist()) if of == number]
+        assert (places[0][0], places[0][1]) == (span["file"], span["offset"])
+        for (_, offset, length), (file, after, _) in pairwise(places):
+            assert file == span["file"]
+            assert after <= offset + length + GAP_BYTES_MAX
+        assert span["length"] == max(offset + length for _, offset, length in places) - places[0][1]
+        assert span["length"] <= SPAN_BYTES_MAX or len(places) == 1
 
 
 def test_a_span_is_bounded_though_places_go_on_and_on():
-    wanted = [Place(0, 16_384 * n, 16_384) for n in range(100)]
-    assert [len(span.places) for span in spans_of(wanted)] == [16] * 6 + [4]
-    assert len(spans_of([Place(0, 0, 2 * SPAN_BYTES_MAX), Place(0, 5, 6)])) == 2
+    wanted = spans_of(as_places([(0, 16_384 * n, 16_384) for n in range(100)]))
+    assert np.bincount(wanted.of).tolist() == [16] * 6 + [4]
+    assert len(spans_of(as_places([(0, 0, 2 * SPAN_BYTES_MAX), (0, 5, 6)])).places) == 2
 
 
-def test_events_close_to_each_other_are_read_at_once(root):
-    idents = [f"10.0.0.{n % 8}:1:{n}" for n in range(800)]
+def test_events_close_to_each_other_are_read_at_once(root, monkeypatch):
+    idents = [f"10.0.0.{n % 8}:1:{n}" for n in range(8000)]
     append(root / "logs" / "a.jsonl", *[line(i, "x" * 80) for i in idents])
     parts = Parts(root).read_all()
     size = (root / "logs" / "a.jsonl").stat().st_size
-    reads = []
-    logs, _ = parts.logs._tools()
-    original = logs.read
-    logs.read = lambda place, state: reads.append(place) or original(place, state)
+    reads, pread = [], os.pread
+    monkeypatch.setattr(os, "pread", lambda *place: reads.append(place) or pread(*place))
     assert parts.in_logs(*idents) == [line(i, "x" * 80) for i in idents]
     assert len(reads) == -(-size // SPAN_BYTES_MAX)
     assert parts.logs.bytes_read <= size
@@ -151,14 +134,14 @@ def test_of_a_log_that_was_cut_off_what_is_still_there_is_found(root):
     with open(root / "logs" / "a.jsonl", "r+b") as file:
         file.truncate(len(line(idents[0])) * 20)
     lines, doubtful = parts.logs.get_many([pack(i) for i in idents])
-    assert lines[:15] == [line(i) for i in idents[:15]]
+    assert lines[:19] == [line(i) for i in idents[:19]]
     assert lines[25:] == [None] * 15
     assert doubtful[25:] == [True] * 15
 
 
 @pytest.mark.parametrize("kind", ["photon", "opaque"])
 def test_of_repeated_primaries_the_first_is_taken(root, kind):
-    """Said in docs/eventstore.md: of an opaque id the first read, of a photon id that of the first file."""
+    """Said in docs/eventstore.md: the first that was read."""
     ident = "10.0.0.1:1:5" if kind == "photon" else "opaque"
     append(root / "logs" / "a.jsonl", line(ident, "first"), line("10.0.0.1:1:4"), line(ident, "second"))
     append(root / "logs" / "b.jsonl", line(ident, "third"))
@@ -172,19 +155,19 @@ def test_of_repeated_primaries_the_first_is_taken(root, kind):
         parts.read_all()
 
 
-def test_an_opaque_id_that_was_repeated_in_another_log_is_found_there_when_its_first_is_deleted(root):
-    append(root / "logs" / "a.jsonl", *[line(f"id-{n}", "first") for n in range(20)])
+def test_an_id_that_was_repeated_in_another_log_is_found_there_when_its_first_is_deleted(root):
+    idents = [f"10.0.0.1:1:{n}" if n % 2 else f"id-{n}" for n in range(20)]
+    append(root / "logs" / "a.jsonl", *[line(i, "first") for i in idents])
     parts = Parts(root).read_all()
-    append(root / "logs" / "b.jsonl", *[line(f"id-{n}", "second") for n in range(10)], line("id-3", "third"))
-    append(root / "logs" / "c.jsonl", *[line(f"id-{n}", "fourth") for n in range(5)])
+    append(root / "logs" / "b.jsonl", *[line(i, "second") for i in idents[:10]], line(idents[3], "third"))
+    append(root / "logs" / "c.jsonl", *[line(i, "fourth") for i in idents[:5]])
     parts.read_all()
-    idents = [f"id-{n}" for n in range(20)]
     assert parts.in_logs(*idents) == [line(i, "first") for i in idents]
     parts.delete("a.jsonl")
     seconds = [line(i, "second") for i in idents[:10]]
     assert parts.in_logs(*idents) == [*seconds, *[None] * 10]
     sweep(parts)
-    parts.map.sweep_step()
+    assert parts.in_logs(*idents) == [*seconds, *[None] * 10]
     parts.delete("b.jsonl")
     assert parts.in_logs(*idents[:6]) == [*[line(i, "fourth") for i in idents[:5]], None]
 
@@ -195,15 +178,12 @@ def test_repeats_in_deleted_logs_are_swept_out_too(root):
         append(root / "logs" / f"{name}.jsonl", *[line(ident, name) for ident in idents])
     append(root / "logs" / "z.jsonl", line("other"))
     parts = Parts(root).read_all()
-    assert parts.map.entries() == {"sparse": 0, "dense": 21, "repeated": 40}
-    parts.delete("b.jsonl")
     sweep(parts)
-    assert parts.map.entries() == {"sparse": 0, "dense": 21, "repeated": 20}
-    parts.delete("a.jsonl")
-    sweep(parts)
-    assert parts.map.entries() == {"sparse": 0, "dense": 1, "repeated": 20}
-    assert parts.in_logs(*idents) == [line(ident, "c") for ident in idents]
-    parts.delete("c.jsonl")
-    sweep(parts)
-    assert parts.map.entries() == {"sparse": 0, "dense": 1, "repeated": 0}
+    for left, name in ((41, "b"), (21, "a"), (1, "c")):
+        parts.delete(f"{name}.jsonl")
+        sweep(parts)
+        assert parts.map.entries() == left
+        assert parts.in_logs(*idents) == [
+            line(i, "c") if left == 21 else None if left == 1 else line(i, "a") for i in idents
+        ]
     assert parts.map.swept == 60

@@ -1,6 +1,5 @@
 """A built and loaded log file map against the one that the reader writes on the same logs."""
 
-import dataclasses
 import gzip
 import json
 import random
@@ -9,7 +8,6 @@ import pytest
 
 from eventstore.loading import load
 from eventstore.log_file_map import LogFileMap
-from eventstore.rules.entries import repeated_place, sparse_place
 from eventstore.segments import identity_of
 from photon.core.errors import UsageError
 from photon.core.ids import IdPacker
@@ -19,7 +17,7 @@ from tests.eventstore.kit import Parts, append, pack
 
 pytestmark = pytest.mark.spark
 
-SETTINGS = Settings(eventstore=EventStore(map_interval_bytes=512, map_interval_s=0.01, map_bytes_max=1 << 26))
+SETTINGS = Settings(eventstore=EventStore(map_bytes_max=1 << 26))
 
 
 @pytest.fixture
@@ -87,8 +85,7 @@ class Logs:
             s.name: (s.offset, s.head, s.tail) for s in read.map.states()
         }
         if exactly:
-            assert sparse_of(loaded.map, names) == sparse_of(read.map, expected_names)
-            assert repeated_of(loaded.map, names) == repeated_of(read.map, expected_names)
+            assert entries_of(loaded.map, names) == entries_of(read.map, expected_names)
         assert loaded.logs.get_many(keys) == read.logs.get_many(keys)
         found = loaded.logs.get_many(keys)[0]
         assert all(found[:-2]) and not any(found[-2:])
@@ -117,22 +114,13 @@ class IdentifiedParts(Parts):
         self.reader.log_format = JsonLines(Primary(), Foreign(), IdPacker())
 
 
-def sparse_of(log_file_map, names):
-    """Every entry of every level, its file by name."""
+def entries_of(log_file_map, names):
+    """Every entry, its file by name."""
     found = []
-    with log_file_map._file.transaction() as transaction:
-        for level, table in enumerate(log_file_map._file.sparse):
-            for key, value in transaction.cursor(table).iternext():
-                place = sparse_place(key, value)
-                found.append((level, key[:16], names[place.file], place.offset, value))
+    for table in log_file_map._tables:
+        for hash, (offset, file, length) in zip(table.hashes.tolist(), table.places.tolist()):
+            found.append((hash, names[file], offset, length))
     return sorted(found)
-
-
-def repeated_of(log_file_map, names):
-    with log_file_map._file.transaction() as transaction:
-        entries = list(transaction.cursor(log_file_map._file.repeated).iternext())
-    places = [(key[:16], repeated_place(key, value)) for key, value in entries]
-    return sorted((key, names[place.file], place.offset, place.length) for key, place in places)
 
 
 @pytest.fixture
@@ -144,7 +132,7 @@ def test_photon_ids_give_the_very_entries_that_the_reader_writes(logs, small_spl
     logs.write("a.jsonl", logs.photon(300))
     logs.write("b.jsonl", logs.photon(200))
     built = logs.build()
-    assert (built.new, built.events, built.dense) == (2, 500, 0)
+    assert (built.new, built.events, built.entries) == (2, 500, 500)
     logs.check_same()
 
 
@@ -156,7 +144,7 @@ def test_opaque_and_mixed_and_repeated_ids_are_found_where_the_reader_finds_them
     logs.write("b.jsonl", [*opaque[:20], *logs.opaque(50), *opaque[10:30], *opaque[:5]])
     logs.write("c.jsonl", opaque[:10])
     built = logs.build()
-    assert built.dense == 200 + 50 + 45 + 10
+    assert built.entries == 300 + 20 + 50 + 20 + 5 + 10
     logs.check_same()
 
 
@@ -238,20 +226,6 @@ def test_letters_of_logs_that_were_overwritten_cut_or_deleted_go_with_their_coun
     assert not any(text.endswith("of deleted") for text in lines)
 
 
-def test_a_cell_that_a_growing_log_fills_further_stays_one_entry(logs):
-    read = logs.reader()
-    for times in ([5000], [7000], [3000, 6000], [9999, 0]):
-        made = [f"10.0.0.9:7:{1_700_000_000_000_000 + time}" for time in times]
-        logs.ids += made
-        logs.write("a.jsonl", made)
-        read.read_all()
-        assert logs.build().sparse == 1
-    logs.reader = lambda: read
-    logs.check_same()
-    _, loaded = logs.load("once more")
-    assert loaded.sparse == 1
-
-
 def test_a_renamed_log_is_known_again_and_an_overwritten_one_is_taken_anew(logs):
     a, b = logs.photon(50), [*logs.photon(50), *logs.opaque(20)]
     logs.write("a.jsonl", a)
@@ -303,7 +277,7 @@ def test_a_build_that_failed_leaves_the_map_as_it_was_and_the_next_is_right(logs
     def killed(*_):
         raise KilledError
 
-    for name in ("write_dense_parts", "_remove_others", "_summed"):
+    for name in ("write_segments", "_remove_others", "_summed"):
         with monkeypatch.context() as patch:
             patch.setattr(building, name, killed)
             with pytest.raises(KilledError):
@@ -315,16 +289,12 @@ def test_a_build_that_failed_leaves_the_map_as_it_was_and_the_next_is_right(logs
     logs.check_same()
 
 
-def test_a_map_of_other_ids_or_another_grid_is_not_added_to(logs):
+def test_a_map_of_other_ids_is_not_added_to(logs):
     from spark.logmap.build import build
 
     logs.write("a.jsonl", logs.photon(3))
     logs.build()
-    for other, match in (
-        (dataclasses.replace(SETTINGS, primary=Primary(id="qid")), "other ids"),
-        (dataclasses.replace(SETTINGS, eventstore=EventStore()), "map_interval_bytes"),
-    ):
-        with pytest.raises(UsageError, match=match):
-            build(logs.session, [str(logs.logs)], logs.built, other)
+    with pytest.raises(UsageError, match="other ids"):
+        build(logs.session, [str(logs.logs)], logs.built, Settings(primary=Primary(id="qid")))
     with pytest.raises(UsageError, match="from a disk"):
         build(logs.session, ["s3a://bucket/*"], logs.built, SETTINGS)

@@ -56,12 +56,11 @@ EVENTSTORE: Final = (
     "letters half written",
     "letters appended",
     "letters synced",
-    "sparse entries put",
-    "dense entries put",
-    "segment written",
-    "segment listed",
     "map written",
     "cache filled",
+    "segment written",
+    "segment listed",
+    "segments merged",
 )
 REGISTRY: Final = (
     "vote stored",
@@ -81,15 +80,17 @@ POINTS: Final[Mapping[str, tuple[str, ...]]] = {
 """Of each role: what it has just done."""
 SELDOM: Final = (
     "listed",
+    "letters synced",
     "segment written",
     "segment listed",
+    "segments merged",
     "snapshot written",
     "vote stored",
 )
 """What takes seconds to come."""
 
 _SEGMENT_ENTRIES: Final = 64
-"""Of the dense map, and entries between snapshots: few, so that these steps come within seconds."""
+"""Of the log file map, and entries between snapshots: few, so that these steps come within seconds."""
 _COMPACT_ENTRIES: Final = 60
 
 
@@ -194,19 +195,17 @@ def _mark_dispatcher(armed: Armed) -> None:
 
 
 def _mark_eventstore(armed: Armed) -> None:
-    from eventstore import dense
+    from eventstore import log_file_map
     from eventstore.cache import Filling
-    from eventstore.dense import DenseMap
     from eventstore.log_file_map import LogFileMap
 
-    dense.__dict__["FLUSH_ENTRIES"] = _SEGMENT_ENTRIES
+    log_file_map.__dict__["FLUSH_ENTRIES"] = _SEGMENT_ENTRIES
     _mark_letters(armed)
     _before(LogFileMap, "write", armed, "group read")
-    _after(LogFileMap, "_write_sparse", armed, "sparse entries put")
-    _after(DenseMap, "write", armed, "dense entries put")
-    _after(DenseMap, "write_segment", armed, "segment written")
-    _after(DenseMap, "_put_list", armed, "segment listed")
     _after(LogFileMap, "write", armed, "map written")
+    _after(LogFileMap, "_write_segment", armed, "segment written")
+    _after(LogFileMap, "_put_manifest", armed, "segment listed")
+    _after(LogFileMap, "_merge", armed, "segments merged")
     _after(Filling, "put_many", armed, "cache filled")
 
 
