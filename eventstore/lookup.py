@@ -27,6 +27,7 @@ from photon.logs.files import FileState
 from photon.logs.formats import JsonLines
 
 _OPEN_MAX: Final = 64
+_SAMPLED: Final = 16
 SPAN_BYTES_MAX: Final = 256 * 1024
 GAP_BYTES_MAX: Final = 4096
 """Reading over so much that nobody asked for is cheaper than one more read."""
@@ -89,20 +90,8 @@ class OpenLogs:
         ]
         offsets, lengths = spans["offset"].tolist(), spans["length"].tolist()
         if len(spans) > 1:
-            # Let the kernel fetch all of them side by side: cold, they cost 0.4 ms one by one.
             for state, part in files:
-                fd = self._open(state)
-                if fd is not None:
-                    deque(
-                        map(
-                            os.posix_fadvise,
-                            repeat(fd),
-                            offsets[part],
-                            lengths[part],
-                            repeat(os.POSIX_FADV_WILLNEED),
-                        ),
-                        0,
-                    )
+                _read_ahead(self._open(state), offsets[part], lengths[part])
         found: list[bytes] = []
         for state, part in files:
             found += self._read_file(self._open(state), lengths[part], offsets[part])
@@ -144,6 +133,21 @@ class OpenLogs:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _read_ahead(fd: int | None, offsets: list[int], lengths: list[int]) -> None:
+    """Let the kernel fetch all of them side by side: cold, they cost 0.4 ms one by one.
+
+    It costs 0.6 us a place, so it is not done where the kernel has a sample of them in memory.
+    """
+    if fd is None:
+        return
+    try:
+        sample = offsets[::_SAMPLED]
+        deque(map(os.preadv, repeat(fd), repeat([bytearray(1)]), sample, repeat(os.RWF_NOWAIT)), 0)
+    except OSError:  # BlockingIOError: not in memory; or the file system can't tell
+        advice = repeat(os.POSIX_FADV_WILLNEED)
+        deque(map(os.posix_fadvise, repeat(fd), offsets, lengths, advice), 0)
 
 
 class LogsEventStore:

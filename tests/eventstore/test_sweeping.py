@@ -126,6 +126,25 @@ def test_events_close_to_each_other_are_read_at_once(root, monkeypatch):
     assert parts.logs.bytes_read <= size
 
 
+@pytest.mark.parametrize("cold", [True, False])
+def test_places_that_the_kernel_must_fetch_are_announced_to_it_all_at_once(root, monkeypatch, cold):
+    idents = [f"id-{n}" for n in range(40)]
+    append(root / "logs" / "a.jsonl", *[line(i, "x" * 5000) for i in idents])
+    parts = Parts(root).read_all()
+    steps, pread, preadv = [], os.pread, os.preadv
+
+    def sampled(*place):
+        if cold and place[2] > 50_000:
+            raise BlockingIOError
+        return preadv(*place)
+
+    monkeypatch.setattr(os, "preadv", sampled)
+    monkeypatch.setattr(os, "pread", lambda *place: steps.append("read") or pread(*place))
+    monkeypatch.setattr(os, "posix_fadvise", lambda *_: steps.append("told"))
+    assert None not in parts.in_logs(*idents[::2])
+    assert steps == ["told"] * (20 if cold else 0) + ["read"] * 20
+
+
 def test_of_a_log_that_was_cut_off_what_is_still_there_is_found(root):
     idents = [f"opaque-{n}" for n in range(40)]
     append(root / "logs" / "a.jsonl", *map(line, idents))
