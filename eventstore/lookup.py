@@ -303,7 +303,7 @@ class EventLookup:
         self, keys: tuple[bytes, ...], lines: list[bytes | None], outcomes: bytearray
     ) -> None:
         # Before the map is read: only so "absent" can be believed.
-        caught_up, unread = self.reader.caught_up, bool(self.reader.unreadable)
+        caught_up, unread = self.reader.is_up_to_date, bool(self.reader.unreadable)
         missed = [row for row, line in enumerate(lines) if line is None]
         wanted = list(dict.fromkeys([keys[row] for row in missed]))
         self.arrivals.expect(wanted)

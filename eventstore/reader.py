@@ -38,6 +38,9 @@ GROUP_BYTES_MAX: Final = 32 << 20
 _OVERSIZED_KEPT_BYTES: Final = 1024
 _RETRIES: Final = Backoff(0.05, 5.0)
 _UNENDED_EVERY_S: Final = 1.0
+LOOKS_S_MAX: Final = 3 * _UNENDED_EVERY_S
+"""A reader that has not looked at its logs for so long stands still: with nothing to do it looks each
+second."""
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class Reader:
         self._next_unended = float("-inf")
         self.caught_up = False
         """Every byte that the follower has seen is in map and cache; in a drain it has seen a log."""
+        self._looked_at = float("-inf")
         self.positions = {state.number: state for state in self.log_file_map.states() if not state.gone}
         """How far the map knows each log; of one that is new, nothing. For other threads to look at."""
         self.storage_error: str | None = None
@@ -112,8 +116,10 @@ class Reader:
             group.states[state.number] = state
             self.positions.setdefault(state.number, state)
         group.lost_bytes += self.follower.take_lost()
+        looked_at = self.clock.monotonic()
         self.follower.poll()
         self.caught_up = self.caught_up and self.follower.caught_up
+        self._looked_at = looked_at
         while group.bytes < GROUP_BYTES_MAX and not self._stopping.is_set():
             found = self.follower.next_chunk()
             if found is None:
@@ -130,6 +136,13 @@ class Reader:
             self.unended = self.follower.unended()
             self._next_unended = self.clock.monotonic() + _UNENDED_EVERY_S
         return worked
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Caught up, and it looked a moment ago: a process that stood still, or whose reader gets no CPU,
+        does not know what was written meanwhile. For other threads."""
+        looked_at = self._looked_at  # before the other: what that look has found shows in it
+        return self.caught_up and self.clock.monotonic() - looked_at <= LOOKS_S_MAX
 
     def _in_sight(self) -> bool:
         """False while logs that grow no more are to be read and none is there, as before a disk is mounted:

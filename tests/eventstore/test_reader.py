@@ -8,6 +8,8 @@ import os
 import pytest
 
 from eventstore.lookup import LogsEventStore
+from eventstore.reader import LOOKS_S_MAX
+from photon.core.clock import ManualClock
 from photon.core.errors import DiskFullError, StorageError
 from photon.core.fates import Found
 from photon.core.settings import Logs
@@ -55,6 +57,20 @@ def test_an_event_that_is_not_there_is_absent_only_when_all_is_read(logs, tmp_pa
     parts.reader.follower.poll()
     parts.reader.caught_up = parts.reader.follower.caught_up
     assert outcomes(parts, "not")[0] == [Found.BEHIND]
+
+
+def test_what_one_that_has_not_looked_lately_does_not_have_may_have_been_written_meanwhile(logs, tmp_path):
+    """As after SIGSTOP and SIGCONT, when lookups may come before the reader's next turn."""
+    append(logs / "a.jsonl", line("here"))
+    parts = Parts(tmp_path).read_all()
+    parts.reader.clock = clock = ManualClock()
+    parts.reader.step()
+    clock.advance(LOOKS_S_MAX)
+    assert outcomes(parts, "here", "not")[0] == [Found.FOUND, Found.ABSENT]
+    clock.advance(1.0)
+    assert outcomes(parts, "here", "not")[0] == [Found.FOUND, Found.BEHIND]
+    parts.reader.step()
+    assert outcomes(parts, "here", "not")[0] == [Found.FOUND, Found.ABSENT]
 
 
 def test_a_drain_without_a_primary_log_in_sight_calls_nothing_absent(logs, tmp_path):

@@ -117,7 +117,8 @@ def _round(rng: random.Random, directory: Path, launcher: CrashingNursery, fault
     directory.mkdir(parents=True)
     round_trip_ms = rng.choice(_ROUND_TRIP_MS)
     settings: dict[str, dict[str, Any]] = {
-        "joiner": {"processes": rng.choice((1, 2))},
+        # Queries that were not logged when the feed is cut come when a busy machine gets there.
+        "joiner": {"processes": rng.choice((1, 2)), "unjoinable_age_s": 30.0},
         "registry": {"shards": rng.choice((1, 3))},
     }
     if round_trip_ms:
