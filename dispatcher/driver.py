@@ -27,7 +27,7 @@ disk are slow, reading stops.
 import dataclasses
 import random
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -37,13 +37,14 @@ import numpy as np
 
 from dispatcher.ledger import Entry, Ledger, RetryQueue
 from dispatcher.reader import BATCH_BYTES_MAX, LogReader
-from dispatcher.rules.events import Batch, FreshBatch, Resolved, RetryBatch, pack_values
+from dispatcher.rules.copies import Copies
+from dispatcher.rules.events import Batch, Events, FreshBatch, Resolved, RetryBatch, pack_values
 from dispatcher.rules.pacing import Pacing, Reading
-from dispatcher.rules.verdicts import Backoffs, Totals, none_joined, resolve
+from dispatcher.rules.verdicts import Backoffs, Totals, Verdicts, none_joined, resolve
 from dispatcher.sender import Answer, Gate, Sender
 from photon.core.clock import Backoff
 from photon.core.errors import CorruptStateError, StorageError
-from photon.core.fates import Fate
+from photon.core.fates import Differing, Fate
 from photon.core.settings import Settings
 from photon.logs.files import FileState
 from photon.logs.writer import dead_letter_lines
@@ -88,6 +89,8 @@ class Driver:
         self._retries = RetryQueue(ledger, self._backoffs.delay_us_max, BATCH_BYTES_MAX)
         self._recorder = Recorder(ledger, reader, self._retries, gate, recorded)
         self._to_send = WaitingBatches(gate.rng, self._settings.batch_events_max)
+        self._copies = Copies(round(settings.ids.time_spread_max_s * 1e6))
+        self._copies_lock = threading.Lock()
         self._finished: SimpleQueue[list[Finished] | None] = SimpleQueue()
         """To the recorder: batches; none where only states of files are to be recorded; None at the end."""
         self.paused: str | None = None
@@ -285,6 +288,7 @@ class Driver:
             self._gate.rng.uniform,
             batch.due_us if isinstance(batch, RetryBatch) and batch.early else None,
             self._clock.set_by_us,
+            self._differing(batch.events, answer.verdicts),
         )
         return dataclasses.replace(resolved, hedged=True) if hedged else resolved
 
@@ -297,6 +301,10 @@ class Driver:
                 pacing.answered()
         self._to_send.hedge(Hedged(self._sender.due(), batch, answer))
         self._wake.set()
+
+    def _differing(self, events: Events, verdicts: Verdicts) -> dict[int, Differing]:
+        with self._copies_lock:
+            return self._copies.differing(events, verdicts)
 
     def _finish(self, batch: Batch, resolved: Resolved | None) -> None:
         """`resolved`: None where it was stopped. It is not recorded, so it comes again at the next start."""
@@ -397,6 +405,7 @@ class Recorder:
         events, wasted, latencies = 0, 0, none_joined()
         fates: dict[Fate, int] = {}
         letters, files, removed, values = [], set(), [], []
+        differing = Counter[Differing]()
         for batch, resolved in ready:
             if isinstance(batch, FreshBatch):
                 events += batch.count
@@ -410,10 +419,11 @@ class Recorder:
             wasted += resolved.wasted_joins
             latencies += resolved.latencies
             letters += resolved.letters
+            differing.update(resolved.differing)
             if resolved.retries is not None:
                 values += pack_values(resolved.retries)
         states, lost_bytes = self._reader.states(files)
-        totals = Totals(events, fates, wasted, latencies.tolist(), lost_bytes)
+        totals = Totals(events, fates, wasted, latencies.tolist(), lost_bytes, differing)
         due_us = np.concatenate([_NONE_DUE, *[resolved.due_us for _, resolved in ready]])
         return Entry(states, totals, dead_letter_lines(letters), removed, due_us, values)
 

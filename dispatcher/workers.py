@@ -22,7 +22,7 @@ from dispatcher.ledger import Ledger
 from dispatcher.rules.verdicts import NOTHING, Totals
 from photon.core.disk import make_directory, storage_errors, sync_directory, write_file
 from photon.core.errors import SettingsError, StorageError
-from photon.core.fates import Fate
+from photon.core.fates import Differing, Fate
 from photon.core.status import AGE_EDGES_US, EDGES_US
 from photon.logs.files import FileState
 from photon.logs.shares import slot_of
@@ -99,6 +99,7 @@ def counted(totals: Totals) -> dict[str, Any]:
         "pending": totals.waiting,
         "wasted_joins": totals.wasted_joins,
         "lost_bytes": totals.lost_bytes,
+        "differing": {how.value: totals.differing.get(how, 0) for how in Differing},
         "latency_us": {"edges": EDGES_US.tolist(), "counts": since_read},
         "event_latency_us": {"edges": AGE_EDGES_US.tolist(), "counts": since_event},
     }

@@ -14,7 +14,7 @@ import bisect
 import struct
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Final
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from photon.core.columns import take_ids, take_times
-from photon.core.fates import Fate
+from photon.core.fates import Differing, Fate
 from photon.core.ids import ID_BYTES
 from photon.logs.writer import DeadLetter
 
@@ -314,8 +314,9 @@ Batch = FreshBatch | RetryBatch
 class Resolved:
     """What became of a batch: each event has a fate or is in `retries`, to be sent again at its `due_us`.
 
-    `fates` counts; `letters` are the events of all fates but joined and duplicate; `latencies` (2, BUCKETS)
-    counts the joined ones as Totals.latencies does; `hedged`: some waited for their home datacenter.
+    `fates` counts; `letters` are the events of all fates but joined and duplicate, and the duplicates that
+    `differing` counts (rules/copies); `latencies` (2, BUCKETS) counts the joined ones as in Totals; `hedged`:
+    some waited for their home datacenter.
     """
 
     fates: dict[Fate, int]
@@ -325,3 +326,4 @@ class Resolved:
     retries: Events | None
     due_us: npt.NDArray[np.int64]
     hedged: bool = False
+    differing: Mapping[Differing, int] = field(default_factory=dict)

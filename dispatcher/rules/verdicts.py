@@ -9,8 +9,9 @@ T/2 after its primary at the latest, be that a moment or hours.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -20,11 +21,13 @@ from dispatcher.rules.events import Events, Resolved, Rows
 from photon.core.clock import Backoff
 from photon.core.errors import UnavailableError
 from photon.core.fates import (
+    DIFFERING_REASONS,
     FATE_OF_VERDICT,
     LETTER_REASONS,
     LETTERS,
     RETRIED,
     VERDICT_OF_REGISTERED,
+    Differing,
     Fate,
     Joined,
     Registered,
@@ -96,13 +99,15 @@ COUNTED: Final = tuple(fate for fate in Fate if fate is not Fate.PENDING)
 class Totals:
     """All that is counted since the ledger was made. `latencies`, of joined events: from the line read to the
     joined line, counts by core.status.EDGES_US; from the event's own time, by AGE_EDGES_US (paper 4.1).
-    `lost_bytes`: of files that were deleted, cut or written anew before they were read."""
+    `lost_bytes`: of files that were deleted, cut or written anew before they were read. `differing`:
+    duplicates that are no plain repetitions (rules/copies); they have dead letters."""
 
     foreign_events: int
     fates: dict[Fate, int]
     wasted_joins: int
     latencies: list[list[int]]
     lost_bytes: int = 0
+    differing: dict[Differing, int] = field(default_factory=dict)
 
     @property
     def waiting(self) -> int:
@@ -116,6 +121,7 @@ class Totals:
             self.wasted_joins + other.wasted_joins,
             (np.array(self.latencies) + np.array(other.latencies)).tolist(),
             self.lost_bytes + other.lost_bytes,
+            {how: self.differing.get(how, 0) + other.differing.get(how, 0) for how in Differing},
         )
 
 
@@ -162,12 +168,13 @@ def resolve(
     uniform: Uniform,
     due_us: npt.NDArray[np.int64] | None = None,
     set_by_us: int = 0,
+    differing: Mapping[int, Differing] = {},
 ) -> Resolved:
     """Verdicts -> fates, dead letters and retries. `at_us` (N,): when the verdicts came, by the clock that
     `first_seen` is of; the events' own clock is ahead of that by `set_by_us`.
 
     `due_us` (N,): of events that were sent before they were due. Where their primaries are not there they
-    wait on as if they had not been sent.
+    wait on as if they had not been sent. `differing`: by row, duplicates that differ (Copies.differing).
     """
     counts = np.bincount(verdicts, minlength=_VERDICTS).tolist()
     fates: dict[Fate, int] = {}
@@ -183,7 +190,11 @@ def resolve(
     retries, next_due_us = _retries(events, verdicts, counts, backoffs, at_us, uniform, due_us)
     assert sum(fates.values()) + (len(retries) if retries else 0) == len(events)
     letters = _letters(events, verdicts, counts, reasons)
-    return Resolved(fates, counts[Joined.DUPLICATE], latencies, letters, retries, next_due_us)
+    for row, how in differing.items():
+        place = events.name(row), int(events.offsets[row])
+        letters.append(DeadLetter(Fate.DUPLICATE, DIFFERING_REASONS[how], events.lines[row], *place))
+    wasted, kinds = counts[Joined.DUPLICATE], dict(Counter(differing.values()))
+    return Resolved(fates, wasted, latencies, letters, retries, next_due_us, differing=kinds)
 
 
 def _letters(

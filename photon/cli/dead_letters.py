@@ -16,7 +16,7 @@ from photon.core.errors import UsageError
 from photon.core.fates import LETTERS, Fate
 
 _ROWS_SHOWN: Final = 50
-_FATES: Final = [fate.value for fate in Fate if fate in LETTERS]
+_FATES: Final = [fate.value for fate in Fate if fate in (*LETTERS, Fate.DUPLICATE)]
 
 
 def _which(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -177,5 +177,8 @@ _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "storage_error": _told,
     "paused": _told,
     "lost_bytes": lambda lost: [f"LOST {lost:,} bytes of logs that were gone before they were read"],
+    "differing": lambda kinds: [
+        f"{count:,} duplicates with another {kind}" for kind, count in kinds.items() if count
+    ],
     "unreadable": lambda files: [f"{file} not read ({reason})" for file, reason in files.items()],
 }

@@ -112,9 +112,12 @@ def whole(dispatchers: Iterable[Status]) -> list[dict[str, Any]]:
         known = sums.get(status["datacenter"], {})
         fates = Counter(known.get("fates", {}))
         fates.update(status["fates"])
+        differing = Counter(known.get("differing", {}))
+        differing.update(status.get("differing", {}))
         sums[status["datacenter"]] = {
             "datacenter": status["datacenter"],
             "fates": dict(fates),
+            "differing": dict(differing),
             **{count: known.get(count, 0) + status.get(count, 0) for count in _SUMMED},
         }
     return list(sums.values())
@@ -168,6 +171,7 @@ def run_summary(
         **merge_fates(ledgers, joined),
         "wasted_joins": sum(ledger["wasted_joins"] for ledger in ledgers),
         "lost_bytes": sum(one.get("lost_bytes", 0) for one in (*ledgers, *eventstores)),
+        "differing": max((sum(ledger.get("differing", {}).values()) for ledger in ledgers), default=0),
         "seconds": round(seconds, 3),
         "joined_per_s": round(new / seconds, 1) if seconds > 0 else 0.0,
         "latency_ms": percentiles_ms(ledger["latency_us"] for ledger in ledgers),
@@ -277,6 +281,11 @@ def print_summary(summary: Mapping[str, Any]) -> None:
         click.echo(
             f"{'no primary':<16}{summary['primary_malformed']:>14,}  malformed lines of primary logs, in the "
             "dead letters (primary-*.jsonl)"
+        )
+    if summary["differing"]:
+        click.echo(
+            f"{'differing':<16}{summary['differing']:>14,}  duplicates that are no plain repetitions: "
+            "photon dead-letters list --fate duplicate"
         )
     if summary["lost_bytes"]:
         click.echo(

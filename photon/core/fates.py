@@ -30,6 +30,16 @@ class Fate(StrEnum):
     PENDING = "pending"
 
 
+class Differing(StrEnum):
+    """How a duplicate differs from the line of its id that was joined, or seen first; the worst first."""
+
+    PRIMARY = "primary"
+    """It names another primary event."""
+    TIME = "time"
+    """Its time is further away than `ids.time_spread_max_s`: around a resharding both may be joined."""
+    CONTENT = "content"
+
+
 class Registered(IntEnum):
     """Outcome column of IdRegistry.Lookup (paper 2.1, 2.3)."""
 
@@ -169,6 +179,13 @@ LETTER_REASONS: Final[Mapping[Fate, str]] = {
     Fate.LATE: "its primary event was said to be unmatched before",
 }
 """Fates that another try may change, and the reason of their dead letters where nobody gave a better one."""
+
+DIFFERING_REASONS: Final[Mapping[Differing, str]] = {
+    Differing.PRIMARY: "its id was registered by a line that names another primary event",
+    Differing.TIME: "its id was registered by a line whose time is more than 'ids.time_spread_max_s' away",
+    Differing.CONTENT: "its id was registered by another line",
+}
+"""Of the dead letters of such duplicates."""
 
 LETTERS: Final = (*LETTER_REASONS, Fate.MALFORMED)
 """Fates whose events are kept as dead letters."""

@@ -247,6 +247,7 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _counter("woken_events", "woken", "Events tried again because their primary events had arrived."),
         _counter("wasted_joins", "wasted_joins", "Joins of events that another had registered first."),
         _counter("lost_bytes", "lost_bytes", "Of foreign logs that were gone before they were read."),
+        _counter("differing_duplicates", "differing.*", "Duplicates that are no plain repetitions.", "kind"),
         _gauge("backlog_bytes", "backlog.bytes", "Of the foreign logs, not read yet."),
         _gauge("backlog_events", "backlog.events", "The same in events, by the mean line so far."),
         _gauge("backlog_seconds", "backlog.seconds", "Age of the newest event read, while more is unread."),

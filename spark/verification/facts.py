@@ -195,7 +195,7 @@ class PrimaryFacts:
 
 class LetterFacts:
     """Of dead letters. Those of malformed lines that can't be read here are left out: they have no id to
-    count by."""
+    count by. So are those of duplicates that differ: their ids are registered."""
 
     def __init__(self, settings: Settings) -> None:
         self._letter = msgspec.json.Decoder(_Letter)
@@ -205,7 +205,7 @@ class LetterFacts:
     def rows(self, chunk: bytes, _name: str = "", _offset: int = 0) -> Any:
         letters, _, unreadable = decode(self._letter, chunk, split_chunk(chunk))
         sound = [letter for letter in letters if letter.fate in _FATES]
-        told = [letter for letter in sound if letter.fate != Fate.MALFORMED]
+        told = [letter for letter in sound if letter.fate not in (Fate.MALFORMED, Fate.DUPLICATE)]
         events = self._event.rows(join_lines([bytes(letter.event) for letter in told]))
         fates = [letter.fate for letter in told]
         lines = [_line(letter) for letter in sound if letter.fate == Fate.MALFORMED]

@@ -112,7 +112,8 @@ def test_every_process_answers_a_scrape_with_the_families_of_its_room(running):
             for sample in family.samples:
                 if family.name.startswith("photon_"):
                     assert sample.labels["process"] == process
-                    assert sample.labels.keys() <= {"process", "shard", "fate", "tier", "le"}  # never an id
+                    # Never an id.
+                    assert sample.labels.keys() <= {"process", "shard", "fate", "kind", "tier", "le"}
                     seen.setdefault(family.name, []).append(sample.value)
     assert sum(seen["photon_dispatcher_events"]) == 42  # the workers of a datacenter together
     assert sum(seen["photon_joiner_joined_events"]) == 40

@@ -181,6 +181,12 @@ def test_each_dead_letter_keeps_its_fate_where_others_tell_no_time_or_no_id():
     assert len(rows) == len(letters)
 
 
+def test_the_letter_of_a_duplicate_that_differs_says_nothing_of_its_id_and_is_readable():
+    from spark.verification.facts import LetterFacts
+
+    assert len(LetterFacts(Settings()).rows(lines_of(letter("duplicate", foreign("a", "q"))))) == 0
+
+
 def test_joined_lines_stand_in_their_order_whatever_they_tell():
     from spark.verification.accounts import Source
     from spark.verification.facts import JoinedFacts
