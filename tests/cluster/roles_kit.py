@@ -143,7 +143,7 @@ class Truth:
             file.write(b"".join(json.dumps(event).encode() + b"\n" for event in events))
 
     def joined(self):
-        return joined_pairs(self._roles.out)
+        return joined_pairs(self._roles.out, growing=True)
 
     def await_all(self, what="", seconds=2 * ENDS_S):
         """Until every pair was joined once, in one datacenter or the other."""
