@@ -7,9 +7,11 @@ was done), UNAVAILABLE (outcome unknown: retry with the same token).
 
 import contextlib
 import json
+import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
@@ -41,8 +43,12 @@ from photon.raft.port import ReplicatedLog, Unknown
 from photon.rpc import idregistry_pb2 as pb
 from photon.rpc.idregistry_pb2_grpc import IdRegistryServicer
 
-COMMITS_WAITING_MAX: Final = 96
+COMMITS_WAITING_MAX: Final = 128
 """Commit calls that may wait."""
+
+COMMITS_SHARE: Final = 3
+"""So many times the calls that may still come may wait for one shard: for a single one three quarters of all.
+One that has lost its majority, of which all wait, leaves room for the others."""
 
 ASKS_MAX: Final = 24
 """Calls that may wait for the directory."""
@@ -98,11 +104,31 @@ class Context(Protocol):
 
 
 class Slots:
-    """At most `most` calls at a time, each in a thread of its own; `why` is told to the next."""
+    """At most `most` calls at a time, each in a thread of its own, and for one shard fewer than `share` times
+    what is left; `why` is told to the next.
+    """
 
-    def __init__(self, most: int, why: str) -> None:
-        self.free = threading.BoundedSemaphore(most)
+    def __init__(self, most: int, why: str, share: float = math.inf) -> None:
         self.why = f"{most} {why}"
+        self._free = most
+        self._share = share
+        self._taken: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def take(self, shard: int) -> bool:
+        """Whether there is one."""
+        with self._lock:
+            if not self._free or self._taken[shard] >= self._share * self._free:
+                return False
+            self._free -= 1
+            self._taken[shard] += 1
+            return True
+
+    def give_back(self, shard: int) -> None:
+        """What was taken."""
+        with self._lock:
+            self._free += 1
+            self._taken[shard] -= 1
 
 
 class IdRegistryService(IdRegistryServicer):
@@ -123,7 +149,11 @@ class IdRegistryService(IdRegistryServicer):
         self._hosting = hosting
         self._clock = clock
         self._timeout_s = timeout_s
-        self._commits = Slots(COMMITS_WAITING_MAX, "commits wait already; back off and retry")
+        self._commits = Slots(
+            COMMITS_WAITING_MAX,
+            "commits may wait, for one shard a part of them; back off and retry",
+            COMMITS_SHARE,
+        )
         self._asks = Slots(ASKS_MAX, "requests wait for the directory already")
         self._fences = Slots(FENCES_WAITING_MAX, "fences wait already; back off")
         self._lookups = threading.BoundedSemaphore(LOOKUPS_MAX)
@@ -204,7 +234,7 @@ class IdRegistryService(IdRegistryServicer):
         self._check_leads(hosted.log, context)
         if not request.ids:
             return pb.OutcomesResponse(version=self._state.view.version)
-        with self._slot(self._commits, context):
+        with self._slot(self._commits, context, hosted.shard.number):
             outcomes = self._settled(context, offer)
         return pb.OutcomesResponse(outcomes=outcomes, version=self._state.view.version)
 
@@ -374,13 +404,13 @@ class IdRegistryService(IdRegistryServicer):
             self._abort(context, NotLeader(log.leader))
 
     @contextlib.contextmanager
-    def _slot(self, slots: Slots, context: Context) -> Iterator[None]:
-        if not slots.free.acquire(blocking=False):
+    def _slot(self, slots: Slots, context: Context, shard: int = 0) -> Iterator[None]:
+        if not slots.take(shard):
             self._abort(context, Overloaded(slots.why))
         try:
             yield
         finally:
-            slots.free.release()
+            slots.give_back(shard)
 
     def _settled(self, context: Context, offer: _Offer) -> Any:
         """What came of it by the caller's deadline, or our own; aborts where that is not known."""

@@ -1,8 +1,10 @@
 """Service and client over real gRPC, with fake logs behind: routing, retries, refusals."""
 
+import itertools
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -19,7 +21,14 @@ from idregistry.rules.commands import (
     encode,
 )
 from idregistry.rules.directory import View
-from idregistry.service import COMMITS_WAITING_MAX, LOOKUP_LAG_MAX, LOOKUP_PART, LOOKUPS_MAX
+from idregistry.service import (
+    COMMITS_SHARE,
+    COMMITS_WAITING_MAX,
+    LOOKUP_LAG_MAX,
+    LOOKUP_PART,
+    LOOKUPS_MAX,
+    Slots,
+)
 from photon.core.clock import SystemClock
 from photon.core.columns import hash_ids
 from photon.core.errors import NoQuorumError, OverloadedError, UnavailableError, UsageError
@@ -32,6 +41,8 @@ from tests.idregistry.nodes import Ensemble
 from tests.waiting import wait_until
 
 ABSENT, PRESENT, _, PENDING = bytes(Registered)
+COMMITS_OF_A_SHARD_MAX = COMMITS_WAITING_MAX * COMMITS_SHARE // (COMMITS_SHARE + 1)
+"""Where it is the only one."""
 
 
 def test_the_client_finds_the_leader_though_it_asks_another_first(ensemble: Ensemble) -> None:
@@ -173,7 +184,7 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
         stub.Commit.future(
             pb.CommitRequest(ids=event_ids(n), times=same_times(1), token=token("a")), timeout=20
         )
-        for n in range(COMMITS_WAITING_MAX)
+        for n in range(COMMITS_OF_A_SHARD_MAX)
     ]
     wait_until(lambda: node.logs[0].in_flight + node.shards[0].waiting_ids >= 1)
     client = ensemble.client(timeout_s=3.0)
@@ -182,6 +193,40 @@ def test_commits_that_wait_leave_room_for_lookups(ensemble: Ensemble) -> None:
     node.logs[0].held = False
     wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
     assert {call.result().outcomes for call in calls} == {bytes([WON])}
+
+
+def test_commits_that_wait_for_one_shard_leave_room_for_the_others(ensemble: Ensemble) -> None:
+    """Shard 0 has lost its majority; clients ask for it again and again."""
+    node = ensemble.leading(shards=2, request_timeout_s=20.0)
+    node.logs[0].held = True
+    stub = IdRegistryStub(LOOPBACK.open(node.address))
+
+    def of_shard(shard: int, count: int) -> bytes:
+        ids = (event_id(n) for n in itertools.count())
+        return b"".join(itertools.islice((i for i in ids if hash_ids(i)[0] % 2 == shard), count))
+
+    ids, times = of_shard(0, 1), same_times(1)
+    calls = [
+        stub.Commit.future(pb.CommitRequest(ids=ids, times=times, token=token("a")), timeout=20)
+        for n in range(COMMITS_WAITING_MAX)
+    ]
+    refused = COMMITS_WAITING_MAX - COMMITS_OF_A_SHARD_MAX
+    wait_until(lambda: sum(call.done() for call in calls) == refused)
+    asked = pb.CommitRequest(shard=1, ids=of_shard(1, 1), times=times, token=token("a"))
+    assert stub.Commit(asked, timeout=20).outcomes == bytes([WON])
+    node.logs[0].held = False
+    wait_until(lambda: node.logs[0].apply_held() or all(call.done() for call in calls))
+    said = Counter(call.code() for call in calls)
+    assert said == {grpc.StatusCode.OK: len(calls) - refused, grpc.StatusCode.RESOURCE_EXHAUSTED: refused}
+
+
+def test_slots_are_shared_by_whoever_asks() -> None:
+    slots = Slots(8, "wait", 3)
+    assert [slots.take(0) for _ in range(7)] == [True] * 6 + [False]
+    assert [slots.take(1) for _ in range(3)] == [True, True, False]
+    slots.give_back(0)
+    assert not slots.take(0), "it has more than its share by now"
+    assert slots.take(2)
 
 
 def test_a_strangers_malformed_requests_are_refused(ensemble: Ensemble) -> None:
