@@ -10,15 +10,17 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final, Self
 
 import grpc
+import numpy as np
 import psutil
 
 from benchmarks.measuring import BenchError, Row, cpu_seconds, machine_now
@@ -34,12 +36,14 @@ from benchmarks.registry_load import (
     running,
 )
 from photon.cluster.local_cluster import free_ports
+from photon.core.fates import Committed
 from photon.core.ids import Token
 
 # Ids a request, requests in flight, requests a second (None: each follows the last one's answer).
 _IDLE: Final = ((1, 2, 25.0), (1_000, 2, 25.0))
 _COMMITS: Final = ((1_000, 16, None), (1, 1, None), (1, 16, None), (1_000, 1, None), (4_000, 8, None))
 _LOOKUPS: Final = ((1_000, 16, None), (4_000, 8, None))
+_RACES: Final = ((1_000, 16), (4_000, 8))
 _SYNCS: Final = 200
 _SYNC_BYTES: Final = 65_536
 
@@ -92,6 +96,41 @@ def throughput(plan: Plan) -> Row:
             "ids_held_at_the_end": cluster.status(cluster.leader())["ids"],
         }
     return report | {"ids_per_s": max(row["ids_per_s"] for row in report["commit_rows"])}
+
+
+def race(plan: Plan) -> Row:
+    """Two datacenters send the same batches, each with its own tokens, beside batches of distinct ids in the
+    same run: ids asked for a second, and each id must be won once. Medians of the rounds.
+    """
+    rows = []
+    with running(plan.directory) as (cluster, clients):
+        for ids, in_flight in _RACES[: 1 if plan.quick else None]:
+            found: dict[str, list[float]] = {"commit": [], "race": []}
+            for _ in range(plan.rounds):
+                for call, speeds in found.items():
+                    load = {"call": call, "ids": (ids, ids), "in_flight": in_flight}
+                    measured = measure(cluster.meter(), clients, plan.seconds, **load)
+                    if measured.seen.failures:
+                        raise BenchError(f"commits failed: {measured.seen.failures}")
+                    speeds.append(measured.row()["ids_per_s"])
+            apart, together = map(statistics.median, found.values())
+            row = {"distinct_ids_per_s": round(apart), "raced_ids_per_s": round(together)}
+            rows.append({"ids": ids, "in_flight": in_flight, **row, "ratio": round(together / apart, 2)})
+        won = won_once(clients.ask(attrgetter("raced")))
+    return {"race_rows": rows, "ids_won": won}
+
+
+def won_once(datacenters: Sequence[Mapping[Any, bytes]]) -> int:
+    """How many ids were won. Each has told the outcomes by batch. BenchError unless each was won once."""
+    total = 0
+    for batch in set().union(*datacenters):
+        columns = [np.frombuffer(told[batch], np.uint8) for told in datacenters if batch in told]
+        won = sum(column == Committed.WON for column in columns)
+        taken = sum(column == Committed.DUPLICATE for column in columns)
+        if np.any(won != 1) or np.any(won + taken != len(columns)):
+            raise BenchError(f"an id of batch {batch} was won {won.min()} to {won.max()} times")
+        total += len(won)
+    return total
 
 
 def beside_etcd(plan: Plan) -> Row:
@@ -193,6 +232,7 @@ def silence_s(successes: list[float], killed_at: float, end: float) -> float:
 
 PARTS: Final[dict[str, Callable[[Plan], Row]]] = {
     "throughput": throughput,
+    "race": race,
     "etcd": beside_etcd,
     "wan": wan,
     "failover": failover,

@@ -3,6 +3,7 @@
 A client is a process of its own, which keeps `threads` calls under way for a time and answers what it saw.
 """
 
+import itertools
 import multiprocessing
 import os
 import random
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -182,6 +183,7 @@ def _delayed(stack: ExitStack, ports: Mapping[str, int], delay_ms: float) -> dic
 WARM_S: Final = 0.7
 _KNOWN_BATCHES: Final = 64
 _TIMEOUT_S: Final = 15.0
+_RACED_US: Final = 1_700_000_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +267,10 @@ class Clients:
         self._under_way = [pool.submit(_run, one) for pool, one in zip(self._pools, loads, strict=True)]
         return begin, begin + seconds
 
+    def ask(self, what: Callable[[Caller], Any]) -> list[Any]:
+        """What `what` finds in the caller of each process."""
+        return [pool.submit(_ask, what).result() for pool in self._pools]
+
     def finish(self) -> Seen:
         """What all processes saw."""
         seen = Seen()
@@ -319,6 +325,10 @@ def _become(caller: Callable[[], Caller], parent: int) -> None:
 
 def _run(load: Load) -> Seen:
     return keep_calling(load, _own[0])
+
+
+def _ask(what: Callable[[Caller], Any]) -> Any:
+    return what(_own[0])
 
 
 def measure(meter: Meter, clients: Clients, seconds: float, **load: Any) -> Measured:
@@ -377,25 +387,46 @@ def keep_calling(load: Load, caller: Caller) -> Seen:
 
 
 class RegistryCaller:
-    """Commits fresh ids, and looks ids up."""
+    """Commits fresh ids, or the same as every other caller, and looks ids up.
+
+    `raced`: the outcomes of what the others commit, too, by load and number of the batch.
+    """
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._client = connect(addresses, _TIMEOUT_S)
         self._incarnation = random.getrandbits(63)
         self._lock = threading.Lock()
         self._made = 0
+        self._numbers: defaultdict[float, Iterator[int]] = defaultdict(itertools.count)
+        self.raced: dict[tuple[float, int], bytes] = {}
         self._committed: deque[tuple[bytes, bytes]] = deque(maxlen=_KNOWN_BATCHES)
 
     def __call__(self, load: Load) -> int:
-        act = self._look_up if load.call == "lookup" else self._commit
-        return act(random.randint(*load.ids))
+        count = random.randint(*load.ids)
+        match load.call:
+            case "lookup":
+                return self._look_up(count)
+            case "race":
+                return self._race(load.begin, count)
+            case _:
+                return self._commit(count)
+
+    def _race(self, load: float, count: int) -> int:
+        with self._lock:
+            batch = load, next(self._numbers[load])
+        ids = random.Random(repr(batch)).randbytes(16 * count)
+        times = pack_times([_RACED_US] * count)
+        self.raced[batch] = self._client.commit(ids, times, self._token())
+        return count
+
+    def _token(self) -> bytes:
+        with self._lock:
+            self._made += 1
+            return Token("127.0.0.1:7000", self._incarnation, self._made).pack()
 
     def _commit(self, count: int) -> int:
         ids, times = _fresh(count)
-        with self._lock:
-            self._made += 1
-            token = Token("127.0.0.1:7000", self._incarnation, self._made).pack()
-        outcomes = self._client.commit(ids, times, token)
+        outcomes = self._client.commit(ids, times, self._token())
         assert outcomes == bytes([Committed.WON]) * count, "every id is new"
         self._committed.append((ids, times))
         return count

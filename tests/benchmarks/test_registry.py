@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from benchmarks import registry
-from benchmarks.registry import HOW_TO_GET, PARTS, Plan, beside_etcd, silence_s
+from benchmarks.measuring import BenchError
+from benchmarks.registry import HOW_TO_GET, PARTS, Plan, beside_etcd, silence_s, won_once
 from benchmarks.registry_load import measure, running
 from photon.cli import bench
 from photon.core.errors import UsageError
@@ -19,6 +20,13 @@ def test_a_silence_ends_with_the_first_success_after_the_longest_gap():
 
 def test_a_silence_without_end_lasts_as_long_as_was_watched():
     assert silence_s([9.9, 10.01], 10.0, 15.0) == pytest.approx(5.0)
+
+
+def test_a_race_is_won_once_by_one_or_the_other():
+    assert won_once([{1: b"\0\1", 2: b"\0"}, {1: b"\1\0"}]) == 3
+    for told in ([{1: b"\0\1"}, {1: b"\0\0"}], [{1: b"\1"}, {1: b"\1"}], [{1: b"\0"}, {1: b"\2"}]):
+        with pytest.raises(BenchError, match="batch 1"):
+            won_once(told)
 
 
 def test_etcd_that_is_not_here_is_skipped_with_the_way_to_get_it(tmp_path):
