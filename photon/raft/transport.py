@@ -187,13 +187,23 @@ class Transport:
     # -- each turn --------------------------------------------------------------------------------------
 
     def poll(self, seconds: float) -> None:
-        """Wait for bytes, at most so long; read and deliver them."""
+        """Wait for bytes, at most so long; read and deliver them, and those of one stranger.
+
+        A handshake through TLS costs a signature. The other strangers are heard in later turns, so that a
+        flood of them holds up no heartbeat.
+        """
+        strangers = []
         for fd, event in self._poller.poll(max(0, seconds) * 1000):
             link = self._links.get(fd)
-            if link is not None:
+            if link is not None and link.peer is None and link.target is None:
+                strangers.append((link, event))
+            elif link is not None:
                 self._on_event(link, event)
             elif self._listener is not None and fd == self._listener.fileno():
                 self._accept()
+        strangers = [one for one in strangers if self._links.get(one[0].fd) is one[0]]
+        if strangers:
+            self._on_event(*self._rng.choice(strangers))
 
     def tick(self, at: float) -> None:
         """Dial who is missing, ping who hears nothing else of us, drop who is silent. `at`: the time."""

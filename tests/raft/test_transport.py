@@ -287,6 +287,28 @@ def test_strangers_cannot_use_up_the_descriptors(linked: MakeNet, stack: ExitSta
     assert all(link.peer is not None for link in net.nodes["b"]._links.values())
 
 
+def test_a_turn_hears_one_stranger_and_all_peers(linked: MakeNet, stack: ExitStack) -> None:
+    """A handshake costs a signature: 20 at once would hold the peers' heartbeats up."""
+    net = linked().connect()
+    node = net.nodes["b"]
+    flood = [stack.enter_context(socket.create_connection(net.addresses["b"])) for _ in range(20)]
+    for _ in flood:
+        node.poll(0.1)
+    for stranger in flood:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    for _ in flood:
+        net.nodes["a"].send("b", 1, b"heartbeat")
+        net.nodes["a"].flush()
+        heard = len(net.ears["b"].frames)
+        while len(net.ears["b"].frames) == heard:
+            before = len(node._links)
+            node.poll(0.1)
+            assert len(node._links) >= before - 1
+    for _ in range(40):
+        node.poll(0.01)
+    assert all(link.peer is not None for link in node._links.values()), "all are heard in the end"
+
+
 def test_a_flood_from_one_address_does_not_drive_out_another(stack: ExitStack) -> None:
     net = Net().listen(stack)
     other = stack.enter_context(socket.create_connection(net.addresses["b"], source_address=("127.0.0.2", 0)))
