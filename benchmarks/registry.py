@@ -23,18 +23,20 @@ import grpc
 import numpy as np
 import psutil
 
-from benchmarks.measuring import BenchError, Row, cpu_seconds, machine_now
+from benchmarks.measuring import BenchError, Row, cpu_seconds, machine_now, percentiles
 from benchmarks.registry_load import (
     WARM_S,
     Clients,
     Cluster,
     Load,
     Meter,
+    RegistryCaller,
     client_processes,
     has_toxiproxy,
     measure,
     running,
 )
+from benchmarks.registry_turns import told
 from photon.cluster.local_cluster import free_ports
 from photon.core.fates import Committed
 from photon.core.ids import Token
@@ -44,6 +46,9 @@ _IDLE: Final = ((1, 2, 25.0), (1_000, 2, 25.0))
 _COMMITS: Final = ((1_000, 16, None), (1, 1, None), (1, 16, None), (1_000, 1, None), (4_000, 8, None))
 _LOOKUPS: Final = ((1_000, 16, None), (4_000, 8, None))
 _RACES: Final = ((1_000, 16), (4_000, 8))
+_LOOKUPS_BESIDE: Final = (0, 16)
+_LOOKUP_IDS: Final = 65_536
+_COMMIT_EVERY_S: Final = 0.04
 _SYNCS: Final = 200
 _SYNC_BYTES: Final = 65_536
 
@@ -100,22 +105,25 @@ def throughput(plan: Plan) -> Row:
 
 def race(plan: Plan) -> Row:
     """Two datacenters send the same batches, each with its own tokens, beside batches of distinct ids in the
-    same run: ids asked for a second, and each id must be won once. Medians of the rounds.
+    same run: ids asked for a second and the leader's CPU time. Medians of the rounds. Each id is won once.
     """
     rows = []
     with running(plan.directory) as (cluster, clients):
         for ids, in_flight in _RACES[: 1 if plan.quick else None]:
-            found: dict[str, list[float]] = {"commit": [], "race": []}
+            found: dict[str, list[tuple[float, float]]] = {"commit": [], "race": []}
             for _ in range(plan.rounds):
-                for call, speeds in found.items():
+                for call, costs in found.items():
                     load = {"call": call, "ids": (ids, ids), "in_flight": in_flight}
                     measured = measure(cluster.meter(), clients, plan.seconds, **load)
                     if measured.seen.failures:
                         raise BenchError(f"commits failed: {measured.seen.failures}")
-                    speeds.append(measured.row()["ids_per_s"])
-            apart, together = map(statistics.median, found.values())
-            row = {"distinct_ids_per_s": round(apart), "raced_ids_per_s": round(together)}
-            rows.append({"ids": ids, "in_flight": in_flight, **row, "ratio": round(together / apart, 2)})
+                    speed = measured.row()["ids_per_s"]
+                    costs.append((speed, measured.cores["leader"] / speed * 1e6))
+            row: Row = {"ids": ids, "in_flight": in_flight}
+            for name, costs in zip(("distinct", "raced"), found.values(), strict=True):
+                speed, cpu_us = map(statistics.median, zip(*costs, strict=True))
+                row |= {f"{name}_ids_per_s": round(speed), f"{name}_leader_us_an_id": round(cpu_us, 2)}
+            rows.append(row | {"ratio": round(row["raced_ids_per_s"] / row["distinct_ids_per_s"], 2)})
         won = won_once(clients.ask(attrgetter("raced")))
     return {"race_rows": rows, "ids_won": won}
 
@@ -131,6 +139,37 @@ def won_once(datacenters: Sequence[Mapping[Any, bytes]]) -> int:
             raise BenchError(f"an id of batch {batch} was won {won.min()} to {won.max()} times")
         total += len(won)
     return total
+
+
+def turns(plan: Plan) -> Row:
+    """The leader's raft thread beside lookups of 65,536 ids, all at the leader: its longest turns, and
+    commits of one id, 25 a second. A follower stands for election after 300 to 600 ms without a heartbeat.
+    """
+    rows = []
+    with running(plan.directory, 0, command=("benchmarks.registry_turns",)) as (cluster, _):
+        leader = cluster.leader()
+        nearest = [cluster.grpc[leader], *(one for one in cluster.addresses if one != cluster.grpc[leader])]
+        term = cluster.status(leader)["term"]
+        with (
+            client_processes([partial(RegistryCaller, nearest)]) as busy,
+            client_processes([partial(RegistryCaller, nearest)]) as committing,
+        ):
+            for lookups in _LOOKUPS_BESIDE:
+                size = (_LOOKUP_IDS, _LOOKUP_IDS)
+                begin, end = busy.begin(plan.seconds, in_flight=lookups, call="lookup", ids=size)
+                committing.begin(plan.seconds, in_flight=2, calls_per_s=1 / _COMMIT_EVERY_S)
+                looked_up, seen = busy.finish(), committing.finish()
+                found = sorted(told(cluster.log(leader), begin, end)) or [0.0]
+                row: Row = {
+                    "lookups_in_flight": lookups,
+                    "lookups_per_s": round(looked_up.ids / plan.seconds),
+                    "longest_turn_ms": round(found[-1], 1),
+                    "turns_over_100_ms": sum(ms > 100 for ms in found),
+                }
+                latencies = percentiles(seen.latencies_ms)
+                rows.append(row | {f"commit_{name}": ms for name, ms in latencies.items()})
+        elections = cluster.status(cluster.leader())["term"] - term
+    return {"turn_rows": rows, "elections": elections}
 
 
 def beside_etcd(plan: Plan) -> Row:
@@ -233,6 +272,7 @@ def silence_s(successes: list[float], killed_at: float, end: float) -> float:
 PARTS: Final[dict[str, Callable[[Plan], Row]]] = {
     "throughput": throughput,
     "race": race,
+    "turns": turns,
     "etcd": beside_etcd,
     "wan": wan,
     "failover": failover,

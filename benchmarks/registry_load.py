@@ -78,7 +78,7 @@ class Cluster:
         """Start a replica that is down."""
         serve = ["registry", "serve", "--topology", str(self._directory / "topology.json"), "--name", node]
         # What replicas say of each other while they start and die is not the measurement's matter.
-        with (self._directory / f"{node}.log").open("ab") as log:
+        with self.log(node).open("ab") as log:
             self._processes[node] = subprocess.Popen(
                 [sys.executable, "-m", *self._command, *serve], env=child_environment(), stderr=log
             )
@@ -90,6 +90,10 @@ class Cluster:
         process.kill()
         process.wait()
         return at
+
+    def log(self, node: str) -> Path:
+        """What a replica says on standard error."""
+        return self._directory / f"{node}.log"
 
     def shards(self, node: str) -> list[dict[str, Any]]:
         """What a replica says of each of its shards; empty while it does not answer."""

@@ -17,7 +17,7 @@ from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
 MILLWHEEL_PARTS: Final = ("throughput", "latency")
-REGISTRY_PARTS: Final = ("throughput", "race", "etcd", "wan", "failover")
+REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover")
 PEERS: Final = ("spark", "pathway", "duckdb")
 MILLWHEEL_PEERS: Final = ("photon", "duckdb", "pathway", "bytewax", "spark", "spark-state", "flink")
 
@@ -116,8 +116,9 @@ def _registry(only: Sequence[str], as_json: bool, **plan: Any) -> None:
     """Measure the IdRegistry on this machine: 3 replicas, fsync on, clients in processes of their own.
 
     throughput: commits and lookups a second as load grows, latencies. race: two datacenters commit the same
-    ids. etcd: ids created a second beside a 3-node etcd. wan: 100 ms between the replicas (toxiproxy).
-    failover: time to the next commit when the leader is killed.
+    ids. turns: how long the leader's raft thread takes for a turn beside lookups. etcd: ids created a second
+    beside a 3-node etcd. wan: 100 ms between the replicas (toxiproxy). failover: time to the next commit when
+    the leader is killed.
     """
     benchmark = load_benchmarks("registry")
     report = benchmark.run(benchmark.Plan.of(**plan), only, _measuring)
