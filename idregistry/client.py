@@ -7,7 +7,7 @@ the newest sharding configuration known; what a shard calls misrouted is routed 
 
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +26,8 @@ from idregistry.rules.packing import (
     token_mistake,
 )
 from idregistry.rules.sharding import Configuration, unpack_configuration
-from idregistry.rules.state import Scanned
+from idregistry.rules.state import Account, Scanned
+from photon.core.accounts import NOTHING, Sum, plus
 from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split
 from photon.core.clock import Clock, SystemClock
@@ -223,6 +224,23 @@ class RegistryClient:
         """Addresses of the joiners whose leases run, as the nearest replica that answers has seen them
         renewed; it may be wrong by a lease where it has just started or is cut off. UnavailableError."""
         return list(self.directory().holders)
+
+    def account(self, incarnations: Collection[int], address: str, window: int) -> Account:
+        """What these incarnations hold in all shards, and all whose tokens have this address, without what
+        tokens of `window` and later ones won. Each shard is asked at its leader. UnavailableError.
+        """
+        days: dict[tuple[int, int], Sum] = {}
+        first_day = since = -(1 << 62)
+        for shard in range(self.configuration().shards):
+            request = pb.AccountRequest(
+                shard=shard, incarnations=incarnations, address=address, window=window
+            )
+            answer = self._rounds.ask_leader(shard, "Account", request)
+            sums = zip(answer.events, answer.sums, strict=True)
+            for place, sum_ in zip(zip(answer.incarnations, answer.days, strict=True), sums, strict=True):
+                days[place] = plus(days.get(place, NOTHING), sum_)
+            first_day, since = max(first_day, answer.first_day), max(since, answer.since)
+        return Account(days, first_day, since)
 
     def configuration(self) -> Configuration:
         """The newest that a replica which answers knows. UnavailableError."""

@@ -181,17 +181,21 @@ class Rounds:
         return kept, newest if newer else configuration, onward
 
     def ask_directory(self, method: str, request: Any) -> Any:
-        """The answer of the directory's leader. Tried again until the time is up.
+        """The answer of the directory's leader, as of `ask_leader`."""
+        return self.ask_leader(DIRECTORY, method, request)
+
+    def ask_leader(self, shard: int, method: str, request: Any) -> Any:
+        """The answer of the leader of a shard, or of the directory. Tried again until the time is up.
 
         UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
         """
-        call = PartCall(whole())
+        call = PartCall(whole(shard=shard))
         attempts = self.attempts()
         for left_s in attempts:
-            address = self.routes.leader(DIRECTORY)
+            address = self.routes.leader(shard)
             result = self.routes.ask(method, request, address, left_s)
             if not isinstance(result, grpc.RpcError):
-                self.routes.answered(DIRECTORY, address)
+                self.routes.answered(shard, address)
                 return result
             try:
                 self._look_on(call, address, result, attempts)

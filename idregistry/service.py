@@ -65,6 +65,9 @@ LOOKUP_PART: Final = 4096
 SCANS_MAX: Final = 4
 """Scans at a time."""
 
+ACCOUNTS_MAX: Final = 4
+"""Accounts drawn up at a time."""
+
 _SCAN_PAUSE_S_MAX: Final = 0.1
 _SCAN_MARGIN_S: Final = 60.0
 """gRPC rounds long timeouts up."""
@@ -157,6 +160,7 @@ class IdRegistryService(IdRegistryServicer):
         self._asks = Slots(ASKS_MAX, "requests wait for the directory already")
         self._fences = Slots(FENCES_WAITING_MAX, "fences wait already; back off")
         self._lookups = threading.BoundedSemaphore(LOOKUPS_MAX)
+        self._asked_accounts = Slots(ACCOUNTS_MAX, "accounts are asked for already; come back later")
         self._scans = Slots(SCANS_MAX, "scans run already; come back later")
 
     def Commit(self, request: pb.CommitRequest, context: Context) -> pb.OutcomesResponse:
@@ -227,6 +231,35 @@ class IdRegistryService(IdRegistryServicer):
                 # Not more than half of a core's time: commits go first.
                 time.sleep(min(drawn_s, _SCAN_PAUSE_S_MAX))
                 began = self._clock.monotonic()
+
+    def Account(self, request: pb.AccountRequest, context: Context) -> pb.AccountResponse:
+        """What these incarnations hold, of all that was acknowledged before now."""
+        hosted = self._hosted(request.shard, context)
+        if len(request.incarnations) > INCARNATIONS_MAX:
+            _mistake(
+                context, f"{len(request.incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken"
+            )
+        self._check_leads(hosted.log, context)
+
+        def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
+            def applied(outcome: Answer) -> None:  # in the raft thread: no command is half done
+                done = isinstance(outcome, Settled)
+                answer(Settled(hosted.shard.state.accounts()) if done else outcome)
+
+            return hosted.shard.offer(barrier(deadline, applied))
+
+        with self._slot(self._asked_accounts, context):
+            accounts = self._settled(context, offer)
+            account = accounts.of({*request.incarnations}, request.address, request.window)
+        places = list(account.days)
+        return pb.AccountResponse(
+            incarnations=[incarnation for incarnation, _ in places],
+            days=[day for _, day in places],
+            events=[events for events, _ in account.days.values()],
+            sums=[total for _, total in account.days.values()],
+            first_day=account.first_day,
+            since=account.since,
+        )
 
     def _answered(
         self, hosted: Hosted, request: pb.CommitRequest | pb.ReleaseRequest, context: Context, offer: _Offer

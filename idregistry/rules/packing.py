@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from photon.core.accounts import WINDOW_US, Sum, Tally, grouped, window_of
 from photon.core.columns import hash_ids, split_ids, unpack_times
 from photon.core.ids import ID_BYTES, TOKEN_BYTES_MAX, TOKEN_BYTES_MIN, parse_token
 
@@ -224,54 +225,79 @@ _FEW_CELLS: Final = 1 << 12  # so few are counted without sorting
 
 
 class Counts:
-    """How many ids each holder has in each bucket. `total` is that of all."""
+    """How many ids each holder has in each bucket, and the sum of their hashes. `total` is how many in all.
+
+    What a holder ever won, less what was released or expired: compared with what its joiner has written.
+    """
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self.tally: Tally[int] = Tally()
         """bucket << 32 | holder ->"""
         self.total = 0
 
     def __len__(self) -> int:
-        return len(self._counts)
+        return len(self.tally.sums)
 
-    def add(self, bucket: int, holder: int, ids: int) -> None:
-        """`ids` more in one bucket, fewer if negative."""
-        key = bucket << _HOLDER_BITS | holder
-        left = self._counts.get(key, 0) + ids
-        if left:
-            self._counts[key] = left
-        else:
-            self._counts.pop(key, None)
-        self.total += ids
+    def add(self, bucket: int, holder: int, token_us: int, sum_: Sum) -> None:
+        """So many ids more in one bucket, with their hashes' sum; fewer if negative."""
+        self.tally.add(bucket << _HOLDER_BITS | holder, window_of(token_us), sum_)
+        self.total += sum_[0]
 
-    def add_each(self, buckets: npt.NDArray[np.integer], holders: npt.NDArray[np.integer]) -> None:
-        """One more for the bucket and holder of each row."""
+    def add_each(
+        self,
+        buckets: npt.NDArray[np.integer],
+        holders: npt.NDArray[np.integer],
+        times_us: npt.NDArray[np.int64],
+        hashes: Hashes,
+    ) -> None:
+        """One id more for the bucket, holder and token time of each row."""
+        windows = np.maximum(times_us // WINDOW_US, self.tally.since - 1)
+        low, high = int(windows.min()), int(windows.max())
+        if low == high:  # of most batches, and of what snapshots hold
+            self._add_each(buckets, holders, low, hashes)
+            return
+        for window in np.unique(windows).tolist():
+            rows = windows == window
+            self._add_each(buckets[rows], holders[rows], window, hashes[rows])
+
+    def _add_each(
+        self,
+        buckets: npt.NDArray[np.integer],
+        holders: npt.NDArray[np.integer],
+        window: int,
+        hashes: Hashes,
+    ) -> None:
         bucket, holder = int(buckets.min()), int(holders.min())
         width = int(holders.max()) - holder + 1
         if (int(buckets.max()) - bucket + 1) * width > _FEW_CELLS:
             keys = buckets.astype(np.int64) << _HOLDER_BITS | holders.astype(np.int64)
-            numbers, counts = np.unique(keys, return_counts=True)
-            for key, ids in zip(numbers.tolist(), counts.tolist(), strict=True):
-                self.add(key >> _HOLDER_BITS, key & _HOLDER_MASK, ids)
-            return
-        cells = (buckets.astype(np.int64) - bucket) * width + (holders - holder)
-        counts = np.bincount(cells)
-        for cell in np.flatnonzero(counts).tolist():
-            self.add(bucket + cell // width, holder + cell % width, int(counts[cell]))
+            numbers, row_of = np.unique(keys, return_inverse=True)
+        else:
+            cells = (buckets.astype(np.int64) - bucket) * width + (holders - holder)
+            known, row_of = np.arange(int(cells.max()) + 1), cells
+            numbers = (known // width + bucket) << _HOLDER_BITS | known % width + holder
+        for key, sum_ in zip(numbers.tolist(), grouped(row_of, hashes, len(numbers)), strict=True):
+            if sum_[0]:
+                self.tally.add(key, window, sum_)
+        self.total += len(hashes)
 
     def drop_before(self, live: int) -> None:
         """Forget the buckets before `live`."""
-        dead = [key for key in self._counts if key >> _HOLDER_BITS < live]
-        for key in dead:
-            self.total -= self._counts.pop(key)
+        self.total -= self.tally.forget(lambda key: key >> _HOLDER_BITS < live)
 
     def of(self, holders: AnySet[int]) -> int:
         """How many ids they have together. Any thread."""
-        return sum(ids for key, ids in list(self._counts.items()) if key & _HOLDER_MASK in holders)
+        sums = list(self.tally.sums.items())
+        return sum(ids for key, (ids, _) in sums if key & _HOLDER_MASK in holders)
 
     def holders(self) -> set[int]:
         """The numbers of those that hold anything."""
-        return {key & _HOLDER_MASK for key in self._counts}
+        return {key & _HOLDER_MASK for key in self.tally.sums}
+
+
+def split_key(key: int) -> tuple[int, int]:
+    """A key of Counts.tally -> bucket, holder."""
+    return key >> _HOLDER_BITS, key & _HOLDER_MASK
 
 
 NOBODY: Final = 0
@@ -338,6 +364,13 @@ class Holders:
 def is_guard(name: bytes) -> bool:
     """Whether what this holder holds is another shard's to count."""
     return name[:1] == _GUARD
+
+
+def joiner_of_holder(name: bytes) -> tuple[int, str] | None:
+    """Incarnation and address of a holder; None of what is no joiner's, or holds as a guard."""
+    if name[:1] != bytes((_JOINER,)):
+        return None
+    return int.from_bytes(name[1:_TIME_AT], "little"), name[_TIME_AT:].decode("utf-8", "replace")
 
 
 def token_of_holder(name: bytes, time_us: int) -> bytes:

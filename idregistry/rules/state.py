@@ -11,6 +11,7 @@ recovery take an id out.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AnySet
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, compress, repeat
@@ -36,8 +37,10 @@ from idregistry.rules.packing import (
     first_live,
     incarnation_of,
     is_guard,
+    joiner_of_holder,
     pack_incarnation,
     span,
+    split_key,
     token_of_holder,
     unhash_ids,
     with_time,
@@ -57,6 +60,7 @@ from idregistry.rules.segments import (
 )
 from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Ownership, Prepared
 from idregistry.rules.table import Head, IdTable, pack, unpack
+from photon.core.accounts import HOURS_A_DAY, NOTHING, Sum, Tally, plus, window_of
 from photon.core.columns import pack_times, unpack_times
 from photon.core.fates import Committed, Registered, Released
 
@@ -157,7 +161,7 @@ def commit(facts: Facts, command: Commit) -> bytes:
         return _commit_columns(facts, command, batch, stamps, fenced)
     held = facts.table.insert(batch, stamps)
     if all(map(is_, held, stamps)):
-        _count_all(facts, command, holders, low_us, high_us)
+        _count_all(facts, command, batch, holders, low_us, high_us)
         return bytes(batch.count)  # Committed.WON is 0
     return _commit_rest(facts, command, batch, stamps, held)
 
@@ -184,7 +188,7 @@ def _commit_rest(
     new = np.fromiter(map(is_, held, stamps), np.bool_, batch.count)
     dead = before["bucket"] < facts.live
     facts.table.put_each(batch, stamps, dead)
-    _count(facts, command.times, stamps, new | dead)
+    _count(facts, command, batch, stamps, new | dead)
     won = dead | _same_tokens(before, wanted)
     return np.where(won, np.uint8(Committed.WON), np.uint8(Committed.DUPLICATE)).tobytes()
 
@@ -222,7 +226,7 @@ def _commit_columns(
     outcomes[barred] = Committed.FENCED
     outcomes[~owned] = Committed.MISROUTED
     facts.table.put_each(batch, stamps, new)
-    _count(facts, command.times, stamps, new)
+    _count(facts, command, batch, stamps, new)
     return outcomes.tobytes()
 
 
@@ -238,29 +242,41 @@ def _same_tokens(stamps: Stamps, others: Stamps) -> npt.NDArray[np.bool_]:
 
 
 def _count_all(
-    facts: Facts, command: Commit, holders: Sequence[tuple[int, int]], low_us: int, high_us: int
+    facts: Facts,
+    command: Commit,
+    batch: Encoded,
+    holders: Sequence[tuple[int, int]],
+    low_us: int,
+    high_us: int,
 ) -> None:
-    """All ids of a batch are new. `holders`: of each of its segments, the number first."""
+    """All ids of a batch are new. `holders`: of each of its segments, the number and its token's time."""
     bucket = bucket_of(low_us)
     if bucket == bucket_of(high_us) and high_us < HORIZON:
-        for (holder, _), ids in zip(holders, command.counts, strict=True):
+        start = 0
+        for (holder, token_us), ids in zip(holders, command.counts, strict=True):
             if ids:
-                facts.counts.add(bucket, holder, ids)
+                won = batch.hashes[start : start + ids]
+                facts.counts.add(bucket, holder, token_us, (ids, int(won.sum())))
+                start += ids
         facts.latest_us = max(facts.latest_us, high_us)
     else:
-        numbers = np.repeat([holder for holder, _ in holders], command.counts)
+        numbers, token_times = (
+            np.repeat(np.array(column, np.int64), command.counts) for column in zip(*holders, strict=True)
+        )
         times_us = unpack_times(command.times)
-        facts.counts.add_each(buckets_of(times_us), numbers)
+        facts.counts.add_each(buckets_of(times_us), numbers, token_times, batch.hashes)
         _note_latest(facts, times_us)
 
 
-def _count(facts: Facts, times: bytes, stamps: Sequence[bytes], new: npt.NDArray[np.bool_]) -> None:
+def _count(
+    facts: Facts, command: Commit, batch: Encoded, stamps: Sequence[bytes], new: npt.NDArray[np.bool_]
+) -> None:
     """The ids of the flagged rows are new."""
     if not new.any():
         return
     stamped = np.frombuffer(b"".join(compress(stamps, new.tolist())), STAMP_DTYPE)
-    facts.counts.add_each(stamped["bucket"], stamped["holder"])
-    _note_latest(facts, unpack_times(times)[new])
+    facts.counts.add_each(stamped["bucket"], stamped["holder"], stamped["time_us"], batch.hashes[new])
+    _note_latest(facts, unpack_times(command.times)[new])
 
 
 def _note_latest(facts: Facts, times_us: npt.NDArray[np.int64]) -> None:
@@ -308,8 +324,8 @@ def _release_one(facts: Facts, batch: Encoded, row: int, frozen: Frozen, token: 
         table.put(number, key, GONE)
     else:
         table.release_frozen(number, *place)
-    holder, _, bucket = STAMP.unpack(stamp)
-    facts.counts.add(bucket, holder, -1)
+    holder, token_us, bucket = STAMP.unpack(stamp)
+    facts.counts.add(bucket, holder, token_us, (-1, -int(batch.hashes[row])))
     return Released.RELEASED
 
 
@@ -407,6 +423,48 @@ def _scanned(rows: Rows, holders: Mapping[int, bytes], boundary_us: int) -> Scan
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What incarnations hold of the ids of each day: all that they ever won, less what was released.
+
+    `days`: (incarnation, day of event time) ->. Of days before `first_day` some or all is forgotten; what was
+    registered by tokens of windows from `since` on can be told apart.
+    """
+
+    days: Mapping[tuple[int, int], Sum]
+    first_day: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accounts:
+    """Of all holders of a shard, at one moment."""
+
+    tally: Tally[int]
+    names: Mapping[int, bytes]
+    live: int
+    """The first bucket that is kept."""
+
+    def of(self, incarnations: AnySet[int], address: str, window: int) -> Account:
+        """Of these, and of all with tokens of this address; without what tokens of `window` and later ones
+        hold. What is only guarded here another shard counts.
+        """
+        mine: dict[int, int] = {}
+        for number, name in list(self.names.items()):
+            if (known := joiner_of_holder(name)) is None:
+                continue
+            incarnation, named = known
+            if incarnation in incarnations or named == address:
+                mine[number] = incarnation
+        days: dict[tuple[int, int], Sum] = {}
+        for key, sum_ in self.tally.before(window).items():
+            bucket, number = split_key(key)
+            if number in mine and bucket >= self.live:
+                place = mine[number], bucket // HOURS_A_DAY
+                days[place] = plus(days.get(place, NOTHING), sum_)
+        return Account(days, -(-self.live // HOURS_A_DAY), self.tally.since)
+
+
 class ShardState:
     """Ids -> token. An id alone is identity: it is the same event whatever time comes with it.
 
@@ -427,6 +485,7 @@ class ShardState:
         facts = self._facts
         decoded = decode(command)
         facts.time_us = max(facts.time_us, decoded.time_us)
+        facts.counts.tally.move_on(window_of(facts.time_us))
         match decoded:
             case Commit():
                 return commit(facts, decoded)
@@ -506,6 +565,11 @@ class ShardState:
         boundary_us = facts.boundary_us
         names = facts.holders.names  # before the cut: of what it has, none is forgotten here
         return scan(facts.table.cut(facts.live_at(boundary_us)), names, boundary_us)
+
+    def accounts(self) -> "Accounts":
+        """What every holder has. Raft thread only; what it gives is for any thread."""
+        facts = self._facts
+        return Accounts(facts.counts.tally.copy(), facts.holders.names, facts.live)
 
     def memory(self) -> dict[str, int]:
         """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""

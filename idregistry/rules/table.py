@@ -55,6 +55,7 @@ from idregistry.rules.segments import (
     subs_of,
 )
 from idregistry.rules.sharding import Configuration, Prepared
+from photon.core.accounts import window_of
 from photon.core.errors import CorruptStateError
 
 One = TypeVar("One")
@@ -369,9 +370,11 @@ def unpack(chunks: Iterable[bytes]) -> tuple[Head, dict[int, bytes], list[int], 
     fences = _unpack_some(drawn, head.fences, list[int])
     names = dict(_unpack_some(drawn, head.holders, list[tuple[int, bytes]]))
     counts = Counts()
+    counts.tally.move_on(window_of(head.time_us))
     for rows in _unpack_rows(drawn, head, np.array(sorted(names), np.int64)):
         columns.extend(rows)
-        counts.add_each(rows.stamps["bucket"], rows.stamps["holder"])
+        stamps = rows.stamps
+        counts.add_each(stamps["bucket"], stamps["holder"], stamps["time_us"], rows.hashes)
     columns.index_all()
     return head, names, fences, columns, counts
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/idregistry.proto\x12\x14photon.idregistry.v1\"P\n\rLookupRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\x14\n\x0ctell_pending\x18\x04 \x01(\x08\"3\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x04\"u\n\rCommitRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\r\n\x05token\x18\x04 \x01(\x0c\x12*\n\x05route\x18\x05 \x01(\x0b\x32\x1b.photon.idregistry.v1.Route\"(\n\x05Route\x12\x10\n\x08known_us\x18\x01 \x01(\x12\x12\r\n\x05guard\x18\x02 \x01(\x08\"\x9b\x01\n\x0eReleaseRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x03(\x0c\x12\x0e\n\x06\x63ounts\x18\x05 \x03(\r\x12*\n\x05route\x18\x06 \x01(\x0b\x32\x1b.photon.idregistry.v1.Route\x12\x12\n\ngiven_back\x18\x07 \x01(\x08\"5\n\x10OutcomesResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x04\"+\n\x0bScanRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x66resh\x18\x02 \x01(\x08\"\x88\x01\n\x0cScanResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\r\n\x05times\x18\x02 \x01(\x0c\x12\x0f\n\x07holders\x18\x03 \x03(\x0c\x12\x11\n\tholder_of\x18\x04 \x01(\x0c\x12\x13\n\x0btoken_times\x18\x05 \x01(\x0c\x12\x13\n\x0b\x62oundary_us\x18\x06 \x01(\x12\x12\x0e\n\x06guards\x18\x07 \x03(\x08\"\x12\n\x10\x44irectoryRequest\"K\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\traft_host\x18\x02 \x01(\t\x12\x11\n\traft_port\x18\x03 \x01(\r\x12\x0c\n\x04grpc\x18\x04 \x01(\t\"=\n\x08Proposal\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08start_us\x18\x02 \x01(\x12\x12\x0e\n\x06shards\x18\x03 \x01(\r\"\x91\x02\n\x11\x44irectoryResponse\x12\x15\n\rconfiguration\x18\x01 \x01(\x0c\x12/\n\x08replicas\x18\x02 \x03(\x0b\x32\x1d.photon.idregistry.v1.Replica\x12\x0f\n\x07leaders\x18\x03 \x03(\t\x12\x30\n\x08proposal\x18\x04 \x01(\x0b\x32\x1e.photon.idregistry.v1.Proposal\x12\x19\n\x11\x61\x62\x61ndoned_version\x18\x05 \x01(\x04\x12\x15\n\rabandoned_why\x18\x06 \x01(\t\x12\x0f\n\x07removed\x18\x07 \x03(\t\x12\x0b\n\x03led\x18\x08 \x01(\x08\x12\x10\n\x08identity\x18\t \x01(\x0c\x12\x0f\n\x07holders\x18\n \x03(\t\"[\n\x10KeepAliveRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x10\n\x08settings\x18\x04 \x01(\x0c\"7\n\x11KeepAliveResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x12\n\nmismatched\x18\x02 \x01(\x08\"#\n\x0c\x46\x65nceRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"5\n\rFenceResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x01(\x01\"+\n\x13IncarnationsRequest\x12\x14\n\x0cincarnations\x18\x01 \x03(\x06\"<\n\x14IncarnationsResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x03(\x08\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x03(\x01\"/\n\x0eReshardRequest\x12\x0e\n\x06shards\x18\x01 \x01(\r\x12\r\n\x05\x61t_us\x18\x02 \x01(\x12\"4\n\x0fReshardResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08start_us\x18\x02 \x01(\x12\"]\n\x0eReplaceRequest\x12\x0b\n\x03old\x18\x01 \x01(\t\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.photon.idregistry.v1.Replica\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\t\"\x11\n\x0fReplaceResponse\"\x0c\n\nNowRequest\"\x1d\n\x0bNowResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x12\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\xab\x08\n\nIdRegistry\x12S\n\x06Lookup\x12#.photon.idregistry.v1.LookupRequest\x1a$.photon.idregistry.v1.LookupResponse\x12U\n\x06\x43ommit\x12#.photon.idregistry.v1.CommitRequest\x1a&.photon.idregistry.v1.OutcomesResponse\x12W\n\x07Release\x12$.photon.idregistry.v1.ReleaseRequest\x1a&.photon.idregistry.v1.OutcomesResponse\x12O\n\x04Scan\x12!.photon.idregistry.v1.ScanRequest\x1a\".photon.idregistry.v1.ScanResponse0\x01\x12_\n\x0cGetDirectory\x12&.photon.idregistry.v1.DirectoryRequest\x1a\'.photon.idregistry.v1.DirectoryResponse\x12\\\n\tKeepAlive\x12&.photon.idregistry.v1.KeepAliveRequest\x1a\'.photon.idregistry.v1.KeepAliveResponse\x12P\n\x05\x46\x65nce\x12\".photon.idregistry.v1.FenceRequest\x1a#.photon.idregistry.v1.FenceResponse\x12\x65\n\x0cIncarnations\x12).photon.idregistry.v1.IncarnationsRequest\x1a*.photon.idregistry.v1.IncarnationsResponse\x12V\n\x07Reshard\x12$.photon.idregistry.v1.ReshardRequest\x1a%.photon.idregistry.v1.ReshardResponse\x12V\n\x07Replace\x12$.photon.idregistry.v1.ReplaceRequest\x1a%.photon.idregistry.v1.ReplaceResponse\x12J\n\x03Now\x12 .photon.idregistry.v1.NowRequest\x1a!.photon.idregistry.v1.NowResponse\x12S\n\x06Status\x12#.photon.idregistry.v1.StatusRequest\x1a$.photon.idregistry.v1.StatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bphoton/rpc/idregistry.proto\x12\x14photon.idregistry.v1\"P\n\rLookupRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\x14\n\x0ctell_pending\x18\x04 \x01(\x08\"3\n\x0eLookupResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x04\"u\n\rCommitRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\r\n\x05token\x18\x04 \x01(\x0c\x12*\n\x05route\x18\x05 \x01(\x0b\x32\x1b.photon.idregistry.v1.Route\"(\n\x05Route\x12\x10\n\x08known_us\x18\x01 \x01(\x12\x12\r\n\x05guard\x18\x02 \x01(\x08\"\x9b\x01\n\x0eReleaseRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x0b\n\x03ids\x18\x02 \x01(\x0c\x12\r\n\x05times\x18\x03 \x01(\x0c\x12\x0e\n\x06tokens\x18\x04 \x03(\x0c\x12\x0e\n\x06\x63ounts\x18\x05 \x03(\r\x12*\n\x05route\x18\x06 \x01(\x0b\x32\x1b.photon.idregistry.v1.Route\x12\x12\n\ngiven_back\x18\x07 \x01(\x08\"5\n\x10OutcomesResponse\x12\x10\n\x08outcomes\x18\x01 \x01(\x0c\x12\x0f\n\x07version\x18\x02 \x01(\x04\"+\n\x0bScanRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\r\n\x05\x66resh\x18\x02 \x01(\x08\"\x88\x01\n\x0cScanResponse\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\r\n\x05times\x18\x02 \x01(\x0c\x12\x0f\n\x07holders\x18\x03 \x03(\x0c\x12\x11\n\tholder_of\x18\x04 \x01(\x0c\x12\x13\n\x0btoken_times\x18\x05 \x01(\x0c\x12\x13\n\x0b\x62oundary_us\x18\x06 \x01(\x12\x12\x0e\n\x06guards\x18\x07 \x03(\x08\"V\n\x0e\x41\x63\x63ountRequest\x12\r\n\x05shard\x18\x01 \x01(\r\x12\x14\n\x0cincarnations\x18\x02 \x03(\x06\x12\x0f\n\x07\x61\x64\x64ress\x18\x03 \x01(\t\x12\x0e\n\x06window\x18\x04 \x01(\x12\"u\n\x0f\x41\x63\x63ountResponse\x12\x14\n\x0cincarnations\x18\x01 \x03(\x06\x12\x0c\n\x04\x64\x61ys\x18\x02 \x03(\x12\x12\x0e\n\x06\x65vents\x18\x03 \x03(\x04\x12\x0c\n\x04sums\x18\x04 \x03(\x06\x12\x11\n\tfirst_day\x18\x05 \x01(\x12\x12\r\n\x05since\x18\x06 \x01(\x12\"\x12\n\x10\x44irectoryRequest\"K\n\x07Replica\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x11\n\traft_host\x18\x02 \x01(\t\x12\x11\n\traft_port\x18\x03 \x01(\r\x12\x0c\n\x04grpc\x18\x04 \x01(\t\"=\n\x08Proposal\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08start_us\x18\x02 \x01(\x12\x12\x0e\n\x06shards\x18\x03 \x01(\r\"\x91\x02\n\x11\x44irectoryResponse\x12\x15\n\rconfiguration\x18\x01 \x01(\x0c\x12/\n\x08replicas\x18\x02 \x03(\x0b\x32\x1d.photon.idregistry.v1.Replica\x12\x0f\n\x07leaders\x18\x03 \x03(\t\x12\x30\n\x08proposal\x18\x04 \x01(\x0b\x32\x1e.photon.idregistry.v1.Proposal\x12\x19\n\x11\x61\x62\x61ndoned_version\x18\x05 \x01(\x04\x12\x15\n\rabandoned_why\x18\x06 \x01(\t\x12\x0f\n\x07removed\x18\x07 \x03(\t\x12\x0b\n\x03led\x18\x08 \x01(\x08\x12\x10\n\x08identity\x18\t \x01(\x0c\x12\x0f\n\x07holders\x18\n \x03(\t\"[\n\x10KeepAliveRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x06\x12\x0f\n\x07lease_s\x18\x03 \x01(\x01\x12\x10\n\x08settings\x18\x04 \x01(\x0c\"7\n\x11KeepAliveResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x12\n\nmismatched\x18\x02 \x01(\x08\"#\n\x0c\x46\x65nceRequest\x12\x13\n\x0bincarnation\x18\x01 \x01(\x06\"5\n\rFenceResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x01(\x01\"+\n\x13IncarnationsRequest\x12\x14\n\x0cincarnations\x18\x01 \x03(\x06\"<\n\x14IncarnationsResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x03(\x08\x12\x14\n\x0c\x65xpires_in_s\x18\x02 \x03(\x01\"/\n\x0eReshardRequest\x12\x0e\n\x06shards\x18\x01 \x01(\r\x12\r\n\x05\x61t_us\x18\x02 \x01(\x12\"4\n\x0fReshardResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x10\n\x08start_us\x18\x02 \x01(\x12\"]\n\x0eReplaceRequest\x12\x0b\n\x03old\x18\x01 \x01(\t\x12.\n\x07replica\x18\x02 \x01(\x0b\x32\x1d.photon.idregistry.v1.Replica\x12\x0e\n\x06\x63\x61ncel\x18\x03 \x01(\t\"\x11\n\x0fReplaceResponse\"\x0c\n\nNowRequest\"\x1d\n\x0bNowResponse\x12\x0e\n\x06now_us\x18\x01 \x01(\x12\"\x0f\n\rStatusRequest\"\x1e\n\x0eStatusResponse\x12\x0c\n\x04json\x18\x01 \x01(\x0c\x32\x83\t\n\nIdRegistry\x12S\n\x06Lookup\x12#.photon.idregistry.v1.LookupRequest\x1a$.photon.idregistry.v1.LookupResponse\x12U\n\x06\x43ommit\x12#.photon.idregistry.v1.CommitRequest\x1a&.photon.idregistry.v1.OutcomesResponse\x12W\n\x07Release\x12$.photon.idregistry.v1.ReleaseRequest\x1a&.photon.idregistry.v1.OutcomesResponse\x12O\n\x04Scan\x12!.photon.idregistry.v1.ScanRequest\x1a\".photon.idregistry.v1.ScanResponse0\x01\x12V\n\x07\x41\x63\x63ount\x12$.photon.idregistry.v1.AccountRequest\x1a%.photon.idregistry.v1.AccountResponse\x12_\n\x0cGetDirectory\x12&.photon.idregistry.v1.DirectoryRequest\x1a\'.photon.idregistry.v1.DirectoryResponse\x12\\\n\tKeepAlive\x12&.photon.idregistry.v1.KeepAliveRequest\x1a\'.photon.idregistry.v1.KeepAliveResponse\x12P\n\x05\x46\x65nce\x12\".photon.idregistry.v1.FenceRequest\x1a#.photon.idregistry.v1.FenceResponse\x12\x65\n\x0cIncarnations\x12).photon.idregistry.v1.IncarnationsRequest\x1a*.photon.idregistry.v1.IncarnationsResponse\x12V\n\x07Reshard\x12$.photon.idregistry.v1.ReshardRequest\x1a%.photon.idregistry.v1.ReshardResponse\x12V\n\x07Replace\x12$.photon.idregistry.v1.ReplaceRequest\x1a%.photon.idregistry.v1.ReplaceResponse\x12J\n\x03Now\x12 .photon.idregistry.v1.NowRequest\x1a!.photon.idregistry.v1.NowResponse\x12S\n\x06Status\x12#.photon.idregistry.v1.StatusRequest\x1a$.photon.idregistry.v1.StatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,42 +47,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCANREQUEST']._serialized_end=605
   _globals['_SCANRESPONSE']._serialized_start=608
   _globals['_SCANRESPONSE']._serialized_end=744
-  _globals['_DIRECTORYREQUEST']._serialized_start=746
-  _globals['_DIRECTORYREQUEST']._serialized_end=764
-  _globals['_REPLICA']._serialized_start=766
-  _globals['_REPLICA']._serialized_end=841
-  _globals['_PROPOSAL']._serialized_start=843
-  _globals['_PROPOSAL']._serialized_end=904
-  _globals['_DIRECTORYRESPONSE']._serialized_start=907
-  _globals['_DIRECTORYRESPONSE']._serialized_end=1180
-  _globals['_KEEPALIVEREQUEST']._serialized_start=1182
-  _globals['_KEEPALIVEREQUEST']._serialized_end=1273
-  _globals['_KEEPALIVERESPONSE']._serialized_start=1275
-  _globals['_KEEPALIVERESPONSE']._serialized_end=1330
-  _globals['_FENCEREQUEST']._serialized_start=1332
-  _globals['_FENCEREQUEST']._serialized_end=1367
-  _globals['_FENCERESPONSE']._serialized_start=1369
-  _globals['_FENCERESPONSE']._serialized_end=1422
-  _globals['_INCARNATIONSREQUEST']._serialized_start=1424
-  _globals['_INCARNATIONSREQUEST']._serialized_end=1467
-  _globals['_INCARNATIONSRESPONSE']._serialized_start=1469
-  _globals['_INCARNATIONSRESPONSE']._serialized_end=1529
-  _globals['_RESHARDREQUEST']._serialized_start=1531
-  _globals['_RESHARDREQUEST']._serialized_end=1578
-  _globals['_RESHARDRESPONSE']._serialized_start=1580
-  _globals['_RESHARDRESPONSE']._serialized_end=1632
-  _globals['_REPLACEREQUEST']._serialized_start=1634
-  _globals['_REPLACEREQUEST']._serialized_end=1727
-  _globals['_REPLACERESPONSE']._serialized_start=1729
-  _globals['_REPLACERESPONSE']._serialized_end=1746
-  _globals['_NOWREQUEST']._serialized_start=1748
-  _globals['_NOWREQUEST']._serialized_end=1760
-  _globals['_NOWRESPONSE']._serialized_start=1762
-  _globals['_NOWRESPONSE']._serialized_end=1791
-  _globals['_STATUSREQUEST']._serialized_start=1793
-  _globals['_STATUSREQUEST']._serialized_end=1808
-  _globals['_STATUSRESPONSE']._serialized_start=1810
-  _globals['_STATUSRESPONSE']._serialized_end=1840
-  _globals['_IDREGISTRY']._serialized_start=1843
-  _globals['_IDREGISTRY']._serialized_end=2910
+  _globals['_ACCOUNTREQUEST']._serialized_start=746
+  _globals['_ACCOUNTREQUEST']._serialized_end=832
+  _globals['_ACCOUNTRESPONSE']._serialized_start=834
+  _globals['_ACCOUNTRESPONSE']._serialized_end=951
+  _globals['_DIRECTORYREQUEST']._serialized_start=953
+  _globals['_DIRECTORYREQUEST']._serialized_end=971
+  _globals['_REPLICA']._serialized_start=973
+  _globals['_REPLICA']._serialized_end=1048
+  _globals['_PROPOSAL']._serialized_start=1050
+  _globals['_PROPOSAL']._serialized_end=1111
+  _globals['_DIRECTORYRESPONSE']._serialized_start=1114
+  _globals['_DIRECTORYRESPONSE']._serialized_end=1387
+  _globals['_KEEPALIVEREQUEST']._serialized_start=1389
+  _globals['_KEEPALIVEREQUEST']._serialized_end=1480
+  _globals['_KEEPALIVERESPONSE']._serialized_start=1482
+  _globals['_KEEPALIVERESPONSE']._serialized_end=1537
+  _globals['_FENCEREQUEST']._serialized_start=1539
+  _globals['_FENCEREQUEST']._serialized_end=1574
+  _globals['_FENCERESPONSE']._serialized_start=1576
+  _globals['_FENCERESPONSE']._serialized_end=1629
+  _globals['_INCARNATIONSREQUEST']._serialized_start=1631
+  _globals['_INCARNATIONSREQUEST']._serialized_end=1674
+  _globals['_INCARNATIONSRESPONSE']._serialized_start=1676
+  _globals['_INCARNATIONSRESPONSE']._serialized_end=1736
+  _globals['_RESHARDREQUEST']._serialized_start=1738
+  _globals['_RESHARDREQUEST']._serialized_end=1785
+  _globals['_RESHARDRESPONSE']._serialized_start=1787
+  _globals['_RESHARDRESPONSE']._serialized_end=1839
+  _globals['_REPLACEREQUEST']._serialized_start=1841
+  _globals['_REPLACEREQUEST']._serialized_end=1934
+  _globals['_REPLACERESPONSE']._serialized_start=1936
+  _globals['_REPLACERESPONSE']._serialized_end=1953
+  _globals['_NOWREQUEST']._serialized_start=1955
+  _globals['_NOWREQUEST']._serialized_end=1967
+  _globals['_NOWRESPONSE']._serialized_start=1969
+  _globals['_NOWRESPONSE']._serialized_end=1998
+  _globals['_STATUSREQUEST']._serialized_start=2000
+  _globals['_STATUSREQUEST']._serialized_end=2015
+  _globals['_STATUSRESPONSE']._serialized_start=2017
+  _globals['_STATUSRESPONSE']._serialized_end=2047
+  _globals['_IDREGISTRY']._serialized_start=2050
+  _globals['_IDREGISTRY']._serialized_end=3205
 # @@protoc_insertion_point(module_scope)

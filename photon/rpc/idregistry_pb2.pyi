@@ -100,6 +100,34 @@ class ScanResponse(_message.Message):
     guards: _containers.RepeatedScalarFieldContainer[bool]
     def __init__(self, ids: _Optional[bytes] = ..., times: _Optional[bytes] = ..., holders: _Optional[_Iterable[bytes]] = ..., holder_of: _Optional[bytes] = ..., token_times: _Optional[bytes] = ..., boundary_us: _Optional[int] = ..., guards: _Optional[_Iterable[bool]] = ...) -> None: ...
 
+class AccountRequest(_message.Message):
+    __slots__ = ("shard", "incarnations", "address", "window")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    address: str
+    window: int
+    def __init__(self, shard: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., address: _Optional[str] = ..., window: _Optional[int] = ...) -> None: ...
+
+class AccountResponse(_message.Message):
+    __slots__ = ("incarnations", "days", "events", "sums", "first_day", "since")
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    DAYS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    SUMS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_DAY_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    days: _containers.RepeatedScalarFieldContainer[int]
+    events: _containers.RepeatedScalarFieldContainer[int]
+    sums: _containers.RepeatedScalarFieldContainer[int]
+    first_day: int
+    since: int
+    def __init__(self, incarnations: _Optional[_Iterable[int]] = ..., days: _Optional[_Iterable[int]] = ..., events: _Optional[_Iterable[int]] = ..., sums: _Optional[_Iterable[int]] = ..., first_day: _Optional[int] = ..., since: _Optional[int] = ...) -> None: ...
+
 class DirectoryRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

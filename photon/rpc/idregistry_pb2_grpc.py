@@ -58,6 +58,11 @@ class IdRegistryStub:
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.ScanRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_idregistry__pb2.ScanResponse.FromString,
                 _registered_method=True)
+        self.Account = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Account',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.AccountRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.AccountResponse.FromString,
+                _registered_method=True)
         self.GetDirectory = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/GetDirectory',
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.DirectoryRequest.SerializeToString,
@@ -130,6 +135,13 @@ class IdRegistryServicer:
 
     def Scan(self, request, context):
         """All that a replica holds of a shard, while commits go on. Any replica; with `fresh` the shard's leader.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Account(self, request, context):
+        """What incarnations have won and hold, in numbers: compared with what they have written. The shard's leader.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -208,6 +220,11 @@ def add_IdRegistryServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=photon_dot_rpc_dot_idregistry__pb2.ScanRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_idregistry__pb2.ScanResponse.SerializeToString,
+            ),
+            'Account': grpc.unary_unary_rpc_method_handler(
+                    servicer.Account,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.AccountRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.AccountResponse.SerializeToString,
             ),
             'GetDirectory': grpc.unary_unary_rpc_method_handler(
                     servicer.GetDirectory,
@@ -362,6 +379,33 @@ class IdRegistry:
             '/photon.idregistry.v1.IdRegistry/Scan',
             photon_dot_rpc_dot_idregistry__pb2.ScanRequest.SerializeToString,
             photon_dot_rpc_dot_idregistry__pb2.ScanResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Account(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Account',
+            photon_dot_rpc_dot_idregistry__pb2.AccountRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.AccountResponse.FromString,
             options,
             channel_credentials,
             insecure,

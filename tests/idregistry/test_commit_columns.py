@@ -63,8 +63,8 @@ def commit_each(
                 won.add(key)
                 outcomes.append(Committed.WON)
                 table.put(batch.subs[row], key, stamps[row])
-                holder, _, bucket = rules.STAMP.unpack(stamps[row])
-                facts.counts.add(bucket, holder, 1)
+                holder, token_us, bucket = rules.STAMP.unpack(stamps[row])
+                facts.counts.add(bucket, holder, token_us, (1, int(batch.hashes[row])))
                 if times_us[row] < HORIZON:
                     facts.latest_us = max(facts.latest_us, times_us[row])
     return bytes(outcomes)
