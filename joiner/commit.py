@@ -23,11 +23,15 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from joiner.intents import Intent, IntentJournal, Range
 from joiner.leases import Lease, LeaseKeeper
 from joiner.output import Checkpoint, JoinedLog
 from joiner.rules import winning_lines
+from photon.core.accounts import Sum, sums_by_day
 from photon.core.clock import Background, Backoff, Clock
+from photon.core.columns import take_ids, take_times
 from photon.core.disk import storage_errors, write_all
 from photon.core.errors import OverloadedError, PhotonError, StorageError, UnavailableError
 from photon.core.fates import Committed, Released
@@ -257,7 +261,8 @@ class Settler:
             self._journal.ended(batch.intent)
             return
         if batch.place is None:
-            written = partial(self._journal.written, batch.intent)
+            days = _won_by_day(batch.intent, batch.committed)
+            written = partial(self._journal.written, batch.intent, days=days)
             batch.place = self._output.append(lines, partial(self._leases.check, batch.lease), written)
             with self._lock:
                 self.joined += batch.committed.count(Committed.WON)
@@ -266,6 +271,11 @@ class Settler:
         self._gate.worked("output")
         self._checkpoint("output synced")
         self._journal.synced(batch.place)
+
+
+def _won_by_day(intent: Intent, committed: bytes) -> dict[int, Sum]:
+    won = np.frombuffer(committed, np.uint8) == Committed.WON
+    return sums_by_day(take_ids(intent.ids, won), take_times(intent.times, won))
 
 
 class Resolver:

@@ -6,8 +6,10 @@ lines are on disk before they are registered, so that a restarted joiner can end
     BATCH   token length u16 | events u32 | token | ids 16 x N | times 8 x N | lines, newline-closed
     INTENT  the batch before it has this sequence, and none of its lines can stand before this place of the
             joined log (file, offset)
+    ROWS    what was written of the intents that the next record ends (joiner.accounts.Row)
     ENDS    sequences of intents that have their end, and the place of the joined log that the lines of all
             intents with an end stand before (file, offset)
+    TALLY   what was written of all intents that had an end before, as ROWS; a segment begins with it
 
 A batch that no intent follows was never promised to anybody.
 
@@ -20,17 +22,20 @@ import contextlib
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
+from joiner.accounts import Row, Written, pack_rows, unpack_rows
+from photon.core.accounts import Sum, window_of
 from photon.core.columns import split_lines
 from photon.core.disk import make_directory, storage_errors
 from photon.core.errors import CorruptStateError, OverloadedError, StorageError
-from photon.core.ids import ID_BYTES
+from photon.core.ids import ID_BYTES, parse_token
 from photon.core.journal import Place, Record, SegmentedJournal, pack_record
 from photon.logs.writer import LogPosition
 
@@ -44,12 +49,15 @@ _ENDS: Final = struct.Struct("<IQ")  # file, offset; sequences follow
 _SEQUENCE_BYTES: Final = 8
 _TIME_BYTES: Final = 8
 _NOWHERE: Final = LogPosition(0, 0)
+NO_DAYS: Final[Mapping[int, Sum]] = MappingProxyType({})
 
 
 class Kind(IntEnum):
     BATCH = 1
     INTENT = 2
     ENDS = 3
+    ROWS = 4
+    TALLY = 5
 
 
 @dataclass(slots=True)
@@ -123,15 +131,21 @@ class IntentJournal:
         self._segment_bytes = segment_bytes
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
-        self._open: dict[int, tuple[Place, LogPosition]] = {}
-        """Sequences without a written end -> the place after their records, and where their lines begin."""
-        self._lines: deque[tuple[Range, int]] = deque()
-        """What stands in the joined log of intents without an end, in order: its place, the sequence."""
-        self._unwritten: list[tuple[Range, int]] = []
+        self._open: dict[int, tuple[Place, LogPosition, int]] = {}
+        """Sequences without a written end -> the place after their records, where their lines begin, and
+        their token's window."""
+        self._lines: deque[tuple[Range, int, list[Row]]] = deque()
+        """What stands in the joined log of intents without an end, in order: its place, the sequence, and
+        what it is."""
+        self._unwritten: list[tuple[Range, int, list[Row]]] = []
         """Ends that no record tells yet."""
         self._end = _NOWHERE
         """The lines of the intents whose ends are written stand before it."""
         self._sequence = 0
+        self._written = Written()
+        self._rows: list[Row] = []
+        self._tally_in = 0
+        """The last segment that begins with what was written before it; 0: none does."""
         self._batch = memoryview(b"")
         self._intents: dict[int, Intent] = {}
         with storage_errors(directory):
@@ -170,20 +184,25 @@ class IntentJournal:
             sequence, position = self._sequence, output_position()
             head = _INTENT.pack(sequence, position.file, position.offset)
             place = self._write(batch + pack_record(salt, Kind.INTENT, head))
-            self._open[sequence] = place, position
+            self._open[sequence] = place, position, _window_of(intent)
             self._sequence += 1
             intent.sequence, intent.position = sequence, position
 
     def sync(self, intent: Intent) -> None:
         """Return when the intent is durable. Threads that wait together share one fdatasync."""
         if self._fsync:
-            place, _ = self._open[intent.sequence]
+            place = self._open[intent.sequence][0]
             with storage_errors(self._log.path):
                 self._log.sync(place)
 
-    def written(self, intent: Intent, lines: Range) -> None:
-        """The intent's winning lines stand there. Told in their order, before more are appended."""
-        self._lines.append((lines, intent.sequence))
+    def written(self, intent: Intent, lines: Range, days: Mapping[int, Sum] = NO_DAYS) -> None:
+        """The intent's winning lines stand there, so many of each day (core.accounts.sums_by_day). Told in
+        their order, before more are appended."""
+        rows = []
+        if days:
+            whose, window = parse_token(intent.token).incarnation, _window_of(intent)
+            rows = [Row(lines.file, lines.end, whose, window, day, *sum_) for day, sum_ in days.items()]
+        self._lines.append((lines, intent.sequence, rows))
 
     def synced(self, upto: Range) -> None:
         """All lines up to the end of this range are durable, so the intents that they are of have their ends.
@@ -199,7 +218,7 @@ class IntentJournal:
     def ended(self, intent: Intent) -> None:
         """The intent's outcome is known, and no line of it stands in the joined log. Raises nothing."""
         with self._lock:
-            self._unwritten.append((Range(0, 0, 0), intent.sequence))
+            self._unwritten.append((Range(0, 0, 0), intent.sequence, []))
             self._write_ends()
 
     def needed_from(self, output_position: Callable[[], LogPosition]) -> LogPosition:
@@ -209,7 +228,7 @@ class IntentJournal:
         """
         position = output_position()
         with self._lock:
-            waiting = [place for place, _ in self._unwritten if place.end]
+            waiting = [place for place, *_ in self._unwritten if place.end]
             if self._lines:
                 waiting.append(self._lines[0][0])
         return min([position, *(LogPosition(place.file, place.start) for place in waiting)])
@@ -218,6 +237,20 @@ class IntentJournal:
         """Return when all ends that were written are durable. StorageError."""
         with storage_errors(self._log.path):
             self._log.sync()
+
+    def account(self, latest: int) -> tuple[int, Written]:
+        """All tokens of earlier windows than the one told, which is `latest` at most, have their end; and a
+        copy of what is written of all that have it."""
+        with self._lock:
+            self._written.tally.move_on(latest)
+            copied = Written()
+            copied.tally, copied.lengths = self._written.tally.copy(), dict(self._written.lengths)
+            return min([latest, *(window for _, _, window in self._open.values())]), copied
+
+    def forget_before(self, day: int) -> None:
+        """What was written of events of earlier days is compared with nothing any more."""
+        with self._lock:
+            self._written.forget_before(day)
 
     @property
     def open_count(self) -> int:
@@ -234,15 +267,19 @@ class IntentJournal:
             self._drop_ended_segments()
 
     def _write(self, records: list[bytes]) -> Place:
-        end = max([self._end, *(LogPosition(place.file, place.end) for place, _ in self._unwritten)])
+        end = max([self._end, *(LogPosition(place.file, place.end) for place, *_ in self._unwritten)])
         ends: list[bytes] = []
         if self._unwritten:
-            sequences = b"".join(n.to_bytes(_SEQUENCE_BYTES, "little") for _, n in self._unwritten)
-            ends = pack_record(self._log.salt, Kind.ENDS, _ENDS.pack(end.file, end.offset), sequences)
+            sequences = b"".join(n.to_bytes(_SEQUENCE_BYTES, "little") for _, n, _ in self._unwritten)
+            rows = [row for *_, rows in self._unwritten for row in rows]
+            # Also where there are none: a crash may have left some whose ends are lost.
+            ends = pack_record(self._log.salt, Kind.ROWS, pack_rows(rows))
+            ends += pack_record(self._log.salt, Kind.ENDS, _ENDS.pack(end.file, end.offset), sequences)
         with storage_errors(self._log.path):
             place = self._log.append(b"".join(ends + records))
-        for _, ended in self._unwritten:
+        for _, ended, rows in self._unwritten:
             del self._open[ended]
+            self._written.add(rows)
         self._unwritten.clear()
         self._end = end
         return place
@@ -251,6 +288,9 @@ class IntentJournal:
         if self._log.end.offset >= self._segment_bytes:
             with storage_errors(self._log.path):
                 self._log.roll()
+                tally = pack_rows(self._written.rows())
+                self._log.append(b"".join(pack_record(self._log.salt, Kind.TALLY, tally)))
+            self._tally_in = self._log.number
             self._number_on()
             self._drop_ended_segments()
         if self._held() >= self._bytes_max:
@@ -272,9 +312,10 @@ class IntentJournal:
         """Delete from the oldest on, up to the first that holds an open intent.
 
         Only when the ends of what goes are durable: without them, what stays would not tell where the lines
-        of the others end.
+        of the others end. And only if what stays tells what was written.
         """
-        needed = min((place.segment for place, _ in self._open.values()), default=self._log.number)
+        needed = min((place.segment for place, *_ in self._open.values()), default=self._tally_in)
+        needed = min(needed, self._tally_in)
         if needed > next(iter(self._log.segments)):
             with contextlib.suppress(OSError):  # they still count against the bound and are tried again
                 if self._fsync:
@@ -287,19 +328,31 @@ class IntentJournal:
         elif record.kind == Kind.INTENT:
             try:
                 intent = _unpack_intent(self._batch, record.payload)
+                window = _window_of(intent)
             except (ValueError, struct.error) as error:
                 raise _corrupt(path, str(error)) from error
             self._intents[intent.sequence] = intent
-            self._open[intent.sequence] = Place(segment, 0), intent.position
+            self._open[intent.sequence] = Place(segment, 0), intent.position, window
             self._sequence = max(self._sequence, intent.sequence + 1)
         elif record.kind == Kind.ENDS:
+            self._written.add(self._rows)
+            self._rows = []
             self._end = LogPosition(*_ENDS.unpack_from(record.payload))
             for (sequence,) in struct.iter_unpack("<Q", record.payload[_ENDS.size :]):
                 self._sequence = max(self._sequence, sequence + 1)
                 self._intents.pop(sequence, None)
                 self._open.pop(sequence, None)
+        elif record.kind == Kind.ROWS:
+            self._rows = unpack_rows(record.payload)
+        elif record.kind == Kind.TALLY:
+            self._written, self._tally_in = Written(), segment
+            self._written.add(unpack_rows(record.payload))
         else:
             raise _corrupt(path, f"a record of an unknown kind, {record.kind}")
+
+
+def _window_of(intent: Intent) -> int:
+    return window_of(parse_token(intent.token).time_us)
 
 
 def _is_before(lines: Range, upto: Range) -> bool:

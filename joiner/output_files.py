@@ -115,13 +115,14 @@ def note_life(directory: Path, stem: str, life: Life) -> None:
         sync_directory(directory)
 
 
-def read_lives(directory: Path) -> dict[int, Life]:
+def read_lives(directory: Path, stem: str = "*") -> dict[int, Life]:
     """The lives that `joined/<datacenter>` tells of, by incarnation; none where there is no such directory.
+    `stem`: of one joiner.
 
     StorageError. A line that is torn is of a start that failed then: that life registered nothing.
     """
     found: dict[int, Life] = {}
-    for path in sorted(directory.glob(f"*{LIVES}")):
+    for path in sorted(directory.glob(f"{stem}{LIVES}")):
         with storage_errors(path):
             data = path.read_bytes()
         for line in data[: data.rfind(b"\n") + 1].splitlines():
@@ -221,8 +222,8 @@ class Manifest:
                 self._size = data.rfind(b"\n") + 1
                 os.ftruncate(self._fd, self._size)
                 sync_directory(directory)
-            self.listed = {*_read_entries(data, self.path)}
-            """Names of files."""
+            self.listed = _read_entries(data, self.path)
+            """By their names."""
         except BaseException:
             self.close()
             raise
@@ -245,7 +246,7 @@ class Manifest:
                 raise
             self._size += len(line)
             os.fdatasync(self._fd)
-        self.listed.add(entry.file)
+        self.listed[entry.file] = entry
 
     def _cut(self) -> None:
         """Take off what a write that failed has left."""

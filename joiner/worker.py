@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from joiner import rules
+from joiner.accounts import Accountant
 from joiner.adapter import BatchAdapter, keeps_default_line, load_adapter
 from joiner.commit import Resolver, Settler, Slots, StorageGate, Unended
 from joiner.completion import Completer
@@ -33,9 +34,9 @@ from joiner.rules import ForeignColumns, JoinOutcomes
 from photon.core.clock import Clock
 from photon.core.columns import take_ids, take_times
 from photon.core.disk import DirectoryLock
-from photon.core.errors import CorruptStateError, OverloadedError, StorageError, UnavailableError
+from photon.core.errors import OverloadedError, StorageError, UnavailableError
 from photon.core.fates import Committed, Found, Joined
-from photon.core.ids import Token, parse_token
+from photon.core.ids import parse_token
 from photon.core.settings import Settings, identity_digest, reading_fingerprint
 from photon.core.status import Notices
 
@@ -60,6 +61,8 @@ class Home:
     output_root: Path
     drain: bool = False
     """The primary logs grow no more, so an absent primary event is final."""
+    is_sole: bool = False
+    """No other joiner of the system ever had the address: each is planned by its settings."""
 
 
 class Deadline:
@@ -174,6 +177,17 @@ class Worker:
                 note_life(root.directory, home.name, life)
             self._completer = Completer(self._output, self._journal, wanted, self._notices.tell, checkpoint)
             opened.callback(self._completer.close)
+            self._accountant = Accountant(
+                registry,
+                roots,
+                home.name,
+                own.incarnation,
+                own.address if home.is_sole else "",
+                self._journal.account,
+                self._journal.forget_before,
+                clock,
+            )
+            opened.callback(self._accountant.stop)
             self._opened = opened.pop_all()
 
     def start(self) -> None:
@@ -185,6 +199,7 @@ class Worker:
         self.leases.start()
         self._resolver.start()
         self._completer.start()
+        self._accountant.start()
 
     def can_work(self) -> bool:
         """Whether a batch would be taken: the lease runs and the disks take writes. Those that did not are
@@ -246,6 +261,7 @@ class Worker:
             "unresolved": self._journal.open_count,
             "lease": self.leases.status(),
             "output": self._completer.status(),
+            "account": self._accountant.status(),
             "storage_error": None if self._gate.error is None else str(self._gate.error),
             "notices": self._notices.lines(),
         }
@@ -259,7 +275,7 @@ class Worker:
                     check_new(root, left.cut)
         cut = self._output.begin(left)
         for intent in intents:
-            self._resolver.add(Unended(intent, self.leases.inherit(_token_of(intent))))
+            self._resolver.add(Unended(intent, self.leases.inherit(parse_token(intent.token))))
         torn_bytes = sum(root.torn_bytes for root in self._output.roots)
         if torn_bytes:
             self._notices.tell(f"cut {torn_bytes} bytes of an unfinished line off the joined log")
@@ -368,15 +384,6 @@ class Worker:
         finally:
             if batch is not None and not settled:
                 self._resolver.add(batch)
-
-
-def _token_of(intent: Intent) -> Token:
-    try:
-        return parse_token(intent.token)
-    except ValueError as error:
-        raise CorruptStateError(
-            f"intent {intent.sequence}: {error}; start the version of Photon that wrote it once more"
-        ) from error
 
 
 def _place(

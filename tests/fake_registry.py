@@ -5,11 +5,14 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 
-from photon.core.columns import split_ids, unpack_times
+from idregistry.rules.commands import Standing
+from idregistry.rules.state import Account
+from photon.core.accounts import NOTHING, Sum, plus, sums_by_day, window_of
+from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError
 from photon.core.fates import Committed, Registered, Released
 from photon.core.ids import parse_token
@@ -23,6 +26,7 @@ class FakeRegistry:
     def __init__(self, path: Path | None = None) -> None:
         """`path`: where the state is that several processes share."""
         self.tokens: dict[bytes, bytes] = {}
+        self.times: dict[bytes, int] = {}
         self.expired: set[bytes] = set()
         self.boundary_us = -(1 << 63)
         """No event before it is registered."""
@@ -65,14 +69,13 @@ class FakeRegistry:
             keys = split_ids(ids)
             if incarnation in self.fences:
                 return bytes([Committed.FENCED]) * len(keys)
+            keyed = dict(zip(keys, unpack_times(times).tolist(), strict=True))
             expired = {
-                key
-                for key, time_us in zip(keys, unpack_times(times).tolist(), strict=True)
-                if key in self.expired or time_us < self.boundary_us
+                key for key, time_us in keyed.items() if key in self.expired or time_us < self.boundary_us
             }
-            for key in keys:
-                if key not in expired:
-                    self.tokens.setdefault(key, token)
+            for key, time_us in keyed.items():
+                if key not in expired and self.tokens.setdefault(key, token) == token:
+                    self.times[key] = time_us
             answer = bytes(Committed.EXPIRED if key in expired else self._outcome(key, token) for key in keys)
         if failure == "after":
             raise UnavailableError("registry: the answer was lost")
@@ -124,10 +127,27 @@ class FakeRegistry:
             self.fences.add(incarnation)
             return True
 
-    def incarnations(self) -> list[int]:
-        """Those that ever had a lease."""
+    def leased(self) -> list[int]:
+        """Incarnations that ever had a lease."""
         with self._state():
             return [*self.leases]
+
+    def incarnations(self, incarnations: Sequence[int]) -> list[Standing]:
+        with self._state():
+            return [Standing(one in self.fences, 0.0) for one in incarnations]
+
+    def account(self, incarnations: Collection[int], address: str, window: int) -> Account:
+        """By one shard, which forgets nothing and tells all windows apart."""
+        days: dict[tuple[int, int], Sum] = {}
+        with self._state():
+            for key, packed in self.tokens.items():
+                token = parse_token(packed)
+                asked = token.incarnation in incarnations or token.address == address
+                if asked and window_of(token.time_us) < window:
+                    for day, sum_ in sums_by_day(key, pack_times([self.times[key]])).items():
+                        place = token.incarnation, day
+                        days[place] = plus(days.get(place, NOTHING), sum_)
+        return Account(days, -(1 << 62), -(1 << 62))
 
     def release(self, ids: bytes, times: bytes, tokens: Sequence[bytes], counts: Sequence[int]) -> bytes:
         wanted = [token for token, count in zip(tokens, counts, strict=True) for _ in range(count)]
@@ -171,7 +191,7 @@ class FakeRegistry:
         with self._lock, self._path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if self._path.exists():
-                self.tokens, self.fences, self.leases = pickle.loads(self._path.read_bytes())
+                self.tokens, self.fences, self.leases, self.times = pickle.loads(self._path.read_bytes())
             yield
-            new.write_bytes(pickle.dumps((self.tokens, self.fences, self.leases)))
+            new.write_bytes(pickle.dumps((self.tokens, self.fences, self.leases, self.times)))
             new.rename(self._path)

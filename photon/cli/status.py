@@ -25,8 +25,9 @@ _OWN_LINE = ("fates", "registered", "foreign_events", "pending", "wasted_joins")
 def command(work: Path | None, config: Path | None, as_json: bool) -> None:
     """Show the fates of all events, and the registry, event stores, joiners and dispatchers of a system.
 
-    Of a run that has ended, the fates that it left. Status 1 if it has, if a process does not answer, or if
-    the fates of a datacenter do not add up to the events read.
+    Of a run that has ended, the fates that it left. Status 1 if it has, if a process does not answer, if the
+    fates of a datacenter do not add up to the events read, or if a joiner registered what stands in no
+    output.
     """
     from photon.cluster.statuses import StatusReader
 
@@ -47,6 +48,7 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
             click.echo(f"{name:<{_WIDTH}}does not answer{why}")
         _show_fates(fates)
     wrong = any(not row["adds_up"] for row in fates.values())
+    wrong |= any(joiner["account"]["unwritten"] for joiner in sample.of("joiner"))
     raise SystemExit(1 if silent or wrong else 0)
 
 
@@ -126,6 +128,24 @@ def _lease(lease: Status) -> list[str]:
     return [f"lease not renewed{why}, {lease['seconds_left']:.1f} s left"] if why else []
 
 
+def _account(account: Status) -> list[str]:
+    """Of a joiner: what it has won and nobody can read."""
+    shown = []
+    if events := account["unwritten"]:
+        shown.append(f"registered {events:,} events that stand in no output: run `photon recover`")
+    if events := account["gone"]:
+        shown.append(
+            f"{events:,} events stood in files that are gone or cut short ({account['missing_file']}): run "
+            "`photon recover`, unless they were taken away on purpose"
+        )
+    if events := account["unknown"]:
+        shown.append(
+            f"registered {events:,} events before its directory was lost, which may stand in no output: run "
+            "`photon recover`"
+        )
+    return shown
+
+
 def _tier(name: str) -> Callable[[Status], list[str]]:
     """An event store's cache or logs: how many lookups it answered, of how many it was asked."""
 
@@ -161,6 +181,7 @@ _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "directory": _directory,
     "shards": _shards,
     "lease": _lease,
+    "account": _account,
     "cache": _tier("cache"),
     "logs": _tier("logs"),
     "output": lambda output: [f"output: {output['trouble']}"] if output.get("trouble") else [],

@@ -251,6 +251,7 @@ def _joiner(topology: "Topology", process: "Process", network: "Network", fail: 
         directory=pipeline.home("joiner", process.number),
         output_root=Path(topology.output),
         drain=topology.drain,
+        is_sole=not topology.run,
     )
     registry = _registry_client(topology, process.datacenter, network)
     timeout_s = settings.eventstore.request_timeout_s

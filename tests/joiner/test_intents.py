@@ -12,17 +12,23 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from joiner.intents import Intent, IntentJournal, Left, Range
+from photon.core.accounts import WINDOW_US
 from photon.core.columns import join_lines, pack_times
 from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
+from photon.core.ids import Token
 from photon.core.journal import HEADER_BYTES, MARK_BYTES
 from photon.logs.writer import LogPosition
 from tests.joiner.fakes import FailingWrites
 
 
+def token(number):
+    return Token("joiner:1", 1, number * WINDOW_US).pack()
+
+
 def draft(number, events=2):
     ids = b"".join(bytes([number % 256, row]) * 8 for row in range(events))
     lines = join_lines([f'{{"n":{number},"row":{row}}}'.encode() for row in range(events)])
-    return Intent(b"token-%d" % number, ids, pack_times([number] * events), lines)
+    return Intent(token(number), ids, pack_times([number] * events), lines)
 
 
 def append(journal, number, events=2, synced=True):
@@ -58,7 +64,7 @@ def test_intents_without_an_end_are_found_again_whole_and_in_order(tmp_path):
     journal.close()
     found, left = reopened(tmp_path)
     assert found == [intents[0], intents[2], intents[3]]
-    assert found[1].token == b"token-3"
+    assert found[1].token == token(3)
     assert found[1].position == LogPosition(0, 3)
     assert len(found[1]) == 3
     assert left == Left(LogPosition(0, 20), LogPosition(0, 20))

@@ -69,7 +69,7 @@ def test_a_zombie_writes_nothing_after_recovery_and_nothing_is_doubled_or_lost(
     stop, registry, tmp_path, where
 ):
     child = stop(where)
-    (incarnation,) = registry.incarnations()
+    (incarnation,) = registry.leased()
     assert not registry.fence(incarnation)
     wait_until(lambda: registry.fence(incarnation))
     other = make_worker(tmp_path, registry, name="other", directory=tmp_path / "other")
@@ -99,7 +99,7 @@ def test_a_zombie_between_two_roots_takes_its_lines_back_or_its_next_life_does(
     """Whichever root recovery reads: in one the lines stand already, in the other they do not."""
     child = stop("one root appended", "two")
     assert (output_lines(tmp_path), output_lines(tmp_path, "two")) == (lines_of(NAMES), Counter())
-    (incarnation,) = registry.incarnations()
+    (incarnation,) = registry.leased()
     wait_until(lambda: registry.fence(incarnation))
     roots = {"fsync": True, "output_roots": (str(tmp_path / "two"),)}
     other = make_worker(tmp_path, registry, name="other", directory=tmp_path / "other", **roots)
