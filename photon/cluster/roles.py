@@ -181,6 +181,8 @@ def _registry(topology: "Topology", process: "Process", network: "Network", fail
     from idregistry.rules.commands import Row
 
     me = topology.replica(process.name)
+    if (warning := topology.crowded()) is not None:
+        logging.getLogger("photon.registry").warning("%s", warning)
     replica = server.Replica(
         name=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),

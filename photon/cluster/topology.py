@@ -8,6 +8,7 @@ import dataclasses
 import ipaddress
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -133,6 +134,20 @@ class Topology:
             return 1 if region is not None and self.regions.get(replica.datacenter) == region else 2
 
         return sorted(self.replicas, key=distance)
+
+    def crowded(self) -> str | None:
+        """What to warn of where the loss of one region would take the registry's majority with it."""
+        if not self.regions:
+            return None
+        of_region = Counter(self.regions.get(replica.datacenter) for replica in self.replicas)
+        region, count = of_region.most_common(1)[0]
+        if count <= len(self.replicas) // 2:
+            return None
+        return (
+            f"{count} of {len(self.replicas)} registry replicas are in region {region}: if it is lost, "
+            "nothing can be registered anywhere; spread them over three regions ([replicas], "
+            "datacenters.NAME.region)"
+        )
 
     def replica(self, name: str) -> Replica:
         return _named(self.replicas, [r.name for r in self.replicas], name, "registry replica")

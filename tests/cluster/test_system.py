@@ -86,6 +86,28 @@ def test_lookups_go_to_the_own_datacenter_then_to_the_own_region():
     assert [r.name for r in topology.nearest_first("east")] == ["r0", "r1", "r2"]
 
 
+def test_replicas_whose_majority_one_region_would_take_with_it_draw_a_warning():
+    warning = topology_of(parse_settings(system())).crowded()
+    assert warning is not None
+    assert warning.startswith("2 of 3 registry replicas are in region us-west")
+    spread = system(without='region = "us-west"\n')
+    assert topology_of(parse_settings(spread)).crowded() is None
+    assert (
+        dataclasses.replace(topology_of(parse_settings(spread)), regions={}).crowded() is None
+    )  # of one machine
+
+
+def test_a_replica_says_when_it_starts_that_its_registry_stands_in_one_region(tmp_path, caplog, monkeypatch):
+    topology = topology_of(parse_settings(system()))
+    monkeypatch.setattr("idregistry.server.RegistryServer", lambda *_: None)
+    with caplog.at_level("WARNING"):
+        ROLES["registry"].make(
+            topology, topology.process("registry", "r0"), Network(bind="127.0.0.1"), lambda _: None
+        )
+    (record,) = caplog.records
+    assert "2 of 3 registry replicas are in region us-west" in record.message
+
+
 def test_what_is_dialed_for_an_address_is_each_datacenters_own():
     topology = topology_of(parse_settings(system()))
     assert topology.network("east").dialed("r1", 7401) == ("proxy", 27401)

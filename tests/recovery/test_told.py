@@ -46,6 +46,7 @@ def test_a_joined_file_that_is_deleted_is_told_by_the_joiner_that_wrote_it(run):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_events_that_were_won_and_lost_with_a_disk_are_told_until_they_are_recovered(run):
     """SIGKILL between the commit and the write, and the intents are gone."""
     run.told("lose")
