@@ -252,12 +252,11 @@ def _count_all(
     """All ids of a batch are new. `holders`: of each of its segments, the number and its token's time."""
     bucket = bucket_of(low_us)
     if bucket == bucket_of(high_us) and high_us < HORIZON:
-        start = 0
-        for (holder, token_us), ids in zip(holders, command.counts, strict=True):
-            if ids:
-                won = batch.hashes[start : start + ids]
-                facts.counts.add(bucket, holder, token_us, (ids, int(won.sum())))
-                start += ids
+        filled = [(*holder, ids) for holder, ids in zip(holders, command.counts, strict=True) if ids]
+        starts = np.cumsum([0, *(ids for *_, ids in filled[:-1])])
+        sums = np.add.reduceat(batch.hashes, starts).tolist()
+        for (holder, token_us, ids), total in zip(filled, sums, strict=True):
+            facts.counts.add(bucket, holder, token_us, (ids, total))
         facts.latest_us = max(facts.latest_us, high_us)
     else:
         numbers, token_times = (

@@ -45,11 +45,18 @@ def window_of(time_us: int) -> int:
 
 
 def sums_by_day(ids: bytes, times: bytes) -> dict[int, Sum]:
-    """16 x N, 8 x N bytes -> the account of the events of each day of event time (its number since 1970)."""
-    hashes = hash_ids(ids)
-    hours = np.clip(unpack_times(times) // HOUR_US, -_HOUR_MAX, _HOUR_MAX)
+    """16 x N, 8 x N bytes, N > 0 -> the account of the events of each day of event time, since 1970."""
+    hashes, times_us = hash_ids(ids), unpack_times(times)
+    first, last = _day_of(int(times_us.min())), _day_of(int(times_us.max()))
+    if first == last:  # of most batches
+        return {first: (len(hashes), int(hashes.sum()))}
+    hours = np.clip(times_us // HOUR_US, -_HOUR_MAX, _HOUR_MAX)
     days, day_of = np.unique(hours // HOURS_A_DAY, return_inverse=True)
     return dict(zip(days.tolist(), grouped(day_of, hashes, len(days)), strict=True))
+
+
+def _day_of(time_us: int) -> int:
+    return min(max(time_us // HOUR_US, -_HOUR_MAX), _HOUR_MAX) // HOURS_A_DAY
 
 
 def grouped(group_of: npt.NDArray[np.intp], hashes: npt.NDArray[np.uint64], groups: int) -> list[Sum]:

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from idregistry.rules.commands import Boundary, Command, Commit, Configure, Release, encode
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.sharding import Route
+from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
 from photon.core.accounts import HOURS_A_DAY, NOTHING, WINDOW_US, WINDOWS, Sum, plus, sums_by_day
 from photon.core.columns import hash_ids, pack_times, split_ids
 from photon.core.ids import Token, parse_token
-from tests.idregistry.kit import NOW_US, OWN, event_ids, new_state, one_shard
+from tests.idregistry.kit import NOW_US, OWN, event_ids, new_state
 from tests.idregistry.nodes import Ensemble
 from tests.idregistry.state_model import COMMANDS, RELEASED_STORY, Model
 
@@ -48,7 +48,8 @@ def test_accounts_are_those_of_a_model_whatever_is_committed_released_expired_an
     story: list[tuple[Command, bool]],
 ) -> None:
     model, state = Model(0), ShardState(0)
-    for command, restored in [(Configure(NOW_US, one_shard()), False), *story]:
+    first = Configuration(1, (Interval(BEGINNING, 1),), 2 * BUCKET_US)  # the spread never changes
+    for command, restored in [(Configure(NOW_US, first), False), *story]:
         model.apply(command)
         state.apply(encode(command))
         if restored:
