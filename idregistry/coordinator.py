@@ -45,8 +45,8 @@ START_AHEAD_MAX_US: Final = _START_AHEAD_DAYS_MAX * 86_400 * 1_000_000
 """An interval is only ever appended: a start in the far future, a typo, would block each later change."""
 _LEASE_DRIFT: Final = 1.02
 """Monotonic clocks of two machines differ by less over a lease."""
-_FORGET_LEASES: Final = 100
-"""A lease that ran out so many leases ago is forgotten."""
+_FORGET_AFTER_S: Final = 1000.0
+"""A lease that ran out so long ago is forgotten, however long it was: there is room for the living only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Coordinator:
         now = self._clock.monotonic()
         for incarnation, seen in self._seen.items():
             lease = self._state.leases.get(incarnation)
-            if lease is not None and now - seen > _FORGET_LEASES * lease.lease_us / 1e6:
+            if lease is not None and now - seen > lease.lease_us / 1e6 + _FORGET_AFTER_S:
                 return EndLease(now_us, incarnation, lease.grant)
         return None
 

@@ -16,7 +16,7 @@ from collections.abc import Set as AnySet
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from joiner.output_files import PARQUET, Root, read_lives
+from joiner.output_files import PARQUET, Root, read_lives, read_recovered
 from photon.core.accounts import NOTHING, WINDOWS, Sum, Tally, minus, plus, window_of
 from photon.core.clock import Background, Clock
 
@@ -201,8 +201,9 @@ class Accountant:
         }
 
     def _unrecovered(self, unknown: Mapping[int, int]) -> Mapping[int, int]:
-        """Without those that recovery has fenced: it has seen to them."""
-        lives = [life for life, events in unknown.items() if events]
+        """Without those that recovery has seen to: it has fenced them, or found nothing lost."""
+        seen = {life for root in self._roots for life in read_recovered(root.directory)}
+        lives = [life for life, events in unknown.items() if events and life not in seen]
         standings = self._registry.incarnations(lives) if lives else []
         return {
             life: unknown[life]

@@ -4,6 +4,7 @@ joined/<datacenter>/<joiner>-NNNNNN.jsonl     lines; the last one of a joiner gr
 joined/<datacenter>/<joiner>-NNNNNN.parquet   the same as rows, once complete, if the settings say so
 joined/<datacenter>/<joiner>.manifest         a JSON object a line for each complete file
 joined/<datacenter>/<joiner>.lives            a JSON object a line for each start of the joiner
+joined/<datacenter>/recovered                 incarnations that recovery has seen to, in hex, one a line
 
 A file is listed in the manifest when it will never change again: a reader that takes listed files only reads
 nothing twice and nothing that is taken back. The manifest also keeps a second joiner of the same name out of
@@ -33,7 +34,9 @@ LINES: Final = ".jsonl"
 PARQUET: Final = ".parquet"
 MANIFEST: Final = ".manifest"
 LIVES: Final = ".lives"
+_RECOVERED: Final = "recovered"
 _BLOCK_BYTES: Final = 1 << 20
+_HEX_DIGITS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +105,35 @@ def note_life(directory: Path, stem: str, life: Life) -> None:
 
     For several processes at once: nothing that stands there is touched.
     """
-    path = directory / f"{stem}{LIVES}"
+    _append(directory / f"{stem}{LIVES}", encode_life(life))
+
+
+def note_recovered(directory: Path, incarnations: Iterable[int]) -> None:
+    """Say, durably, of lives that have ended that nothing of theirs is lost any more. StorageError."""
+    new = {*incarnations} - read_recovered(directory)
+    if new:
+        _append(directory / _RECOVERED, b"".join(b"%016x\n" % one for one in sorted(new)))
+
+
+def read_recovered(directory: Path) -> set[int]:
+    """What `note_recovered` has said there. StorageError."""
+    path = directory / _RECOVERED
+    with storage_errors(path):
+        data = path.read_bytes() if path.exists() else b""
+    return {int(line, 16) for line in data.split() if len(line) == _HEX_DIGITS}
+
+
+def _append(path: Path, lines: bytes) -> None:
     with storage_errors(path):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
             size = os.fstat(fd).st_size
             torn = size and os.pread(fd, 1, size - 1) != b"\n"
-            write_all(fd, b"\n" * bool(torn) + encode_life(life))
+            write_all(fd, b"\n" * bool(torn) + lines)
             os.fdatasync(fd)
         finally:
             os.close(fd)
-        sync_directory(directory)
+        sync_directory(path.parent)
 
 
 def read_lives(directory: Path, stem: str = "*") -> dict[int, Life]:

@@ -8,12 +8,12 @@ lease is what keeps it from writing.
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from joiner.output_files import MANIFEST, CompleteFile, Manifest, complete_files, read_lives
+from joiner.output_files import MANIFEST, CompleteFile, Manifest, complete_files, note_recovered, read_lives
 from photon.core.disk import DirectoryLock, storage_errors
 from photon.core.errors import LockedError
 from photon.logs.writer import RotatingLog
@@ -62,6 +62,12 @@ def ended_joiners(work: Path | None, outs: Sequence[Path]) -> Iterator[Tails]:
 def named_lives(outs: Sequence[Path]) -> set[int]:
     """The incarnations that any of the outputs tells of. Each is there before it registers anything."""
     return {incarnation for directory in _datacenters(outs) for incarnation in read_lives(directory)}
+
+
+def note_settled(outs: Sequence[Path], incarnations: Container[int]) -> None:
+    """Say in the outputs that tell of these lives that nothing of theirs is lost. StorageError."""
+    for directory in _datacenters(outs):
+        note_recovered(directory, [life for life in read_lives(directory) if life in incarnations])
 
 
 def missing_files(outs: Sequence[Path]) -> list[CompleteFile]:

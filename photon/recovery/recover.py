@@ -36,7 +36,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -44,7 +44,7 @@ from idregistry.client import RegistryClient
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.core.fates import Released
-from photon.recovery.joiners import ended_joiners, missing_files, named_lives
+from photon.recovery.joiners import ended_joiners, missing_files, named_lives, note_settled
 from photon.recovery.plans import Plan, Plans
 from photon.recovery.rules import (
     CLOSING_US,
@@ -197,7 +197,10 @@ def recover(
     run = _Run(job, registry, clock, tell, checkpoint, sleep)
     with ExitStack() as held:
         finished = run.finish_left(held) if job.apply else 0
+        ended = run.ended_lives() if job.apply else set()
         report = run.recover(reading)
+        if job.apply and report.refused is None:
+            run.settle(ended, report)
         return replace(report, plans_finished=finished, recovered=run.recovered, ended=job.ended)
 
 
@@ -256,6 +259,22 @@ class _Run:
         if not fenced or report.refused is not None:
             return report
         return self._after_the_fence(reading, fenced, {*names}, report)
+
+    def ended_lives(self) -> set[int]:
+        """Those that the outputs tell of and that register nothing any more."""
+        named = sorted(named_lives(self._job.outs))
+        states = self._registry.incarnations(named) if named else []
+        return {*compress(named, (state.fenced or state.expires_in_s <= 0 for state in states))}
+
+    def settle(self, ended: set[int], report: Report) -> None:
+        """Note of which lives that had `ended` before all is found: their joiner may not know what they have
+        written, if its directory was lost."""
+        lossy = {
+            one.loss.incarnation
+            for one in report.held
+            if one.loss.lost + one.loss.young > report.done.get(one.loss.incarnation, 0)
+        }
+        note_settled(self._job.outs, ended - lossy)
 
     def _after_the_fence(
         self, reading: Reading, fenced: list[int], missing: set[str], report: Report

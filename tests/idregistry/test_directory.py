@@ -471,6 +471,21 @@ def test_a_snapshot_holds_everything() -> None:
     assert copy.apply(encode(KeepAlive(NOW_US, 1 << 63, "j:2", 1))) is False
 
 
+def test_any_number_of_incarnations_can_be_fenced_and_no_chunk_of_a_snapshot_grows_with_them() -> None:
+    """Ones that are all alike in size: some restarts of each joiner, for years."""
+    state = DirectoryState()
+    fenced = [(1 << 63) + number for number in range(250_000)]
+    state.fences = list(fenced)
+    state._fenced = set(fenced)
+    assert state.apply(encode(Fence(NOW_US, 7, 0))) is True
+    chunks = list(state.freeze())
+    assert len(chunks) > 1
+    assert max(map(len, chunks)) <= 1 << 20
+    copy = DirectoryState()
+    copy.restore(chunks)
+    assert copy.fences == [*fenced, 7]
+
+
 def test_what_is_no_snapshot_and_no_command_stops_the_replica() -> None:
     for chunks in ([], [b"\x03abc"], [b"\x02\xc1"]):
         with pytest.raises(CorruptStateError):

@@ -7,6 +7,7 @@ import pytest
 
 from joiner.accounts import Place, Row, Written, compare, pack_rows, unpack_rows
 from joiner.intents import Intent, IntentJournal, Range
+from joiner.output_files import note_recovered
 from photon.cli.status import line_of
 from photon.core.accounts import WINDOW_US, sums_by_day
 from photon.core.columns import join_lines, pack_times, split_ids
@@ -138,6 +139,17 @@ def test_lives_whose_directory_is_lost_are_told_until_recovery_has_fenced_them(
         {"account": worker.status()["account"]}
     )
     registry.fences.add(joined.leases.own.incarnation)
+    assert look(worker, clock) == told()
+
+
+def test_lives_whose_directory_is_lost_are_told_until_recovery_has_found_nothing_lost(
+    joined, make, clock, tmp_path
+):
+    joined.close()
+    shutil.rmtree(tmp_path / "joiner")
+    worker = make()
+    assert look(worker, clock) == told(unknown=3)
+    note_recovered(tmp_path / "out" / "joined" / "east", [joined.leases.own.incarnation])
     assert look(worker, clock) == told()
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from joiner.output_files import Life as Start
-from joiner.output_files import Manifest, note_life
+from joiner.output_files import Manifest, note_life, read_recovered
 from photon.core.columns import pack_times, split_ids
 from photon.core.disk import DirectoryLock
 from photon.core.errors import LockedError
@@ -135,6 +135,25 @@ def test_only_those_that_lost_something_are_fenced_or_waited_for(job):
     assert {*registry.fenced} == {2}
     assert states(report) == {1: "alive", 2: "fenced"}
     assert (report.recovered, report.in_flight, report.status) == (5, 7, 0)
+
+
+def test_lives_that_had_ended_and_lost_nothing_that_is_not_recovered_are_noted_for_their_joiner(
+    job, tmp_path
+):
+    """Not one that lives, nor one that has ended while recovery read, nor what a dry run finds."""
+    directory = tmp_path / "out" / "joined" / "east"
+    for incarnation in (3, 4, 5):
+        note_life(directory, "joiner-east", Start(incarnation, "10.0.0.1:70", 5))
+    losses = [Loss("10.0.0.1:70", 1, 4, 0, 0, 1), Loss("10.0.0.1:70", 2, 4, 0, 0, 1)]
+    registry = Registry({3: 1000.0, 5: 0.1})
+    reading = Reading(*losses, look=lambda: registry.clock.sleep(1.0))
+    reading.missing = {2: 4}  # which no input has
+    run(job(apply=False), registry, reading)
+    assert read_recovered(directory) == set()
+    run(job(), registry, reading)
+    assert read_recovered(directory) == {1, 4}
+    run(job(), registry, reading)
+    assert (directory / "recovered").read_text() == f"{1:016x}\n{4:016x}\n{5:016x}\n"
 
 
 def test_of_a_run_that_has_ended_no_joiner_is_alive_and_their_leases_are_waited_for(job):
