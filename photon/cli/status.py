@@ -48,7 +48,7 @@ def command(work: Path | None, config: Path | None, as_json: bool) -> None:
             click.echo(f"{name:<{_WIDTH}}does not answer{why}")
         _show_fates(fates)
     wrong = any(not row["adds_up"] for row in fates.values())
-    wrong |= any(joiner["account"]["unwritten"] for joiner in sample.of("joiner"))
+    wrong |= any(joiner.get("account", {}).get("unwritten") for joiner in sample.of("joiner"))
     raise SystemExit(1 if silent or wrong else 0)
 
 
