@@ -1,6 +1,8 @@
 """Status to Prometheus families, and their scrape."""
 
+import re
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -66,6 +68,17 @@ def test_names_say_their_room_and_no_two_are_alike():
         names = [family.name for family in families]
         assert len(names) == len(set(names)), room
         assert all(family.help.endswith(".") for family in families)
+
+
+def test_every_alert_asks_for_metrics_that_there_are():
+    text = (Path(__file__).parents[2] / "deploy" / "alerts.yml").read_text()
+    asked = {
+        name.removesuffix("_total")
+        for name in re.findall(r"\bphoton_(?:registry|eventstore|joiner|dispatcher)_\w+", text)
+    }
+    there = {f"photon_{room}_{family.name}" for room, families in FAMILIES.items() for family in families}
+    assert "photon_joiner_unwritten_events" in asked
+    assert asked <= there
 
 
 def test_a_scrape_is_answered_in_the_text_format_and_a_taken_port_is_told():
