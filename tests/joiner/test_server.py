@@ -49,6 +49,8 @@ def test_the_status_tells_what_the_supervisor_asks(serve, connect, tmp_path):
     assert output.pop("roots") == [str(tmp_path / "out" / "joined" / "east")]
     assert output == {"file": 0, "listed": 0, "waiting": 0, "progress": 0, "trouble": None}
     assert status.pop("reading")
+    account = {"unwritten": 0, "gone": 0, "missing_file": None, "unknown": 0, "trouble": None}
+    assert status.pop("account") == account
     assert status == {
         "joined": 2,
         "in_flight": 0,
