@@ -7,6 +7,7 @@ from functools import partial
 from tests.raft import test_guards, test_journal, test_replica
 from tests.simulation.cluster import Plan
 from tests.simulation.faults import Profile
+from tests.simulation.whole import Whole
 
 FIERCE = Profile(
     period_s=0.08,
@@ -75,6 +76,14 @@ QUIET = Profile(
 )
 """One link is cut in the second second, and nothing else happens."""
 
+STILL = replace(QUIET, cut=0, heal=1, down_s=0.5)
+"""Nothing goes wrong by itself."""
+
+DARK = Whole(0, blackouts=0.9)
+"""The power of all hosts fails whenever groups have come."""
+
+PUT_BACK = Whole(0, profile=STILL, blackouts=0, put_back=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -85,7 +94,7 @@ class Case:
 
     hole: str
     rules: set[str]
-    plan: Plan
+    plan: Plan | Whole
     tries: int = 20
 
 
@@ -114,6 +123,11 @@ CASES = [
     Case("a_release_needs_no_fence", {"wrong_releases"}, Plan(1, machine="registry")),
     Case("a_release_is_told_and_not_done", {"wrong_releases"}, Plan(1, machine="registry")),
     Case("a_release_takes_the_id_from_whoever_holds_it", {"wrong_releases"}, Plan(3, machine="registry")),
+    Case("r1_an_old_directory_is_believed", {"before_its_founding", "two_winners"}, DARK),
+    Case("r2_a_snapshot_takes_the_whole_way", {"crowded"}, Whole(0)),
+    Case("r4_holders_are_kept_in_one_chunk", {"unfinished"}, Whole(0)),
+    Case("r5_a_disk_that_was_put_back_is_believed", {"two_winners", "diverged"}, PUT_BACK),
+    Case("r6_all_groups_are_founded_in_one_turn", {"long_turn"}, Whole(0, profile=STILL, blackouts=0)),
 ]
 """Noticed in a simulated cluster."""
 
@@ -170,5 +184,50 @@ UNITS: dict[str, Callable[..., None]] = {
 ELSEWHERE = {
     "s7": "nothing is pickled, frames are authenticated: tests/raft/test_transport.py, test_codec.py",
     "l3": "sockets: tests/raft/test_transport.py, a large message leaves without any further send",
+    "r3": "the simulator has one thread: tests/idregistry/test_service.py, many lookups at once",
 }
-"""What has no meaning where sockets are played."""
+"""What has no meaning where sockets and threads are played."""
+
+NO_SEED = {
+    "s2_acknowledges_what_was_not_compared": "a heartbeat must meet a conflict that no entry has shown yet",
+    "s3_acknowledgements_of_any_term": (
+        "an acknowledgement must outlive two changes of leader, and what it names be cut off meanwhile"
+    ),
+    "s9_older_snapshot_replaces_the_log": "a whole snapshot must arrive after all that follows it",
+    "s11_no_checksums": "damage must hit a length or a command, and leave what can still be read",
+    "l1_backing_off_bounces": "it costs time, and the simulated logs are too short to cost much",
+    "votes_are_counted_by_message": "one voter's message must come twice, and be the vote that is lacking",
+    "leader_counts_what_it_has_not_synced": (
+        "a leader must lose power between its followers' acknowledgement and its own sync, in one turn"
+    ),
+    "installing_drops_the_matching_tail": "what is dropped is sent again, unless the leader dies first",
+}
+"""Why the seeds that were tried do not notice it: the test of the guard alone does."""
+
+
+def table() -> str:
+    """Which hole is noticed by what, as Markdown: README.md has it."""
+    seeds = {case.hole: case for case in CASES}
+    rows = ["| hole | noticed by |", "|---|---|"]
+    for hole in sorted({*seeds, *SWEPT, *UNITS}, key=_in_order):
+        by = [_seed(seeds[hole])] if hole in seeds else []
+        by += ["the end at every point"] if hole in SWEPT else []
+        by += ["the guard's own test"] if hole in UNITS else []
+        why = f"; no seed: {NO_SEED[hole]}" if hole in NO_SEED else ""
+        rows.append(f"| {hole.replace('_', ' ')} | {', '.join(by)}{why} |")
+    rows += [f"| {hole} | {why} |" for hole, why in ELSEWHERE.items()]
+    return "\n".join(rows) + "\n"
+
+
+def _in_order(hole: str) -> tuple[bool, str, int, str]:
+    number, _, rest = hole.partition("_")
+    numbered = number[1:].isdigit()
+    return (False, number[0], int(number[1:]), rest) if numbered else (True, "", 0, hole)
+
+
+def _seed(case: Case) -> str:
+    plan = case.plan
+    if isinstance(plan, Whole):
+        return f"seed {plan.seed} of a registry whole"
+    mood = ", hostile network" if plan.hostile else ""
+    return f"seed {plan.seed} of {plan.replicas} replicas, {plan.machine}{mood}"

@@ -14,8 +14,10 @@ from tests.simulation.history import (
     Asked,
     Bounded,
     Commit,
+    Crowded,
     Ended,
     Fence,
+    Founded,
     History,
     Led,
     Lookup,
@@ -24,7 +26,9 @@ from tests.simulation.history import (
     Release,
     Stopped,
     Told,
+    Turned,
     Unsettled,
+    Versioned,
 )
 
 WON, DUPLICATE, EXPIRED, FENCED = (
@@ -34,6 +38,7 @@ WON, DUPLICATE, EXPIRED, FENCED = (
     Committed.FENCED,
 )
 _NEVER = float("inf")
+TURN_SYNCS_MAX = 28
 
 
 @dataclass(slots=True)
@@ -304,6 +309,45 @@ def boundary_back(facts: Facts) -> Iterator[str]:
             yield f"{end.node}: the boundary {highest} was acknowledged, it ends at {end.boundary_us}"
 
 
+def version_back(facts: Facts) -> Iterator[str]:
+    """Configurations only ever follow each other, on each replica of each group; and a version is one."""
+    at: dict[tuple[str, int, int], int] = {}
+    known: dict[int, bytes] = {}
+    for event in facts.history:
+        if isinstance(event, Versioned):
+            who = event.node, event.life, event.group
+            if event.version < at.get(who, 0):
+                yield f"{event.node}: group {event.group} went back from {at[who]} to {event.version}"
+            at[who] = event.version
+            if known.setdefault(event.version, event.configuration) != event.configuration:
+                yield f"{event.node}: group {event.group} has another version {event.version}"
+
+
+def before_its_founding(facts: Facts) -> Iterator[str]:
+    """A shard that comes again is told nothing of what was true before it came."""
+    founded = {event.group: event.version for event in facts.history if isinstance(event, Founded)}
+    for event in facts.history:
+        if isinstance(event, Versioned) and event.version < founded.get(event.group, 0):
+            yield (
+                f"{event.node}: group {event.group} was given version {event.version}, and version "
+                f"{founded[event.group]} founded it"
+            )
+
+
+def long_turn(facts: Facts) -> Iterator[str]:
+    """Heartbeats of all groups wait for the turn of one: none has more than a founding to sync."""
+    for event in facts.history:
+        if isinstance(event, Turned) and event.syncs > TURN_SYNCS_MAX:
+            yield f"{event.node}: a turn with {event.syncs} syncs"
+
+
+def crowded(facts: Facts) -> Iterator[str]:
+    """A snapshot of one group leaves room on the way for the entries of the others."""
+    for event in facts.history:
+        if isinstance(event, Crowded):
+            yield f"{event.node}: {event.queued} bytes of a snapshot and before it wait for {event.peer}"
+
+
 def unfinished(facts: Facts) -> Iterator[str]:
     """After healing, everything that was asked is told, and the replicas agree."""
     for op, first in facts.asked.items():
@@ -339,6 +383,10 @@ RULES: tuple[Rule, ...] = (
     phantoms,
     diverged,
     boundary_back,
+    version_back,
+    before_its_founding,
+    long_turn,
+    crowded,
     unfinished,
     two_leaders,
     stopped,

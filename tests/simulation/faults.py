@@ -97,7 +97,9 @@ class World(Protocol):
 class Faults:
     """`step` at `due_at`: one thing goes wrong, or right again."""
 
-    def __init__(self, rng: random.Random, profile: Profile, world: World) -> None:
+    def __init__(
+        self, rng: random.Random, profile: Profile, world: World, first_after_s: float = 1.0
+    ) -> None:
         self._rng = rng
         self._world = world
         self._profile = profile
@@ -126,7 +128,7 @@ class Faults:
         disks.crash_chance = profile.crash_chance
         disks.error_chance = profile.error_chance
         disks.slow_chance = profile.slow_disk_chance
-        self._next_at = world.clock.at + 1.0
+        self._next_at = world.clock.at + first_after_s
 
     @property
     def due_at(self) -> float:

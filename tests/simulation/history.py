@@ -100,6 +100,47 @@ class Bounded:
 
 
 @dataclass(frozen=True, slots=True)
+class Versioned:
+    """A replica of a group (0: the directory) has this sharding configuration now, in one life of its
+    process."""
+
+    at: float
+    node: str
+    life: int
+    group: int
+    version: int
+    configuration: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """The directory made a group with this version of the configuration."""
+
+    at: float
+    group: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """A turn of a process's one thread had so many syncs, more than any before in its life."""
+
+    at: float
+    node: str
+    syncs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Crowded:
+    """A piece of a snapshot was queued, and then so many bytes for that peer: more than its share."""
+
+    at: float
+    node: str
+    peer: str
+    queued: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """A replica ended itself, or would not start, though nothing had been done to it that explains it."""
 
@@ -127,5 +168,18 @@ class Ended:
     digest: bytes
 
 
-Event = Asked | Told | Moved | Led | Bounded | Stopped | Unsettled | Ended
+Event = (
+    Asked
+    | Told
+    | Moved
+    | Led
+    | Bounded
+    | Versioned
+    | Founded
+    | Turned
+    | Crowded
+    | Stopped
+    | Unsettled
+    | Ended
+)
 History = list[Event]

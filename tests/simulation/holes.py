@@ -24,7 +24,7 @@ from photon.raft.rules.guards import Conflict, Fitted, fit
 from photon.raft.snapshot import Head, SnapshotStore, StateMachineError, write_snapshot
 from photon.raft.store import FIRST_INDEX, FIRST_TERM, HardState, ReplicaStore
 from tests.raft.kit import Register
-from tests.simulation import own_holes
+from tests.simulation import own_holes, registry_holes
 from tests.simulation.own_holes import patched
 
 Switch = Callable[[], AbstractContextManager[None]]
@@ -292,5 +292,10 @@ _SWITCHES: tuple[Switch, ...] = (
     own_holes.a_release_is_told_and_not_done,
     own_holes.a_release_takes_the_id_from_whoever_holds_it,
     own_holes.disks_lie,
+    registry_holes.r1_an_old_directory_is_believed,
+    registry_holes.r2_a_snapshot_takes_the_whole_way,
+    registry_holes.r4_holders_are_kept_in_one_chunk,
+    registry_holes.r5_a_disk_that_was_put_back_is_believed,
+    registry_holes.r6_all_groups_are_founded_in_one_turn,
 )
 HOLES: dict[str, Switch] = {switch.__name__: switch for switch in _SWITCHES}

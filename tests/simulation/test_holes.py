@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from tests.raft.kit import Lone
-from tests.simulation.caught import CASES, ELSEWHERE, QUIET, SWEPT, UNITS, Case
-from tests.simulation.cluster import Plan, play
+from tests.simulation import whole
+from tests.simulation.caught import CASES, ELSEWHERE, NO_SEED, QUIET, SWEPT, UNITS, Case, table
+from tests.simulation.cluster import Plan, Run, play
 from tests.simulation.crash_points import sweep
 from tests.simulation.holes import HOLES, weak_machine
+from tests.simulation.registry_holes import small_chunks
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.hole)
@@ -22,11 +24,15 @@ def test_a_seed_notices_the_hole_and_passes_without_it(case: Case) -> None:
     for seed in range(case.plan.seed, case.plan.seed + case.tries):
         plan = replace(case.plan, seed=seed)
         with HOLES[case.hole]():
-            broken = play(plan).broken
+            broken = _played(plan).broken
         if case.rules & set(broken):
-            assert not play(plan).broken, plan.command()
+            assert not _played(plan).broken, plan
             return
     pytest.fail(f"{case.hole}: none of {case.tries} seeds from {case.plan.seed} on breaks {case.rules}")
+
+
+def _played(plan: Plan | whole.Whole) -> Run | whole.WholeRun:
+    return play(plan) if isinstance(plan, Plan) else whole.play(plan)
 
 
 @pytest.mark.long
@@ -86,6 +92,14 @@ def test_l4_one_cut_link_disturbs_nobody_unless_replicas_stand_without_asking() 
 
 
 @pytest.mark.long
+def test_a_state_whose_chunks_are_small_costs_nothing() -> None:
+    """The same as for R4, with the guards in place."""
+    with small_chunks():
+        run = whole.play(whole.Whole(0))
+    assert not run.broken
+
+
+@pytest.mark.long
 def test_a_machine_that_raises_now_and_then_costs_nothing_but_restarts() -> None:
     """The same as for S8, with the guard in place."""
     with weak_machine():
@@ -93,9 +107,16 @@ def test_a_machine_that_raises_now_and_then_costs_nothing_but_restarts() -> None
     assert not run.broken
 
 
+def test_the_page_says_which_hole_is_noticed_by_what() -> None:
+    page = (Path(__file__).parent / "README.md").read_text("utf-8")
+    assert page.endswith("\n" + table())
+    assert set(NO_SEED) == set(UNITS) - {case.hole for case in CASES} - set(SWEPT)
+
+
 def test_every_hole_is_noticed_somewhere() -> None:
     noticed = {case.hole for case in CASES} | set(SWEPT) | set(UNITS) | {"l4_stands_without_asking_first"}
     assert noticed == set(HOLES)
     numbers = {name.partition("_")[0] for name in noticed} | set(ELSEWHERE)
     wanted = {f"s{number}" for number in range(1, 15)} | {f"l{number}" for number in range(1, 5)}
+    wanted |= {f"r{number}" for number in range(1, 7)}
     assert wanted <= numbers

@@ -1,0 +1,72 @@
+"""Switches that take away guards of the registry as a whole: where groups meet, and what a host remembers."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from idregistry.hosting import Hosting
+from idregistry.rules import table
+from idregistry.rules.directory import View
+from idregistry.rules.packing import Holders
+from idregistry.shard import Shard
+from photon.raft import sender
+from photon.raft import snapshot as snapshots
+from photon.raft.home import Home
+from photon.raft.host import RaftHost
+from photon.raft.port import ReplicatedLog
+from tests.simulation.own_holes import patched
+
+CHUNK_BYTES = 300
+"""Of a snapshot, where the state is as small as the simulator's."""
+
+
+def r1_an_old_directory_is_believed() -> AbstractContextManager[None]:
+    def on_tick(self: Shard, log: ReplicatedLog) -> None:
+        view = self._directory.view
+        may_propose = self._steward.on_tick(log, view)
+        if not log.is_leader:
+            self._queue.send_elsewhere(log.leader)
+            self._errands.send_elsewhere(log.leader)
+        elif may_propose:
+            self._propose(log, view)
+        self._tidy(log)
+
+    return patched(Shard, "on_tick", on_tick)
+
+
+def r2_a_snapshot_takes_the_whole_way() -> AbstractContextManager[None]:
+    return patched(sender, "SNAPSHOT_SHARE", 1)
+
+
+@contextmanager
+def small_chunks() -> Iterator[None]:
+    """Not a hole: a bound that a state as small as the simulator's would meet."""
+    with (
+        patched(snapshots, "CHUNK_BYTES_MAX", CHUNK_BYTES),
+        patched(table, "CHUNK_NAMES_MAX", 8),
+    ):
+        yield
+
+
+@contextmanager
+def r4_holders_are_kept_in_one_chunk() -> Iterator[None]:
+    with (
+        small_chunks(),
+        patched(table, "CHUNK_NAMES_MAX", 1 << 30),
+        patched(Holders, "forget_but", lambda self, kept: None),
+    ):
+        yield
+
+
+def r5_a_disk_that_was_put_back_is_believed() -> AbstractContextManager[None]:
+    return patched(Home, "check_life", lambda self, peer, life: None)
+
+
+def r6_all_groups_are_founded_in_one_turn() -> AbstractContextManager[None]:
+    original = Hosting._step
+
+    def step(self: Hosting, host: RaftHost, view: View) -> bool:
+        while original(self, host, view):
+            pass
+        return False
+
+    return patched(Hosting, "_step", step)

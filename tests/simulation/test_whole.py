@@ -1,0 +1,51 @@
+"""What must hold of a registry whole, sharded anew again and again while its hosts fail."""
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from tests.simulation.caught import PUT_BACK
+from tests.simulation.whole import Whole, WholeRun, play
+
+SEEDS = int(os.environ.get("PHOTON_SIM_SEEDS", "0")) or 10
+
+
+def played(plans: list[Whole]) -> Counter[str]:
+    runs: list[WholeRun] = []
+    for plan in plans:
+        runs.append(play(plan))
+        assert not runs[-1].broken, (plan, runs[-1].broken)
+    return sum((Counter(run.stats) for run in runs), Counter())
+
+
+def test_a_registry_is_sharded_anew_through_a_blackout_and_keeps_every_promise() -> None:
+    total = played([Whole(0, seconds=12.0)])
+    assert total["acknowledged"] > 50
+    assert total["deaths"] > 0
+    assert total["groups"] > 3, "the directory says of no new shard"
+
+
+@pytest.mark.parametrize("spread_s", [0.0, 0.8])
+@pytest.mark.long
+def test_shards_come_go_and_come_again_while_hosts_fail(spread_s: float) -> None:
+    total = played([Whole(seed, spread_s) for seed in range(SEEDS)])
+    assert total["acknowledged"] > 100 * SEEDS
+    assert total["deaths"] > 3 * SEEDS
+    assert total["resharded"] > SEEDS
+    assert total["trimmed"] > SEEDS
+    assert total["released"] > SEEDS
+
+
+@pytest.mark.long
+def test_a_host_whose_disk_was_put_back_stops_before_it_harms_anybody() -> None:
+    total = played([replace(PUT_BACK, seed=seed) for seed in range(6)])
+    assert total["lost"] == 6
+
+
+@pytest.mark.long
+def test_a_seed_is_played_the_same_again() -> None:
+    one, other = play(Whole(3)), play(Whole(3))
+    assert one.history == other.history
+    assert one.history != play(Whole(4)).history
