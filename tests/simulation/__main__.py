@@ -1,7 +1,7 @@
 """Play seeds from the command line.
 
 python -m tests.simulation --seed 7 --replicas 5 -v          one seed, telling what happens
-python -m tests.simulation --whole --seed 7 -v               one of a registry whole
+python -m tests.simulation --whole --seed 7 -v               one of a registry whole; --soak N: from there on
 python -m tests.simulation --soak 10000 --jobs 2             many, with a report at the end
 python -m tests.simulation --hole s3 --search 200            which seeds notice a hole
 """
@@ -36,7 +36,9 @@ def main() -> int:
     given = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if given.whole:
-        return _tell(whole.Whole(given.seed), whole.play, given.hole, given.verbose)
+        seeds = range(given.seed, given.seed + (given.soak or 1))
+        wholes = [whole.Whole(seed, whole.SPREAD_S * (seed % 2)) for seed in seeds]
+        return max(_tell(each, whole.play, given.hole, given.verbose) for each in wholes)
     if given.soak:
         return soak(given.seed, given.soak, given.jobs)
     plan = Plan(given.seed, given.replicas, given.machine, given.hostile, given.members)
@@ -52,7 +54,7 @@ def _tell(plan: Any, play: Callable[[Any, Any], Any], hole: str | None, verbose:
     for rule, findings in run.broken.items():
         for finding in findings[:10]:
             print(f"{rule}: {finding}")
-    print(f"{plan}: {'BROKEN' if run.broken else 'all rules hold'}")
+    print(f"seed {plan.seed}: {'BROKEN' if run.broken else 'all rules hold'}; again: {plan.command()}")
     return 1 if run.broken else 0
 
 

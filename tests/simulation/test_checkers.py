@@ -3,15 +3,17 @@
 import pytest
 
 from photon.core.fates import Committed, Registered, Released
-from tests.simulation.checkers import check
+from tests.simulation.checkers import TURN_SYNCS_MAX, check
 from tests.simulation.history import (
     Act,
     Asked,
     Bounded,
     Commit,
+    Crowded,
     Ended,
     Event,
     Fence,
+    Founded,
     Led,
     Lookup,
     Moved,
@@ -19,7 +21,9 @@ from tests.simulation.history import (
     Release,
     Stopped,
     Told,
+    Turned,
     Unsettled,
+    Versioned,
 )
 
 WON, DUPLICATE, EXPIRED, FENCED = (
@@ -56,6 +60,13 @@ def ended(held: dict[bytes, bytes], node: str = "a", boundary_us: int = LOW, dig
 
 
 LAWFUL: dict[str, list[Event]] = {
+    "a shard goes through its tables, and in another life again": [
+        Founded(0, 2, 1),
+        Versioned(1, "a", 1, 2, 1, b"1"),
+        Versioned(2, "a", 1, 2, 2, b"2"),
+        Versioned(3, "a", 2, 2, 1, b"1"),
+    ],
+    "one group is founded in a turn": [Turned(0, "a", 15)],
     "one wins, the other loses": [*said((ONE, WON), (TWO, DUPLICATE)), ended({b"x": b"one"})],
     "a retry of the winner wins": [*said((ONE, WON), (ONE, WON)), ended({b"x": b"one"})],
     "released, then won by another": [
@@ -161,6 +172,20 @@ UNLAWFUL: dict[str, tuple[str, list[Event]]] = {
     "another state": ("diverged", [*said((ONE, None)), ended({b"x": b"one"}), ended({}, node="b")]),
     "the boundary goes back": ("boundary_back", [Bounded(0, "a", 1, 9), Bounded(1, "a", 1, 5)]),
     "the boundary is forgotten": ("boundary_back", [*said((Raise(9), ())), ended({}, boundary_us=5)]),
+    "a table is replaced by one before it": (
+        "version_back",
+        [Versioned(0, "a", 1, 2, 3, b"3"), Versioned(1, "a", 1, 2, 2, b"2")],
+    ),
+    "two tables of one version": (
+        "version_back",
+        [Versioned(0, "a", 1, 2, 3, b"3"), Versioned(1, "b", 1, 1, 3, b"another")],
+    ),
+    "a shard that came again has the table of its first life": (
+        "before_its_founding",
+        [Founded(0, 4097, 4), Versioned(1, "a", 1, 4097, 1, b"1")],
+    ),
+    "many groups are founded in a turn": ("long_turn", [Turned(0, "a", TURN_SYNCS_MAX + 1)]),
+    "a snapshot fills the way": ("crowded", [Crowded(0, "a", "b", 5000)]),
     "never told": ("unfinished", said((ONE, None))),
     "no agreement": ("unfinished", [Unsettled(0, "a", "alone")]),
     "two leaders": ("two_leaders", [Led(0, "a", 1), Led(1, "b", 1)]),

@@ -51,6 +51,7 @@ _RECENT = 12
 _DELAY_S = 0.01
 _LEASE_S = 0.6
 _RETENTION_S = 2.5
+SPREAD_S = 0.8
 _AHEAD_CHANCE = 0.25  # of an event of a server whose clock is wrong: beyond where a new interval may begin
 _AHEAD_US = 1_200_000, 1_500_000
 _FOUNDING_S = 2.0
@@ -105,6 +106,10 @@ class Whole:
     first_shards: int = 2
     seconds: float = 20.0
     heal_seconds: float = 40.0
+
+    def command(self) -> str:
+        """How to play it again, where the rest is as usual."""
+        return f"python -m tests.simulation --whole --seed {self.seed} -v"
 
 
 @dataclass
