@@ -1,11 +1,13 @@
 """`make mutants`: make each mistake of the list, run the tests that should notice it, and count.
 
 python -m tests.mutants                       all; status 1 where too few are noticed
+python -m tests.mutants --sample 30           some of all
 python -m tests.mutants --room raft --find    the first test of the room that notices, for new entries
 """
 
 import argparse
 import queue
+import random
 import tempfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -16,15 +18,19 @@ from tests.mutants.mutants import Copy, Mutant, mutants
 NOTICED_MIN = 0.95
 QUICK_MIN = 0.5
 _FAILED = 1  # pytest's status
+_SAMPLE_SEED = 14
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
     parser.add_argument("--room", default="*", help="of this list only")
     parser.add_argument("--find", action="store_true", help="run the room's tests instead of `told_by`")
+    parser.add_argument("--sample", type=int, help="so many, drawn at random: the same ones of the same list")
     parser.add_argument("--jobs", type=int, default=2)
     given = parser.parse_args()
     listed = list(mutants(given.room))
+    if given.sample:
+        listed = random.Random(_SAMPLE_SEED).sample(listed, given.sample)
     with tempfile.TemporaryDirectory(prefix="photon-mutants-") as scratch:
         copies: queue.SimpleQueue[Copy] = queue.SimpleQueue()
         for number in range(given.jobs):
