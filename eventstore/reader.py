@@ -24,9 +24,10 @@ from eventstore.cache import Fill
 from eventstore.log_file_map import Counts, LogFileMap, Rows
 from eventstore.rules.entries import Ints
 from photon.core.clock import Backoff, Clock
-from photon.core.columns import split_ids
+from photon.core.columns import split_ids, unpack_times
 from photon.core.errors import CorruptStateError, StorageError
 from photon.core.fates import Fate
+from photon.core.ids import ID_BYTES
 from photon.core.settings import Logs
 from photon.core.status import Notices
 from photon.logs.files import Chunk, FileState, read_at, whole_lines
@@ -93,6 +94,9 @@ class Reader:
         self.storage_error: str | None = None
         self.unended: dict[str, int] = {}
         self.unreadable: dict[str, str] = {}
+        self._newest: dict[int, int] = {}
+        """The event time (us) up to which each log is read, while there is more: all advance together."""
+        self.follower.order = lambda number: self._newest.get(number, 0)
 
     def start(self) -> None:
         self._thread.start()
@@ -194,6 +198,9 @@ class Reader:
             group.letters.append(self._oversized(file, chunk))
         else:
             batch = self.log_format.parse_primary(chunk.data)
+            if chunk.more and batch.lines:
+                times, _ = self.log_format.primary_times(batch.ids[-ID_BYTES:], batch.lines[-1:])
+                self._newest[file.number] = int(unpack_times(times)[0])
             group.ids.append(batch.ids)
             group.lines += batch.lines
             group.starts.append(batch.starts + chunk.start)
@@ -229,6 +236,7 @@ class Reader:
             if state.gone:
                 self.positions.pop(number, None)
                 self.follower.forget(number)
+                self._newest.pop(number, None)
             else:
                 self.positions[number] = state
         if rows is None:

@@ -5,9 +5,10 @@ Holds reading positions in memory; its owner keeps FileStates on disk and decide
 
 import contextlib
 import errno
+import heapq
+import itertools
 import os
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -59,7 +60,7 @@ class LogFollower:
         mine: Callable[[str], bool] | None = None,
         wake: Callable[[], None] = lambda: None,
         keep_copies: bool = True,
-        order: Callable[[int], int] | None = None,
+        order: Callable[[int], int] = lambda _: 0,
         first: int = 0,
         by_name: Callable[[str], bool] = lambda _: False,
     ) -> None:
@@ -75,14 +76,16 @@ class LogFollower:
         self._inventory = Inventory(
             spool, bound, clock, states, keep_copies, drain, tell, wake, first, by_name
         )
-        self._order = order
+        self.order = order
         watch = settings.watch and not drain
         self._finder = Finder(patterns, settings.scan_interval_s, clock, wake if watch else None, tell)
         weakref.finalize(self, self._finder.close)
         weakref.finalize(self, self._inventory.close)
         self._next_scan = self._next_sizes = _NOW
         self._sizes: list[tuple[Followed, int]] = []
-        self._growing: deque[Followed] = deque()
+        self._growing: list[tuple[int, int, Followed]] = []
+        """A heap: rank, turn, file. A rank may have grown since."""
+        self._turns = itertools.count()
         self._failed: set[Followed] = set()
         self._unlisted: dict[str, str] = {}
         self._polling = Polling()
@@ -187,7 +190,7 @@ class LogFollower:
     def next_chunk(self) -> tuple[FileState, Chunk] | None:
         """The next unread whole records of some file; None when all that is known is read."""
         while self._growing:
-            file = self._growing.popleft() if self._order is None else self._lowest(self._order)
+            file = self._next_waiting()
             file.waiting = False
             if file.state.gone:
                 continue
@@ -206,7 +209,8 @@ class LogFollower:
 
     def behind(self) -> list[FileState]:
         """Files of which something is known that was not read, or could not be."""
-        return [file.state for file in {*self._growing, *self._failed} if not file.state.gone]
+        growing = (file for _, _, file in self._growing)
+        return [file.state for file in {*growing, *self._failed} if not file.state.gone]
 
     def advanced(self, number: int, offset: int) -> FileState:
         """The state of a file whose events before `offset` are taken care of; the owner keeps it.
@@ -237,10 +241,16 @@ class LogFollower:
             if file.stalled_at > file.read and not file.state.gone
         }
 
-    def _lowest(self, order: Callable[[int], int]) -> Followed:
-        file = min(self._growing, key=lambda file: order(file.state.number))
-        self._growing.remove(file)
-        return file
+    def _next_waiting(self) -> Followed:
+        while True:
+            rank, _, file = heapq.heappop(self._growing)
+            now = self.order(file.state.number)
+            if now <= rank:
+                return file
+            self._put_by(file, now)
+
+    def _put_by(self, file: Followed, rank: int) -> None:
+        heapq.heappush(self._growing, (rank, next(self._turns), file))
 
     @property
     def _unsure(self) -> bool:
@@ -299,7 +309,7 @@ class LogFollower:
     def _wait(self, file: Followed) -> None:
         if not file.waiting:
             file.waiting = True
-            self._growing.append(file)
+            self._put_by(file, self.order(file.state.number))
             self._inventory.hold(file)
 
     def _heat(self, file: Followed) -> None:

@@ -340,6 +340,35 @@ def test_what_is_read_while_the_map_is_searched_is_not_called_absent(logs, tmp_p
     assert outcomes(parts, "late")[0] == [Found.BEHIND]
 
 
+@pytest.mark.parametrize("ids", ["photon", "opaque"])
+def test_logs_of_many_servers_advance_together_by_event_time(logs, tmp_path, ids):
+    """A log of few events covers as much time as one of many: neither is read far ahead of the other."""
+    for name, count in (("busy", 4000), ("quiet", 400), ("also-busy", 2000)):
+        step = 4_000_000_000 // count
+        append(
+            logs / f"{name}.jsonl",
+            *[
+                b'{"id":"%s","ts_us":%d,"payload":"%s"}'
+                % ((b"10.0.0.1:1:%d" if ids == "photon" else b"q-%d") % (n * step), n * step, b"x" * 50)
+                for n in range(count)
+            ],
+        )
+    parts = Parts(tmp_path, logs_settings=Logs(scan_interval_s=0.01, chunk_bytes=4096))
+    sizes = {path.name: path.stat().st_size for path in logs.iterdir()}
+    read, apart, real = dict.fromkeys(sizes, 0.0), [], parts.reader._take
+
+    def taken(file, chunk):
+        name = file.name.rpartition("/")[2]
+        read[name] = chunk.end / sizes[name]
+        apart.append(max(read.values()) - min(read.values()))
+        return real(file, chunk)
+
+    parts.reader._take = taken
+    parts.read_all()
+    one_chunk_of_the_quiet = 4096 / sizes["quiet.jsonl"]
+    assert max(apart) <= 1.5 * one_chunk_of_the_quiet
+
+
 def test_many_small_files_go_into_few_transactions(logs, tmp_path):
     for n in range(300):
         append(logs / f"{n:03d}.jsonl", line(f"10.0.0.1:{n}:5"), line(f"opaque-{n}"))
