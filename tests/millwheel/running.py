@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from millwheel.testing import in_order
+from millwheel.worker import CONTROL
 from tests.millwheel.topologies import expected
 from tests.ports import free_ports
 
@@ -35,15 +36,17 @@ class System:
             for line in lines:
                 file.write(line if isinstance(line, str) else json.dumps(line) + "\n")
 
-    def start(self, *words, name=NAME):
-        self._process = subprocess.Popen(
-            self.command("run", name, "--work", "work", "--json", *words),
-            cwd=self.directory,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def start(self, *words, name=NAME, told=None):
+        """`told`: a file for what it tells on the way."""
+        with told.open("w") if told else contextlib.nullcontext(subprocess.PIPE) as errors:
+            self._process = subprocess.Popen(
+                self.command("run", name, "--work", "work", "--json", *words),
+                cwd=self.directory,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
         return self._process
 
     def run(self, *words, status=0, name=NAME):
@@ -75,10 +78,14 @@ class System:
     def status(self):
         return json.loads(self.ask("status", "--work", "work", "--json"))
 
-    def stop(self):
+    def is_up(self):
+        """It answers."""
+        return (self.directory / "work" / CONTROL).exists()
+
+    def stop(self, status=0):
         self._process.send_signal(signal.SIGTERM)
         said, errors = self._process.communicate(timeout=30)
-        assert self._process.returncode == 0, errors
+        assert self._process.returncode == status, errors
         return json.loads(said)
 
     def kill(self):
@@ -118,9 +125,9 @@ class System:
         assert in_order(self.sinks()) == in_order(expected(lines))
 
 
-def wait_for(what, timeout=30.0):
+def wait_for(what, timeout=30.0, pause=0.02):
     deadline = time.monotonic() + timeout
     while not (found := what()):
         assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.02)
+        time.sleep(pause)
     return found

@@ -1,9 +1,14 @@
-"""Topologies that tests run, in memory and as processes."""
+"""Topologies that tests run, in memory and as processes.
+
+A worker's wall clock is CLOCK_OFF_S seconds off.
+"""
 
 import os
+import sys
 
 from millwheel import Computation, Input, Logs, LogSink, Push, Stream, Topology, node
 from millwheel.ready import WindowCounts, Zeitgeist
+from photon.core.clock import SystemClock
 
 SECOND = 1_000_000
 
@@ -78,6 +83,8 @@ ANOMALIES = Topology(
 """The low watermark goes by what was written, not by the clock."""
 
 
+HELD = two_stages(Logs("logs/*.jsonl", "ts", lateness_s=2, expected=("logs/0*", "logs/1*"), silent="hold"))
+"""As well by what was written."""
 PUSHED = two_stages(Push(os.environ.get("LISTEN", "127.0.0.1:1"), "ts", lateness_s=3600))
 
 
@@ -108,3 +115,9 @@ def expected(lines):
         "counts": [{"key": key, "second": second, "count": n} for (key, second), n in counts.items()],
         "totals": list(totals.values()),
     }
+
+
+if "worker" in sys.argv and "CLOCK_OFF_S" in os.environ:
+    off_us = int(os.environ["CLOCK_OFF_S"]) * SECOND
+    right = SystemClock.now_us
+    SystemClock.now_us = lambda clock: right(clock) + off_us
