@@ -29,6 +29,7 @@ from benchmarks.measuring import (
     machine_now,
     percentiles,
 )
+from benchmarks.millwheel_topologies import CACHED
 from benchmarks.peer_runs import Peer, PeerRun, chosen, interpreters, missing, run_peer
 from photon.cluster.wheels import ask
 from photon.core.errors import PhotonError
@@ -40,6 +41,8 @@ LINES_A_SECOND: Final = 10_000
 """Of event time."""
 LIVE_LINES_PER_S: Final = 1_000
 KILLS: Final = 5
+CACHES: Final = (500, 2_000, 8_000, 32_000, 200_000)
+"""Keys; the last one is what a worker has."""
 START_S_MAX: Final = 30.0
 END: Final = "end"
 """The key of the line that ends a peer's log."""
@@ -120,13 +123,15 @@ def written(directory: Path, shape: Shape, lines: int) -> Written:
 
 
 @contextmanager
-def running(directory: Path, topology: str, workers: int, *options: str) -> Any:
-    """The command over a new work directory; killed in the end if it still runs."""
+def running(directory: Path, topology: str, workers: int, *options: str, cached: int | None = None) -> Any:
+    """The command over a new work directory; killed in the end if it still runs. `cached`: keys."""
     for name in ("work", "out"):
         shutil.rmtree(directory / name, ignore_errors=True)
     name = f"benchmarks.millwheel_topologies:{topology}"
     command = [sys.executable, "-m", "photon.cli.main", "millwheel", "run", name, "--work", "work", "--json"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if cached is not None:
+        environment[CACHED] = str(cached)
     with subprocess.Popen(
         [*command, "--workers", str(workers), *options],
         cwd=directory,
@@ -148,11 +153,13 @@ def finish(process: "subprocess.Popen[bytes]") -> dict[str, Any]:
     return summary
 
 
-def drained(logs: Written, topology: str, workers: int, kills: int = 0) -> tuple[float, Usage, int]:
+def drained(
+    logs: Written, topology: str, workers: int, kills: int = 0, cached: int | None = None
+) -> tuple[float, Usage, int]:
     """Wall seconds, start included, over logs that grow no more; its cost; how many workers were killed."""
     began = time.monotonic()
     killed = 0
-    with running(logs.directory, topology, workers) as process:
+    with running(logs.directory, topology, workers, cached=cached) as process:
         tree = ProcessTree(process.pid)
         while killed < kills and process.poll() is None:
             time.sleep(0.4)
@@ -251,6 +258,24 @@ def latency(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
             row | {f"watermark_{key}": value for key, value in percentiles(live.lags_ms, (50, 95)).items()}
         )
     return rows
+
+
+def cache(plan: Plan, tell: Callable[[str], object]) -> list[Row]:
+    """CPU of the worker, its store within, by the number of keys whose state it keeps in memory, windows of a
+    second over 20,000 keys each (paper Fig. 16). `cpu`: of the most."""
+    rows: list[Row] = []
+    logs = written(plan.directory, SHAPES["many keys"], plan.lines)
+    truth = logs.counts()
+    for cached in CACHES:
+        tell(f"cache, {cached:,} keys")
+        costs = []
+        for _ in range(plan.runs):
+            costs.append(drained(logs, "RECORDS", 1, cached=cached)[1])
+            check_counts(logs, truth)
+        usage = sorted(costs, key=lambda cost: cost.cpu_s)[len(costs) // 2]
+        rows.append({"cached_keys": cached, "cpu_s": usage.cpu_s, "peak_mib": usage.peak_mib})
+    most = max(row["cpu_s"] for row in rows)
+    return [row | {"cpu": round(row["cpu_s"] / most, 2)} for row in rows]
 
 
 class Live:
@@ -419,6 +444,7 @@ def _whole_files(counts: Path) -> list[Path]:
 PARTS: Final[dict[str, Callable[[Plan, Callable[[str], object]], list[Row]]]] = {
     "throughput": throughput,
     "latency": latency,
+    "cache": cache,
 }
 
 

@@ -1,11 +1,17 @@
 """What `photon bench millwheel` runs, in a directory with logs/ and, later, out/."""
 
-from typing import Any
+import os
+from typing import Any, Final
 
 from millwheel import Computation, Context, Input, Logs, LogSink, Record, Stream, Timer, Topology, node
+from millwheel.engine import stage
 from millwheel.ready import WindowCounts, Zeitgeist
 
 SECOND_US = 1_000_000
+CACHED: Final = "PHOTON_BENCH_CACHED_KEYS"
+"""The environment's word for how many keys a worker keeps in memory; of a benchmark only."""
+if CACHED in os.environ:
+    vars(stage)["CACHED_KEYS"] = int(os.environ[CACHED])
 
 
 class Counts(Computation[dict[int, int]]):

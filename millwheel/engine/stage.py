@@ -121,10 +121,10 @@ class Stage:
         return min(times, default=None)
 
     def forget_cached(self, kept: Changes) -> None:
-        """Bound the cache: the oldest half goes, but for rows whose change is in `kept`."""
+        """Bound the cache: the oldest go until half is left, but for rows whose change is in `kept`."""
         if len(self._cache) <= CACHED_KEYS:
             return
-        for key in list(self._cache)[: CACHED_KEYS // 2]:
+        for key in list(self._cache)[: len(self._cache) - CACHED_KEYS // 2]:
             if self._cache[key].row not in kept:
                 del self._cache[key]
 

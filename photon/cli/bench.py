@@ -16,7 +16,7 @@ import photon
 from photon.core.errors import UsageError
 
 JOIN_PARTS: Final = ("catch-up", "steady", "live", "half-load")
-MILLWHEEL_PARTS: Final = ("throughput", "latency")
+MILLWHEEL_PARTS: Final = ("throughput", "latency", "cache")
 REGISTRY_PARTS: Final = ("throughput", "race", "turns", "etcd", "wan", "failover")
 PEERS: Final = ("spark", "pathway", "duckdb")
 MILLWHEEL_PEERS: Final = ("photon", "duckdb", "pathway", "bytewax", "spark", "spark-state", "flink")
@@ -132,7 +132,8 @@ def _millwheel(
 
     throughput: counts by key and second, in columns and a record at a time, and Zeitgeist, on logs of several
     shapes, also while workers are killed. latency: 1,000 lines/s, from a line's write to the sink's line.
-    --peers: the same counts by other engines, and by them after a SIGKILL half way.
+    cache: CPU by the number of keys in memory. --peers: the same counts by other engines, and by them after a
+    SIGKILL half way.
     """
     benchmark = load_benchmarks("millwheel")
     report = benchmark.run(benchmark.Plan.of(**plan), only, peers, pythons, _measuring)

@@ -97,6 +97,13 @@ def test_a_run_is_measured_and_its_output_is_true(tmp_path, topology, kills):
     check_counts(logs, logs.counts())
 
 
+def test_a_small_cache_counts_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(millwheel, "CACHES", (10, 1_000))
+    rows = millwheel.cache(Plan(tmp_path, lines=3_000, runs=1), lambda _: None)
+    assert [row["cached_keys"] for row in rows] == [10, 1_000]
+    assert max(row["cpu"] for row in rows) == 1.0
+
+
 @pytest.mark.long
 def test_lines_that_come_one_by_one_are_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(millwheel, "LIVE_LINES_PER_S", 100)

@@ -16,6 +16,7 @@ from millwheel import (
     node,
 )
 from millwheel.computation import NEVER
+from millwheel.engine import stage
 from millwheel.testing import Bench
 from tests.millwheel.topologies import SECOND
 
@@ -55,6 +56,17 @@ class Adding(Computation[Sum]):
 
     def process_timer(self, timer, ctx):
         ctx.produce("out", {"key": ctx.key, "total": ctx.state.total, "at": timer.time})
+
+
+def test_no_more_keys_than_the_cache_may_have_stay_in_memory(monkeypatch):
+    monkeypatch.setattr(stage, "CACHED_KEYS", 10)
+    bench = of_one(Adding())
+    for count in (100, 7):
+        bench.send("clicks", *({"user": f"user{n}", "ts": n, "add": 1} for n in range(count)))
+        assert len(bench._wheel.stages["it"]._cache) <= 10
+    bench.watermark(NEVER)
+    totals = {line["key"]: line["total"] for line in bench.lines("out") if "key" in line}
+    assert totals == {f"user{n}": 2 if n < 7 else 1 for n in range(100)}
 
 
 def test_state_stays_and_a_timer_fires_once_the_low_watermark_is_there():
