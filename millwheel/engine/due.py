@@ -7,7 +7,7 @@ watermark. A bucket for each distinct time: timers of windows share few.
 import heapq
 from typing import Any, Final, NamedTuple
 
-from millwheel.computation import Tag
+from millwheel.computation import NEVER, Tag
 
 WATERMARK: Final = 0
 WALL: Final = 1
@@ -50,6 +50,13 @@ class Due:
         if found is None:
             return {}
         return {found[:2]: found[2]} if isinstance(found, tuple) else dict(found)
+
+    def next_of(self, key: str) -> int:
+        """When the key's next timer fires; NEVER if it has none."""
+        found = self._pending.get(key)
+        if isinstance(found, tuple):
+            return NEVER if found[0] == HOLD else found[2]
+        return min((time for (clock, _), time in (found or {}).items() if clock != HOLD), default=NEVER)
 
     def time_of(self, key: str, clock: int, tag: Tag) -> int | None:
         found = self._pending.get(key)

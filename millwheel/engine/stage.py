@@ -121,10 +121,14 @@ class Stage:
         return min(times, default=None)
 
     def forget_cached(self, kept: Changes) -> None:
-        """Bound the cache: the oldest go until half is left, but for rows whose change is in `kept`."""
+        """Bound the cache: half is left, of the keys whose timers are next, for these are needed (paper 8.3).
+
+        Rows whose change is in `kept` stay.
+        """
         if len(self._cache) <= CACHED_KEYS:
             return
-        for key in list(self._cache)[: len(self._cache) - CACHED_KEYS // 2]:
+        farthest = sorted(self._cache, key=self.due.next_of, reverse=True)
+        for key in farthest[: len(farthest) - CACHED_KEYS // 2]:
             if self._cache[key].row not in kept:
                 del self._cache[key]
 

@@ -69,6 +69,21 @@ def test_no_more_keys_than_the_cache_may_have_stay_in_memory(monkeypatch):
     assert totals == {f"user{n}": 2 if n < 7 else 1 for n in range(100)}
 
 
+def test_what_the_next_timers_need_stays_in_memory(monkeypatch):
+    """Windows: what was changed last is needed last, so a cache by age reads each key again (paper 8.3)."""
+    monkeypatch.setattr(stage, "CACHED_KEYS", 20)
+    bench = of_one(Adding())
+    it = bench._wheel.stages["it"]
+    read, rows = it._read, []
+    it._read = lambda wanted: rows.extend(wanted) or read(wanted)
+    for n in range(300):
+        bench.send("clicks", {"user": f"user{n}", "ts": n * SECOND // 30, "add": 1})
+        bench.watermark(n * SECOND // 30)
+    bench.watermark(NEVER)
+    assert sum("total" in line for line in bench.lines("out")) == 300
+    assert len(rows) - 300 < 200  # of 300 timers; a cache by age needs as many rows
+
+
 def test_state_stays_and_a_timer_fires_once_the_low_watermark_is_there():
     bench = of_one(Adding())
     bench.send("clicks", {"user": "ann", "ts": 0, "add": 2}, {"user": "ann", "ts": 5, "add": 3})
