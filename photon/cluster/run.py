@@ -47,6 +47,8 @@ from photon.core.fates import Fate
 from photon.core.settings import PIPELINE_ROLES, Settings, load_settings
 
 POLL_S: Final = 0.05
+FOLLOWING_S: Final = 1.0
+"""A run that goes on tailing asks its processes this often: an answer costs each of them something."""
 STALL_S: Final = 120.0
 """Nothing moves for this long: the run ends with status 1; it can be resumed."""
 _DRAINED_BY: Final = ("dispatcher", "eventstore", "joiner")
@@ -119,11 +121,13 @@ class RunLoop:
         every_s: float,
     ) -> None:
         """`pool`: of one thread, which asks: a process that stands still must not keep others from being
-        restarted. They are asked `every_s` after the last time, and when a phase begins."""
+        restarted. They are asked `every_s` after the last time, when a phase begins, and once it is told to
+        stop."""
         self.cluster, self.reader, self.told_to_stop = cluster, reader, told_to_stop
         self._pool, self._notice, self._every_s = pool, notice, every_s
         self._asked_s = float("-inf")
         self._answer: Future[Sample] | None = None
+        self._hurried = False
 
     def until(self, over: Callable[[Sample | None], bool], roles: tuple[str, ...] = tuple(ROLES)) -> None:
         """One phase of a run: turns until `over`, which is given what the processes said, if that is new.
@@ -152,7 +156,9 @@ class RunLoop:
     def _look(self, roles: tuple[str, ...]) -> Sample | None:
         """Takes POLL_S at most, and as long as that without news."""
         now = time.monotonic()
-        if self._answer is None and now - self._asked_s >= self._every_s:
+        hurries = bool(self.told_to_stop) and not self._hurried
+        if self._answer is None and (hurries or now - self._asked_s >= self._every_s):
+            self._hurried |= hurries
             self._asked_s, self._answer = now, self._pool.submit(self.reader.read, roles)
         if self._answer is None:
             time.sleep(POLL_S)
@@ -314,7 +320,8 @@ def run_join(job: JoinJob, display: RunDisplay) -> dict[str, Any]:
                 clear_unfounded(job.work, settings.registry.replicas)
             topology = _plan(job, settings, random.Random())
             cluster = LocalCluster(topology, job.work, ground.launcher)
-            with running(cluster, job.work, ground, settings, display.notice) as loop:
+            every_s = FOLLOWING_S if job.follow else POLL_S
+            with running(cluster, job.work, ground, settings, display.notice, every_s) as loop:
                 draining = _Draining(job, loop, display, began)
                 loop.until(draining.is_over, _DRAINED_BY)
                 loop.until(_Completing(loop, display).is_over, ("joiner",))

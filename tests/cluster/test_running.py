@@ -85,3 +85,21 @@ def test_python_code_joins_as_the_command_does(tmp_path):
     assert (summary["joined"], summary["pending"], joined_pairs(tmp_path / "out")) == (1, 0, {("q", "c"): 1})
     again = join(*globs, str(tmp_path / "out"), datacenters=2)
     assert (again["joined"], again["joined_this_run"]) == (1, 0)
+
+
+def test_a_loop_that_is_told_to_stop_asks_once_more_at_once(site):
+    site.reader.gate.set()
+    told_to_stop: list[int] = []
+    site.loop.told_to_stop = told_to_stop
+    samples = []
+
+    def over(sample):
+        if sample is not None:
+            samples.append(sample)
+            told_to_stop.append(2)
+        return len(samples) == 2
+
+    site.loop.until(over, ("joiner",))
+    assert site.reader.asked == [("joiner",)] * 2
+    for _ in range(3):
+        assert site.loop._look(("joiner",)) is None, "and then as seldom as before"
