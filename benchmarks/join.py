@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
 
 from benchmarks.join_peers import beside_us, figures
-from benchmarks.measuring import BenchError, ProcessTree, Row, Usage, fresh, machine_now, percentiles
+from benchmarks.measuring import BenchError, ProcessTree, Row, Tail, Usage, fresh, machine_now, percentiles
 from photon.cluster.statuses import StatusReader
 from photon.cluster.topology import read_topology
 from photon.core.fates import Fate
@@ -160,8 +159,6 @@ def output_bytes(out: Path) -> int:
 
 WARM_UP_S: Final = 5.0
 LOOK_S: Final = 0.001
-LOOK_FOR_FILES_S: Final = 0.02
-_READ_BYTES: Final = 4 << 20
 CATCH_UP_S_MAX: Final = 120.0
 
 
@@ -210,11 +207,9 @@ def live(plan: Plan, queries_per_s: float, clicks_per_s: float) -> list[Row]:
 def _watch(joined: Path, from_us: int, feeder: "subprocess.Popen[bytes]") -> tuple[Fed, list[float]]:
     """What was fed, and how many ms after its time each click from `from_us` on stood in the joined logs,
     which are read as they grow. BenchError if clicks do not come."""
-    logs: dict[Path, FileIO] = {}
-    begun: dict[Path, bytes] = {}  # a line's
     latencies_ms: list[float] = []
-    fed, seen, look_at, deadline = None, 0, 0.0, math.inf
-    with ExitStack() as files:
+    fed, seen, deadline = None, 0, math.inf
+    with closing(Tail(joined, "*.jsonl")) as logs:
         while fed is None or seen < fed.clicks:
             time.sleep(LOOK_S)
             if (now := time.monotonic()) >= deadline:
@@ -223,17 +218,11 @@ def _watch(joined: Path, from_us: int, feeder: "subprocess.Popen[bytes]") -> tup
                 if feeder.returncode != 0:
                     raise BenchError(f"the feeder ended with status {feeder.returncode}")
                 fed, deadline = Fed(**json.loads(feeder.communicate()[0])), now + CATCH_UP_S_MAX
-            if now >= look_at:
-                look_at = now + LOOK_FOR_FILES_S
-                for path in set(joined.rglob("*.jsonl")) - logs.keys():
-                    logs[path] = files.enter_context(path.open("rb", buffering=0))
-            for path, file in logs.items():
-                whole, _, begun[path] = (begun.get(path, b"") + file.read(_READ_BYTES)).rpartition(b"\n")
-                if whole:
-                    now_us = time.time_ns() // 1_000
-                    times = [click.ts_us for click in _CLICKS.decode_lines(whole)]
-                    latencies_ms += [(now_us - t) / 1_000 for t in times if t >= from_us]
-                    seen += len(times)
+            for whole in logs.read():
+                now_us = time.time_ns() // 1_000
+                times = [click.ts_us for click in _CLICKS.decode_lines(whole)]
+                latencies_ms += [(now_us - t) / 1_000 for t in times if t >= from_us]
+                seen += len(times)
     return fed, latencies_ms
 
 

@@ -8,8 +8,9 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,8 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 SAMPLE_S: Final = 0.5
 """Walking the pages of all processes takes some milliseconds: more often, it would slow what it measures."""
 
+_LOOK_FOR_FILES_S: Final = 0.02
+_READ_BYTES: Final = 4 << 20
 _PSS: Final = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 
 Row = dict[str, Any]
@@ -53,11 +56,13 @@ class ProcessTree:
         self._thread.start()
 
     def stop(self, ended: bool = False) -> Usage:
-        """`ended`: the process was waited for, and no other since the start: its CPU is known to the end."""
+        """`ended`: the process was waited for, and no other since the start: its CPU is known to its end."""
         self._stop.set()
         self._thread.join()
         used = sum(seconds - self._before_s.get(pid, 0.0) for pid, seconds in self._cpu_s.items())
-        return Usage(round(_ended_cpu_s() - self._ended_s if ended else used, 2), self._peak >> 20)
+        if ended:  # of some below it nobody but the samples tells: they were killed, or left alone
+            used = max(used, _ended_cpu_s() - self._ended_s)
+        return Usage(round(used, 2), self._peak >> 20)
 
     def _processes(self) -> list[psutil.Process]:
         return [self._root, *self._root.children(recursive=True)]
@@ -93,6 +98,32 @@ def cpu_seconds(pids: Iterable[int]) -> float:
 def memory_of(smaps_rollup: str) -> int:
     """Proportional bytes, from the text of /proc/PID/smaps_rollup."""
     return sum(int(kib) << 10 for kib in _PSS.findall(smaps_rollup))
+
+
+class Tail:
+    """Files that grow: `read` gives the whole lines that came since the last one, of later files, too."""
+
+    def __init__(self, directory: Path, pattern: str) -> None:
+        self._directory, self._pattern = directory, pattern
+        self._files: dict[Path, FileIO] = {}
+        self._begun: dict[Path, bytes] = {}  # a line's
+        self._look_at = 0.0
+
+    def read(self) -> Iterator[bytes]:
+        """Of a file after the other, without the last newline."""
+        if (now := time.monotonic()) >= self._look_at:
+            self._look_at = now + _LOOK_FOR_FILES_S
+            for path in set(self._directory.rglob(self._pattern)) - self._files.keys():
+                self._files[path] = path.open("rb", buffering=0)
+        for path, file in self._files.items():
+            data = self._begun.get(path, b"") + file.read(_READ_BYTES)
+            whole, _, self._begun[path] = data.rpartition(b"\n")
+            if whole:
+                yield whole
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
 
 
 def fresh(directory: Path) -> Path:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -24,6 +24,7 @@ from benchmarks.measuring import (
     BenchError,
     ProcessTree,
     Row,
+    Tail,
     Usage,
     fresh,
     machine_now,
@@ -320,34 +321,21 @@ class Live:
         """Until a line of its own came through."""
         log.write(b'{"key": "first", "ts_us": %d, "n": -1}\n' % (time.time_ns() // 1_000))
         deadline = time.monotonic() + START_S_MAX
-        while not any(path.stat().st_size for path in self._files()):
+        while not any(path.stat().st_size for path in (self._directory / "out" / "echoed").glob("*.jsonl")):
             if time.monotonic() > deadline:
                 raise BenchError("photon millwheel run does not start")
             time.sleep(0.05)
 
-    def _files(self) -> list[Path]:
-        return sorted((self._directory / "out" / "echoed").glob("*.jsonl"))
-
     def _read(self) -> None:
-        with ExitStack() as held:
-            files: dict[Path, Any] = {}
-            begun: dict[Path, bytes] = {}
-            look_s = 0.0
+        with closing(Tail(self._directory / "out" / "echoed", "*.jsonl")) as logs:
             while not self._over.is_set():
-                if time.monotonic() >= look_s:  # each worker makes its file when it has something for it
-                    look_s = time.monotonic() + 0.1
-                    for path in self._files():
-                        if path not in files:
-                            files[path], begun[path] = held.enter_context(path.open("rb", buffering=0)), b""
-                for path, file in files.items():
-                    if data := file.read(1 << 20):
-                        now = time.time_ns()
-                        *whole, begun[path] = (begun[path] + data).split(b"\n")
-                        for n in map(int, whole):
-                            if n in self._got:
-                                raise BenchError(f"line {n} arrived twice")
-                            if n >= 0:
-                                self._got[n] = now
+                for whole in logs.read():
+                    now = time.time_ns()
+                    for n in map(int, whole.split(b"\n")):
+                        if n in self._got:
+                            raise BenchError(f"line {n} arrived twice")
+                        if n >= 0:
+                            self._got[n] = now
                 time.sleep(0.0002)
 
     def _watch(self, last: str) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.peers import CORES, spark_session, spark_write
+
 SECOND_US = 1_000_000
-CORES = os.cpu_count() or 1
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -73,21 +74,8 @@ def bytewax(logs: Path, out: Path) -> None:
         subprocess.run([sys.executable, "-m", "bytewax.recovery", str(recovery), "1"], check=True)
     os.environ["LOGS"], os.environ["COUNTS"] = str(logs), str(counts)
     flow = f"{Path(__file__).with_name('millwheel_bytewax.py')}:flow"
-    command = [
-        sys.executable,
-        "-m",
-        "bytewax.run",
-        flow,
-        "-w",
-        str(CORES),
-        "-r",
-        str(recovery),
-        "-s",
-        "1",
-        "-b",
-        "0",
-    ]
-    os.execv(sys.executable, command)
+    command = ["-m", "bytewax.run", flow, "-w", str(CORES), "-r", str(recovery), "-s", "1", "-b", "0"]
+    os.execv(sys.executable, [sys.executable, *command])
 
 
 def spark(logs: Path, out: Path) -> None:
@@ -96,7 +84,8 @@ def spark(logs: Path, out: Path) -> None:
 
     lines = _lines(logs, out)
     windows = lines.groupBy("key", F.window("at", "1 second")).count()
-    _write(windows.selectExpr("key", "unix_micros(window.start) AS start_us", "count"), out)
+    counted = windows.selectExpr("key", "unix_micros(window.start) AS start_us", "count")
+    spark_write(counted, out, "counts")
 
 
 def spark_state(logs: Path, out: Path) -> None:
@@ -131,39 +120,14 @@ def spark_state(logs: Path, out: Path) -> None:
     counts = lines.groupBy("key").transformWithStateInPandas(
         Counts(), "key STRING, start_us BIGINT, count BIGINT", "Append", "EventTime"
     )
-    _write(counts, out)
+    spark_write(counts, out, "counts")
 
 
 def _lines(logs: Path, out: Path) -> Any:
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.sql.shuffle.partitions": CORES,
-        "spark.driver.memory": "6g",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.ui.enabled": "false",
-        "spark.local.dir": str(out / "local"),
-        "spark.sql.warehouse.dir": str(out / "warehouse"),
-        "spark.log.level": "ERROR",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
-    }
-    session = SparkSession.builder.master(f"local[{CORES}]").config(map=settings).getOrCreate()
+    settings = {"spark.sql.shuffle.partitions": CORES, "spark.sql.session.timeZone": "UTC"}
+    session = spark_session(out, settings | {"spark.sql.streaming.stateStore.providerClass": _ROCKSDB})
     lines = session.readStream.schema("key STRING, ts_us BIGINT").json(str(logs))
     return lines.selectExpr("key", "ts_us", "timestamp_micros(ts_us) AS at").withWatermark("at", "2 seconds")
-
-
-def _write(counts: Any, out: Path) -> None:
-    running = (
-        counts.writeStream.format("json")
-        .option("path", str(out / "counts"))
-        .option("checkpointLocation", str(out / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    running.awaitTermination()
 
 
 def flink(logs: Path, out: Path) -> None:

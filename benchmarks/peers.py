@@ -15,6 +15,9 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+CORES = os.cpu_count() or 1
 
 
 def duckdb(logs: Path, out: Path) -> None:
@@ -41,7 +44,7 @@ def duckdb(logs: Path, out: Path) -> None:
 def pathway(logs: Path, out: Path) -> None:
     """The incremental engine over the files, without persistence (with it, it is slower), as many threads as
     there are cores. It keeps all of both sides in memory for as long as it runs."""
-    os.environ.setdefault("PATHWAY_THREADS", str(os.cpu_count() or 1))
+    os.environ.setdefault("PATHWAY_THREADS", str(CORES))
     import pathway as pw
 
     (out / "joined").mkdir(parents=True)
@@ -56,14 +59,12 @@ def pathway(logs: Path, out: Path) -> None:
     pw.run(monitoring_level=pw.MonitoringLevel.NONE)
 
 
-def spark(logs: Path, out: Path) -> None:
-    """A stream-stream join with a checkpoint, so that it goes on exactly once after a kill, over what is
-    there when it starts. It forgets queries after 25 hours; that loses none of these clicks."""
-    from pyspark.sql import DataFrame, SparkSession
+def spark_session(out: Path, settings: dict[str, Any]) -> Any:
+    """On all cores of this machine, its own files below `out`."""
+    from pyspark.sql import SparkSession
 
-    cores = os.cpu_count() or 1
-    settings: dict[str, bool | float | int | str | None] = {
-        "spark.sql.shuffle.partitions": 2 * cores,
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    settings |= {
         "spark.driver.memory": "6g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -72,7 +73,20 @@ def spark(logs: Path, out: Path) -> None:
         "spark.sql.warehouse.dir": str(out / "warehouse"),
         "spark.log.level": "ERROR",
     }
-    session = SparkSession.builder.master(f"local[{cores}]").config(map=settings).getOrCreate()
+    return SparkSession.builder.master(f"local[{CORES}]").config(map=settings).getOrCreate()
+
+
+def spark_write(rows: Any, out: Path, name: str) -> None:
+    """All that is there, as JSON below OUT/NAME, with a checkpoint."""
+    stream = rows.writeStream.format("json").option("path", str(out / name))
+    stream = stream.option("checkpointLocation", str(out / "checkpoint")).trigger(availableNow=True)
+    stream.start().awaitTermination()
+
+
+def spark(logs: Path, out: Path) -> None:
+    """A stream-stream join with a checkpoint, so that it goes on exactly once after a kill, over what is
+    there when it starts. It forgets queries after 25 hours; that loses none of these clicks."""
+    session = spark_session(out, {"spark.sql.shuffle.partitions": 2 * CORES})
     ad = "STRUCT<ad: STRING, position: INT, cost_micros: BIGINT>"
     click = f"id STRING, primary_id STRING, ts_us BIGINT, payload {ad}"
     query = (
@@ -80,7 +94,7 @@ def spark(logs: Path, out: Path) -> None:
         "device: STRING, results: BIGINT, latency_ms: DOUBLE, ads: ARRAY<STRING>>"
     )
 
-    def stream(name: str, schema: str, moment: str, *columns: str) -> DataFrame:
+    def stream(name: str, schema: str, moment: str, *columns: str) -> Any:
         lines = session.readStream.schema(schema).json(str(logs / name))
         timed = lines.selectExpr(*columns, f"timestamp_micros(ts_us) AS {moment}")
         return timed.withWatermark(moment, "10 minutes")
@@ -94,15 +108,7 @@ def spark(logs: Path, out: Path) -> None:
         "SELECT * FROM clicks JOIN queries ON primary_id = query_id"
         " AND clicked >= asked AND clicked <= asked + interval 25 hours"
     ).drop("clicked", "asked")
-    running = (
-        pairs.writeStream.format("json")
-        .option("path", str(out / "joined"))
-        .option("checkpointLocation", str(out / "checkpoint"))
-        .trigger(availableNow=True)
-        .start()
-    )
-    running.awaitTermination()
-    session.stop()
+    spark_write(pairs, out, "joined")
 
 
 if __name__ == "__main__":
