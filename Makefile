@@ -45,7 +45,7 @@ mutants: $(VENV)/.dev  ## mistakes a person would make, one at a time: do the te
 soak-faults: $(VENV)/.dev $(TOXIPROXY)  ## random faults on whole systems for MINUTES (30), then a report
 	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES)
 
-results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn into docs/results.md: ten minutes
+results: $(VENV)/.dev $(TOXIPROXY)  ## the paper's figures, measured and drawn into docs/results.md: twenty minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/figures.txt
 	$(BIN)/python -m benchmarks.figures
 

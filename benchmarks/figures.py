@@ -1,7 +1,7 @@
 """Measure, draw and write docs/results.md: `python -m benchmarks.figures [--quick] [--only outage,...]`.
 
 The page is results.md.in with what was measured here in it, and its small pictures. Needs matplotlib and a
-toxiproxy server (`make results` sees to both); some ten minutes.
+toxiproxy server (`make results` sees to both); some twenty minutes.
 """
 
 import json
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from benchmarks import figures_measured
+from benchmarks import figures_measured, matrix
+from benchmarks.join import Plan
 from benchmarks.measuring import Row, describe_machine
 from photon.cluster.statuses import percentiles_ms
 from tests.faults.kit.toxiproxy import ToxiproxyError
@@ -233,6 +234,31 @@ def _mean(values: Sequence[float]) -> float:
     return sum(known) / len(known) if known else math.nan
 
 
+def _matrix(directory: Path, quick: bool) -> Row:
+    plan = Plan(directory, runs=1)
+    return matrix.run(plan, (), 0.02 if quick else 1.0, "duckdb,pathway", (), lambda _: None)
+
+
+def _matrix_said(report: Figures) -> dict[str, Any]:
+    """A line a shape, with the peers' beside ours: seconds, and CPU us an event."""
+    rows, ours = report["matrix"], ("kib_an_event", "seconds", "cpu_s", "cpu_us_an_event", "cpu_us_a_kib")
+    peers = {(row["shape"], row["engine"]): row for row in report.get("peers", ()) if "seconds" in row}
+    engines = list(dict.fromkeys(engine for _, engine in peers))
+    heads = ["shape", "KiB an event", "seconds", "CPU s", "us an event", "us a KiB", "beside the line, us"]
+    heads += [f"{engine.split(',')[0]}: seconds, us an event" for engine in engines]
+    lines = ["|".join(heads), "|".join("---" for _ in heads)]
+    for row in rows:
+        cells = [row["shape"], *(row[key] for key in ours), f"{row['beside_the_fit_us']:+}"]
+        for engine in engines:
+            peer = peers.get((row["shape"], engine), {})
+            cells.append(f"{peer['seconds']}, {peer['cpu_us_an_event']}" if peer else "failed")
+        lines.append("|".join(map(str, cells)))
+    events = max(row["events"] for row in rows)
+    start_us = 1e6 * report["start"][0]["cpu_s"] / events
+    table = "\n".join(f"| {line.replace('|', ' | ')} |" for line in lines)
+    return {"table": table, "start_us": start_us, "events": round(events, -3)}
+
+
 # --- all of it
 
 PARTS: Final[dict[str, tuple[Callable[[Path, bool], Row], Callable[[Figures], Row]]]] = {
@@ -240,6 +266,7 @@ PARTS: Final[dict[str, tuple[Callable[[Path, bool], Row], Callable[[Figures], Ro
     "wasted": (figures_measured.wasted, _wasted_said),
     "batching": (figures_measured.batching, _batching_said),
     "upsharding": (figures_measured.upsharding, _upsharding_said),
+    "matrix": (_matrix, _matrix_said),
 }
 """What measures a part, and what the page says of it."""
 
@@ -254,7 +281,7 @@ def main(quick: bool, only: str, out: Path) -> None:
     unknown = set(chosen) - set(PARTS)
     if unknown:
         raise click.UsageError(f"no part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
-    measured: dict[str, Any] = {"machine": describe_machine()}
+    measured: dict[str, Any] = {} if chosen == ["matrix"] else {"machine": describe_machine()}
     try:
         with tempfile.TemporaryDirectory(prefix="photon-figures-") as scratch:
             for part in chosen:

@@ -5,6 +5,7 @@ import math
 import re
 
 from benchmarks.figures import p90_ms, page, series, wasted_percent
+from benchmarks.matrix import fit
 from benchmarks.measuring import ROOT
 from photon.cluster.statuses import Sample
 
@@ -95,6 +96,29 @@ def test_the_page_says_what_was_measured_and_leaves_out_what_was_not():
     assert "0; 7 (of 1,234 read)" in written
     assert "300; 9.0, each of 330 ids; p50 480 ms" in written
     assert "Wasted joins" not in written
+
+
+def test_the_page_has_a_line_for_each_shape_with_the_peers_beside_it():
+    def shape(name, kib, us):
+        row = {"shape": name, "events": 199_998, "kib_an_event": kib, "seconds": 5.5, "cpu_s": 4.0}
+        return row | {"cpu_us_an_event": us, "cpu_us_a_kib": us / kib}
+
+    rows = [shape("plain", 0.2, 20.0), shape("wide", 2.0, 30.0), shape("odd", 0.4, 40.0)]
+    peers = [
+        {"shape": "plain", "engine": "DuckDB, a join", "seconds": 1.5, "cpu_us_an_event": 2.5},
+        {"shape": "wide", "engine": "DuckDB, a join", "remark": "ended with status 1"},
+        {"shape": "plain", "engine": "Spark", "remark": "no Java on PATH"},
+    ]
+    measured = {**MACHINE, "day": "2026-11-25", "load_before": 0.1}
+    found = {"machine": measured, "start": [{"cpu_s": 2.0}], "matrix": rows, "fit": fit(rows), "peers": peers}
+    written = page({"machine": MACHINE, "matrix": found})
+    assert "| shape | KiB an event | seconds |" in written and "Spark" not in written
+    beside = rows[0]["beside_the_fit_us"]
+    assert beside < 0
+    assert f"| plain | 0.2 | 5.5 | 4.0 | 20.0 | 100.0 | {beside} | 1.5, 2.5 |" in written
+    assert "| failed |" in next(line for line in written.splitlines() if line.startswith("| wide"))
+    text = " ".join(written.split())
+    assert "200,000 events a shape" in text and "which is 10.0 us an event" in text
 
 
 def test_the_page_in_docs_is_that_of_its_data():
