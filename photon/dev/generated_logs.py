@@ -26,8 +26,6 @@ QUERIES, CLICKS = SIDES = range(2)
 EVENTS_MAX: Final = 1_000_000_000
 FILES_MAX: Final = 50_000
 RATE_MAX: Final = 200_000.0
-LINE_BYTES_MAX: Final = 1 << 16
-PROCESSES_MAX: Final = 1_000
 
 IDS: Final[dict[str, Callable[[str], str]]] = {
     "photon": str,
@@ -63,7 +61,7 @@ class Mix:
         _within("seed", self.seed, 0, 2**63 - 1)
         _within("files", self.files, 1, FILES_MAX)
         _within("rotate-bytes", self.file_bytes_max, 1024, 1 << 40)
-        _within("line-bytes", self.line_bytes, 0, LINE_BYTES_MAX)
+        _within("line-bytes", self.line_bytes, 0, 1 << 16)
         if self.ids not in IDS:
             raise UsageError(f"--ids must be one of {', '.join(IDS)}, not {self.ids}")
         for field in fields(self):
@@ -90,11 +88,8 @@ class DelayLimits:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on.
-
-    `processes`: whose lines stand between each other's in every log. `disorder_s`: a line stands up to so
-    many seconds of event time behind its place.
-    """
+    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on. `processes`:
+    of each log, line by line; `disorder_s`: how far behind its place a line stands, at most."""
 
     queries: int = 100_000
     clicks: int = 20_000
@@ -109,7 +104,7 @@ class AtOnce:
         _within("clicks", self.clicks, 0, EVENTS_MAX)
         _within("start-us", self.start_us, 0, 10**17)
         _within("span", self.span_s, 1.0, 1e9)
-        _within("processes", self.processes, 1, PROCESSES_MAX)
+        _within("processes", self.processes, 1, 1_000)
         _within("disorder", self.disorder_s, 0, 86_400)
 
 
@@ -182,30 +177,25 @@ def opaque_ids(raw: bytes, kind: str = "opaque") -> list[str]:
 
 
 def payloads(seed: int, line_bytes: int = 0) -> tuple[list[str], list[str]]:
-    """The inside of the payload objects of queries (without the user) and of clicks.
-
-    What their lines lack of `line_bytes` is a field of ASCII text.
-    """
-    queries, clicks = random.Random(f"queries {seed}"), random.Random(f"clicks {seed}")
+    """The inside of the payload objects of queries (without the user) and of clicks; what their lines lack of
+    `line_bytes` is a field of ASCII text."""
+    queries, clicks, rng = (random.Random(f"{what} {seed}") for what in ("queries", "clicks", "pages"))
     texts = (
         [_query_payload(queries) for _ in range(PAYLOADS)],
         [_click_payload(clicks) for _ in range(PAYLOADS)],
     )
-    if not line_bytes:
-        return texts
-    rng = random.Random(f"pages {seed}")
-    page = " ".join(
-        rng.choices([word for word in _TEXT.split() if word.isalnum() and word.isascii()], k=1 << 15)
-    )
+    words = [word for word in _TEXT.split() if word.isalnum() and word.isascii()]
+    page = " ".join(rng.choices(words, k=1 << 15)) if line_bytes else ""
 
     def padded(inside: str, around: int) -> str:
         size = max(0, line_bytes - around - len(inside.encode()))
         start = rng.randrange(len(page) - size)
         return f'{inside},"page":"{page[start : start + size]}"'
 
-    lengths = zip(texts, _AROUND_PAYLOAD, strict=True)
-    queries_too, clicks_too = ([padded(one, around) for one in some] for some, around in lengths)
-    return queries_too, clicks_too
+    if line_bytes:
+        for some, around in zip(texts, _AROUND_PAYLOAD, strict=True):
+            some[:] = [padded(one, around) for one in some]
+    return texts
 
 
 def _query_payload(rng: random.Random) -> str:
