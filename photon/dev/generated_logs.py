@@ -88,8 +88,8 @@ class DelayLimits:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on. `processes`:
-    of each log, line by line; `disorder_s`: how far behind its place a line stands, at most."""
+    """So many events, as fast as can be; queries spread over `span_s` seconds from `start_us` on.
+    `processes`: of each log, line by line; `disorder_s`: how far behind its place a line stands, at most."""
 
     queries: int = 100_000
     clicks: int = 20_000
