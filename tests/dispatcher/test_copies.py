@@ -69,10 +69,11 @@ def test_what_waits_or_ends_otherwise_than_registered_is_no_copy():
 
 def test_of_many_ids_none_is_taken_for_another_and_the_last_are_remembered():
     rng, copies = np.random.default_rng(1), Copies(HOUR_US)
-    ids = rng.bytes(16 * 3 * REMEMBERED)
+    ids, some = rng.bytes(16 * 3 * REMEMBERED), some_events(4096)
     for start in range(0, len(ids), 16 * 4096):
-        events = dataclasses.replace(some_events(4096), ids=ids[start : start + 16 * 4096])
-        assert copies.differing(events, np.full(4096, Joined.JOINED, np.uint8)) == {}
+        events = dataclasses.replace(some, ids=ids[start : start + 16 * 4096])
+        for verdict in (Joined.DUPLICATE, Joined.JOINED):
+            assert copies.differing(events, np.full(4096, verdict, np.uint8)) == {}
     others = dataclasses.replace(events, lines=[line + b" " for line in events.lines])
     assert len(copies.differing(others, np.full(4096, Joined.DUPLICATE, np.uint8))) > 3900
 
