@@ -516,12 +516,10 @@ class IdRegistryService(IdRegistryServicer):
 
 def _parts(request: pb.LookupRequest) -> Iterator[tuple[bytes, bytes]]:
     """Its ids and times, LOOKUP_PART at a time."""
-    for start in range(0, len(request.ids) // ID_BYTES, LOOKUP_PART):
+    ids, times = request.ids, request.times  # each a copy of the whole field
+    for start in range(0, len(ids) // ID_BYTES, LOOKUP_PART):
         end = start + LOOKUP_PART
-        yield (
-            request.ids[ID_BYTES * start : ID_BYTES * end],
-            request.times[TIME_BYTES * start : TIME_BYTES * end],
-        )
+        yield ids[ID_BYTES * start : ID_BYTES * end], times[TIME_BYTES * start : TIME_BYTES * end]
 
 
 def _to_wire(scanned: Scanned) -> pb.ScanResponse:
