@@ -147,6 +147,7 @@ def turns(plan: Plan) -> Row:
     """
     rows = []
     with running(plan.directory, 0, command=("benchmarks.registry_turns",)) as (cluster, _):
+        cluster.wait_until_settled(0.5 if plan.quick else 4.0)
         leader = cluster.leader()
         nearest = [cluster.grpc[leader], *(one for one in cluster.addresses if one != cluster.grpc[leader])]
         term = cluster.status(leader)["term"]
