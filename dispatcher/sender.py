@@ -339,8 +339,10 @@ class Sender:
         """Where that pays; all are to be sent where it does not. None: stopped."""
         with self._gate.pacing() as pacing:
             pays = self._may_ask and pacing.lookup_pays()
-        # Other datacenters have not waited for what has waited here.
-        pays |= self._may_ask and not self.is_alone and bool(events.sends.any())
+        if self._may_ask and not self.is_alone:
+            # Others hedge no longer for what has waited here, for its primary event or in a backlog.
+            waited_us = self._clock.now_us() - int(events.first_seen.min(initial=self._clock.now_us()))
+            pays |= waited_us > 1e6 * self._homes.hedge_s
         if not pays:
             return _all_to_send(events)
         verdicts = self._ask(events)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from dispatcher.rules.homes import Homes
+from dispatcher.rules.homes import HEDGE_S_START, Homes
 from dispatcher.rules.pacing import Pacing
 from dispatcher.sender import CUT_AFTER_FAILURES, LIVE_S, LOOKUP_PAUSE_S, UNDER_WAY_S, Gate, Sender
 from photon.core.clock import ManualClock, SteadyClock
@@ -313,16 +313,18 @@ def test_what_recovery_released_waits_for_no_home():
     assert set(east.sender.send(events).verdicts) == {Joined.JOINED}
 
 
-def test_what_has_waited_for_its_primary_is_looked_up_again_for_others_may_have_joined_it():
+def test_what_has_waited_longer_than_a_hedge_is_looked_up_for_others_may_have_joined_it():
     registry = FakeRegistry()
     east, _ = two_datacenters(registry)
-    for _ in range(40):  # long enough to find that no lookup pays
-        east.sender.send(some_events(10))
-        registry.present = set()
+    now_us = east.clock.now_us()
     events = some_events(100)
+    events.first_seen[:] = now_us
+    for _ in range(40):  # long enough to find that no lookup pays
+        east.sender.send(events)
+        registry.tokens.clear()
     registry.present = set(split_ids(events.ids))
     handed = sum(east.joiner.handed.values())
-    events.sends[:] = 1
+    events.first_seen[:] = now_us - int(2e6 * HEDGE_S_START)
     verdicts = east.sender.send(events).verdicts
     assert {*verdicts} == {Verdict.REGISTERED, Verdict.HEDGED}
     assert sum(east.joiner.handed.values()) == handed
