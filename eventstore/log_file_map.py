@@ -117,6 +117,8 @@ class LogFileMap:
         self._started = False
         self._closed = False
         self._merger = Background("map-merger", self._work_off, _RETRIES)
+        self.gone = 0
+        """Logs that have gone since the start."""
         self.swept = 0
         """Entries of deleted logs that were left out by merges of this process."""
 
@@ -171,6 +173,7 @@ class LogFileMap:
             with self._changing:
                 self._add_recent(fresh)
         if gone:
+            self.gone += gone
             self.wake()
         return repeats
 
@@ -244,15 +247,15 @@ class LogFileMap:
         self._closed = True
         self._lock.release()
 
-    def _put_states(self, states: Iterable[FileState]) -> bool:
-        """Whether a file is gone."""
-        changed = gone = False
+    def _put_states(self, states: Iterable[FileState]) -> int:
+        """How many of them are gone."""
+        changed, gone = False, 0
         for state in states:
             before = self._states.get(state.number)
             changed |= before is None or state.gone
             self._next_number = max(self._next_number, state.number + 1)
             if state.gone:
-                gone = True
+                gone += 1
                 self._states.pop(state.number, None)
             else:
                 self._states[state.number] = state

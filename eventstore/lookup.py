@@ -5,9 +5,10 @@ that are kept open (paper 3.4.2).
 """
 
 import os
+import resource
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, repeat, starmap
 from typing import Any, Final, cast
@@ -26,7 +27,8 @@ from photon.core.status import Histogram
 from photon.logs.files import FileState
 from photon.logs.formats import JsonLines
 
-_OPEN_MAX: Final = 64
+_FILES_AT_ONCE: Final = 32
+"""That a lookup holds open, beside those that are kept."""
 _SAMPLED: Final = 16
 SPAN_BYTES_MAX: Final = 256 * 1024
 GAP_BYTES_MAX: Final = 4096
@@ -57,11 +59,23 @@ def spans_of(places: Places) -> Spans:
     return Spans(spans, np.cumsum(apart) - 1)
 
 
+class _OpenLog:
+    """Closed when the last reader lets go of it."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+
 class OpenLogs:
-    """The log files read lately. Not for several threads at once: each has its own."""
+    """The log files read lately. For many threads at once."""
 
     def __init__(self) -> None:
-        self._files: dict[tuple[int, int, int], int] = {}
+        self._open_max = min(1024, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+        self._lock = threading.Lock()
+        self._files: dict[tuple[int, int, int], _OpenLog] = {}
         self.bytes_read = 0
 
     def read(self, places: Places, states: Mapping[int, FileState]) -> list[bytes]:
@@ -77,81 +91,79 @@ class OpenLogs:
         whole = map(read.__getitem__, spans.of.tolist())
         return list(map(bytes.__getitem__, whole, map(slice, starts.tolist(), ends.tolist())))
 
-    def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
+    def keep(self, numbers: Container[int]) -> None:
+        """Let go of all other files: those that were deleted take room until then."""
+        with self._lock:
+            self._files = {key: file for key, file in self._files.items() if key[0] in numbers}
 
     def _read_spans(self, spans: Places, states: Mapping[int, FileState]) -> list[bytes]:
         numbers, first = np.unique(spans["file"], return_index=True)
-        bounds = [*first.tolist(), len(spans)]
-        files = [
-            (states.get(number), part)
-            for number, part in zip(numbers.tolist(), starmap(slice, pairwise(bounds)), strict=True)
-        ]
+        parts = list(starmap(slice, pairwise([*first.tolist(), len(spans)])))
         offsets, lengths = spans["offset"].tolist(), spans["length"].tolist()
-        if len(spans) > 1:
-            for state, part in files:
-                _read_ahead(self._open(state), offsets[part], lengths[part])
         found: list[bytes] = []
-        for state, part in files:
-            found += self._read_file(self._open(state), lengths[part], offsets[part])
-        self.bytes_read += sum(map(len, found))
+        for start in range(0, len(parts), _FILES_AT_ONCE):
+            some = slice(start, start + _FILES_AT_ONCE)
+            logs = [self._open(states.get(number)) for number in numbers[some].tolist()]
+            if len(spans) > 1:
+                for log, part in zip(logs, parts[some], strict=True):
+                    _read_ahead(log, offsets[part], lengths[part])
+            for log, part in zip(logs, parts[some], strict=True):
+                found += _read_file(log, lengths[part], offsets[part])
+        with self._lock:
+            self.bytes_read += sum(map(len, found))
         return found
 
-    def _read_file(self, fd: int | None, lengths: list[int], offsets: list[int]) -> list[bytes]:
-        if fd is None:
-            return [b""] * len(lengths)
-        try:
-            return list(map(os.pread, repeat(fd), lengths, offsets))
-        except OSError:
-            if len(lengths) == 1:
-                return [b""]
-        parts = [
-            self._read_file(fd, [length], [offset]) for length, offset in zip(lengths, offsets, strict=True)
-        ]
-        return [data for part in parts for data in part]
-
-    def _open(self, state: FileState | None) -> int | None:
+    def _open(self, state: FileState | None) -> _OpenLog | None:
         if state is None:
             return None
         key = (state.number, state.device, state.inode)
-        fd = self._files.get(key)
-        if fd is not None:
-            return fd
+        log = self._files.get(key)
+        if log is not None:
+            return log
         try:
-            fd = os.open(state.path, os.O_RDONLY | os.O_CLOEXEC)
+            log = _OpenLog(os.open(state.path, os.O_RDONLY | os.O_CLOEXEC))
         except OSError:
             return None
-        status = os.fstat(fd)
+        status = os.fstat(log.fd)
         if (status.st_dev, status.st_ino) != (state.device, state.inode):
-            os.close(fd)
             return None
-        if len(self._files) >= _OPEN_MAX:
-            os.close(self._files.pop(next(iter(self._files))))  # the one opened longest ago
-        self._files[key] = fd
-        return fd
-
-    def __del__(self) -> None:
-        self.close()
+        with self._lock:
+            if len(self._files) >= self._open_max:
+                del self._files[next(iter(self._files))]  # the one opened longest ago
+            self._files[key] = log
+        return log
 
 
-def _read_ahead(fd: int | None, offsets: list[int], lengths: list[int]) -> None:
+def _read_file(log: _OpenLog | None, lengths: list[int], offsets: list[int]) -> list[bytes]:
+    """What stands at each place; nothing where it can't be read."""
+    if log is None:
+        return [b""] * len(lengths)
+    try:
+        return list(map(os.pread, repeat(log.fd), lengths, offsets))
+    except OSError:
+        if len(lengths) == 1:
+            return [b""]
+    parts = [_read_file(log, [length], [offset]) for length, offset in zip(lengths, offsets, strict=True)]
+    return [data for part in parts for data in part]
+
+
+def _read_ahead(log: _OpenLog | None, offsets: list[int], lengths: list[int]) -> None:
     """Let the kernel fetch all of them side by side: cold, they cost 0.4 ms one by one.
 
     It costs 0.6 us a place, so it is not done where the kernel has a sample of them in memory.
     """
-    if fd is None:
+    if log is None:
         return
     try:
         sample = offsets[::_SAMPLED]
-        deque(map(os.preadv, repeat(fd), repeat([bytearray(1)]), sample, repeat(os.RWF_NOWAIT)), 0)
+        deque(map(os.preadv, repeat(log.fd), repeat([bytearray(1)]), sample, repeat(os.RWF_NOWAIT)), 0)
     except OSError:  # BlockingIOError: not in memory; or the file system can't tell
         advice = repeat(os.POSIX_FADV_WILLNEED)
-        deque(map(os.posix_fadvise, repeat(fd), offsets, lengths, advice), 0)
+        deque(map(os.posix_fadvise, repeat(log.fd), offsets, lengths, advice), 0)
 
 
 class LogsEventStore:
-    """Thread-safe: each thread has its own open files and parser, and reading stops nobody from writing.
+    """Thread-safe: each thread has its own parser, and reading stops nobody from writing.
 
     Of several lines with one id it finds the first that was read, of those in logs that are still there.
     """
@@ -166,14 +178,22 @@ class LogsEventStore:
         self._make_format = make_format
         self._notice = notice
         self._local = threading.local()
+        self._logs = OpenLogs()
+        self._gone = log_file_map.gone
         self._counting = threading.Lock()
         self.hits = 0
         self.misses = 0
-        self.bytes_read = 0
+
+    @property
+    def bytes_read(self) -> int:
+        return self._logs.bytes_read
 
     def get_many(self, keys: Sequence[bytes]) -> tuple[list[bytes | None], list[bool]]:
         """For each distinct id its line or None, and whether a log that may hold it could not be read."""
         ids = b"".join(keys)
+        if self._gone != (gone := self._map.gone):
+            self._gone = gone
+            self._logs.keep({state.number for state in self._map.states()})
         rows, places, states = self._map.look_up(ids)
         found: dict[bytes, bytes] = {}
         doubted: set[bytes] = set()
@@ -189,13 +209,9 @@ class LogsEventStore:
         self, ids: bytes, places: Places, states: Mapping[int, FileState]
     ) -> tuple[dict[bytes, bytes], set[bytes]]:
         """N ids and places, sorted by these -> the lines, and the ids of which it is not known."""
-        logs, log_format = self._tools()
-        before = logs.bytes_read
-        read = logs.read(places, states)
-        with self._counting:
-            self.bytes_read += logs.bytes_read - before
+        read = self._logs.read(places, states)
         keys = split_ids(ids)
-        batch = log_format.parse_primary(b"\n".join(read))
+        batch = self._format().parse_primary(b"\n".join(read))
         if batch.ids == ids:
             return dict(zip(keys, batch.lines, strict=True)), set()
         return self._check_each(keys, places, states, read)
@@ -227,7 +243,7 @@ class LogsEventStore:
         there: of this id, or of another with the same hash."""
         if len(data) < place["length"]:
             return None, False
-        batch = self._tools()[1].parse_primary(data)
+        batch = self._format().parse_primary(data)
         line = first_lines(batch).get(key)
         if line is not None or (batch.ids and hash_ids(batch.ids)[0] == hash_ids(key)[0]):
             return line, True
@@ -243,17 +259,17 @@ class LogsEventStore:
         """Among all places of the id's hash: its line, and whether it is known that there is none."""
         places, states = self._map.places_of(key)
         for row in range(len(places)):
-            [data] = self._tools()[0].read(places[row : row + 1], states)
+            [data] = self._logs.read(places[row : row + 1], states)
             line, known = self._line_in(key, places[row], data, states)
             if line is not None or not known:
                 return line, known
         return None, True
 
-    def _tools(self) -> tuple[OpenLogs, JsonLines]:
-        if not hasattr(self._local, "tools"):
-            self._local.tools = OpenLogs(), self._make_format()
-        tools: tuple[OpenLogs, JsonLines] = self._local.tools
-        return tools
+    def _format(self) -> JsonLines:
+        if not hasattr(self._local, "format"):
+            self._local.format = self._make_format()
+        log_format: JsonLines = self._local.format
+        return log_format
 
 
 # Below the bound of a message. What does not fit is BEHIND: asked again without the others, it fits.

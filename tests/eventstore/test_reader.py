@@ -244,7 +244,7 @@ def test_events_stay_found_when_their_file_is_renamed(logs, tmp_path):
     (logs / "a.jsonl").rename(logs / "a.jsonl.1")
     append(logs / "a.jsonl", line("new"))
     parts.read_all()
-    parts.logs._local.__dict__.clear()
+    parts.logs._logs.keep(())
     assert parts.in_logs(*IDS, "new") == [line(i) for i in [*IDS, "new"]]
     assert parts.map.counts.primary_events == 3
 

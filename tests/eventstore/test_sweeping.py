@@ -145,6 +145,29 @@ def test_places_that_the_kernel_must_fetch_are_announced_to_it_all_at_once(root,
     assert steps == ["told"] * (20 if cold else 0) + ["read"] * 20
 
 
+def open_files():
+    links = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+    return [os.readlink(link) for link in links if os.path.lexists(link)]
+
+
+def test_few_of_many_logs_are_held_open_and_none_that_was_deleted(root, monkeypatch):
+    idents = [f"id-{n}" for n in range(100)]
+    for n, ident in enumerate(idents):
+        append(root / "logs" / f"{n:03}.jsonl", line(ident))
+    parts = Parts(root).read_all()
+    monkeypatch.setattr(parts.logs._logs, "_open_max", 10)
+
+    def held():
+        return [name for name in open_files() if name.startswith(str(root / "logs"))]
+
+    before = len(held())
+    assert parts.in_logs(*idents) == list(map(line, idents))
+    assert len(held()) - before == 10
+    parts.delete("099.jsonl")
+    assert parts.in_logs("id-98") == [line("id-98")]
+    assert not [name for name in held() if "099.jsonl" in name]
+
+
 def test_of_a_log_that_was_cut_off_what_is_still_there_is_found(root):
     idents = [f"opaque-{n}" for n in range(40)]
     append(root / "logs" / "a.jsonl", *map(line, idents))
