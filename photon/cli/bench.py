@@ -104,11 +104,12 @@ def _join(
     --matrix: CPU us an event and a KiB on logs of unlike shapes, their fit to a + b x KiB, worst and best.
     """
     benchmark = load_benchmarks("join")
-    plan = benchmark.Plan.of(directory, **plan)
+    sizes = benchmark.Plan.of(directory, **plan)
     if matrix or shapes:
-        report = load_benchmarks("matrix").run(plan, shapes, scale, peers, pythons, _measuring)
+        scale /= 20 if plan["quick"] else 1
+        report = load_benchmarks("matrix").run(sizes, shapes, scale, peers, pythons, _measuring)
     else:
-        report = benchmark.run(plan, only, peers, pythons, _measuring)
+        report = benchmark.run(sizes, only, peers, pythons, _measuring)
     click.echo(json.dumps(report) if as_json else load_benchmarks("measuring").text(report))
 
 

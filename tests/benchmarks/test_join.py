@@ -142,6 +142,12 @@ def test_a_shape_is_named_or_told_by_what_is_unlike_the_plain_one():
             shape_of(wrong)
 
 
+def test_the_command_refuses_a_shape_that_there_is_not_before_it_measures(tmp_path):
+    bench = ["-m", "photon.cli.main", "bench", "join", "--dir", str(tmp_path), "--shape", "colour=red"]
+    done = subprocess.run([sys.executable, *bench], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "many-files" in done.stderr and "measuring" not in done.stderr
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_logs_have_about_as_many_events_and_bytes_as_their_shape_says(tmp_path, name):
     size = SHAPES[name].generate(tmp_path, 3_000)
