@@ -125,11 +125,6 @@ def test_what_an_event_costs_is_fitted_over_the_shapes_and_each_says_how_far_it_
     assert found["worst_cpu_us_a_kib"] == "13.0, s1" and found["best_cpu_us_a_kib"] == "4.8, s4"
 
 
-def test_lines_of_one_length_have_no_cost_a_kib():
-    with pytest.raises(BenchError, match="one size"):
-        fit([{**row, "kib_an_event": 1.0} for row in costs([1.0, 2.0, 3.0])])
-
-
 def test_no_two_shapes_are_alike():
     assert len(set(SHAPES.values())) == len(SHAPES) >= 8
 
