@@ -258,6 +258,7 @@ class _Worker:
             (name, file): self._position(name, file) for name, all_ in self.files.items() for file in all_
         }
         self.late = {name: self._lateness(name) for name in world.stragglers.lateness_us}
+        world.stragglers.report(me, {name: late.packed() for name, late in self.late.items()})
         self.newest = {
             (name, file): self._newest(name, file) for name, file in self.read if name in self.late
         }

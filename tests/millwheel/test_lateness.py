@@ -115,13 +115,28 @@ def straggling(dice, count):
 
 
 def halfway(percentile, lines, workers, seed):
-    """The world when each worker has read four fifths of its lines, and how many windows are out by then."""
+    """The world when each worker has read four fifths of its lines and done what follows from them, and how
+    many windows are out by then. All stop only afterwards.
+    """
     world = World(topology(percentile), {"clicks": lines}, workers, seed)
-    while min(at for node in world.nodes for at in node.read.values()) < len(lines) * 4 // 5 // workers:
-        authority, marks = world.authority, dict(world.authority.marks)
+    left, world.stops_left = (world.stops_left, world.kills_left // 2), 0
+    marks = dict(world.authority.marks)
+
+    def step():
         world.step()
-        if world.authority is authority:  # else all began anew from what is durable
-            assert all(authority.marks[name] >= mark for name, mark in marks.items())
+        assert all(world.authority.marks[name] >= mark for name, mark in marks.items())
+        marks.update(world.authority.marks)
+
+    while min(at for node in world.nodes for at in node.read.values()) < len(lines) * 4 // 5 // workers:
+        step()
+    world.kills_left = 0
+    for worker in world.nodes:
+        worker.steps.remove(worker.inject)
+    for _ in range(3_000):
+        step()
+    for worker in world.nodes:
+        worker.steps.append(worker.inject)
+    world.stops_left, world.kills_left = left
     return world, len(world.sinks["totals"])
 
 
