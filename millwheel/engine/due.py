@@ -113,14 +113,19 @@ class Due:
         return None
 
     def take(self, clock: int, upto: int, most: int) -> list[Firing]:
-        """Those due at or before `upto`, by time, which are gone now; `most` at least, if there are."""
+        """Those due at or before `upto`, by time, which are gone now; about `most`, if there are."""
         fired: list[Firing] = []
         heap, buckets = self._heaps[clock], self._buckets[clock]
         while heap and heap[0] <= upto and len(fired) < most:
-            time = heapq.heappop(heap)
-            bucket = buckets.pop(time)
+            time = heap[0]
+            bucket = buckets[time]
+            entries = bucket if isinstance(bucket, list) else [bucket]
+            part = entries[len(fired) - most :]
+            del entries[len(fired) - most :]
+            if not entries:
+                del buckets[heapq.heappop(heap)]
             fresh = []
-            for entry in bucket if isinstance(bucket, list) else (bucket,):
+            for entry in part:
                 key = entry if isinstance(entry, str) else entry[0]
                 for tag in self._standing(entry, clock, time):
                     self.drop(key, clock, tag)

@@ -126,3 +126,17 @@ def test_timers_are_those_of_a_list_that_is_looked_through(seed):
         assert due.of(key) == of_key
         assert due.time_of(key, clock, tag) == of_key.get((clock, tag))
         assert len(due) == len({name for name, _, _ in naive.timers})
+
+
+def test_a_time_at_which_many_timers_fire_takes_several_turns():
+    due = Due()
+    for key in range(100):
+        due.set(f"key{key}", WATERMARK, "end", 5)
+    fired = []
+    for _ in range(10):
+        assert due.earliest(WATERMARK) == 5
+        part = due.take(WATERMARK, 5, 10)
+        assert len(part) == 10
+        fired += [firing.key for firing in part]
+    assert sorted(fired) == sorted(f"key{key}" for key in range(100))
+    assert due.earliest(WATERMARK) is None
