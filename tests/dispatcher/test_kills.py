@@ -50,7 +50,8 @@ class Backends(joiner_pb2_grpc.JoinerServicer, idregistry_pb2_grpc.IdRegistrySer
 
     def GetDirectory(self, request, context):
         one_shard = Configuration(1, (Interval(BEGINNING, 1),))
-        return idregistry_pb2.DirectoryResponse(configuration=one_shard.pack(), led=True)
+        identity = bytes.fromhex(self.registry.founded)
+        return idregistry_pb2.DirectoryResponse(configuration=one_shard.pack(), led=True, identity=identity)
 
     def Lookup(self, request, context):
         outcomes = self.registry.lookup(request.ids, request.times, request.tell_pending)

@@ -164,6 +164,7 @@ def test_pushing_with_tls_and_not_without(tmp_path):
     assert served.lines() == b"1\n"
 
 
+@pytest.mark.long
 def test_kills_of_receivers_and_of_workers_while_lines_are_pushed_change_nothing(system):
     dice = random.Random(4)
     now = time.time_ns() // 1_000

@@ -49,6 +49,7 @@ def test_kills_of_workers_and_of_the_run_change_nothing(system):
     system.check(lines)
 
 
+@pytest.mark.long
 def test_more_than_links_and_buffers_hold_is_worked_off(system):
     lines = [line | {"pad": "x" * 100_000} for line in clicks(random.Random(6), 3_000)]
     system.write("a.jsonl", lines[::2])
