@@ -181,8 +181,6 @@ def _registry(topology: "Topology", process: "Process", network: "Network", fail
     from idregistry.rules.commands import Row
 
     me = topology.replica(process.name)
-    if (warning := topology.crowded()) is not None:
-        logging.getLogger("photon.registry").warning("%s", warning)
     replica = server.Replica(
         name=me.name,
         listen=me.listen_grpc or network.bound(me.grpc),
@@ -194,7 +192,10 @@ def _registry(topology: "Topology", process: "Process", network: "Network", fail
         spread_us=round(topology.settings.ids.time_spread_max_s * 1e6),
     )
     settings, clock = topology.settings.registry, SystemClock()
-    return server.RegistryServer(replica, settings, clock, random.Random(), fail, replace(network, bind=""))
+    made = server.RegistryServer(replica, settings, clock, random.Random(), fail, replace(network, bind=""))
+    if (warning := topology.crowded()) is not None:
+        logging.getLogger("photon.registry").warning("%s", warning)
+    return made
 
 
 def _raft_listen(replica: "Replica", network: "Network") -> tuple[str, int]:
