@@ -381,14 +381,18 @@ def write_known(state: Path, roots: Sequence[Root]) -> None:
 
 def _check_there(directory: Path, stem: str, state: Path) -> None:
     """CorruptStateError if a root that was written to holds nothing: its disk is not mounted, perhaps."""
-    with storage_errors(directory):
-        names = os.listdir(directory)
-    ours = re.compile(re.escape(stem) + r"(-\d+)?\.[a-z]+")  # not those of `<stem>-1`
-    if not any(map(ours.fullmatch, names)):
+    if not is_there(directory, stem):
         raise CorruptStateError(
             f"{directory}: this joiner wrote here, and nothing of it is there; mount the disk or bring the "
-            f"files back, or, if they are gone for good, delete {state / _NAME}"
+            f"files back, or, if they are gone for good, say so to photon recover, or delete {state / _NAME}"
         )
+
+
+def is_there(directory: Path, stem: str) -> bool:
+    """Whether a root holds any file of this joiner. StorageError."""
+    ours = re.compile(re.escape(stem) + r"(-\d+)?\.[a-z]+")  # not those of `<stem>-1`
+    with storage_errors(directory):
+        return directory.is_dir() and any(map(ours.fullmatch, os.listdir(directory)))
 
 
 def check_new(root: Root, cut: LogPosition) -> None:

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from joiner.output_files import MANIFEST, CompleteFile, Manifest, complete_files, note_recovered, read_lives
+from joiner.output_files import (
+    MANIFEST,
+    CompleteFile,
+    Manifest,
+    complete_files,
+    is_there,
+    note_recovered,
+    read_lives,
+)
 from photon.core.disk import DirectoryLock, storage_errors
 from photon.core.errors import LockedError
 from photon.logs.writer import RotatingLog
@@ -68,6 +76,16 @@ def note_settled(outs: Sequence[Path], incarnations: Container[int]) -> None:
     """Say in the outputs that tell of these lives that nothing of theirs is lost. StorageError."""
     for directory in _datacenters(outs):
         note_recovered(directory, [life for life in read_lives(directory) if life in incarnations])
+
+
+def note_gone(work: Path, outs: Sequence[Path]) -> None:
+    """Begin anew the outputs that hold nothing of a joiner of this machine: they are gone for good, so its
+    next start shall not wait for them. LockedError where it has just made one itself; StorageError."""
+    for home in sorted(work.glob("*/joiner*")):
+        stem = f"joiner-{home.parent.name}{home.name.removeprefix('joiner')}"
+        for directory in (out / "joined" / home.parent.name for out in outs):
+            if _DIRECTORY.fullmatch(home.name) and not is_there(directory, stem):
+                Manifest(directory, stem).close()
 
 
 def missing_files(outs: Sequence[Path]) -> list[CompleteFile]:

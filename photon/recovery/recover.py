@@ -44,7 +44,7 @@ from idregistry.client import RegistryClient
 from photon.core.clock import Clock
 from photon.core.errors import UnavailableError
 from photon.core.fates import Released
-from photon.recovery.joiners import ended_joiners, missing_files, named_lives, note_settled
+from photon.recovery.joiners import ended_joiners, missing_files, named_lives, note_gone, note_settled
 from photon.recovery.plans import Plan, Plans
 from photon.recovery.rules import (
     CLOSING_US,
@@ -201,6 +201,8 @@ def recover(
         report = run.recover(reading)
         if job.apply and report.refused is None:
             run.settle(ended, report)
+            if job.gone and job.work is not None:
+                note_gone(job.work, job.outs)
         return replace(report, plans_finished=finished, recovered=run.recovered, ended=job.ended)
 
 
