@@ -40,6 +40,7 @@ def await_read(roles, truth, datacenter):
     wait_until(has_read, 120, lambda: f"{datacenter}: {status(roles, datacenter)}")
 
 
+@pytest.mark.long
 def test_datacenters_share_the_joins_and_one_does_all_when_the_other_is_killed(tmp_path):
     roles = Roles(tmp_path)
     truth = Truth(roles)

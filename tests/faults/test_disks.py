@@ -11,6 +11,8 @@ import pytest
 
 from dispatcher.workers import read_totals
 from photon.cluster.topology import Replica, write_topology
+from photon.core.errors import DiskFullError
+from tests.eventstore.kit import Parts, append, line
 from tests.faults.kit.checkers import RULES, lost, packed_ids, read_joined
 from tests.faults.kit.feeder import LONG, Feed, cut_short
 from tests.faults.kit.system import FaultSystem, seed_for
@@ -23,10 +25,10 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 DISK = "24m"
 STORES = {
     "registry-r0": "work/registry/r0",
-    "eventstore-east": "work/east/eventstore",
     "joiner-east": "work/east/joiner",
     "dispatcher-east": "work/east/dispatcher",
 }
+"""Not the event store's map, which is written once in 262,144 events."""
 OUTPUTS = {"joiner-east": "out/joined/east", "dispatcher-east": "out/dead-letters/east"}
 """Of the same processes."""
 TOLD = b"no space left"
@@ -174,3 +176,22 @@ def _check_what_is_missing(system, lives):
     holders = {key: life for scan in system.last_scans for key, life in scan.holders.items()}
     for text, key in packed_ids(missing):
         assert holders[key] in lives, f"{text} is missing and not of a joiner that is gone"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a small file system can be mounted by root alone")
+def test_a_full_disk_under_the_map_of_the_logs_is_told_and_their_events_are_found_all_the_while(tmp_path):
+    idents = [f"opaque-{n}" for n in range(20_000)]
+    (tmp_path / "logs").mkdir()
+    append(tmp_path / "logs" / "a.jsonl", *map(line, idents))
+    with small_disk(tmp_path / "map") as disk:
+        parts = Parts(tmp_path).read_all()
+        with full(disk):
+            for _ in range(3):
+                with pytest.raises(DiskFullError, match="no space left"):
+                    parts.map.flush()
+            assert parts.in_logs(*idents) == list(map(line, idents))
+        parts.map.flush()
+        parts.close()
+        parts = Parts(tmp_path)
+        assert parts.in_logs(*idents) == list(map(line, idents))
+        parts.close()

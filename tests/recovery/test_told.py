@@ -36,6 +36,7 @@ def account_of(run):
     return json.loads(photon("status", "--work", run.work, "--json").stdout)["joiner-east"]["account"]
 
 
+@pytest.mark.long
 def test_a_joined_file_that_is_deleted_is_told_by_the_joiner_that_wrote_it(run):
     (path,) = (run.out / "joined" / "east").glob("*.jsonl")
     path.unlink()
