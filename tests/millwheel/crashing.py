@@ -14,7 +14,7 @@ from tests.millwheel.topologies import HELD
 
 TOPOLOGY = HELD
 LEFT = Path("points")
-disk._LOG_ROWS_MAX = 500
+disk._LOG_ROWS_MAX = 10
 
 
 def kind(number):

@@ -35,7 +35,7 @@ def test_workers_that_die_at_each_point_lose_and_double_nothing(system, points):
         return len(died) == len(points) and system.status()["restarts"] >= len(points)
 
     system.start("--follow", "--workers", "2", name=NAME)
-    wait_for(system.is_up)
+    wait_for(system.is_up, 120)  # some die before they are
     wait_for(reached, 300, 0.2)
     system.stop()
     assert (system.directory / LEFT).read_text() == ""
