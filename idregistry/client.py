@@ -26,7 +26,7 @@ from idregistry.rules.packing import (
     token_mistake,
 )
 from idregistry.rules.sharding import Configuration, unpack_configuration
-from idregistry.rules.state import Account, Scanned
+from idregistry.rules.surveys import Account, Scanned
 from photon.core.accounts import NOTHING, Sum, plus
 from photon.core.addresses import mistake as address_mistake
 from photon.core.addresses import split

@@ -33,7 +33,7 @@ from idregistry.rules.packing import (
     token_mistake,
 )
 from idregistry.rules.sharding import HORIZON, SHARDS_MAX, Route
-from idregistry.rules.state import Scanned
+from idregistry.rules.surveys import Scanned
 from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock

@@ -22,7 +22,7 @@ from photon.core.clock import Background, Clock
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
-    from idregistry.rules.state import Account
+    from idregistry.rules.surveys import Account
 
 CHECK_S: Final = 20.0
 YOUNG_US: Final = 30_000_000

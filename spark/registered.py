@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from idregistry.client import RegistryAt, RegistryClient
-from idregistry.rules.state import Scanned
+from idregistry.rules.surveys import Scanned
 from photon.core.clock import SystemClock
 from photon.core.columns import take_ids, take_times
 from photon.core.errors import UnavailableError, UsageError

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from idregistry.rules.commands import Standing
-from idregistry.rules.state import Account
+from idregistry.rules.surveys import Account
 from photon.core.accounts import NOTHING, Sum, plus, sums_by_day, window_of
 from photon.core.columns import pack_times, split_ids, unpack_times
 from photon.core.errors import FencedError, SettingsMismatchError, UnavailableError

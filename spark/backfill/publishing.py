@@ -25,7 +25,7 @@ import numpy.typing as npt
 from idregistry.client import RegistryClient
 from idregistry.rules.packing import SCAN_S_MAX, buckets_of
 from idregistry.rules.sharding import Configuration
-from idregistry.rules.state import Scanned
+from idregistry.rules.surveys import Scanned
 from joiner.leases import LeaseKeeper
 from joiner.output import Checkpoint
 from joiner.output_files import LINES, PARQUET, CompleteFile, Manifest, numbers_in

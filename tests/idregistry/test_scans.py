@@ -14,7 +14,7 @@ import pytest
 
 from idregistry.rules.commands import Boundary, Commit, Configure, encode
 from idregistry.rules.packing import BUCKET_US, NO_BOUNDARY, SCAN_S_MAX
-from idregistry.rules.state import SCAN_IDS_MAX, Scanned
+from idregistry.rules.surveys import SCAN_IDS_MAX, Scanned
 from idregistry.service import SCANS_MAX
 from photon.core.columns import split_ids
 from photon.core.errors import UnavailableError, UsageError

@@ -205,7 +205,7 @@ def test_rows_are_read_as_they_were_written():
 
 
 def test_days_that_the_registry_forgets_are_compared_no_more():
-    from idregistry.rules.state import Account
+    from idregistry.rules.surveys import Account
 
     written = Written()
     written.add([Row(0, 10, 7, 0, 1, 5, 50), Row(1, 10, 7, 0, 2, 3, 30)])
