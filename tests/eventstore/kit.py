@@ -138,3 +138,24 @@ class Parts:
         self.reader.stop()
         self.dead_letters.close()
         self.map.close()
+
+
+def killed_at(step, work):
+    """Whether a child that does `work(counted)` is killed before the n-th call of what it has `counted`; else
+    it ends when all is done."""
+    child = os.fork()
+    if child == 0:
+        left = [step]
+
+        def counted(call):
+            def before(*arguments, **named):
+                if left[0] == 0:
+                    os._exit(9)
+                left[0] -= 1
+                return call(*arguments, **named)
+
+            return before
+
+        work(counted)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9

@@ -32,7 +32,7 @@ from photon.core.fates import Found
 from photon.core.settings import EventStore, Ids, Settings
 from photon.logs.files import digest
 from photon.logs.packed import Spool
-from tests.eventstore.kit import append, line, make_format, pack
+from tests.eventstore.kit import append, killed_at, line, make_format, pack
 from tests.waiting import wait_until
 
 SETTINGS = Settings(eventstore=EventStore(map_bytes_max=1 << 26))
@@ -359,19 +359,7 @@ def test_an_event_store_started_after_a_killed_load_begins_anew(tmp_path, built)
 
 
 def _load_killed_at(built, target, letters, step):
-    child = os.fork()
-    if child == 0:
-        left = [step]
-
-        def counted(call):
-            def before(*arguments, **named):
-                if left[0] == 0:
-                    os._exit(9)
-                left[0] -= 1
-                return call(*arguments, **named)
-
-            return before
-
+    def work(counted):
         import eventstore.loading as loading
         import eventstore.segments as segments
 
@@ -385,8 +373,8 @@ def _load_killed_at(built, target, letters, step):
         ):
             setattr(module, name, counted(getattr(module, name)))
         load(built, target, SETTINGS, letters)
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+    return killed_at(step, work)
 
 
 @pytest.fixture

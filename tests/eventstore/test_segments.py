@@ -30,7 +30,7 @@ from photon.core.clock import Backoff
 from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState
-from tests.eventstore.kit import PACKER, pack
+from tests.eventstore.kit import PACKER, killed_at, pack
 from tests.waiting import wait_until
 
 
@@ -244,19 +244,8 @@ def check_whole(directory):
 
 def _killed_at(directory, step):
     """A child that writes and merges, and is killed before the n-th call that changes the disk."""
-    child = os.fork()
-    if child == 0:
-        left = [step]
 
-        def counted(call):
-            def before(*arguments, **named):
-                if left[0] == 0:
-                    os._exit(9)
-                left[0] -= 1
-                return call(*arguments, **named)
-
-            return before
-
+    def work(counted):
         for name in ("fsync", "rename", "replace", "unlink", "write"):
             setattr(os, name, counted(getattr(os, name)))
         Writer.append = counted(Writer.append)
@@ -265,8 +254,8 @@ def _killed_at(directory, step):
         for k in range(2 * FAN):
             fill(held, k, k + 1)
             held._work_off()
-        os._exit(0)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+    return killed_at(step, work)
 
 
 def test_a_map_killed_at_any_step_is_whole_up_to_where_it_says(tmp_path):

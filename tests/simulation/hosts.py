@@ -6,7 +6,6 @@ import heapq
 import random
 import struct
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -22,7 +21,7 @@ from idregistry.rules.sharding import BEGINNING
 from idregistry.rules.state import ShardState
 from idregistry.service import IdRegistryService
 from idregistry.shard import Shard
-from photon.core.errors import CorruptStateError, PhotonError, StorageError
+from photon.core.errors import CorruptStateError, StorageError
 from photon.core.settings import Registry
 from photon.raft import host as host_module
 from photon.raft.addresses import Address, Endpoint
@@ -31,14 +30,13 @@ from photon.raft.host import RaftHost
 from photon.raft.port import RaftLimits, ReplicatedLog, StateMachine
 from photon.raft.rules.codec import decode
 from photon.raft.sender import SNAPSHOT_SHARE
-from photon.raft.snapshot import StateMachineError
 from tests.simulation.clock import Clock, NodeClock, random_clock
 from tests.simulation.disks import Disks, SimulatedCrash
 from tests.simulation.history import Crowded, History, Led, Moved, Stopped, Turned, Versioned
 from tests.simulation.jobs import Jobs
 from tests.simulation.machines import Watched, watched
 from tests.simulation.network import DOWN, FRAME, UP, Arrival, Network
-from tests.simulation.node import TIMING
+from tests.simulation.node import TIMING, end
 from tests.simulation.own_holes import patched
 from tests.simulation.tasks import Tasks
 
@@ -403,22 +401,9 @@ class HostNode:
                 for replica in list(host.replicas.values()):
                     replica.hand_over()
             host.turn()
-        except SimulatedCrash:
+        except (SimulatedCrash, Exception) as error:
             self._leave()
-            self.die(power=world.rng.random() < 0.5)
-            return
-        except CorruptStateError as error:
-            self._leave()
-            self._stop(str(error))
-            return
-        except (StorageError, StateMachineError) as error:
-            self._leave()
-            world.tell(self.name, f"stops: {error}")
-            self.die(power=world.rng.random() < 0.3)
-            return
-        except (PhotonError, Exception):
-            self._leave()
-            self._stop(traceback.format_exc(limit=-5))
+            end(self, world, error)
             return
         sleep_s = host.sleep_s()
         busy_s = self._leave()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from photon.core.errors import CorruptStateError, PhotonError, StorageError
+from photon.core.errors import CorruptStateError, StorageError
 from photon.raft.port import Change, Outcome, RaftLimits, RaftTiming, ReplicatedLog
 from photon.raft.replica import NodeContext, Replica
 from photon.raft.snapshot import StateMachineError
@@ -25,6 +25,28 @@ TIMING = RaftTiming(
 )
 _TURN_S_MAX = 0.004
 _NEVER = float("inf")
+
+
+class Ending(Protocol):
+    """A process that a turn can end."""
+
+    name: str
+
+    def die(self, power: bool) -> None: ...
+    def _stop(self, why: str) -> None: ...
+
+
+def end(process: Ending, world: Any, error: BaseException) -> None:
+    """What a turn that raised comes to: a crash, a stop that another start mends, or one for good."""
+    if isinstance(error, SimulatedCrash):
+        process.die(power=world.rng.random() < 0.5)
+    elif isinstance(error, CorruptStateError):
+        process._stop(str(error))
+    elif isinstance(error, (StorageError, StateMachineError)):
+        world.tell(process.name, f"stops: {error}")
+        process.die(power=world.rng.random() < 0.3)
+    else:
+        process._stop("".join(traceback.format_exception(error, limit=-5)))
 
 
 class World(Protocol):
@@ -183,22 +205,9 @@ class Node:
         try:
             self._enter()
             self._turn(replica)
-        except SimulatedCrash:
+        except (SimulatedCrash, Exception) as error:
             self._leave()
-            self.die(power=world.rng.random() < 0.5)
-            return
-        except CorruptStateError as error:
-            self._leave()
-            self._stop(str(error))
-            return
-        except (StorageError, StateMachineError) as error:
-            self._leave()
-            world.tell(self.name, f"stops: {error}")
-            self.die(power=world.rng.random() < 0.3)
-            return
-        except (PhotonError, Exception):
-            self._leave()
-            self._stop(traceback.format_exc(limit=-4))
+            end(self, world, error)
             return
         busy_s = self._leave()
         if replica.is_leader and not led:
