@@ -181,6 +181,12 @@ class FakeRegistry:
         return Registered.EXPIRED if key in self.expired else Registered.ABSENT
 
     @contextmanager
+    def between_calls(self) -> Iterator[None]:
+        """No other thread of this process is in a call meanwhile, nor has the file locked."""
+        with self._lock:
+            yield
+
+    @contextmanager
     def _state(self) -> Iterator[None]:
         """One call at a time. A process that is killed in the midst leaves the file as it was."""
         if self._path is None:

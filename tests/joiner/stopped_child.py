@@ -21,12 +21,15 @@ BEFORE, AFTER = "before the write", "after the write"
 
 def main(root: Path, stop_at: str, lease_s: float, roots: list[str]) -> None:
     left = [stop_at]
+    registry = FakeRegistry(root / "registry")
 
     def reached(step: str) -> None:
         if left == [step]:
             left.clear()
             # To the thread itself: one sent to the process may stop it only after this thread went on a bit.
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            # Not in another thread's call: a stopped process would keep the file of the registry locked.
+            with registry.between_calls():
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     real = os.write
 
@@ -43,7 +46,7 @@ def main(root: Path, stop_at: str, lease_s: float, roots: list[str]) -> None:
     disk.os.write = write
     worker = make_worker(
         root,
-        FakeRegistry(root / "registry"),
+        registry,
         fsync=True,
         lease_s=lease_s,
         output_roots=tuple(roots),
