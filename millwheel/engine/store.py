@@ -19,7 +19,7 @@ Changes = dict[bytes, bytes | None]
 """Rows to be put; None: to be deleted."""
 
 _KEY_BYTES_MAX: Final = 400
-STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS = (
+STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS, GIVEN = (
     b"s",
     b"t",
     b"h",
@@ -30,6 +30,7 @@ STATE, TIMERS, HEARD, FRAME, POSITION, LANE, LINES, SINK, NAMES, LATENESS = (
     b"o",
     b"n",
     b"q",
+    b"g",
 )
 _encode: Final = msgspec.msgpack.encode
 

@@ -258,8 +258,9 @@ def _run_ready(
         for argument, (paths, time) in logs.items()
     }
     arguments = {**reading, **given, "late": late, "sink": str(out or work / "out")}
-    topology = f"millwheel.ready.topologies:{name} {json.dumps(arguments)}"
-    return _run(topology, work, **running)
+    from photon.cluster.wheels import READY
+
+    return _run(f"{READY}{name} {json.dumps(arguments)}", work, **running)
 
 
 @group.command("windows")

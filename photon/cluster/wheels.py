@@ -7,6 +7,7 @@ started again; one whose heartbeat stops is killed first, so that nobody waits f
 
 import contextlib
 import importlib
+import json
 import selectors
 import signal
 import sys
@@ -20,6 +21,7 @@ from millwheel.computation import BEFORE, NEVER
 from millwheel.disk import Disk
 from millwheel.engine.lateness import Stragglers
 from millwheel.engine.plan import NUMBERS_ROW, Plan, numbered, pack_numbers, unpack_numbers
+from millwheel.engine.store import GIVEN
 from millwheel.engine.watermarks import Authority
 from millwheel.engine.wheel import summed
 from millwheel.links import Link, LostError, pack, unpack
@@ -32,6 +34,8 @@ from photon.core.disk import DirectoryLock, make_directory, storage_errors
 from photon.core.errors import PhotonError, UsageError
 from photon.logs.shares import SLOTS
 
+READY: Final = "millwheel.ready.topologies:"
+"""What names of ready-made topologies begin with."""
 SILENCE_S_MAX: Final = 5.0
 """Of a worker that began: then it is killed."""
 _POLL_S: Final = 0.05
@@ -135,12 +139,33 @@ class WheelRun:
         none of them commits any more."""
         disk = Disk(self._work)
         try:
+            self._go_on(disk)
             disk.claim(range(SLOTS), 0, 1)
             numbers = numbered(topology, unpack_numbers(disk.numbers(NUMBERS_ROW)))
             disk.numbers(NUMBERS_ROW, pack_numbers(numbers))
         finally:
             disk.close()
         return Plan(topology, numbers)
+
+    def _go_on(self, disk: Disk) -> None:
+        """What is ready-made goes on with its own state, which is of its arguments. UsageError."""
+        topology, _, given = self._name.partition(" ")
+        if not topology.startswith(READY):
+            return
+        began = disk.numbers(GIVEN)
+        if began is None:
+            disk.numbers(GIVEN, self._name.encode())
+            return
+        former, _, arguments = began.decode().partition(" ")
+        if former != topology:
+            raise UsageError(f"{self._work} was begun by another command: give this one a --work of its own")
+        old, new = json.loads(arguments), json.loads(given)
+        changed = [f"{name} {old[name]!r}, now {new[name]!r}" for name in old if old[name] != new[name]]
+        if changed:
+            raise UsageError(
+                f"{self._work} was begun with {'; '.join(changed)}: what it holds is of that. Give the same "
+                "again, or another --work"
+            )
 
     def _on_stop(self, *_: object) -> None:
         self._stop = True

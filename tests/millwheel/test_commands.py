@@ -159,3 +159,21 @@ def test_a_topology_that_takes_arguments_says_which_one_is_wrong():
         load_topology(f'{name} {{"no_such": 1}}')
     with pytest.raises(TopologyError, match=r"not a millwheel\.Topology"):
         load_topology(name)
+
+
+def test_a_work_directory_goes_on_only_with_what_it_was_begun_with(system):
+    """Counts of one length of window mean nothing in windows of another."""
+
+    def written():
+        return sorted(
+            line for path in (system.directory / "work/out").glob("*.jsonl") for line in path.open("rb")
+        )
+
+    system.write("a.jsonl", ONE["a"])
+    given = ["--input", "logs/a*", "--key", "user", "--time", "ts", "--work", "work"]
+    system.ask("windows", "--window", "10s", *given)
+    first = written()
+    assert "work was begun with length_s 10.0, now 5.0" in system.refused("windows", "--window", "5s", *given)
+    assert "begun by another command" in system.refused("sessions", "--gap", "5s", *given)
+    system.ask("windows", "--window", "10s", "--workers", "2", *given)
+    assert written() == first
