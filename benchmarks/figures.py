@@ -20,6 +20,7 @@ from benchmarks import figures_measured, matrix
 from benchmarks.join import Plan
 from benchmarks.measuring import Row, describe_machine
 from photon.cluster.statuses import percentiles_ms
+from photon.core.settings import Dispatcher
 from tests.faults.kit.toxiproxy import ToxiproxyError
 
 if TYPE_CHECKING:
@@ -194,11 +195,22 @@ def _outage_said(outage: Figures) -> dict[str, Any]:
     cache, logs = (_mean(series(well, "west", f"{tier}_hits_per_s")[1]) for tier in ("cache", "logs"))
     read = max((row["read_per_s"] for row in after if "read_per_s" in row), default=math.nan)
     best = [row["skipped_per_s"] for row in after if row.get("read_per_s") == read]
+    found = [one for row in well for one in row["datacenters"].values()]
+    half_ms = percentiles_ms(one["latency"] for one in found if "latency" in one)["p50"]
     since = [row for row in rows if down_at < row["at_s"]]
+    worst_ms, worst_at_s = max(
+        ((ms, at_s) for at_s, ms in zip(*p90_ms(since, "west"), strict=True) if not math.isnan(ms)),
+        key=lambda found: found[0],
+        default=(math.nan, math.nan),
+    )
     return {
         "down_s": up_at - down_at,
         "before_ms": _mean(p90_ms(well)[1]),
-        "worst_ms": max(_known(p90_ms(since, "west")[1]), default=math.nan),
+        "half_ms": math.nan if half_ms is None else half_ms,
+        "worst_ms": worst_ms,
+        "worst_at_s": worst_at_s,
+        "arrival_s": figures_measured.ARRIVAL_S,
+        "hedge_s": Dispatcher().home_hedge_ms / 1000,
         "hit_percent": 100.0 * cache / (cache + logs) if cache + logs else math.nan,
         "east": _mean(series(well, "east", "joined_per_s")[1]),
         "west": _mean(series(well, "west", "joined_per_s")[1]),

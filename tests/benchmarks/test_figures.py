@@ -71,13 +71,17 @@ def test_percentiles_and_shares_are_of_all_events_in_the_window():
 
 
 def test_the_page_says_what_was_measured_and_leaves_out_what_was_not():
-    rows = [row(float(n), east=of(120.0, 0.0, (10, 0, 0, 0)), west=of(80.0)) for n in range(10)]
+    slow = of(80.0, 0.0, (0, 0, 5, 0))
+    rows = [
+        row(float(n), east=of(120.0, 0.0, (10, 0, 0, 0)), west=slow if n == 8 else of(80.0))
+        for n in range(15)
+    ]
     report = {"duplicates": 0, "lost": 7, "events_in": 1234, "longest_stall_s": 2.5}
     outage = {
-        "seconds": 10.0,
+        "seconds": 15.0,
         "down": "east",
-        "down_at_s": 2.0,
-        "up_at_s": 9.0,
+        "down_at_s": 5.0,
+        "up_at_s": 14.0,
         "rows": rows,
         "report": report,
     }
@@ -92,6 +96,7 @@ def test_the_page_says_what_was_measured_and_leaves_out_what_was_not():
     }
     written = page({"machine": MACHINE, "outage": outage, "batching": batching})
     assert "120 and 80; `west` alone 80" in written
+    assert "1 ms before (p50 1 ms), 4 ms at worst in the other datacenter, at 10 s" in written
     assert "90.0 %, where the cache" in written
     assert "0; 7 (of 1,234 read)" in written
     assert "300; 9.0, each of 330 ids; p50 480 ms" in written
