@@ -89,7 +89,9 @@ def scan(cut: Cut, holders: Mapping[int, bytes], boundary_us: int) -> Iterator[S
     yield _scanned(together([]), holders, boundary_us)
     waiting: list[Rows] = []
     for number in range(SUBS):
-        waiting.append(cut.draw(number))
+        drawn = cut.draw(number)
+        if len(drawn):
+            waiting.append(drawn)
         if sum(map(len, waiting)) >= SCAN_IDS_MAX:
             rows = together(waiting)
             whole = len(rows) // SCAN_IDS_MAX * SCAN_IDS_MAX
