@@ -14,7 +14,7 @@ from idregistry.client import RegistryClient
 from idregistry.rules.commands import Boundary, Commit, Configure, Fences, Prepare, Release, encode
 from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
-from photon.core.clock import ManualClock, SystemClock
+from photon.core.clock import ManualClock
 from photon.core.columns import pack_times, split_ids
 from photon.core.errors import OverloadedError, UnavailableError
 from photon.core.fates import Committed, Registered
@@ -24,7 +24,7 @@ from tests.idregistry.kit import DUPLICATE, NOW_US, WON, contents, event_id, opa
 HOUR_US = 3_600_000_000
 SPREAD_US = HOUR_US
 START_US = NOW_US // HOUR_US * HOUR_US + 17
-STORIES = 300
+STORIES = [range(first, first + 25) for first in range(0, 325, 25)]  # a quarter of a minute each, at most
 
 
 class Crashed(BaseException):
@@ -56,6 +56,7 @@ class World:
 
     def __init__(self, seed: int, *shards: int, spread_us: int = SPREAD_US) -> None:
         self.rng = random.Random(seed)
+        self.clock = ManualClock()
         self.configuration = Configuration(1, (Interval(BEGINNING, shards[0]),), spread_us)
         self.shards = {number: ShardState(number) for number in range(max(shards))}
         for number in range(shards[0]):
@@ -134,7 +135,7 @@ class Actor(threading.Thread):
 
 def client_of(world: World, turn: Any = lambda: None, lossy: bool = False) -> RegistryClient:
     """The real one; its messages reach the shards without a network."""
-    client = RegistryClient(["a:1"], 1e9, SystemClock(), random.Random(1))
+    client = RegistryClient(["a:1"], 1e9, world.clock, random.Random(1))
     known = [world.configuration]
 
     def send(_operation: Any, calls: Any, _targets: Any, _timeout_s: float) -> list[Any]:
@@ -165,8 +166,12 @@ def client_of(world: World, turn: Any = lambda: None, lossy: bool = False) -> Re
         known[0] = world.configuration
         return known[0]
 
+    def wait(seconds: float) -> None:
+        world.clock.advance(seconds)
+        turn()
+
     rounds: Any = client._rounds
-    rounds._send, rounds._wait = send, lambda _seconds: turn()
+    rounds._send, rounds._wait = send, wait
     rounds._configuration = lambda _attempts: known[0]
     rounds.routes.fetch = fetch
     rounds.routes.ask_who = lambda _left_s: None
@@ -193,9 +198,11 @@ def test_of_two_copies_on_both_sides_of_a_resharding_one_wins(times: tuple[int, 
         assert commit(client, key, times[0], first) == WON
         assert commit(client, key, times[1], second) == DUPLICATE
         assert commit(client, key, times[0], first) == WON, "asked again"
-        assert {held for held, _ in world.holders()[key]} == {token(first)}
         for time_us in times:
             assert client.lookup(key, pack_times([time_us])) == bytes([Registered.PRESENT])
+    holders = world.holders()
+    for number in range(40):
+        assert {held for held, _ in holders[opaque_id(number)]} == {token(f"first{number}")}
     assert sum(state.ids for state in world.shards.values()) == 40, "what is guarded is not counted twice"
 
 
@@ -210,11 +217,11 @@ def test_ids_that_carry_their_time_are_held_in_one_shard() -> None:
 
 def test_what_may_be_done_is_not_called_undone_when_it_is_routed_anew() -> None:
     """An answer was lost, a newer table came, and then nobody takes more."""
-    world, clock = World(1, 1, 2), ManualClock()
-    client = client_of(world)
+    world = World(1, 1, 2)
+    clock, client = world.clock, client_of(world)
     rounds: Any = client._rounds
     answers = iter([LostAnswer, rounds._send])
-    rounds._clock, rounds._wait, rounds._timeout_s = clock, clock.advance, 5.0
+    rounds._wait, rounds._timeout_s = clock.advance, 5.0
 
     def send(*arguments: Any) -> list[Any]:
         answer = next(answers, Overloaded)
@@ -291,7 +298,9 @@ def recover(world: World, times: dict[bytes, list[int]], fenced: set[int]) -> No
                 client.release(key * count, pack_times(times[key]), [held], [count])
 
 
-@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 25 + STORIES), marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seeds", [STORIES[0], *(pytest.param(seeds, marks=pytest.mark.long) for seeds in STORIES[1:])], ids=str
+)
 def test_whatever_comes_between_each_event_is_won_once(seeds: range) -> None:
     """Copies, retries, reshardings and crashes, in any order."""
     seen: dict[str, int] = defaultdict(int)
