@@ -14,6 +14,9 @@ TOXIPROXY := .toxiproxy/bin/server
 TOXIPROXY_VERSION := v2.12.0
 MINUTES ?= 30
 
+# Where the machine sets it, each process that a test starts would compile anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-spark test-long test-faults test-compose fuzz mutants soak soak-faults results toxiproxy check bench proto clean
 
 demo: $(VENV)/.run  ## join real data through two datacenters and check it against the ground truth
