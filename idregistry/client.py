@@ -220,6 +220,14 @@ class RegistryClient:
             states += map(Standing, answer.fenced, answer.expires_in_s)
         return states
 
+    def dismiss(self, incarnations: Sequence[int], timeout_s: float | None = None) -> None:
+        """Say of these incarnations that nothing of theirs is lost: once their leases have run out, the
+        registry does not miss them. `timeout_s`: other than the client's. UnavailableError.
+        """
+        for start in range(0, len(incarnations), INCARNATIONS_MAX):
+            request = pb.DismissRequest(incarnations=incarnations[start : start + INCARNATIONS_MAX])
+            self._rounds.ask_directory("Dismiss", request, timeout_s)
+
     def lease_holders(self) -> list[str]:
         """Addresses of the joiners whose leases run, as the nearest replica that answers has seen them
         renewed; it may be wrong by a lease where it has just started or is cut off. UnavailableError."""

@@ -17,6 +17,7 @@ from idregistry.rules.commands import (
     Adopt,
     Cancel,
     DirectoryCommand,
+    Dismiss,
     EndLease,
     Fence,
     Found,
@@ -56,7 +57,7 @@ class Look:
     incarnations: tuple[int, ...]
 
 
-Proposed = KeepAlive | Fence | Propose | Replace | Cancel
+Proposed = KeepAlive | Fence | Dismiss | Propose | Replace | Cancel
 Wanted = Proposed | Look
 
 

@@ -180,17 +180,18 @@ class Rounds:
                 kept.append(PartCall(part, maybe_done=stray.maybe_done, failures=stray.failures))
         return kept, newest if newer else configuration, onward
 
-    def ask_directory(self, method: str, request: Any) -> Any:
+    def ask_directory(self, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """The answer of the directory's leader, as of `ask_leader`."""
-        return self.ask_leader(DIRECTORY, method, request)
+        return self.ask_leader(DIRECTORY, method, request, timeout_s)
 
-    def ask_leader(self, shard: int, method: str, request: Any) -> Any:
+    def ask_leader(self, shard: int, method: str, request: Any, timeout_s: float | None = None) -> Any:
         """The answer of the leader of a shard, or of the directory. Tried again until the time is up.
 
         UsageError if it is refused: RefusedAfterUnknownError where an earlier try may have been done.
         """
         call = PartCall(whole(shard=shard))
-        attempts = self.attempts()
+        within_s = self._timeout_s if timeout_s is None else timeout_s
+        attempts = self.attempts(within_s)
         for left_s in attempts:
             address = self.routes.leader(shard)
             result = self.routes.ask(method, request, address, left_s)
@@ -203,7 +204,7 @@ class Rounds:
                 if call.maybe_done:
                     raise RefusedAfterUnknownError(str(error)) from error
                 raise
-        raise final_error([call], self._timeout_s, 0)
+        raise final_error([call], within_s, 0)
 
     def ask_for_directory(self) -> pb.DirectoryResponse:
         """The answer of the nearest replica that knows a leader, or else of any. UnavailableError."""

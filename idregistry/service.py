@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotInTime
 from typing import Any, Final, NoReturn, Protocol
@@ -33,7 +33,7 @@ from idregistry.rules.packing import (
     token_mistake,
 )
 from idregistry.rules.sharding import HORIZON, SHARDS_MAX, Route
-from idregistry.rules.surveys import Scanned
+from idregistry.rules.surveys import Scanned, gone_joiners
 from idregistry.shard import Answer, Ask, NotLeader, Overloaded, Request, Settled, barrier, group_status
 from photon.core.addresses import mistake as address_mistake
 from photon.core.clock import Clock
@@ -235,10 +235,7 @@ class IdRegistryService(IdRegistryServicer):
     def Account(self, request: pb.AccountRequest, context: Context) -> pb.AccountResponse:
         """What these incarnations hold, of all that was acknowledged before now."""
         hosted = self._hosted(request.shard, context)
-        if len(request.incarnations) > INCARNATIONS_MAX:
-            _mistake(
-                context, f"{len(request.incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken"
-            )
+        _check_count(request.incarnations, context)
         self._check_leads(hosted.log, context)
 
         def offer(deadline: float, answer: Callable[[Answer], None]) -> Answer | None:
@@ -379,15 +376,18 @@ class IdRegistryService(IdRegistryServicer):
 
     def Incarnations(self, request: pb.IncarnationsRequest, context: Context) -> pb.IncarnationsResponse:
         """How incarnations stand, by what the leader knows."""
-        if len(request.incarnations) > INCARNATIONS_MAX:
-            _mistake(
-                context, f"{len(request.incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken"
-            )
+        _check_count(request.incarnations, context)
         standings = self._ask(Look(tuple(request.incarnations)), context)
         return pb.IncarnationsResponse(
             fenced=[standing.fenced for standing in standings],
             expires_in_s=[standing.expires_in_s for standing in standings],
         )
+
+    def Dismiss(self, request: pb.DismissRequest, context: Context) -> pb.DismissResponse:
+        """Miss these incarnations no more once their leases have run out."""
+        _check_count(request.incarnations, context)
+        self._ask(commands.Dismiss(0, tuple(request.incarnations)), context)
+        return pb.DismissResponse()
 
     def Reshard(self, request: pb.ReshardRequest, context: Context) -> pb.ReshardResponse:
         """Propose another number of shards for events from a time on."""
@@ -511,7 +511,18 @@ class IdRegistryService(IdRegistryServicer):
             "intervals": [[interval.start_us, interval.shards] for interval in intervals],
             "members": {name: row.grpc for name, row in self._hosting.rows.items()},
             "shards_expected": sorted(view.founders),
+            "gone_joiners": self._gone_joiners(),
         }
+
+    def _gone_joiners(self) -> list[dict[str, object]]:
+        """As this replica knows. Next to no work where none has vanished."""
+        if not (vanished := dict(self._state.vanished)):
+            return []
+        held = Counter[int]()
+        for hosted in self._hosting.shards.values():
+            held += hosted.shard.state.held_by(vanished.keys())
+        leased = {lease.address for lease in dict(self._state.leases).values()}
+        return gone_joiners(vanished, leased, held)
 
 
 def _parts(request: pb.LookupRequest) -> Iterator[tuple[bytes, bytes]]:
@@ -536,6 +547,11 @@ def _to_wire(scanned: Scanned) -> pb.ScanResponse:
 
 def _route(request: pb.CommitRequest | pb.ReleaseRequest) -> Route:
     return Route(request.route.known_us, request.route.guard)
+
+
+def _check_count(incarnations: Sequence[int], context: Context) -> None:
+    if len(incarnations) > INCARNATIONS_MAX:
+        _mistake(context, f"{len(incarnations)} incarnations, at most {INCARNATIONS_MAX} are taken")
 
 
 def _mistake(context: Context, what: str) -> NoReturn:

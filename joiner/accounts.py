@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from joiner.output_files import PARQUET, Root, read_lives, read_recovered
 from photon.core.accounts import NOTHING, WINDOWS, Sum, Tally, minus, plus, window_of
 from photon.core.clock import Background, Clock
+from photon.core.errors import PhotonError
 
 if TYPE_CHECKING:
     from idregistry.client import RegistryClient
@@ -97,6 +98,11 @@ class Difference:
     gone: int = 0
     unknown: Mapping[int, int] | None = None
 
+    @property
+    def all_written(self) -> bool:
+        """Whether all that was won was written, as far as the journal tells."""
+        return not self.unwritten and not any((self.unknown or {}).values())
+
     def at_most(self, other: "Difference") -> "Difference":
         """What both say."""
         mine, others = self.unknown or {}, other.unknown or {}
@@ -162,6 +168,8 @@ class Accountant:
         self._last = Difference()
         self._told = Difference()
         self._missing: list[str] = []
+        self._began = window_of(clock.now_us())
+        self._dismissed: set[int] = set()
         self._work = Background("accounts", self.step)
 
     def start(self) -> None:
@@ -187,7 +195,17 @@ class Accountant:
         found = Difference(found.unwritten, found.gone, self._unrecovered(found.unknown or {}))
         self._told, self._last = found.at_most(self._last), found
         self._forget_before(account.first_day)
+        former = (lives | known) - self._dismissed - {self._incarnation}
+        if former and found.all_written and window > self._began:  # what they had under way has its end
+            self._registry.dismiss(sorted(former))
+            self._dismissed |= former
         return CHECK_S
+
+    def dismiss(self) -> None:
+        """This life has ended with nothing under way. Nobody need miss it, unless something is lost."""
+        if self._last.all_written:
+            with contextlib.suppress(PhotonError):  # then its next life says so
+                self._registry.dismiss([self._incarnation], _STOP_WAIT_S)
 
     def status(self) -> dict[str, Any]:
         """Events that are registered and stand in no output, or of which that is not known; the first of the

@@ -232,15 +232,19 @@ class Worker:
         """Give unresolved batches `grace_s` to end, complete the joined log, close; whether all did. The next
         start ends the rest."""
         ended = self._resolver.stop(grace_s) and not self._requests.in_flight
+        settled = False
         if ended and not self._output.broken:
             try:
                 self._output.end()
                 self._completer.finish()
+                settled = self.leases.own.holds(self._clock.monotonic())  # so the registry answers
             except StorageError as error:
                 self._notices.tell(
                     f"the joined log's last file is left for the next start to complete: {error}"
                 )
         self.close()
+        if settled:
+            self._accountant.dismiss()
         return ended
 
     def close(self) -> None:

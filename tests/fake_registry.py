@@ -31,6 +31,7 @@ class FakeRegistry:
         self.boundary_us = -(1 << 63)
         """No event before it is registered."""
         self.fences: set[int] = set()
+        self.dismissed: set[int] = set()
         self.leases: dict[int, float] = {}
         """Incarnation -> until when it has its lease, by the machine's clock."""
         self.settings = b""
@@ -126,6 +127,12 @@ class FakeRegistry:
                 return False
             self.fences.add(incarnation)
             return True
+
+    def dismiss(self, incarnations: Sequence[int], timeout_s: float | None = None) -> None:
+        with self._state():
+            if self.down:
+                raise UnavailableError("registry: no quorum")
+            self.dismissed.update(incarnations)
 
     def leased(self) -> list[int]:
         """Incarnations that ever had a lease."""

@@ -200,8 +200,28 @@ class EndLease(_Command, frozen=True):
     grant: int
 
 
+class Dismiss(_Command, frozen=True):
+    """Nothing of these incarnations is lost: once their leases have run out, they are not missed.
+
+    Answer: True.
+    """
+
+    incarnations: tuple[int, ...]
+
+
 DirectoryCommand = (
-    Found | Propose | Adopt | Abandon | Trim | Replace | Cancel | Gone | KeepAlive | Fence | EndLease
+    Found
+    | Propose
+    | Adopt
+    | Abandon
+    | Trim
+    | Replace
+    | Cancel
+    | Gone
+    | KeepAlive
+    | Fence
+    | EndLease
+    | Dismiss
 )
 
 

@@ -18,6 +18,7 @@ from idregistry.rules.commands import (
     Abandon,
     Adopt,
     Cancel,
+    Dismiss,
     EndLease,
     Fence,
     Found,
@@ -62,6 +63,8 @@ class Lease:
     address: str
     lease_us: int
     grant: int
+    dismissed: bool = False
+    """Since then it is known that nothing of the incarnation is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +135,8 @@ class DirectoryState:
         self.settings = b""
         """Digest of what makes an event's identity, by the first joiner that said it; never changed."""
         self._grants = 0
+        self.vanished: dict[int, str] = {}
+        """Incarnation -> address, where the lease ran out long ago and nobody has dismissed or fenced it."""
         self.fences: list[int] = []
         """In order; never changed but at its end. Raft thread only."""
         self.time_us = BEGINNING
@@ -150,6 +155,7 @@ class DirectoryState:
             KeepAlive: self._keep_alive,
             Fence: self._fence,
             EndLease: self._end_lease,
+            Dismiss: self._dismiss,
         }
 
     def apply(self, command: bytes) -> object:
@@ -294,6 +300,7 @@ class DirectoryState:
         self.settings = self.settings or settings
         self._grants += 1
         self.leases[incarnation] = Lease(command.address, command.lease_us, self._grants)
+        self.vanished.pop(incarnation, None)
         self.renewed.add(incarnation)
         return True
 
@@ -306,12 +313,26 @@ class DirectoryState:
         self.fences.append(incarnation)
         self._fenced.add(incarnation)
         self.leases.pop(incarnation, None)
+        self.vanished.pop(incarnation, None)
         return True
 
     def _end_lease(self, command: EndLease) -> bool:
-        if self._grant(command.incarnation) == command.grant:
-            self.leases.pop(command.incarnation, None)
+        lease = self.leases.get(command.incarnation)
+        if lease is not None and lease.grant == command.grant:
+            del self.leases[command.incarnation]
+            if not lease.dismissed:
+                self.vanished[command.incarnation] = lease.address
+                if len(self.vanished) > LEASES_MAX:
+                    del self.vanished[next(iter(self.vanished))]
         return command.incarnation not in self.leases
+
+    def _dismiss(self, command: Dismiss) -> bool:
+        """A lease is not ended: its joiner may count on it."""
+        for incarnation in command.incarnations:
+            self.vanished.pop(incarnation, None)
+            if (lease := self.leases.get(incarnation)) is not None:
+                self.leases[incarnation] = replace(lease, dismissed=True)
+        return True
 
     def is_fenced(self, incarnation: int) -> bool:
         return incarnation in self._fenced
@@ -322,7 +343,8 @@ class DirectoryState:
 
     def freeze(self) -> Iterator[bytes]:
         """Few and small: encoded here and now."""
-        held = _Snapshot(self.view, self.leases, self.settings, self._grants, self.fences, self.time_us)
+        told = (self.view, self.leases, self.settings, self._grants, self.fences, self.time_us, self.vanished)
+        held = _Snapshot(*told)
         data = bytes((_SNAPSHOT_VERSION,)) + msgspec.msgpack.encode(held)
         return iter([data[at : at + _CHUNK_BYTES] for at in range(0, len(data), _CHUNK_BYTES)])
 
@@ -339,7 +361,7 @@ class DirectoryState:
             ) from error
         self.view = held.view
         self.leases, self.fences, self.time_us = held.leases, held.fences, held.time_us
-        self._grants, self.settings = held.grants, held.settings
+        self._grants, self.settings, self.vanished = held.grants, held.settings, held.vanished
         self._fenced = set(held.fences)
         self.renewed = set(held.leases)
 
@@ -370,6 +392,7 @@ class _Snapshot(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     grants: int
     fences: list[int]
     time_us: int
+    vanished: dict[int, str] = {}
 
 
 # Names and times as strangers give them, and as messages show them.

@@ -8,6 +8,7 @@ an id is, the other 15 bytes are its key there: a bytes object of 15 takes 48 by
 """
 
 import struct
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AnySet
 from functools import lru_cache
@@ -285,10 +286,13 @@ class Counts:
         """Forget the buckets before `live`."""
         self.total -= self.tally.forget(lambda key: key >> _HOLDER_BITS < live)
 
-    def of(self, holders: AnySet[int]) -> int:
-        """How many ids they have together. Any thread."""
-        sums = list(self.tally.sums.items())
-        return sum(ids for key, (ids, _) in sums if key & _HOLDER_MASK in holders)
+    def of(self, holders: AnySet[int]) -> Counter[int]:
+        """How many ids each of them has. Any thread."""
+        found = Counter[int]()
+        for key, (ids, _) in list(self.tally.sums.items()):
+            if (holder := key & _HOLDER_MASK) in holders:
+                found[holder] += ids
+        return found
 
     def holders(self) -> set[int]:
         """The numbers of those that hold anything."""

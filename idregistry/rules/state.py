@@ -10,7 +10,9 @@ see may be old: an "absent" costs at most a wasted join, and a "present" is fina
 recovery take an id out.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AnySet
 from itertools import chain, compress, repeat
 from operator import is_
 
@@ -31,6 +33,7 @@ from idregistry.rules.packing import (
     first_live,
     incarnation_of,
     is_guard,
+    joiner_of_holder,
     pack_incarnation,
     span,
 )
@@ -427,6 +430,18 @@ class ShardState:
         facts = self._facts
         return Accounts(facts.counts.tally.copy(), facts.holders.names, facts.live)
 
+    def held_by(self, incarnations: AnySet[int]) -> Counter[int]:
+        """How many ids each of these has; what is only guarded here another shard counts. Any thread."""
+        facts = self._facts
+        mine: dict[int, int] = {}
+        for number, name in list(facts.holders.names.items()):
+            if (known := joiner_of_holder(name)) is not None and known[0] in incarnations:
+                mine[number] = known[0]
+        found = Counter[int]()
+        for number, ids in facts.counts.of(mine.keys()).items():
+            found[mine[number]] += ids
+        return found
+
     def memory(self) -> dict[str, int]:
         """Bytes as reckoned and ids, in dicts and in segments, the dead among them; what else grows."""
         facts = self._facts
@@ -442,7 +457,7 @@ class ShardState:
         """How many are registered here; those that are only guarded are counted by another shard."""
         facts = self._facts
         guards = {number for number, name in list(facts.holders.names.items()) if is_guard(name)}
-        return facts.counts.total - (facts.counts.of(guards) if guards else 0)
+        return facts.counts.total - (facts.counts.of(guards).total() if guards else 0)
 
     @property
     def boundary_us(self) -> int:

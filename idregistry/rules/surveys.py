@@ -3,6 +3,7 @@
 Drawn at one moment, told while the state goes on changing.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AnySet
 from dataclasses import dataclass
@@ -26,9 +27,13 @@ from idregistry.rules.packing import (
 from idregistry.rules.segments import Cut, Rows, together
 from photon.core.accounts import HOURS_A_DAY, NOTHING, Sum, Tally, plus
 from photon.core.columns import pack_times
+from photon.core.marks import ADDRESSES
 
 SCAN_IDS_MAX: Final = 1 << 14
 """Ids in a piece: 0.6 MB."""
+
+GONE_JOINERS_MAX: Final = 20
+"""Told of at a time."""
 
 
 @dataclass(frozen=True)
@@ -157,3 +162,20 @@ class Accounts:
                 place = mine[number], bucket // HOURS_A_DAY
                 days[place] = plus(days.get(place, NOTHING), sum_)
         return Account(days, -(-self.live // HOURS_A_DAY), self.tally.since)
+
+
+def gone_joiners(
+    vanished: Mapping[int, str], leased: AnySet[str], held: Mapping[int, int]
+) -> list[dict[str, object]]:
+    """The joiners that are gone and hold events, those with the most first: `address` and `events` of each.
+
+    `vanished`: DirectoryState's, incarnation -> address; `leased`: the addresses that have a lease. A joiner
+    that is back at its address compares what its former lives hold itself (joiner.accounts). `held`:
+    incarnation -> events.
+    """
+    events = Counter[str]()
+    for incarnation, address in vanished.items():
+        if address not in leased and address not in ADDRESSES:
+            events[address] += held.get(incarnation, 0)
+    most = events.most_common(GONE_JOINERS_MAX)
+    return [{"address": address, "events": count} for address, count in most if count > 0]

@@ -146,6 +146,14 @@ def _account(account: Status) -> list[str]:
     return shown
 
 
+def _gone_joiners(joiners: Iterable[Status]) -> list[str]:
+    return [
+        f"joiner {one['address']} is gone and holds {one['events']:,} events: run `photon recover` unless it "
+        "comes back"
+        for one in joiners
+    ]
+
+
 def _tier(name: str) -> Callable[[Status], list[str]]:
     """An event store's cache or logs: how many lookups it answered, of how many it was asked."""
 
@@ -182,6 +190,7 @@ _SHOWN: Final[dict[str, Callable[[Any], list[str]]]] = {
     "shards": _shards,
     "lease": _lease,
     "account": _account,
+    "gone_joiners": _gone_joiners,
     "cache": _tier("cache"),
     "logs": _tier("logs"),
     "output": lambda output: [f"output: {output['trouble']}"] if output.get("trouble") else [],

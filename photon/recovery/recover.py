@@ -269,14 +269,15 @@ class _Run:
         return {*compress(named, (state.fenced or state.expires_in_s <= 0 for state in states))}
 
     def settle(self, ended: set[int], report: Report) -> None:
-        """Note of which lives that had `ended` before all is found: their joiner may not know what they have
-        written, if its directory was lost."""
+        """Say of which lives that had `ended` before all is found: to their joiner, which may not know what
+        they have written, if its directory was lost; and to the registry, which tells of the gone."""
         lossy = {
             one.loss.incarnation
             for one in report.held
             if one.loss.lost + one.loss.young > report.done.get(one.loss.incarnation, 0)
         }
         note_settled(self._job.outs, ended - lossy)
+        self._registry.dismiss(sorted(ended - lossy))
 
     def _after_the_fence(
         self, reading: Reading, fenced: list[int], missing: set[str], report: Report

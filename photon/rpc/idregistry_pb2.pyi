@@ -226,6 +226,16 @@ class IncarnationsResponse(_message.Message):
     expires_in_s: _containers.RepeatedScalarFieldContainer[float]
     def __init__(self, fenced: _Optional[_Iterable[bool]] = ..., expires_in_s: _Optional[_Iterable[float]] = ...) -> None: ...
 
+class DismissRequest(_message.Message):
+    __slots__ = ("incarnations",)
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DismissResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ReshardRequest(_message.Message):
     __slots__ = ("shards", "at_us")
     SHARDS_FIELD_NUMBER: _ClassVar[int]

@@ -83,6 +83,11 @@ class IdRegistryStub:
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.IncarnationsRequest.SerializeToString,
                 response_deserializer=photon_dot_rpc_dot_idregistry__pb2.IncarnationsResponse.FromString,
                 _registered_method=True)
+        self.Dismiss = channel.unary_unary(
+                '/photon.idregistry.v1.IdRegistry/Dismiss',
+                request_serializer=photon_dot_rpc_dot_idregistry__pb2.DismissRequest.SerializeToString,
+                response_deserializer=photon_dot_rpc_dot_idregistry__pb2.DismissResponse.FromString,
+                _registered_method=True)
         self.Reshard = channel.unary_unary(
                 '/photon.idregistry.v1.IdRegistry/Reshard',
                 request_serializer=photon_dot_rpc_dot_idregistry__pb2.ReshardRequest.SerializeToString,
@@ -155,7 +160,7 @@ class IdRegistryServicer:
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """The leader of the directory answers the next five; another replica says who leads.
+        """The leader of the directory answers the next six; another replica says who leads.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -169,6 +174,13 @@ class IdRegistryServicer:
 
     def Incarnations(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Dismiss(self, request, context):
+        """Nothing of these is lost, and nobody need miss them once their leases have run out.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -245,6 +257,11 @@ def add_IdRegistryServicer_to_server(servicer, server):
                     servicer.Incarnations,
                     request_deserializer=photon_dot_rpc_dot_idregistry__pb2.IncarnationsRequest.FromString,
                     response_serializer=photon_dot_rpc_dot_idregistry__pb2.IncarnationsResponse.SerializeToString,
+            ),
+            'Dismiss': grpc.unary_unary_rpc_method_handler(
+                    servicer.Dismiss,
+                    request_deserializer=photon_dot_rpc_dot_idregistry__pb2.DismissRequest.FromString,
+                    response_serializer=photon_dot_rpc_dot_idregistry__pb2.DismissResponse.SerializeToString,
             ),
             'Reshard': grpc.unary_unary_rpc_method_handler(
                     servicer.Reshard,
@@ -514,6 +531,33 @@ class IdRegistry:
             '/photon.idregistry.v1.IdRegistry/Incarnations',
             photon_dot_rpc_dot_idregistry__pb2.IncarnationsRequest.SerializeToString,
             photon_dot_rpc_dot_idregistry__pb2.IncarnationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Dismiss(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/photon.idregistry.v1.IdRegistry/Dismiss',
+            photon_dot_rpc_dot_idregistry__pb2.DismissRequest.SerializeToString,
+            photon_dot_rpc_dot_idregistry__pb2.DismissResponse.FromString,
             options,
             channel_credentials,
             insecure,

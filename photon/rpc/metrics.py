@@ -1,8 +1,8 @@
 """Prometheus: what a server says of itself by Status, served as metrics.
 
 A table a room says which of its figures become which family, `photon_<room>_<thing>_<unit>`; a figure that
-the status lacks (a cache process has no logs) is left out. Labels are processes, fates, shards, tiers: never
-an id.
+the status lacks (a cache process has no logs) is left out. Labels are processes, fates, shards, tiers,
+joiners: never an id.
 """
 
 import contextlib
@@ -200,6 +200,13 @@ FAMILIES: Final[Mapping[str, Sequence[Family]]] = {
         _gauge("queue_ids", "queue", "Ids that wait to be committed."),
         _gauge("leases", "directory.leases", "Leases of joiners that are known."),
         _gauge("fences", "directory.fences", "Incarnations of joiners that are fenced."),
+        _gauge(
+            "gone_joiner_events",
+            "gone_joiners.*.events",
+            "Held by a joiner that is gone.",
+            "joiner",
+            "address",
+        ),
         _gauge("configuration_version", "version", "Of the sharding configuration."),
     ),
     "eventstore": (

@@ -114,8 +114,9 @@ def backfill(
                 checkpoint("joined")
             Publisher(place, job, keeper, checkpoint).publish()
             checkpoint("published")
-            job = msgspec.structs.replace(job, phase=Phase.DONE)
-            place.save(job)
+        client.dismiss([job.incarnation])
+        job = msgspec.structs.replace(job, phase=Phase.DONE)
+        place.save(job)
         with storage_errors(place.staging):
             shutil.rmtree(place.staging, ignore_errors=True)
         return summary_of(job, place, time.monotonic() - began)

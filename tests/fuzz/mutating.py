@@ -50,6 +50,7 @@ _RIGHT: Final[Mapping[str, Mapping[str, Any]]] = {
     "KeepAlive": {"address": "stranger:1", "incarnation": 7, "lease_s": 1.0},
     "Fence": {"incarnation": 7},
     "Incarnations": {"incarnations": [7]},
+    "Dismiss": {"incarnations": [7]},
     "Reshard": {"shards": 2, "at_us": 1},
     "Replace": {"old": "nobody"},
     "Put": {"ids": _IDS, "events": b"{}\n" * 3},

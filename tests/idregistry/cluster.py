@@ -20,8 +20,12 @@ NODES = ("r0", "r1", "r2")
 class Cluster(Processes):
     """Same addresses and directories over all restarts."""
 
-    def __init__(self, directory: Path, shards: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, directory: Path, shards: int = 1, forget_after_s: float | None = None, **settings: Any
+    ) -> None:
+        """`forget_after_s`: a lease that ran out so long ago, where it is not as usual."""
         super().__init__(directory)
+        self._forget_after_s = forget_after_s
         self.grpc: dict[str, str] = {}
         self.raft: dict[str, int] = {}
         self._settings = {"shards": shards, **settings}
@@ -52,6 +56,7 @@ class Cluster(Processes):
                 "log": str(self.log(node)),
                 "settings": self._settings,
                 "joining": node in self._joining,
+                "forget_after_s": self._forget_after_s,
             }
             self.launch(node, [sys.executable, "-m", "tests.idregistry.replica", json.dumps(replica)])
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from idregistry import coordinator
 from idregistry.rules.commands import Row
 from idregistry.server import RegistryServer, Replica
 from photon.core.clock import SystemClock
@@ -31,6 +32,8 @@ def main() -> None:
         logging.error("fatal", exc_info=error)
         os.kill(os.getpid(), signal.SIGKILL)
 
+    if replica.get("forget_after_s") is not None:
+        coordinator._FORGET_AFTER_S = replica["forget_after_s"]  # type: ignore[misc]
     network = LOOPBACK
     if replica.get("tls"):
         *files, name = replica["tls"]

@@ -6,8 +6,9 @@ from hypothesis import strategies as st
 
 from idregistry.rules.commands import Boundary, Command, Commit, Configure, Release, encode
 from idregistry.rules.packing import BUCKET_US
-from idregistry.rules.sharding import BEGINNING, Configuration, Interval, Route
+from idregistry.rules.sharding import BEGINNING, HORIZON, Configuration, Interval, Route
 from idregistry.rules.state import ShardState
+from idregistry.rules.surveys import GONE_JOINERS_MAX, gone_joiners
 from photon.core.accounts import HOURS_A_DAY, NOTHING, WINDOW_US, WINDOWS, Sum, plus, sums_by_day
 from photon.core.columns import hash_ids, pack_times, split_ids
 from photon.core.ids import Token, parse_token
@@ -122,3 +123,25 @@ def test_a_client_adds_the_accounts_of_all_shards_up(ensemble: Ensemble) -> None
     assert account.days == {(7, DAY): sum_of(range(60))}
     assert client.account([], "a:1", LATEST).days == account.days
     assert client.account([8], "b:2", LATEST).days == {}
+
+
+def test_what_each_incarnation_holds_is_told_without_what_is_guarded_for_another_shard() -> None:
+    state = new_state()
+    state.apply(encode(commit(range(3), Token("a:1", 7, 1))))
+    state.apply(encode(commit(range(3, 5), Token("b:2", 7, 1), NOW_US + BUCKET_US)))
+    state.apply(encode(commit(range(5, 9), Token("a:1", 8, 1))))
+    state.apply(encode(commit(range(9, 19), Token("a:1", 7, 1), route=Route(HORIZON, True))))
+    assert state.held_by({7, 9}) == {7: 5}
+
+
+def test_gone_are_the_addresses_without_a_lease_whose_lives_hold_events() -> None:
+    """The one with the most first, and a bounded number."""
+    vanished = {1: "a:1", 2: "a:1", 3: "b:2", 4: "c:3", 5: "unmatched", 6: "d:4"}
+    held = {1: 3, 2: 4, 3: 20, 4: 9, 5: 1_000}
+    assert gone_joiners(vanished, {"c:3", "z:9"}, held) == [
+        {"address": "b:2", "events": 20},
+        {"address": "a:1", "events": 7},
+    ]
+    many = {number: f"j:{number}" for number in range(1, 100)}
+    told = gone_joiners(many, set(), {number: number for number in many})
+    assert [row["events"] for row in told] == [*range(99, 99 - GONE_JOINERS_MAX, -1)]

@@ -15,6 +15,7 @@ from idregistry.rules.commands import (
     CommandError,
     Commit,
     DirectoryCommand,
+    Dismiss,
     EndLease,
     Fence,
     Found,
@@ -303,6 +304,43 @@ def test_a_lease_that_was_forgotten_and_comes_again_is_not_taken_for_the_old_one
         assert state.apply(encode(EndLease(NOW_US, 7, old))) is False
 
 
+def test_whose_lease_ran_out_is_missed_until_it_is_back_or_fenced_or_nothing_of_it_is_lost() -> None:
+    directory = Directory()
+    for incarnation, end in (
+        (7, KeepAlive(NOW_US, 7, "j:1", 1)),
+        (8, Fence(NOW_US, 8, 0)),
+        (9, Dismiss(NOW_US, (1, 9))),
+    ):
+        directory.put(KeepAlive(NOW_US, incarnation, "j:1", 1))
+        assert directory.state.vanished == {}
+        directory.put(EndLease(NOW_US, incarnation, directory.state.leases[incarnation].grant))
+        assert directory.state.vanished == {incarnation: "j:1"}
+        directory.put(end)
+        assert directory.state.vanished == {}
+
+
+def test_who_is_dismissed_keeps_its_lease_and_is_missed_no_more_unless_it_renews_it() -> None:
+    directory = Directory()
+    for renewed in (False, True):
+        directory.put(KeepAlive(NOW_US, 7, "j:1", 1))
+        directory.put(Dismiss(NOW_US, (7,)))
+        if renewed:
+            directory.put(KeepAlive(NOW_US, 7, "j:1", 1))
+        grant = directory.state.leases[7].grant
+        assert directory.put(Fence(NOW_US, 7, grant - 1)) is False
+        assert directory.put(EndLease(NOW_US, 7, grant)) is True
+        assert directory.state.vanished == ({7: "j:1"} if renewed else {})
+
+
+def test_so_many_are_missed_and_no_more_the_first_of_them_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("idregistry.rules.directory.LEASES_MAX", 2)
+    directory = Directory()
+    for incarnation in (7, 8, 9):
+        directory.put(KeepAlive(NOW_US, incarnation, "j:1", 1))
+        directory.put(EndLease(NOW_US, incarnation, directory.state.leases[incarnation].grant))
+    assert [*directory.state.vanished] == [8, 9]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("kfe"), st.integers(0, 2), st.integers(0, 5)), max_size=40))
 def test_a_fence_holds_for_ever_and_comes_only_after_the_last_renewal(
@@ -462,9 +500,12 @@ def test_a_snapshot_holds_everything() -> None:
     directory.put(Cancel(NOW_US, "r3"))
     directory.put(KeepAlive(NOW_US + 5, 7, "j:1", 10**6))
     directory.put(Fence(NOW_US, 1 << 63, 0))
+    directory.put(KeepAlive(NOW_US, 8, "j:3", 10**6))
+    directory.put(EndLease(NOW_US, 8, 2))
     copy = DirectoryState()
     copy.restore(list(directory.state.freeze()))
     assert copy.view == directory.view
+    assert copy.vanished == directory.state.vanished == {8: "j:3"}
     assert (copy.leases, copy.fences) == (directory.state.leases, [1 << 63])
     assert copy.time_us == NOW_US + 5
     assert copy.renewed == {7}, "whoever restores takes every lease for renewed just now"

@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -11,7 +12,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import FencedError, SettingsMismatchError, UsageError
 from photon.core.fates import Registered, Released
 from photon.core.ids import Token
-from tests.idregistry.cluster import Cluster
+from tests.idregistry.cluster import NODES, Cluster
 from tests.idregistry.kit import FENCED, NOW_US, WON, event_ids, same_times
 from tests.idregistry.load import Load, held
 from tests.waiting import wait_until
@@ -136,6 +137,33 @@ def test_an_incarnation_without_a_lease_is_fenced_at_once_and_its_commits_with_i
     wait_until(lambda: set(client.commit(early, times, token)) == {FENCED})
     assert client.commit(ids, times, token) == bytes([FENCED] * 10)
     assert client.lookup(ids, times) == bytes([ABSENT] * 10)
+
+
+def test_every_replica_tells_of_a_joiner_that_is_gone_also_after_its_restart(
+    make_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = make_cluster(shards=2, forget_after_s=0.0)
+    client = cluster.client()
+
+    def gone() -> list[list[dict[str, object]]]:
+        return [cluster.status(node)["gone_joiners"] for node in NODES]
+
+    cluster.leader(0), cluster.leader(1)
+    client.keep_alive("j:1", 7, 1.0)
+    client.keep_alive("j:2", 8, 600.0)
+    ids, times = event_ids(*range(40)), same_times(40)
+    assert client.commit(ids[:480], times[:240], Token("j:1", 7, 1).pack()) == bytes([WON] * 30)
+    assert client.commit(ids[480:], times[240:], Token("j:2", 8, 1).pack()) == bytes([WON] * 10)
+    told = [{"address": "j:1", "events": 30}]
+    wait_until(lambda: gone() == [told] * 3)
+    killed = cluster.leader(0)
+    cluster.kill(killed)
+    cluster.start(killed)
+    wait_until(lambda: cluster.shard_status(killed) != {})
+    wait_until(lambda: gone() == [told] * 3)
+    client.dismiss([7, 8])
+    wait_until(lambda: gone() == [[]] * 3)
+    assert client.incarnations([8])[0].expires_in_s > 0, "whose lease runs keeps it"
 
 
 def test_a_resharding_that_would_change_a_mapping_is_refused(cluster: Cluster) -> None:

@@ -173,6 +173,9 @@ def test_a_fence_waits_for_the_lease_and_then_ends_the_joiner_for_good(
         def identity(self):
             return self._client.identity()
 
+        def dismiss(self, incarnations, timeout_s):
+            self._client.dismiss(incarnations, timeout_s)
+
         def keep_alive(self, address, incarnation, lease_s, settings):
             self._wait()
             self._client.keep_alive(address, incarnation, lease_s, settings)

@@ -41,6 +41,7 @@ class Registry:
     clock: Clock = field(default_factory=Clock)
     fenced: list[int] = field(default_factory=list)
     released: list[bytes] = field(default_factory=list)
+    dismissed: set[int] = field(default_factory=set)
 
     def left_s(self, incarnation):
         return max(0.0, self.leases.get(incarnation, 0.0) - self.clock.now_s)
@@ -52,6 +53,9 @@ class Registry:
         self.fenced.append(incarnation)
         left_s = self.left_s(incarnation)
         return SimpleNamespace(fenced=not left_s, expires_in_s=left_s)
+
+    def dismiss(self, incarnations):
+        self.dismissed.update(incarnations)
 
     def release(self, ids, times, tokens, counts):
         """An id that was released before is absent."""
@@ -137,7 +141,7 @@ def test_only_those_that_lost_something_are_fenced_or_waited_for(job):
     assert (report.recovered, report.in_flight, report.status) == (5, 7, 0)
 
 
-def test_lives_that_had_ended_and_lost_nothing_that_is_not_recovered_are_noted_for_their_joiner(
+def test_lives_that_had_ended_and_lost_nothing_that_is_not_recovered_are_noted_and_missed_no_more(
     job, tmp_path
 ):
     """Not one that lives, nor one that has ended while recovery read, nor what a dry run finds."""
@@ -149,9 +153,9 @@ def test_lives_that_had_ended_and_lost_nothing_that_is_not_recovered_are_noted_f
     reading = Reading(*losses, look=lambda: registry.clock.sleep(1.0))
     reading.missing = {2: 4}  # which no input has
     run(job(apply=False), registry, reading)
-    assert read_recovered(directory) == set()
+    assert read_recovered(directory) == registry.dismissed == set()
     run(job(), registry, reading)
-    assert read_recovered(directory) == {1, 4}
+    assert read_recovered(directory) == registry.dismissed == {1, 4}
     run(job(), registry, reading)
     assert (directory / "recovered").read_text() == f"{1:016x}\n{4:016x}\n{5:016x}\n"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from idregistry.client import RegistryAt
+from idregistry.client import RegistryAt, RegistryClient
 from joiner.output_files import complete_files, count_joined, read_lives
 from photon.cli.main import main
 from photon.core.errors import FencedError, SettingsMismatchError, UsageError
@@ -145,6 +145,14 @@ def test_a_backfill_that_makes_other_ids_than_the_registrys_founder_registers_no
             run(replace(order, place=place, settings=parse_settings(table)))
         shutil.rmtree(place.out)
     assert run(replace(order, place=place))["duplicate"] == 2
+
+
+def test_a_backfill_that_is_done_is_not_missed_when_its_lease_runs_out(run, order, tmp_path, monkeypatch):
+    dismissed = []
+    monkeypatch.setattr(RegistryClient, "dismiss", lambda _, lives: dismissed.extend(lives))
+    write_logs(tmp_path, [("a",)])
+    run(order)
+    assert dismissed == [*read_lives(order.place.joined)]
 
 
 def test_a_backfill_that_is_done_is_not_done_again_until_its_logs_grow(run, order, tmp_path):
