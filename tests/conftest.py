@@ -1,9 +1,12 @@
 """How tests are shared among the workers of pytest-xdist (`-n 2`), and what holds of all of them."""
 
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from photon.cli.main import main
 
 # A machine that is busy with the other worker makes examples slowly: that is no fault of what is tested.
 settings.register_profile("photon", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -37,3 +40,36 @@ def pytest_xdist_make_scheduler(config, log):
             return _together(config.rootpath, nodeid.partition("::")[0]) or nodeid
 
     return Scheduling(config, log)
+
+
+class Done(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def command(capsys, monkeypatch):
+    """`photon` with these arguments -> status, stdout, stderr; in this process: none is started."""
+    for name in ("GRPC_VERBOSITY", "GRPC_ENABLE_FORK_SUPPORT"):  # the command sets them for its process
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def call(*arguments):
+        with pytest.raises(SystemExit) as end:
+            main([*map(str, arguments)])
+        return Done(end.value.code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def refused(command):
+    """The one line that bad usage and bad settings are told in."""
+
+    def line(*arguments):
+        done = command(*arguments)
+        assert (done.status, done.out, done.err.count("\n")) == (2, "", 1), done
+        return done.err
+
+    return line

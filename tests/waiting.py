@@ -2,15 +2,22 @@
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
+
+Found = TypeVar("Found")
 
 
 def wait_until(
-    condition: Callable[[], object], seconds: float = 60.0, what: str | Callable[[], str] = ""
-) -> None:
-    """Returns as soon as `condition` is true; fails after `seconds`, and says `what` was waited for."""
+    condition: Callable[[], Found],
+    seconds: float = 60.0,
+    what: str | Callable[[], str] = "",
+    pause: float = 0.005,
+) -> Found:
+    """What `condition` finds, as soon as there is something; fails after `seconds` and says `what` it was."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (found := condition()):
         assert time.monotonic() < deadline, (
             what() if callable(what) else what
         ) or "it did not happen in time"
-        time.sleep(0.005)
+        time.sleep(pause)
+    return found

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from millwheel.testing import in_order
@@ -50,30 +49,21 @@ class System:
         return self._process
 
     def run(self, *words, status=0, name=NAME):
-        said, errors = self.start(*words, name=name).communicate(timeout=60)
+        said, errors = self.start(*words, name=name).communicate(timeout=100)
         assert self._process.returncode == status, (said, errors)
         return json.loads(said) if said else errors
 
     def ask(self, *words):
-        done = self._done(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def refused(self, *words):
-        """What it says of words that can't be."""
-        done = self._done(*words)
-        assert done.returncode == 2, done.stderr
-        return done.stderr
-
-    def _done(self, *words):
-        return subprocess.run(
+        done = subprocess.run(
             self.command(*words),
             cwd=self.directory,
             env=self.environment,
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=100,
         )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def status(self):
         return json.loads(self.ask("status", "--work", "work", "--json"))
@@ -84,7 +74,7 @@ class System:
 
     def stop(self, status=0):
         self._process.send_signal(signal.SIGTERM)
-        said, errors = self._process.communicate(timeout=30)
+        said, errors = self._process.communicate(timeout=100)
         assert self._process.returncode == status, errors
         return json.loads(said)
 
@@ -123,11 +113,3 @@ class System:
 
     def check(self, lines):
         assert in_order(self.sinks()) == in_order(expected(lines))
-
-
-def wait_for(what, timeout=30.0, pause=0.02):
-    deadline = time.monotonic() + timeout
-    while not (found := what()):
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(pause)
-    return found

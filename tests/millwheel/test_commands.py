@@ -10,7 +10,7 @@ import pytest
 
 from millwheel import Input, Logs, LogSink, Stream, Topology, TopologyError, node
 from millwheel.ready import Attribution, Sessions, Unmatched, WindowCounts, Zeitgeist
-from millwheel.testing import in_order, oracle
+from millwheel.testing import in_order, oracle, run
 from millwheel.topology import load_topology
 from photon.cli.millwheel import group
 from photon.cluster import wheels
@@ -76,26 +76,6 @@ def oracle_of(topology, lines):
     return oracle(Topology(logs, topology.computations, topology.sinks), lines)["out"]
 
 
-@pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_writes_what_its_topology_does(system, words):
-    topology, lines = COMMANDS[words]
-    command, *given = words.split()
-    for name, of_name in lines.items():
-        system.write(f"{name}.jsonl", of_name)
-    places = PLACES.get(command, ("--input",))
-    given += [word for place, name in zip(places, lines, strict=True) for word in (place, f"logs/{name}*")]
-    given += ["--time", "ts", "--work", "work", "--workers", "2", "--json"]
-    given += [] if "--key" in given or command == "unmatched" else ["--key", "user"]
-    summary = json.loads(system.ask(command, *given))
-    assert summary["ended"]
-    found = [
-        json.loads(line) for path in (system.directory / "work/out").glob("*.jsonl") for line in path.open()
-    ]
-    wanted = oracle_of(topology, lines)
-    assert len(wanted) > 1
-    assert in_order({"out": found}) == in_order({"out": wanted})
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """What was asked to run, in place of runs."""
@@ -110,6 +90,39 @@ def asked(monkeypatch):
 
     monkeypatch.setattr(wheels, "WheelRun", Run)
     return runs
+
+
+def arguments(words, lines):
+    """All that the command is given, and the names of its logs."""
+    command, *given = words.split()
+    places = PLACES.get(command, ("--input",))
+    given += [word for place, name in zip(places, lines, strict=True) for word in (place, f"logs/{name}*")]
+    given += ["--time", "ts", "--work", "work", "--workers", "2", "--json"]
+    given += [] if "--key" in given or command == "unmatched" else ["--key", "user"]
+    return [command, *given]
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_runs_what_its_class_does_in_a_topology(asked, words):
+    topology, lines = COMMANDS[words]
+    assert group.main(arguments(words, lines), standalone_mode=False) == 0
+    (made, *_), (sink,) = asked[0], asked[0][0].sinks
+    found = run(made, dict(zip(made.injectors, lines.values(), strict=True)), workers=2)
+    wanted = oracle_of(topology, lines)
+    assert len(wanted) > 1
+    assert in_order({"out": found[sink]}) == in_order({"out": wanted})
+
+
+def test_a_command_writes_what_its_topology_does(system):
+    words = list(COMMANDS)[-1]
+    topology, lines = COMMANDS[words]
+    for name, of_name in lines.items():
+        system.write(f"{name}.jsonl", of_name)
+    assert json.loads(system.ask(*arguments(words, lines)))["ended"]
+    found = [
+        json.loads(line) for path in (system.directory / "work/out").glob("*.jsonl") for line in path.open()
+    ]
+    assert in_order({"out": found}) == in_order({"out": oracle_of(topology, lines)})
 
 
 def test_how_logs_are_read_is_the_commands_to_say(asked):
@@ -147,10 +160,11 @@ def test_the_pages_commands_are_such(asked):
         ("sessions --key user --gap 0s", "must be more than 0"),
     ],
 )
-def test_what_cannot_be_is_one_line_and_status_2(system, words, message):
-    done = system.refused(*words.split(), "--input", "logs/*", "--time", "ts", "--work", "work")
-    assert message in done
-    assert not (system.directory / "work").exists()
+def test_what_cannot_be_is_one_line_and_status_2(refused, tmp_path, words, message):
+    work = tmp_path / "work"
+    given = [*words.split(), "--input", tmp_path / "*", "--time", "ts", "--work", work]
+    assert message in refused("millwheel", *given)
+    assert not work.exists()
 
 
 def test_a_topology_that_takes_arguments_says_which_one_is_wrong():

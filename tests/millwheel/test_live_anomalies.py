@@ -7,8 +7,8 @@ import signal
 import time
 
 from photon.dev.departures import odd_windows
-from tests.millwheel.running import wait_for
 from tests.millwheel.topologies import SECOND
+from tests.waiting import wait_until
 
 QUERIES = [f"query{n}" for n in range(12)]
 RATE, LEARN, ROW = 10, 20, 3
@@ -48,18 +48,18 @@ def test_planted_anomalies_are_found_while_the_logs_grow_and_nothing_else(system
             ]
             system.write(f"{part % 2}.jsonl", lines, "a")
         if second == KILL_IN:
-            wait_for(lambda: len(system.workers()) == 2)
+            wait_until(lambda: len(system.workers()) == 2)
             os.kill(system.workers()[0], signal.SIGKILL)
         for query, (kind, first, _) in list(pending.items()):
             if second == first + ROW:  # the odd seconds are over, one is not yet
-                wait_for(lambda told=(query, kind, first + ROW - 1): told in found())
+                wait_until(lambda told=(query, kind, first + ROW - 1): told in found())
                 del pending[query]
     assert not pending
     last = {"query": "the end", "ts": (begin + SECONDS + 1) * SECOND}
     for part in range(2):
         system.write(f"{part}.jsonl", [last], "a")
     mark = (begin + SECONDS) * SECOND
-    wait_for(lambda: system.status()["low_watermarks"]["zeitgeist"]["low_watermark_us"] > mark)
+    wait_until(lambda: system.status()["low_watermarks"]["zeitgeist"]["low_watermark_us"] > mark)
     summary = system.stop()
     assert (summary["restarts"], summary["dead_letters"]) == (1, 0)
     planted = {(query, kind, first + ROW - 1) for query, (kind, first, _) in PLANTED.items()}

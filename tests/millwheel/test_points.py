@@ -6,8 +6,8 @@ import random
 import pytest
 
 from tests.millwheel.crashing import LEFT, POINTS
-from tests.millwheel.running import wait_for
 from tests.millwheel.topologies import SECOND
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
 NAME = "tests.millwheel.crashing:TOPOLOGY"
@@ -35,8 +35,8 @@ def test_workers_that_die_at_each_point_lose_and_double_nothing(system, points):
         return len(died) == len(points) and system.status()["restarts"] >= len(points)
 
     system.start("--follow", "--workers", "2", name=NAME)
-    wait_for(system.is_up, 120)  # some die before they are
-    wait_for(reached, 300, 0.2)
+    wait_until(system.is_up, 120)  # some die before they are
+    wait_until(reached, 300, pause=0.2)
     system.stop()
     assert (system.directory / LEFT).read_text() == ""
     assert system.run("--workers", "2", name=NAME)["dead_letters"] == 0

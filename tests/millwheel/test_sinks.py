@@ -53,7 +53,7 @@ def lines_of(dice):
     )
 
 
-@seeds(40, 200, 2_000)
+@seeds(8, 200, 2_000)
 def test_a_crash_at_any_byte_leaves_each_line_once(tmp_path, seed):
     dice = random.Random(seed)
     store = Store(tmp_path)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_disks import full, small_disk
-from tests.millwheel.running import wait_for
 from tests.millwheel.topologies import SECOND, clicks
+from tests.waiting import wait_until
 
 HELD = "tests.millwheel.topologies:HELD"
 TOLD = "no space left"
@@ -35,7 +35,7 @@ def test_a_key_with_half_of_all_records_is_counted_and_memory_stays_bounded(syst
     for part in range(4):
         system.write(f"{part}.jsonl", [line | {"pad": pad} for line in lines[part::4]])
     process = system.start("--workers", "2", name="tests.millwheel.topologies:WHOLE_LINES")
-    wait_for(lambda: len(system.workers()) == 2)
+    wait_until(lambda: len(system.workers()) == 2)
     peak, workers = 0, system.workers()
     while process.poll() is None:
         peak = max(peak, *map(anonymous_mib, workers))
@@ -54,11 +54,11 @@ def test_a_clock_an_hour_off_loses_and_doubles_nothing(system, off_s):
     lines = [{"user": f"user{n % 7}", "ts": now + n * 10_000, "what": "click"} for n in range(1_000)]
     system.write("a.jsonl", lines[:500])
     system.start("--follow", "--workers", "2")
-    wait_for(system.is_up)
+    wait_until(system.is_up)
     if off_s > 0:
-        wait_for(lambda: sum(count["count"] for count in system.sink("counts")) == 500)
+        wait_until(lambda: sum(count["count"] for count in system.sink("counts")) == 500)
     system.write("b.jsonl", lines[500:])
-    wait_for(lambda: system.status()["counts"].get("windows", {}).get("records") == 1_000, pause=0.5)
+    wait_until(lambda: system.status()["counts"].get("windows", {}).get("records") == 1_000, pause=0.5)
     status = 1 if off_s > 0 else 0
     system.stop(status)
     summary = system.run(status=status)
@@ -98,11 +98,11 @@ def test_a_full_disk_is_told_and_loses_nothing(system, disk):
         write_on()
         system.start("--follow", "--workers", "2", name=HELD, told=told)
         seen = 0
-        wait_for(counted, 120, 0.1)
+        wait_until(counted, 120, pause=0.1)
         with full(mounted):
-            wait_for(is_told, 120, 0.1)
+            wait_until(is_told, 120, pause=0.1)
         seen = len(system.sinks()["totals"])
-        wait_for(counted, 120, 0.1)
+        wait_until(counted, 120, pause=0.1)
         system.stop()
         assert system.run("--workers", "2", name=HELD)["dead_letters"] == 0
         system.check(lines)
