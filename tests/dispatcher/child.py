@@ -1,10 +1,6 @@
-"""A dispatcher in a process of its own, to be killed.
-
-`child ROOT REGISTRY JOINER SEED [drain] [worker=N workers=M]`
-"""
+"""A dispatcher in a process of its own, to be killed; its registry and its joiner have one address."""
 
 import random
-import sys
 import time
 from pathlib import Path
 
@@ -16,7 +12,7 @@ from photon.rpc.servers import on_termination
 from tests.dispatcher.fakes import fast_settings
 
 
-def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, worker: int, workers: int) -> None:
+def main(root: Path, address: str, seed: int, drain: bool = False, worker: int = 0, workers: int = 1) -> None:
     clock, rng = SystemClock(), random.Random(seed)
     server = DispatcherServer(
         fast_settings(
@@ -30,8 +26,8 @@ def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, worker:
         root / "state",
         [str(root / "logs" / "*.jsonl")],
         root / "dead-letters",
-        RegistryClient([registry], 5.0, clock, rng),
-        JoinerClient([joiner], 5.0),
+        RegistryClient([address], 5.0, clock, rng),
+        JoinerClient([address], 5.0),
         clock,
         rng,
         drain,
@@ -47,9 +43,3 @@ def main(root: Path, registry: str, joiner: str, seed: int, drain: bool, worker:
     while not stopping and not server.wait(0) and not server.status()["drained"]:
         time.sleep(0.01)
     server.stop()
-
-
-if __name__ == "__main__":
-    group = {name: int(n) for name, _, n in (arg.partition("=") for arg in sys.argv) if n}
-    worker, workers = group.get("worker", 0), group.get("workers", 1)
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]), "drain" in sys.argv, worker, workers)

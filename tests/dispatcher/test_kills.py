@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -18,11 +16,13 @@ from joiner.client import ForeignColumns
 from photon.core.fates import Fate, Joined
 from photon.rpc import idregistry_pb2, idregistry_pb2_grpc, joiner_pb2, joiner_pb2_grpc
 from photon.rpc.servers import Server
+from tests.dispatcher import child
 from tests.dispatcher.fakes import FakeJoiner, FakeRegistry, Site, Writer, click_number, clicks
+from tests.forked import Child
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.cluster
 
-REPOSITORY = Path(__file__).parents[2]
 FILES = 3
 KILLS = 6
 
@@ -85,11 +85,6 @@ def backends():
     server.stop(0.1)
 
 
-def start(site: Site, address: str, seed: int, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "tests.dispatcher.child", str(site.root), address, address, str(seed)]
-    return subprocess.Popen([*command, *more], cwd=REPOSITORY)
-
-
 def check_ledger(site: Site) -> int:
     """Counted are exactly the lines before the recorded offsets; each has a fate or waits. Their number."""
     events = kept = 0
@@ -131,11 +126,9 @@ def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_pat
     try:
         passed = 0
         for kill in range(KILLS):
-            process = start(site, address, kill)
+            process = Child(child.main, site.root, address, kill)
             handed = sum(joiner.handed.values())
-            deadline = time.monotonic() + 20
-            while sum(joiner.handed.values()) == handed and time.monotonic() < deadline:
-                time.sleep(0.002)
+            wait_until(lambda handed=handed: sum(joiner.handed.values()) > handed)
             time.sleep(rng.random() * 0.25)
             os.kill(process.pid, signal.SIGKILL)
             assert process.wait() == -signal.SIGKILL
@@ -144,8 +137,7 @@ def test_killed_at_any_moment_every_line_is_handed_over_and_counted_once(tmp_pat
     finally:
         writer.stopping.set()
         writer.join()
-    process = start(site, address, 99, "drain")
-    assert process.wait(40) == 0
+    assert Child(child.main, site.root, address, 99, True).wait() == 0
     check_all(site, writer)
 
 
@@ -153,14 +145,12 @@ def test_a_terminated_dispatcher_records_what_is_under_way_and_exits_with_status
     joiner, address = backends
     site = Site(tmp_path)
     (site.logs / "0.jsonl").write_bytes(clicks(0, 6_000))
-    process = start(site, address, 1)
-    deadline = time.monotonic() + 20
-    while not joiner.handed and time.monotonic() < deadline:
-        time.sleep(0.002)
+    process = Child(child.main, site.root, address, 1)
+    wait_until(lambda: joiner.handed)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
+    assert process.wait() == 0
     passed = check_ledger(site)
     assert 0 < passed < 6_000
-    assert start(site, address, 2, "drain").wait(40) == 0
+    assert Child(child.main, site.root, address, 2, True).wait() == 0
     assert set(Counter(line for line in joiner.joined).values()) == {1}
     assert check_ledger(site) == 6_000

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -12,8 +10,10 @@ import pytest
 from dispatcher.client import DispatcherClient
 from dispatcher.workers import worker_of
 from photon.core.fates import Joined
+from tests.dispatcher import child
 from tests.dispatcher.fakes import Site, Writer, adds_up, click_number, clicks
-from tests.dispatcher.test_kills import REPOSITORY, backends, check_all, check_ledger
+from tests.dispatcher.test_kills import backends, check_all, check_ledger
+from tests.forked import Child
 from tests.seeds import seeds
 from tests.waiting import wait_until
 
@@ -30,22 +30,14 @@ class Crew:
 
     def __init__(self, site: Site, address: str) -> None:
         self.site, self.address = site, address
-        self.processes: dict[int, subprocess.Popen] = {}
+        self.processes: dict[int, Child] = {}
+        self.told = site.root / "told"
         self.started = 0
 
-    def start(self, worker: int, *more: str) -> subprocess.Popen:
+    def start(self, worker: int, drain: bool = False, workers: int = WORKERS) -> Child:
         self.started += 1
-        process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.dispatcher.child"),
-                *(str(self.site.root), self.address, self.address, str(self.started)),
-                *(f"worker={worker}", f"workers={WORKERS}", *more),
-            ],
-            cwd=REPOSITORY,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.processes[worker] = process
+        given = (self.site.root, self.address, self.started, drain, worker, workers)
+        process = self.processes[worker] = Child(child.main, *given, told=self.told)
         return process
 
     def client(self) -> DispatcherClient:
@@ -54,10 +46,10 @@ class Crew:
         wait_until(address.exists)
         return DispatcherClient(address.read_text())
 
-    def start_all(self, *more: str) -> list[DispatcherClient]:
+    def start_all(self, drain: bool = False) -> list[DispatcherClient]:
         clients = []
         for worker in range(WORKERS):
-            self.start(worker, *more)
+            self.start(worker, drain)
             clients.append(self.client())
         return clients
 
@@ -65,18 +57,16 @@ class Crew:
         process = self.processes.pop(worker)
         process.kill()
         process.wait()
-        process.stderr.close()
 
     def ended(self) -> None:
         """All end by themselves."""
         for process in self.processes.values():
-            assert process.wait(40) == 0, process.stderr.read()
-            process.stderr.close()
+            assert process.wait() == 0, self.told.read_text()
         self.processes.clear()
 
     def drain(self) -> None:
         for worker in range(WORKERS):
-            self.start(worker, "drain")
+            self.start(worker, True)
         self.ended()
 
 
@@ -110,7 +100,7 @@ def test_workers_killed_and_stopped_at_any_moment_lose_nothing_and_count_nothing
                 os.kill(process.pid, signal.SIGSTOP)
                 time.sleep(rng.random())
                 os.kill(process.pid, signal.SIGCONT)
-                assert process.poll() is None, process.stderr.read()
+                assert process.poll() is None, crew.told.read_text()
     finally:
         writer.stopping.set()
         writer.join()
@@ -157,11 +147,11 @@ def test_workers_say_drained_when_what_is_theirs_has_its_fate(crew):
     for number in range(FILES):
         (site.logs / f"{number}.jsonl").write_bytes(clicks(100 * number, 100 * number + 50))
     waits = worker_of(f"{site.logs}/0.jsonl", WORKERS)
-    clients = crew.start_all("drain")
+    clients = crew.start_all(True)
     wait_until(lambda: clients[waits].status()["foreign_events"] and clients[waits].status()["pending"] == 1)
     for worker, process in crew.processes.items():
         if worker != waits:
-            assert process.wait(20) == 0
+            assert process.wait() == 0
     status = clients[waits].status()
     assert (status["drained"], status["pending"], adds_up(status)) == (False, 1, True)
     assert 0 < status["worker"]["files"] < FILES
@@ -190,7 +180,6 @@ def test_another_number_of_workers_is_refused_and_nothing_is_read(crew):
     site = crew.site
     (site.logs / "0.jsonl").write_bytes(clicks(0, 10))
     crew.drain()
-    process = crew.start(0, "workers=2")
-    assert process.wait(20) != 0
-    assert "was begun with 3 dispatcher workers, not 2; set 'dispatcher.workers'" in process.stderr.read()
+    assert crew.start(0, workers=2).wait() != 0
+    assert "was begun with 3 dispatcher workers, not 2; set 'dispatcher.workers'" in crew.told.read_text()
     assert check_ledger(site) == 10

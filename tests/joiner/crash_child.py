@@ -95,7 +95,3 @@ def tear(root: Path) -> None:
     lines = bytes(batches[-1]).split(b'{"id"', 1)[1]
     with log.open("ab") as file:
         file.write((b'{"id"' + lines)[: len(lines) // 2])
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4:])

@@ -31,7 +31,3 @@ def main(root: Path, name: str, listen: str, lease_s: float) -> None:
     new.rename(root / f"address-{name}")
     told.wait()
     sys.exit(0 if server.stop() else 1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]))

@@ -63,7 +63,3 @@ def main(root: Path, stop_at: str, lease_s: float, roots: list[str]) -> None:
             break
         time.sleep(0.005)
     sys.exit(0 if worker.stop(1) else 2)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:])

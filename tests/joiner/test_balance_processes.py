@@ -2,22 +2,20 @@
 
 import itertools
 import signal
-import subprocess
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
 from joiner.client import JoinerClient
 from joiner.server import SERVICE_NAME
 from photon.core.errors import UnavailableError
+from tests.forked import Child
 from tests.health import NOT_SERVING, SERVING, await_health
+from tests.joiner import serving_child
 from tests.joiner.fakes import IDENTITY, batch_of
 from tests.waiting import wait_until
 
-REPOSITORY = Path(__file__).parents[2]
 NAMES = ["one", "two", "three"]
 LEASE_S = 1.0
 
@@ -30,9 +28,7 @@ class Joiner:
     def start(self):
         address = self._root / f"address-{self._name}"
         address.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tests.joiner.serving_child"]
-        arguments = [str(self._root), self._name, self._listen, str(LEASE_S)]
-        self.process = subprocess.Popen(command + arguments, cwd=REPOSITORY)
+        self.process = Child(serving_child.main, self._root, self._name, self._listen, LEASE_S)
         wait_until(lambda: address.exists() or self.process.poll() is not None)
         self._listen = self.address = address.read_text()
         self._client = JoinerClient([self.address], 20.0, identity=IDENTITY)

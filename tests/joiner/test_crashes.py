@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import zlib
 from collections import Counter
@@ -22,6 +20,7 @@ from joiner.output_files import complete_files, count_joined
 from photon.core import disk
 from photon.core.columns import split_lines
 from tests.fake_registry import FakeRegistry
+from tests.forked import Child
 from tests.joiner import crash_child
 from tests.joiner.fakes import (
     Crash,
@@ -33,7 +32,6 @@ from tests.joiner.fakes import (
     packed_id,
 )
 
-REPOSITORY = Path(__file__).parents[2]
 STEPS = [
     "looked up",
     "intent appended",
@@ -64,14 +62,8 @@ OUTPUT_STEPS = [
 
 
 def run(root, die_at="never", passes=0, special=()):
-    return subprocess.run(
-        [sys.executable, "-m", "tests.joiner.crash_child", str(root), die_at, str(passes), *special],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    """The exit status of one that is to die there."""
+    return Child(crash_child.main, root, die_at, passes, special).wait()
 
 
 def check_no_event_is_there_twice_or_unregistered(root):
@@ -89,11 +81,9 @@ def test_a_joiner_killed_between_two_steps_and_again_in_its_recovery_loses_and_d
 ):
     again = "output appended" if step == crash_child.TORN else step
     for die_at, passes in ((step, 2), (again, 0)):
-        killed = run(tmp_path, die_at, passes)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert run(tmp_path, die_at, passes) == -signal.SIGKILL
         check_no_event_is_there_twice_or_unregistered(tmp_path)
-    ended = run(tmp_path)
-    assert ended.returncode == 0, ended.stderr
+    assert run(tmp_path) == 0
     assert output_lines(tmp_path) == EVERYTHING
 
 
@@ -104,13 +94,10 @@ def test_a_joiner_killed_between_two_steps_and_again_in_its_recovery_loses_and_d
 def test_a_joiner_killed_between_two_steps_of_its_output_leaves_each_root_and_manifest_whole(
     tmp_path, special, step, passes
 ):
-    killed = run(tmp_path, step, passes, special)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert run(tmp_path, step, passes, special) == -signal.SIGKILL
     if step == "one root appended":  # and once more while that is mended
-        killed = run(tmp_path, "one root cut", 0, special)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-    ended = run(tmp_path, special=[word for word in special if word != "full"])
-    assert ended.returncode == 0, ended.stderr
+        assert run(tmp_path, "one root cut", 0, special) == -signal.SIGKILL
+    assert run(tmp_path, special=[word for word in special if word != "full"]) == 0
     for out in ("out", "two") if "roots" in special else ("out",):
         check_all_is_there_once_and_listed(tmp_path / out / "joined" / "east", "parquet" in special)
 

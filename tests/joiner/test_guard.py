@@ -1,55 +1,71 @@
 """An adapter that hangs or kills its process takes one event with it, and no other."""
 
+import ctypes
 import json
-import subprocess
-import sys
+import os
+import re
+import time
 
 import pytest
 
-from joiner.guard import DEATHS_MAX, Guard
-
-LIFE = """
-import ctypes, json, os, re, sys, time
-from pathlib import Path
 from joiner.adapter import Adapter, BatchAdapter
-from joiner.guard import Guard
+from joiner.guard import DEATHS_MAX, Guard
+from tests.forked import Child
+
 
 class Poisoned(Adapter):
     def join(self, primary, foreign):
-        what = foreign.data["id"]
-        if what == "regex":
-            re.match(r"(a+)+$", "a" * 60 + "b")
-        elif what == "sleep":
-            time.sleep(1e6)
-        elif what == "exit":
-            os._exit(3)
-        elif what == "segv":
-            ctypes.string_at(0)
-        elif what == "slow":
-            time.sleep(0.2)
-
-guard = Guard(Path(sys.argv[1]), timeout_s=0.5)
-if guard.found:
-    print(guard.found, file=sys.stderr)
-events = sys.argv[2].split()
-adapted = BatchAdapter(Poisoned(), guard).join(
-    [b"{\\"id\\":1}"] * len(events),
-    b"".join(b'{"id":"%s"}\\n' % one.encode() for one in events),
-    b"".join(one.encode().ljust(16) for one in events),
-)
-guard.close()
-print(json.dumps([adapted.rows, adapted.failed]))
-"""
+        match foreign.data["id"]:
+            case "regex":
+                re.match(r"(a+)+$", "a" * 60 + "b")
+            case "sleep":
+                time.sleep(1e6)
+            case "exit":
+                os._exit(3)
+            case "segv":
+                ctypes.string_at(0)
+            case "slow":
+                time.sleep(0.2)
 
 
-def live(directory, events):
-    return subprocess.run(
-        [sys.executable, "-c", LIFE, str(directory), events],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
+def life(directory, names):
+    """Of a joiner that has these events to adapt: what becomes of them stands in `answer`."""
+    guard = Guard(directory, timeout_s=0.5)
+    if guard.found:
+        print(guard.found, flush=True)
+    adapted = BatchAdapter(Poisoned(), guard).join(
+        [b'{"id":1}'] * len(names),
+        b"".join(b'{"id":"%s"}\n' % name.encode() for name in names),
+        b"".join(name.encode().ljust(16) for name in names),
     )
+    guard.close()
+    (directory / "answer").write_text(json.dumps([adapted.rows, adapted.failed]))
+
+
+class Lives:
+    """Of joiners one after the other."""
+
+    def __init__(self, directory):
+        self._directory = directory
+
+    def next(self, events):
+        """What it answers; None if it ends before."""
+        answer = self._directory / "answer"
+        answer.unlink(missing_ok=True)
+        self._told = self._directory / "told"
+        self._told.unlink(missing_ok=True)
+        status = Child(life, self._directory, events.split(), told=self._told).wait()
+        assert answer.exists() == (status == 0)
+        return json.loads(answer.read_text()) if answer.exists() else None
+
+    @property
+    def told(self):
+        return self._told.read_text()
+
+
+@pytest.fixture
+def lives(tmp_path):
+    return Lives(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -62,26 +78,24 @@ def live(directory, events):
     ],
 )
 def test_an_event_at_which_its_joiner_ends_again_and_again_is_answered_without_the_adapter(
-    tmp_path, poison, told
+    lives, poison, told
 ):
     for _ in range(DEATHS_MAX):
-        assert live(tmp_path, f"a {poison} b").returncode != 0
-    done = live(tmp_path, f"a {poison} b")
-    rows, failed = json.loads(done.stdout)
+        assert lives.next(f"a {poison} b") is None
+    rows, failed = lives.next(f"a {poison} b")
     assert rows == [0, 2] and "while the adapter worked on this event" in failed["1"]
-    assert told in done.stderr and (told == "killed" or "in join" in done.stderr)
+    assert told in lives.told and (told == "killed" or "in join" in lives.told)
     # The adapter may be mended by now: when the event comes again it is asked again.
-    assert json.loads(live(tmp_path, "a b").stdout) == [None, {}]
-    assert live(tmp_path, f"{poison}").returncode != 0
+    assert lives.next("a b") == [None, {}]
+    assert lives.next(poison) is None
 
 
-def test_a_slow_adapter_has_its_time_for_each_event_and_a_single_death_is_forgiven(tmp_path):
-    assert json.loads(live(tmp_path, "slow " * 6).stdout) == [None, {}]
+def test_a_slow_adapter_has_its_time_for_each_event_and_a_single_death_is_forgiven(lives, tmp_path):
+    assert lives.next("slow " * 6) == [None, {}]
     for _ in range(2 * DEATHS_MAX):
-        (tmp_path / "adapter.mark").write_bytes(
-            b"a".ljust(16)
-        )  # killed, by whomever, while it worked on that
-        assert json.loads(live(tmp_path, "a b").stdout) == [None, {}]
+        # Killed, by whomever, while it worked on that.
+        (tmp_path / "adapter.mark").write_bytes(b"a".ljust(16))
+        assert lives.next("a b") == [None, {}]
 
 
 def test_a_list_of_suspects_that_cannot_be_read_stops_nobody(tmp_path):

@@ -1,21 +1,20 @@
 """A joiner's process stops for longer than its lease and goes on: the zombie that fencing is there for."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
+import psutil
 import pytest
 
 from photon.core.fates import Joined
 from tests.fake_registry import SKEW_S, FakeRegistry
+from tests.forked import Child
+from tests.joiner import stopped_child
 from tests.joiner.fakes import batch_of, end_all, lines_of, make_worker, output_lines, packed_id
 from tests.joiner.stopped_child import AFTER, BEFORE, NAMES
 from tests.waiting import wait_until
 
-REPOSITORY = Path(__file__).parents[2]
 LEASE_S = 0.5
 WHERE = ["intent synced", "registered", BEFORE, AFTER, "output appended", "output synced"]
 
@@ -31,11 +30,9 @@ def stop(tmp_path, registry):
     children = []
 
     def run(where, *roots):
-        arguments = [sys.executable, "-m", "tests.joiner.stopped_child", str(tmp_path), where, str(LEASE_S)]
-        arguments += [str(tmp_path / root) for root in roots]
-        child = subprocess.Popen(arguments, cwd=REPOSITORY)
+        child = Child(stopped_child.main, tmp_path, where, LEASE_S, [str(tmp_path / root) for root in roots])
         children.append(child)
-        wait_until(lambda: state_of(child) == "T")
+        wait_until(lambda: state_of(child) == psutil.STATUS_STOPPED)
         return child
 
     yield run
@@ -45,14 +42,13 @@ def stop(tmp_path, registry):
 
 
 def state_of(child):
-    stat = Path(f"/proc/{child.pid}/stat").read_text()
-    assert stat.rpartition(") ")[2][0] != "Z", f"the joiner ended with status {child.wait()}"
-    return stat.rpartition(") ")[2][0]
+    assert child.poll() is None, f"the joiner ended with status {child.poll()}"
+    return psutil.Process(child.pid).status()
 
 
 def go_on(child):
     child.send_signal(signal.SIGCONT)
-    return child.wait(20)
+    return child.wait()
 
 
 def recover(root, registry, other, reads="out"):
