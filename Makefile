@@ -23,7 +23,7 @@ demo: $(VENV)/.run  ## join real data through two datacenters and check it again
 	$(BIN)/photon demo
 
 test: $(VENV)/.dev  ## all quick tests: under 4 minutes on 2 quiet cores
-	$(PYTEST) -m "not (spark or long or $(APART))"
+	$(PYTEST) -p tests.in_memory -m "not (spark or long or $(APART))"
 
 test-spark: $(VENV)/.dev $(VENV)/.spark  ## the tests of the Spark part, a cluster too; they skip where there is no Java
 	$(PYTEST) -m "spark and not (long or $(APART))"

@@ -1,8 +1,6 @@
 """The log file map and LogsEventStore find exactly the first line of every id (paper 3.4.2)."""
 
 import random
-import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from photon.core.errors import CorruptStateError, DiskFullError, LockedError, Se
 from photon.core.fates import Found
 from photon.core.settings import EventStore, Logs
 from tests.eventstore.kit import Parts, append, line, pack
+from tests.in_memory import memory_directory
 
 
 def first_lines(root):
@@ -38,12 +37,11 @@ events = st.lists(
 
 
 @pytest.mark.long
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(events, min_size=1, max_size=4), st.booleans())
 def test_every_photon_id_is_found_whatever_order_files_and_servers_are_in(rounds, reopen):
     """Random order of times, servers interleaved, several files that grow between the readings."""
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
+    with memory_directory() as root:
         (root / "logs").mkdir()
         for file in range(3):
             (root / "logs" / f"{file}.jsonl").touch()
@@ -117,12 +115,11 @@ def test_white_space_around_lines_does_not_shift_what_is_found(root):
     assert parts.in_logs("10.0.0.1:42:1700", "opaque-1") == [line("10.0.0.1:42:1700"), line("opaque-1")]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.lists(st.tuples(st.integers(0, 25), st.booleans()), max_size=40), max_size=4))
 def test_of_ids_that_repeat_the_first_wins_in_map_segments_and_cache(rounds):
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+    with memory_directory() as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr("eventstore.log_file_map.FLUSH_ENTRIES", 10)
-        root = Path(directory)
         (root / "logs").mkdir()
         path = root / "logs" / "a.jsonl"
         path.touch()

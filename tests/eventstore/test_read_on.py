@@ -2,10 +2,8 @@
 
 import itertools
 import random
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +16,7 @@ from photon.core.columns import split_ids
 from photon.core.errors import DiskFullError
 from photon.core.fates import Found
 from tests.eventstore.kit import PACKER, Parts, append, line, pack, serve
+from tests.in_memory import memory_directory
 from tests.waiting import wait_until
 
 
@@ -134,7 +133,7 @@ def test_a_file_that_was_replaced_is_not_read_on_in(root, path, parts):
     assert outcomes(parts, IDS[0])[0] == [Found.BEHIND]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 60)), max_size=80),
     st.integers(100, 3000),
@@ -142,8 +141,7 @@ def test_a_file_that_was_replaced_is_not_read_on_in(root, path, parts):
 )
 def test_what_it_finds_is_always_a_line_with_that_id(rows, bytes_max, dice):
     """Files grow, the map follows or not: each line found is one that was written, and nothing is absent."""
-    with tempfile.TemporaryDirectory() as directory:
-        root = Path(directory)
+    with memory_directory() as root:
         (root / "logs").mkdir()
         for file in range(3):
             (root / "logs" / f"{file}.jsonl").touch()

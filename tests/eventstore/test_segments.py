@@ -2,7 +2,6 @@
 
 import os
 import random
-import tempfile
 import threading
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from photon.core.errors import CorruptStateError, DiskFullError
 from photon.core.settings import EventStore
 from photon.logs.files import FileState
 from tests.eventstore.kit import PACKER, killed_at, pack
+from tests.in_memory import memory_directory
 from tests.waiting import wait_until
 
 
@@ -85,7 +85,7 @@ def found_in(held, ids):
     return dict(zip(rows.tolist(), places))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(
@@ -99,8 +99,8 @@ def found_in(held, ids):
 )
 def test_it_holds_what_a_plain_list_would(steps):
     """The first of each id that is still there; flushes, merges, restarts, deleted files between."""
-    with tempfile.TemporaryDirectory() as directory:
-        held = LogFileMap(Path(directory), EventStore())
+    with memory_directory() as directory:
+        held = LogFileMap(directory, EventStore())
         read, gone, offset = {}, set(), 0
         for numbers, file, then, deleted in steps:
             gone |= deleted
@@ -120,7 +120,7 @@ def test_it_holds_what_a_plain_list_would(steps):
             elif then == "reopen":
                 held.flush()
                 held.close()
-                held = LogFileMap(Path(directory), EventStore())
+                held = LogFileMap(directory, EventStore())
             there = {n: [p for p in places if p[0] not in gone] for n, places in read.items()}
             assert found_in(held, ids_of(range(61))) == {n: p[0] for n, p in there.items() if p}
             for n, places in there.items():

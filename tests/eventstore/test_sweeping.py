@@ -133,10 +133,10 @@ def test_places_that_the_kernel_must_fetch_are_announced_to_it_all_at_once(root,
     parts = Parts(root).read_all()
     steps, pread, preadv = [], os.pread, os.preadv
 
-    def sampled(*place):
-        if cold and place[2] > 50_000:
+    def sampled(fd, buffers, offset, _flags):  # which not every file system knows
+        if cold and offset > 50_000:
             raise BlockingIOError
-        return preadv(*place)
+        return preadv(fd, buffers, offset)
 
     monkeypatch.setattr(os, "preadv", sampled)
     monkeypatch.setattr(os, "pread", lambda *place: steps.append("read") or pread(*place))

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import tempfile
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,6 +16,7 @@ from photon.core.errors import CorruptStateError, DiskFullError, OverloadedError
 from photon.core.ids import Token
 from photon.core.journal import HEADER_BYTES, MARK_BYTES
 from photon.logs.writer import LogPosition
+from tests.in_memory import memory_directory
 from tests.joiner.fakes import FailingWrites
 
 
@@ -225,12 +224,11 @@ STEP = st.one_of(
 )
 
 
-@hypothesis_settings(max_examples=60, deadline=None)
+@hypothesis_settings(max_examples=30, deadline=None)
 @given(st.lists(STEP, max_size=25), st.sampled_from([1, 150, 1 << 20]))
 def test_the_journal_holds_what_a_model_says(steps, segment_bytes):
     """`reopen n`: crash with the last n bytes of what was not synced torn off, then start again."""
-    directory = Path(tempfile.mkdtemp())
-    try:
+    with memory_directory() as directory:
         journal = IntentJournal(directory, fsync=True, segment_bytes=segment_bytes)
         opened: list[Intent] = []
         for number, (what, value) in enumerate(steps):
@@ -251,8 +249,6 @@ def test_the_journal_holds_what_a_model_says(steps, segment_bytes):
                 assert journal.take_over()[0] == opened
         journal.close()
         assert reopened(directory)[0] == opened
-    finally:
-        shutil.rmtree(directory)
 
 
 COURSE = st.lists(
@@ -266,12 +262,11 @@ COURSE = st.lists(
 )
 
 
-@hypothesis_settings(max_examples=150, deadline=None)
+@hypothesis_settings(max_examples=50, deadline=None)
 @given(COURSE, st.integers(0, 1000), st.sampled_from([1, 200, 1 << 20]))
 def test_one_place_parts_the_lines_of_what_has_an_end_from_all_others(steps, torn, segment_bytes):
     """Batches are written in any order and wait for their syncs; a power cut takes what was not synced."""
-    directory = Path(tempfile.mkdtemp())
-    try:
+    with memory_directory() as directory:
         journal = IntentJournal(directory, fsync=True, segment_bytes=segment_bytes)
         position, upto, opened, placed = 0, 0, [], []
         for number, (what, value) in enumerate(steps):
@@ -307,8 +302,6 @@ def test_one_place_parts_the_lines_of_what_has_an_end_from_all_others(steps, tor
                 assert left.cut <= LogPosition(0, lines.start)
             elif left.cut is not None:
                 assert LogPosition(0, lines.end) <= left.cut
-    finally:
-        shutil.rmtree(directory)
 
 
 def test_an_intent_that_lacks_a_line_stops_the_start(tmp_path):

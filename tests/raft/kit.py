@@ -1,13 +1,10 @@
 """Parts for the tests of the raft room: a state machine, a wire that remembers, jobs that run when told."""
 
-import contextlib
 import hashlib
 import random
-import shutil
 import struct
-import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from photon.raft.membership import HasMet, everybody_met
@@ -249,14 +246,3 @@ class Lone:
 
 
 Make = Callable[..., Lone]
-
-
-@contextlib.contextmanager
-def memory_directory() -> Iterator[Path]:
-    """A directory in memory where the machine has one: a sync costs nothing there."""
-    shm = Path("/dev/shm")
-    path = Path(tempfile.mkdtemp(prefix="photon-raft-", dir=shm if shm.is_dir() else None))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)

@@ -11,7 +11,7 @@ from photon.core import disk
 from photon.core.errors import CorruptStateError, DiskFullError, StorageError
 from photon.core.journal import MARK_BYTES
 from photon.raft.journal import NO_OP, Entry, Journal
-from tests.raft.kit import memory_directory
+from tests.in_memory import memory_directory
 
 SEGMENT_BYTES = 300
 
@@ -44,7 +44,7 @@ def files(directory: Path) -> list[Path]:
     return sorted(directory.glob("journal-*.log"))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(STEPS)
 def test_any_history_of_calls_leaves_the_same_as_a_list(steps: list[tuple[str, object]]) -> None:
     with memory_directory() as directory:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pysyncobj import syncobj
 
 from photon.raft.port import Outcome
-from tests.raft.kit import memory_directory
+from tests.in_memory import memory_directory
 from tests.simulation.checkers import check
 from tests.simulation.clients import Attempt, Clients, Counts
 from tests.simulation.clock import Clock

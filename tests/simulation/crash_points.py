@@ -17,7 +17,7 @@ from photon.raft.port import Members
 from photon.raft.rules.members import command_of
 from photon.raft.snapshot import Head, SnapshotId
 from photon.raft.store import ReplicaStore
-from tests.raft.kit import memory_directory
+from tests.in_memory import memory_directory
 from tests.simulation.clock import Clock
 from tests.simulation.disks import Disks, SimulatedCrash
 

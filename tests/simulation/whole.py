@@ -22,7 +22,7 @@ from photon.core.ids import ID_BYTES, Token
 from photon.core.settings import Registry
 from photon.raft.port import RaftLimits
 from tests.idregistry.kit import opaque_id
-from tests.raft.kit import memory_directory
+from tests.in_memory import memory_directory
 from tests.simulation.checkers import check
 from tests.simulation.clock import Clock
 from tests.simulation.disks import Disks
